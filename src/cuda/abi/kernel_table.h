@@ -1,0 +1,15 @@
+// The rows of the generated kernel tables: one type per op, named <Op>Kernel.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "core/problem.h"
+
+namespace flashvar {
+
+struct AttentionFwdKernel {
+  unsigned dtype;  // flashvar_dtype
+  int head_dim;    // serves head dims up to this
+  cudaError_t (*launch)(const AttentionFwdProblem& problem, int device, cudaStream_t stream);
+};
+
+}  // namespace flashvar

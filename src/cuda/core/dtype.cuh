@@ -1,0 +1,29 @@
+// Element types as tags: a kernel is compiled for `dtype::bf16`, its tensors are plain 16-bit
+// words.
+#pragma once
+#include <cstdint>
+
+namespace flashvar::dtype {
+
+struct bf16 {
+  static constexpr unsigned kAbi = 0;  // FLASHVAR_BF16
+
+  // Two fp32 values, rounded to nearest even; `lo` goes to the lower address.
+  static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+    return packed;
+  }
+};
+
+struct fp16 {
+  static constexpr unsigned kAbi = 1;  // FLASHVAR_FP16
+
+  static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    uint32_t packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+    return packed;
+  }
+};
+
+}  // namespace flashvar::dtype

@@ -1,0 +1,51 @@
+// Launching a kernel: the shared-memory limit is raised once per kernel and device, everything else
+// is passed on. Host only.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace flashvar {
+
+struct LaunchShape {
+  int64_t blocks;
+  int threads;
+  int shared_memory;  // dynamic, bytes
+};
+
+// cudaFuncSetAttribute acts on the current device only, so what was done is kept per device.
+class SharedMemoryLimit {
+ public:
+  template <class Kernel>
+  cudaError_t raise(Kernel* kernel, int bytes, int device) {
+    uint64_t const bit = device < 64 ? uint64_t{1} << device : 0;
+    if ((done_.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
+    cudaError_t const error = cudaFuncSetAttribute(
+        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error == cudaSuccess) done_.fetch_or(bit, std::memory_order_relaxed);
+    return error;
+  }
+
+ private:
+  std::atomic<uint64_t> done_{0};
+};
+
+template <auto* kKernel, class Arguments>
+cudaError_t launch_kernel(const Arguments& arguments, const LaunchShape& shape, int device,
+                          cudaStream_t stream) {
+  static SharedMemoryLimit limit;
+  if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (cudaError_t const error = limit.raise(kKernel, shape.shared_memory, device);
+      error != cudaSuccess) {
+    return error;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.shared_memory;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kKernel, arguments);
+}
+
+}  // namespace flashvar

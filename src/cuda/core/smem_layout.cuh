@@ -1,0 +1,64 @@
+// Shared-memory tiles of 16-bit elements that ldmatrix reads and 16-byte stores fill without bank
+// conflicts.
+//
+// A tile of kRows x kCols is stored as pages of kPageCols columns. Inside a page the 16-byte chunks
+// of a row are permuted by the row's index, so that eight consecutive rows of one logical column
+// fall into eight different groups of banks.
+#pragma once
+#include <cstdint>
+
+namespace flashvar {
+
+inline constexpr int kChunkBytes = 16;
+inline constexpr int kChunkElements = 8;
+
+// Rows of 128 bytes: chunk ^= row % 8.
+struct Swizzle128B {
+  static constexpr int kChunks = 8;  // per row of a page
+  static constexpr int kPeriod = 8;  // rows after which the permutation repeats
+  static __device__ __forceinline__ uint32_t permute(uint32_t row) { return row & 7; }
+};
+
+// Rows of 64 bytes, two to a line of banks: chunk ^= (row / 2) % 4.
+struct Swizzle64B {
+  static constexpr int kChunks = 4;
+  static constexpr int kPeriod = 8;
+  static __device__ __forceinline__ uint32_t permute(uint32_t row) { return (row >> 1) & 3; }
+};
+
+template <bool kCondition, class A, class B>
+struct Select {
+  using type = A;
+};
+template <class A, class B>
+struct Select<false, A, B> {
+  using type = B;
+};
+
+template <int kRows_, int kCols_>
+struct SmemLayout {
+  static constexpr int kRows = kRows_;
+  static constexpr int kCols = kCols_;
+  using Swizzle = typename Select<kCols % 64 == 0, Swizzle128B, Swizzle64B>::type;
+  static constexpr int kPageChunks = Swizzle::kChunks;
+  static constexpr int kPageCols = kPageChunks * kChunkElements;
+  static constexpr int kPages = kCols / kPageCols;
+  static constexpr int kRowBytes = kPageChunks * kChunkBytes;
+  static constexpr int kPageBytes = kRows * kRowBytes;
+  static constexpr int kBytes = kPages * kPageBytes;
+  static_assert(kCols % kPageCols == 0, "columns must fill whole pages");
+  static_assert(kRows % Swizzle::kPeriod == 0, "rows must fill whole swizzle periods");
+
+  // Byte offset of a 16-byte chunk of the first page.
+  static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
+    return row * kRowBytes + ((chunk ^ Swizzle::permute(row)) * kChunkBytes);
+  }
+
+  // Moves an address made by chunk_offset to chunk `delta` further on. Rows are aligned to their
+  // size, so the permutation commutes with XOR as long as the two chunk numbers share no bit.
+  static __device__ __forceinline__ uint32_t advance(uint32_t address, int delta) {
+    return (address ^ ((delta % kPageChunks) * kChunkBytes)) + (delta / kPageChunks) * kPageBytes;
+  }
+};
+
+}  // namespace flashvar

@@ -1,0 +1,70 @@
+// Tile sizes of the mma.sync family, chosen from the head dim and the shared memory a block may
+// have.
+#pragma once
+#include "core/smem_layout.cuh"
+#include "core/target.h"
+
+namespace flashvar::sm80 {
+
+struct AttentionFwdTile {
+  int max_head_dim;   // serves head dims up to this
+  int block_q;        // query rows of a block
+  int block_kv;       // keys and values of one step of the loop
+  int warps;          // each owns block_q / warps rows
+  int blocks_per_sm;  // that shared memory must leave room for, to hide each other's latencies
+};
+
+// In order of preference: the first row that serves the head dim and fits is taken.
+inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
+    {64, 128, 128, 4, 2},  //
+    {96, 128, 64, 4, 2},   //
+    {128, 128, 64, 4, 2},  //
+    {128, 128, 32, 4, 2},  //
+    {192, 128, 64, 8, 1},  //
+    {256, 64, 64, 4, 2},   //
+    {256, 128, 64, 8, 1},  //
+    {256, 64, 64, 4, 1},
+};
+
+// The hardware keeps this much of an SM's shared memory for itself, per block.
+inline constexpr int kReservedSharedMemory = 1024;
+
+// Columns of a tile in shared memory: whole pages, the head dim's tail zero-filled.
+constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; }
+
+constexpr int attention_fwd_shared_memory(int head_dim, const AttentionFwdTile& tile) {
+  return (tile.block_q + 2 * tile.block_kv) * padded_head_dim(head_dim) * 2;
+}
+
+constexpr AttentionFwdTile attention_fwd_tile(int head_dim, int shared_memory) {
+  for (const AttentionFwdTile& tile : kAttentionFwdTiles) {
+    int const block = attention_fwd_shared_memory(head_dim, tile) + kReservedSharedMemory;
+    if (head_dim <= tile.max_head_dim &&
+        tile.blocks_per_sm * block <= shared_memory + kReservedSharedMemory) {
+      return tile;
+    }
+  }
+  return {};
+}
+
+template <class Target, class Dtype_, int kMaxHeadDim>
+struct AttentionFwdConfig {
+  using Dtype = Dtype_;
+  static constexpr AttentionFwdTile kTile = attention_fwd_tile(kMaxHeadDim, Target::kSharedMemory);
+  static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
+
+  static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
+  static constexpr int kBlockQ = kTile.block_q;
+  static constexpr int kBlockKV = kTile.block_kv;
+  static constexpr int kWarps = kTile.warps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
+  static constexpr int kWarpRows = kBlockQ / kWarps;
+  static_assert(kWarpRows % 16 == 0, "a warp owns whole mma tiles");
+
+  using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;
+  using SmemLayoutKV = SmemLayout<kBlockKV, kHeadDim>;
+  static constexpr int kSharedMemory = SmemLayoutQ::kBytes + 2 * SmemLayoutKV::kBytes;
+};
+
+}  // namespace flashvar::sm80

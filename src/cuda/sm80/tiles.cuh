@@ -1,0 +1,100 @@
+// Moving tiles between global and shared memory, and the addresses that ldmatrix starts from.
+#pragma once
+#include "core/problem.h"
+#include "core/smem_layout.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/special_registers.cuh"
+
+namespace flashvar::sm80 {
+
+// Eight elements whose address is aligned to two bytes only.
+__device__ __forceinline__ uint4 load_unaligned(const uint16_t* source) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    words[i] = source[2 * i] | (static_cast<uint32_t>(source[2 * i + 1]) << 16);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+__device__ __forceinline__ void store_unaligned(uint16_t* target, uint4 value) {
+  uint32_t const words[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    target[2 * i] = static_cast<uint16_t>(words[i]);
+    target[2 * i + 1] = static_cast<uint16_t>(words[i] >> 16);
+  }
+}
+
+// Starts copying rows [0, rows) of `gmem` into a tile; rows past them and columns past `head_dim`
+// become zeros. kAligned says that every row starts on 16 bytes: then the copies are asynchronous.
+// All kThreads threads take part.
+template <class Layout, int kThreads, bool kAligned>
+__device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
+                                          int32_t rows, int32_t head_dim) {
+  constexpr int kRowStep = kThreads / Layout::kPageChunks;
+  static_assert(Layout::kRows % kRowStep == 0 && kRowStep % Layout::Swizzle::kPeriod == 0,
+                "a thread's chunk keeps its place in the swizzle from row to row");
+  int const thread = ptx::thread_index();
+  int const chunk = thread % Layout::kPageChunks;
+  int const row = thread / Layout::kPageChunks;
+  unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
+  const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
+#pragma unroll
+  for (int step = 0; step < Layout::kRows; step += kRowStep) {
+#pragma unroll
+    for (int page = 0; page < Layout::kPages; ++page) {
+      int const column = page * Layout::kPageCols + chunk * kChunkElements;
+      bool const valid = row + step < rows && column < head_dim;
+      unsigned char* const slot = target + step * Layout::kRowBytes + page * Layout::kPageBytes;
+      const uint16_t* const from = source + page * Layout::kPageCols;
+      if constexpr (kAligned) {
+        ptx::cp_async_16(ptx::smem_address(slot), from, valid);
+      } else {
+        *reinterpret_cast<uint4*>(slot) = valid ? load_unaligned(from) : uint4{0, 0, 0, 0};
+      }
+    }
+    source += kRowStep * stride;
+  }
+}
+
+// Writes the first `rows` of a warp's kWarpRows rows of a tile, which start at tile row
+// `first_row`, to `gmem`, a row of which is head_dim long. The warp's lanes take part.
+template <class Layout, int kWarpRows, bool kAligned>
+__device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
+                                           const unsigned char* smem, int first_row, int32_t rows,
+                                           int32_t head_dim) {
+  constexpr int kRowStep = 32 / Layout::kPageChunks;
+  int const lane = threadIdx.x % 32;
+  int const chunk = lane % Layout::kPageChunks;
+#pragma unroll
+  for (int step = 0; step < kWarpRows; step += kRowStep) {
+    int const row = step + lane / Layout::kPageChunks;
+    const unsigned char* const slot = smem + Layout::chunk_offset(first_row + row, chunk);
+#pragma unroll
+    for (int page = 0; page < Layout::kPages; ++page) {
+      int const column = page * Layout::kPageCols + chunk * kChunkElements;
+      if (row >= rows || column >= head_dim) continue;
+      uint4 const value = *reinterpret_cast<const uint4*>(slot + page * Layout::kPageBytes);
+      uint16_t* const target = gmem + row * stride + column;
+      if constexpr (kAligned) {
+        *reinterpret_cast<uint4*>(target) = value;
+      } else {
+        store_unaligned(target, value);
+      }
+    }
+  }
+}
+
+// Offset in a tile from which a lane reads its part of the 16 x 16 fragment at row 0, column 0 by
+// ldmatrix_x4. The second of the four 8 x 8 matrices is eight rows down, the third one chunk to the
+// right: the register order of operand a. Read so, the rows of K are columns of operand b:
+// registers 0 and 2 are its first eight, 1 and 3 its second eight; with .trans, the columns of V
+// are in order.
+template <class Layout>
+__device__ __forceinline__ uint32_t fragment_offset() {
+  int const lane = threadIdx.x % 32;
+  return Layout::chunk_offset(lane % 16, lane / 16);
+}
+
+}  // namespace flashvar::sm80
