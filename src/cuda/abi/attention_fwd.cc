@@ -9,9 +9,10 @@
 #include "abi/kernel_table.h"
 
 namespace flashvar {
-namespace {
 
-#include "kernel_table.inc"  // kAttentionFwdKernels
+#include "kernel_table.inc"  // kAttentionFwdKernels; its rows are other files' objects
+
+namespace {
 
 constexpr double kLog2E = 1.44269504088896340736;
 constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // block ends stay below 2^31

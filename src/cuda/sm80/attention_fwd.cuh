@@ -154,7 +154,7 @@ __device__ __forceinline__ void apply_sign(Scores<Config>& rS, float sign) {
 template <class Config>
 __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Mask& mask, int32_t first_row,
                                            int32_t first_key) {
-  int const lane = threadIdx.x % 32;
+  int const lane = ptx::thread_index() % 32;
 #pragma unroll
   for (int m = 0; m < rS.kMmaRows; ++m) {
 #pragma unroll
@@ -172,34 +172,44 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Mask& mask,
   }
 }
 
-// Turns scores into probabilities against the maximum so far and brings rO to the same footing.
+// Turns scores into probabilities against the maximum so far and brings rO to the same footing:
+// which, after the first blocks, it mostly is, so that the products with 1 are skipped.
 template <class Config>
 __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Config>& rS,
                                              Output<Config>& rO, float scale_log2) {
+  float factor[2 * rS.kMmaRows];
+  float shift[2 * rS.kMmaRows];
+  bool moved = false;
 #pragma unroll
-  for (int m = 0; m < rS.kMmaRows; ++m) {
+  for (int r = 0; r < 2 * rS.kMmaRows; ++r) {
+    float block_max = -kInfinity;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const r = m * 2 + half;
-      float block_max = -kInfinity;
+    for (int n = 0; n < rS.kMmaCols; ++n) {
+      const float (&pair)[4] = rS.tile[r / 2][n];
+      block_max = fmaxf(block_max, fmaxf(pair[r % 2 * 2], pair[r % 2 * 2 + 1]));
+    }
+    factor[r] = softmax.advance(r, block_max, scale_log2, shift[r]);
+    moved |= factor[r] != 1.f;
+  }
+  if (__any_sync(0xffffffffu, moved)) {
 #pragma unroll
-      for (int n = 0; n < rS.kMmaCols; ++n) {
-        block_max = fmaxf(block_max, fmaxf(rS.tile[m][n][half * 2], rS.tile[m][n][half * 2 + 1]));
-      }
-      float shift;
-      float const factor = softmax.advance(r, block_max, scale_log2, shift);
-#pragma unroll
-      for (int n = 0; n < rS.kMmaCols; ++n) {
-#pragma unroll
-        for (int e = half * 2; e < half * 2 + 2; ++e) {
-          rS.tile[m][n][e] = exp2_approx(rS.tile[m][n][e] * scale_log2 - shift);
-          softmax.row_sum[r] += rS.tile[m][n][e];
-        }
-      }
+    for (int r = 0; r < 2 * rS.kMmaRows; ++r) {
 #pragma unroll
       for (int n = 0; n < rO.kMmaCols; ++n) {
+        rO.tile[r / 2][n][r % 2 * 2] *= factor[r];
+        rO.tile[r / 2][n][r % 2 * 2 + 1] *= factor[r];
+      }
+    }
+  }
 #pragma unroll
-        for (int e = half * 2; e < half * 2 + 2; ++e) rO.tile[m][n][e] *= factor;
+  for (int r = 0; r < 2 * rS.kMmaRows; ++r) {
+#pragma unroll
+    for (int n = 0; n < rS.kMmaCols; ++n) {
+#pragma unroll
+      for (int e = r % 2 * 2; e < r % 2 * 2 + 2; ++e) {
+        float& score = rS.tile[r / 2][n][e];
+        score = exp2_approx(score * scale_log2 - shift[r]);
+        softmax.row_sum[r] += score;
       }
     }
   }
@@ -275,7 +285,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   int32_t const visible = mask.visible_end(first_query + queries - 1);
   int32_t const blocks_kv = (visible + kBlockKV - 1) / kBlockKV;
 
-  int const warp_row = threadIdx.x / 32 * Config::kWarpRows;
+  int const warp_row = ptx::thread_index() / 32 * Config::kWarpRows;
 
   Output<Config> rO;
   rO.clear();

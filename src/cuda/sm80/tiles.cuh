@@ -40,7 +40,8 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   int const row = thread / Layout::kPageChunks;
   unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
   const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
-#pragma unroll
+  constexpr int kUnroll = kAligned ? Layout::kRows / kRowStep : 1;  // few registers, slow as it is
+#pragma unroll kUnroll
   for (int step = 0; step < Layout::kRows; step += kRowStep) {
 #pragma unroll
     for (int page = 0; page < Layout::kPages; ++page) {
