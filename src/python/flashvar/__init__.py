@@ -1,0 +1,68 @@
+"""Attention kernels that run everywhere: compiled for your GPU, Triton elsewhere, CPU reference.
+
+Importing this package imports neither torch nor triton and touches no device; public names load on
+first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from flashvar._version import __version__
+
+if TYPE_CHECKING:
+    from flashvar.errors import (
+        BackendUnavailableError,
+        BinaryError,
+        BuildError,
+        ConfigurationError,
+        DeviceError,
+        DtypeError,
+        FlashvarError,
+        InvalidInputError,
+        LayoutError,
+        ManifestError,
+        PackagingError,
+        ShapeError,
+        ToolchainError,
+    )
+    from flashvar.ops.attention import attention
+
+__all__ = [
+    "BackendUnavailableError",
+    "BinaryError",
+    "BuildError",
+    "ConfigurationError",
+    "DeviceError",
+    "DtypeError",
+    "FlashvarError",
+    "InvalidInputError",
+    "LayoutError",
+    "ManifestError",
+    "PackagingError",
+    "ShapeError",
+    "ToolchainError",
+    "__version__",
+    "attention",
+]
+
+
+if os.environ.get("FLASHVAR_LOG"):
+    importlib.import_module("flashvar.log")
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562) and keep it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "flashvar.errors" if name.endswith("Error") else "flashvar.ops.attention"
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,98 @@
+"""How the Triton forward kernel is called for one problem."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from flashvar.backends.triton import tiles
+from flashvar.backends.triton.attention_fwd import attention_fwd_kernel
+from flashvar.system import gather
+
+if TYPE_CHECKING:
+    from flashvar.backends import Launch
+    from flashvar.ops.attention_inputs import Problem
+    from flashvar.verdicts import Verdict
+
+_LOG2E: Final = math.log2(math.e)
+# Below this float32 is subnormal, which the device rounds to 0: the scale then is 0.
+_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
+_LARGEST: Final = float(torch.finfo(torch.float32).max)
+# 16 bytes of a 16-bit dtype: what one memory instruction moves.
+_WIDE: Final = 8
+# What the interpreter, which has no device, pretends to be.
+_NO_DEVICE: Final = ((8, 0), 48 * 1024)
+
+
+def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
+    """Choose the tile and freeze every argument but the tensors."""
+    del verdict
+    capability, shared_memory = _device(problem.device)
+    tile = tiles.choose(capability, shared_memory, problem.head_dim)
+    grid = (problem.batch * problem.heads_q * -(-problem.seqlen_q // tile.block_q),)
+    arguments = kernel_arguments(problem, tile)
+    device = problem.device
+
+    def launch(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        # Triton launches on the current device.
+        elsewhere = device is not None and device != torch.cuda.current_device()
+        with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
+            attention_fwd_kernel[grid](q, k, v, out, lse, **arguments)
+
+    return launch
+
+
+def kernel_arguments(problem: Problem, tile: tiles.Tile) -> dict[str, Any]:
+    """Everything that the kernel takes besides the five tensors."""
+    strides = _strides(problem)
+    unit = _WIDE if all(stride % _WIDE == 0 for stride in strides.values()) else 1
+    factor = abs(problem.scale) * _LOG2E
+    head, tail = tiles.split(problem.head_dim)
+    return {
+        **{name: stride // unit for name, stride in strides.items()},
+        "heads_q": problem.heads_q,
+        "group": problem.heads_q // problem.heads_kv,
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "scale_log2": 1.0 if factor < _SMALLEST else min(factor, _LARGEST),
+        "SIGN": 0 if factor < _SMALLEST else int(math.copysign(1.0, problem.scale)),
+        "CAUSAL": problem.causal,
+        "STRIDE_UNIT": unit,
+        "HEAD_DIM": problem.head_dim,
+        "HEAD": head,
+        "TAIL": tail,
+        "BLOCK_Q": tile.block_q,
+        "BLOCK_KV": tile.block_kv,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _strides(problem: Problem) -> dict[str, int]:
+    """By the kernel's names; where a dimension has one entry its stride says nothing and is 0."""
+    q_sizes = (problem.batch, problem.seqlen_q, problem.heads_q)
+    kv_sizes = (problem.batch, problem.seqlen_k, problem.heads_kv)
+    return {
+        f"{name}_{axis}": stride if size > 1 else 0
+        for name, sizes, strides in (
+            ("q", q_sizes, problem.q),
+            ("k", kv_sizes, problem.k),
+            ("v", kv_sizes, problem.v),
+            ("out", q_sizes, problem.out),
+        )
+        for axis, size, stride in zip(("batch", "row", "head"), sizes, strides, strict=True)
+    }
+
+
+def _device(index: int | None) -> tuple[tuple[int, int], int]:
+    device = None if index is None else gather().device(index)
+    return _NO_DEVICE if device is None else (device.capability, device.shared_memory)

@@ -1,0 +1,139 @@
+"""Opening a binary's shared library and calling it.
+
+A library that is truncated or altered can crash the process inside dlopen, so its hash is compared
+with the manifest first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from flashvar import manifest as manifests
+from flashvar import registry
+from flashvar.errors import BinaryError, ManifestError
+from flashvar.registry import Binary, Inventory
+
+_log = logging.getLogger("flashvar")
+
+_OK: Final = 0  # FLASHVAR_OK
+
+
+class Library:
+    """An open binary. Its functions take one packed parameter struct of src/cuda/abi/flashvar.h."""
+
+    def __init__(self, path: Path, handle: ctypes.CDLL) -> None:
+        """Look up the functions of `handle`, opened from `path`."""
+        self.path = path
+        self._attention_fwd = _function(handle, "flashvar_attention_fwd", ctypes.c_int)
+        self._attention_fwd.argtypes = [ctypes.c_char_p]
+        self._last_error = _function(handle, "flashvar_last_error", ctypes.c_char_p)
+
+    def attention_fwd(self, packed: bytes) -> None:
+        """Enqueue one forward; `packed` is a whole flashvar_attention_fwd_params.
+
+        Raises:
+            BinaryError: the library or the driver refused; the message is theirs.
+        """
+        if self._attention_fwd(packed) != _OK:
+            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+
+    def last_error(self) -> str:
+        """The message of this thread's last failed call; empty when none failed."""
+        message: bytes = self._last_error()
+        return message.decode("utf-8", errors="replace")
+
+
+_libraries: dict[Path, Library] = {}
+
+
+def load(binary: Binary) -> Library:
+    """Open the library of `binary`, once per process.
+
+    A version that differs from flashvar's is logged once.
+
+    Raises:
+        BinaryError: the library was refused; another candidate may serve.
+        ManifestError: its version differs and FLASHVAR_STRICT=1 forbids that.
+    """
+    library = _libraries.get(binary.library)
+    if library is None:
+        _check_version(binary)
+        library = _libraries[binary.library] = _open(binary)
+    return library
+
+
+def open_all() -> Inventory:
+    """The installed binaries that open; `registry.installed` keeps why the others do not."""
+    inventory = registry.installed()
+    for binary in inventory.binaries:
+        try:
+            load(binary)
+        except (BinaryError, ManifestError) as error:
+            registry.refuse(binary, str(error))
+            return open_all()  # the refused one may have shadowed another
+    return inventory
+
+
+def _check_version(binary: Binary) -> None:
+    if binary.skew is None:
+        return
+    if os.environ.get("FLASHVAR_STRICT", "0") not in ("", "0"):
+        raise ManifestError(f"{binary.skew} (FLASHVAR_STRICT is set)")
+    _log.warning("%s", binary.skew)
+
+
+def _open(binary: Binary) -> Library:
+    path = binary.library
+    _check_hash(path, binary.manifest.library.sha256)
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BinaryError(f"{path.name}: dlopen refused it: {error}") from error
+    _check_abi(path, handle)
+    _check_architecture(path, handle, binary.architecture.name)
+    return Library(path, handle)
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BinaryError(f"{path.name}: expected a readable file, found: {error}") from error
+    if found != expected:
+        raise BinaryError(
+            f"{path.name}: expected sha256 {expected[:12]}... as in its manifest, "
+            f"found {found[:12]}...; the file is damaged or from another build"
+        )
+
+
+def _check_abi(path: Path, handle: ctypes.CDLL) -> None:
+    found = _function(handle, "flashvar_abi_version", ctypes.c_uint32)()
+    if found != manifests.ABI:
+        raise BinaryError(f"{path.name}: expected ABI {manifests.ABI}, found {found}")
+
+
+def _check_architecture(path: Path, handle: ctypes.CDLL, expected: str) -> None:
+    text: bytes = _function(handle, "flashvar_build_info", ctypes.c_char_p)() or b""
+    try:
+        found = json.loads(text)["architecture"]
+    except (ValueError, TypeError, KeyError):
+        raise BinaryError(f"{path.name}: expected build information, found {text!r}") from None
+    if found != expected:
+        raise BinaryError(f"{path.name}: expected code for {expected}, found {found}")
+
+
+def _function(handle: ctypes.CDLL, name: str, result: type[Any]) -> Any:
+    try:
+        function = handle[name]
+    except AttributeError:
+        path = Path(handle._name).name
+        raise BinaryError(f"{path}: expected a function {name}, found none") from None
+    function.restype = result
+    function.argtypes = []
+    return function

@@ -1,0 +1,1 @@
+"""The ops: what users call, and how torch knows them."""

@@ -1,0 +1,129 @@
+"""Machines and binaries that exist only on paper, for tests of what is chosen on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flashvar.manifest import (
+    ABI,
+    KernelRow,
+    LibraryFile,
+    Manifest,
+    MinimumDriver,
+    Source,
+    Toolkit,
+)
+from flashvar.registry import Binary, Candidate, Inventory
+from flashvar.system import Device, System, platform_tag
+from flashvar.variant import Architecture, Kernel
+
+KIB = 1024
+HEAD_DIMS = (32, 64, 128, 256)
+
+
+def kernel(
+    op: str = "attention_fwd", shared_memory: int = 48 * KIB, **axes: str | int
+) -> KernelRow:
+    """A kernel that launches anywhere unless told otherwise."""
+    order = tuple(axes.items())
+    return KernelRow(
+        op=op,
+        axes=order,
+        name=Kernel(op, order).name,
+        family="paper",
+        tile=(128, 64),
+        threads=128,
+        shared_memory=shared_memory,
+        registers=168,
+        spill_bytes=0,
+        stack_bytes=0,
+    )
+
+
+def manifest(
+    code: str, head_dims: tuple[int, ...] = HEAD_DIMS, dtypes: tuple[str, ...] = ("bf16", "fp16")
+) -> Manifest:
+    """A manifest of one architecture with a kernel per dtype and head dim."""
+    architecture = Architecture.parse(code)
+    return Manifest(
+        abi=ABI,
+        project="flashvar",
+        version="0.1.0",
+        distribution=f"flashvar-{architecture.extra}",
+        source=Source("0" * 40, False, "0" * 64),
+        architecture=architecture,
+        code_kinds=("sass",),
+        toolkit=Toolkit("nvcc", "13.0.88"),
+        minimum_driver=MinimumDriver((13, 0), "580"),
+        platform=platform_tag(),
+        library=LibraryFile(f"libflashvar_{architecture.extra}.so", 4, "0" * 64),
+        kernels=tuple(
+            kernel(dtype=dtype, head_dim=head_dim) for head_dim in head_dims for dtype in dtypes
+        ),
+    )
+
+
+def binary(code: str, **changes: Any) -> Binary:
+    """An installed wheel of `code`; `changes` replace fields of its manifest."""
+    extra = Architecture.parse(code).extra
+    candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
+    return Binary(candidate, replace(manifest(code), **changes))
+
+
+def inventory(*codes: str, extras: tuple[str, ...] = ("sm80", "sm86", "sm89", "sm90")) -> Inventory:
+    """These wheels installed, those extras offered."""
+    return Inventory(tuple(binary(code) for code in codes), (), frozenset(extras))
+
+
+def device(
+    name: str,
+    major: int,
+    minor: int,
+    shared_memory: int,
+    *,
+    index: int = 0,
+    multiprocessors: int = 108,
+    tegra: bool = False,
+) -> Device:
+    """A device by its data sheet."""
+    return Device(
+        index=index,
+        name=name,
+        capability=(major, minor),
+        shared_memory=shared_memory,
+        multiprocessors=multiprocessors,
+        memory=80 * 2**30,
+        tegra=tegra,
+    )
+
+
+A100 = device("NVIDIA A100", 8, 0, 163 * KIB)
+A100_MIG = device("NVIDIA A100 MIG 1g.10gb", 8, 0, 163 * KIB, multiprocessors=14)
+RTX_3090 = device("NVIDIA GeForce RTX 3090", 8, 6, 99 * KIB)
+ORIN = device("Orin", 8, 7, 163 * KIB, tegra=True)
+L40S = device("NVIDIA L40S", 8, 9, 99 * KIB)
+H100 = device("NVIDIA H100", 9, 0, 227 * KIB)
+MI210 = device("AMD Instinct MI210", 9, 0, 64 * KIB)
+GB200 = device("NVIDIA GB200", 10, 0, 227 * KIB)
+RTX_5090 = device("NVIDIA GeForce RTX 5090", 12, 0, 99 * KIB)
+T4 = device("Tesla T4", 7, 5, 64 * KIB)
+V100 = device("Tesla V100", 7, 0, 96 * KIB)
+
+
+def system(*devices: Device, **changes: Any) -> System:
+    """A healthy machine with these devices; `changes` replace its other facts."""
+    healthy = System(
+        devices=tuple(replace(one, index=index) for index, one in enumerate(devices)),
+        driver_cuda=(13, 0),
+        driver_display="580.82.07",
+        torch="2.13.0",
+        torch_cuda="13.0",
+        triton="3.7.1",
+        compiler="/usr/bin/gcc",
+        python_headers="/usr/include/python3.11",
+        python="3.11.7",
+        platform="linux_x86_64",
+    )
+    return replace(healthy, **changes)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import simulated as sim
+from installed import COMPILER, compile_library, library_source, put_binary
+
+from flashvar import decide
+from flashvar.errors import BackendUnavailableError, ConfigurationError
+from flashvar.selection import Request
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+
+BF16_64 = Request("attention_fwd", "bf16", 0, 64)
+
+
+@pytest.fixture
+def lib_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An A100 that looks for binaries in an empty folder, and where that folder is."""
+    monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
+    return tmp_path / "lib"
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+def test_good_binary_is_chosen_and_open(lib_dir: Path, tmp_path: Path) -> None:
+    library = compile_library(library_source(), tmp_path)
+    put_binary(lib_dir / "good", sim.manifest("80"), library)
+    verdict = decide.choose(BF16_64)
+    assert verdict.binary is not None
+    assert verdict.kernel is not None
+    assert (verdict.candidate, verdict.kernel.name) == (
+        "cuda sm_80",
+        "attention_fwd_bf16_hdim64",
+    )
+
+
+def test_binary_that_does_not_open_is_replaced_and_said_so(
+    lib_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert decide.choose(BF16_64).backend == "triton"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "triton serves, not cuda sm_80" in record.getMessage()
+    assert "dlopen refused it" in record.getMessage()
+
+
+def test_missing_wheel_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(decide, "registry", SimpleNamespace(installed=sim.inventory))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert decide.choose(BF16_64).backend == "triton"
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert 'pip install "flashvar[sm80]"' in record.getMessage()
+
+
+def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Path) -> None:
+    put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
+    with pytest.raises(BackendUnavailableError) as caught:
+        decide.choose(BF16_64, "cuda")
+    message = str(caught.value)
+    assert "attention_fwd bf16 head dim 64 on cuda:0: expected backend 'cuda'" in message
+    assert "dlopen refused it" in message
+    assert "flashvar doctor" in message
+
+
+@pytest.mark.usefixtures("lib_dir")
+def test_environment_names_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
+    assert decide.choose(BF16_64).backend == "reference"
+    assert decide.choose(BF16_64, "triton").backend == "triton"
+    monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
+    with pytest.raises(ConfigurationError, match="FLASHVAR_BACKEND"):
+        decide.choose(BF16_64)
+
+
+def test_cpu_tensors_ask_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("devices were asked")
+
+    monkeypatch.setattr(decide, "gather", fail)
+    assert decide.choose(Request("attention_fwd", "fp32", None, 64)).backend == "reference"

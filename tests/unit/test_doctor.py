@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulated as sim
+
+from flashvar.cli import diagnosis, doctor_text, main
+from flashvar.cli.diagnosis import Report, examine
+from flashvar.registry import Candidate, Inventory, Refusal
+from flashvar.selection import Overrides
+from flashvar.system import System
+
+ALL = sim.inventory("80", "86", "89", "90a")
+NOTHING = sim.inventory()
+SHADOWED = Refusal(Candidate(Path("/b"), "wheel b", "again"), "sm_89", "shadowed by wheel a", None)
+
+
+def report(
+    system: System, inventory: Inventory = ALL, overrides: Overrides | None = None
+) -> Report:
+    return examine(system, inventory, overrides or Overrides())
+
+
+@pytest.mark.parametrize(
+    ("system", "inventory", "healthy", "conclusion"),
+    [
+        pytest.param(sim.system(sim.H100), ALL, True, "Compiled kernels serve", id="H100"),
+        pytest.param(sim.system(sim.GB200), ALL, True, "Triton serves everything", id="GB200"),
+        pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves everything", id="bare"),
+        pytest.param(sim.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
+        pytest.param(
+            sim.system(problem="the driver is too old"), ALL, False, "too old", id="problem"
+        ),
+        pytest.param(
+            sim.system(sim.GB200, triton=None), ALL, False, "No backend", id="nothing serves"
+        ),
+        pytest.param(
+            sim.system(sim.H100, sim.GB200), ALL, True, "cuda 8, triton 8", id="two devices"
+        ),
+    ],
+)
+def test_conclusion_and_health(
+    system: System, inventory: Inventory, healthy: bool, conclusion: str
+) -> None:
+    found = report(system, inventory)
+    assert found.healthy is healthy
+    assert conclusion in found.conclusion
+    assert found.conclusion in doctor_text.render(found)
+
+
+def test_asks_about_everything_installed_and_the_usual() -> None:
+    kernels = (sim.kernel(dtype="bf16", head_dim=96), sim.kernel("rms_norm", dtype="fp16"))
+    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    asked = {
+        (one.request.op, one.request.dtype, one.request.head_dim)
+        for one in report(sim.system(sim.A100), inventory).decisions
+    }
+    usual = {("attention_fwd", dtype, dim) for dtype in ("bf16", "fp16") for dim in (64, 128)}
+    assert asked == usual | {("attention_fwd", "bf16", 96), ("rms_norm", "fp16", None)}
+
+
+@pytest.mark.parametrize(
+    ("system", "inventory", "fixes"),
+    [
+        pytest.param(
+            sim.system(sim.L40S), NOTHING, ('pip install "flashvar[sm89]"',), id="missing wheel"
+        ),
+        pytest.param(
+            sim.system(sim.L40S, driver_cuda=(12, 8)),
+            ALL,
+            ("update the NVIDIA driver to 580 or newer",),
+            id="old driver",
+        ),
+        pytest.param(
+            sim.system(sim.GB200, triton=None), ALL, ("pip install triton",), id="no triton"
+        ),
+        pytest.param(sim.system(sim.H100, triton=None), ALL, (), id="nothing better"),
+        pytest.param(sim.system(sim.GB200), ALL, (), id="no wheel exists"),
+    ],
+)
+def test_fixes_are_those_that_would_change_what_runs(
+    system: System, inventory: Inventory, fixes: tuple[str, ...]
+) -> None:
+    assert report(system, inventory).fixes == fixes
+
+
+def test_text_of_a_machine_with_two_devices() -> None:
+    inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
+    text = doctor_text.render(report(sim.system(sim.L40S, sim.GB200), inventory))
+    assert text.endswith("Of 16 requests asked about: cuda 8, triton 8.\n")
+    what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0].splitlines()
+    assert what_runs == [
+        "  cuda:0  attention_fwd bf16, fp16, head dim 32, 64, 128, 256: cuda sm_89",
+        "      cuda sm_89: chosen: serves",
+        "      cuda sm_89: no: wheel b: shadowed by wheel a",
+        "      triton: serves, compiled at the first call, but cuda sm_89 is preferred",
+        '      reference: no: serves CUDA tensors only when named: backend="reference"',
+        "  cuda:1  attention_fwd bf16, fp16, head dim 32, 64, 128, 256: triton",
+        "      cuda sm_100: no: flashvar has no wheel for this architecture",
+        "      cuda sm_89: no: runs on 8.9 and higher minors, the device is 10.0",
+        "      cuda sm_89: no: wheel b: shadowed by wheel a",
+        "      triton: chosen: serves, compiled at the first call",
+        '      reference: no: serves CUDA tensors only when named: backend="reference"',
+    ]
+
+
+def test_text_names_every_binary_and_every_refusal() -> None:
+    inventory = replace(sim.inventory("80", "89"), refusals=(SHADOWED,))
+    text = doctor_text.render(report(sim.system(sim.L40S), inventory))
+    binaries = text.partition("\nBinaries\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in binaries] == ["architecture", "sm_80", "sm_89", "sm_89"]
+    assert "head dims 32, 64, 128, 256" in binaries[1]
+    assert " ".join(binaries[3].split()) == "sm_89 wheel b refused: shadowed by wheel a"
+
+
+def test_text_shows_what_the_user_insists_on() -> None:
+    overrides = Overrides("cuda", "sm_80")
+    text = doctor_text.render(report(sim.system(sim.L40S), ALL, overrides))
+    assert "  backend     cuda\n" in text
+    assert "  forced to   sm_80\n" in text
+
+
+def test_columns_are_aligned() -> None:
+    assert doctor_text.align([("a", "b"), ("long", "c")]) == ["  a     b", "  long  c"]
+
+
+def test_json_holds_the_whole_trace() -> None:
+    found = report(sim.system(sim.L40S), sim.inventory("80"))
+    document = json.loads(found.to_json())
+    assert document["healthy"] is True
+    assert document["system"]["devices"][0]["capability"] == [8, 9]
+    assert [one["architecture"] for one in document["binaries"]] == ["sm_80"]
+    first = document["requests"][0]
+    assert (first["device"], first["chosen"], first["backend"]) == (0, "cuda sm_80", "cuda")
+    assert first["kernel"] == "attention_fwd_bf16_hdim32"
+    assert [one["candidate"] for one in first["verdicts"]] == [
+        "cuda sm_89",
+        "cuda sm_80",
+        "triton",
+        "reference",
+    ]
+
+
+@pytest.mark.usefixtures("fresh_registry")
+@pytest.mark.parametrize(
+    ("system", "code"),
+    [(sim.system(sim.H100), 0), (sim.system(), 1)],
+    ids=["Triton serves", "no GPU"],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    system: System,
+    code: int,
+    form: list[str],
+) -> None:
+    monkeypatch.setattr(diagnosis, "gather", lambda: system)
+    assert main(["doctor", *form]) == code
+    printed = capsys.readouterr().out
+    assert (json.loads(printed)["healthy"] if form else "What runs" in printed) is (
+        code == 0 if form else True
+    )
+
+
+def test_bad_environment_is_an_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
+    assert main(["doctor"]) == 2
+    assert "FLASHVAR_BACKEND: expected one of auto" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashvar
+
+SOURCES = Path(flashvar.__file__).parents[1]
+BLOCK = "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+LAYERS = [
+    "errors",
+    "variant",
+    "manifest",
+    "system",
+    "registry",
+    "fitness",
+    "selection",
+    "loader",
+    "decide",
+]
+
+
+def run_python(*arguments: str, home: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter that finds flashvar and nothing of this test run."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in [name for name in environment if name.startswith("FLASHVAR_")]:
+        del environment[name]
+    if home is not None:
+        environment["HOME"] = home
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def evaluate(code: str, home: str | None = None) -> Any:
+    """What the last line of `code` prints as JSON in a fresh interpreter."""
+    finished = run_python("-c", code, home=home)
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+def test_import_loads_two_modules_and_no_framework() -> None:
+    loaded = evaluate("import flashvar, json, sys; print(json.dumps(sorted(sys.modules)))")
+    assert {"torch", "triton", "numpy", "ctypes", "logging"} & set(loaded) == set()
+    ours = [name for name in loaded if name.startswith("flashvar")]
+    assert ours == ["flashvar", "flashvar._version"]
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, "cli", "cli.diagnosis", "cli.doctor_text"])
+def test_layer_imports_without_torch_and_triton(layer: str) -> None:
+    code = f"import flashvar.{layer}, json\nprint(json.dumps(True))"
+    assert evaluate(BLOCK + code) is True
+
+
+def test_errors_are_public_without_torch() -> None:
+    code = "import flashvar, json\nprint(json.dumps(flashvar.ShapeError.__mro__[1].__name__))"
+    assert evaluate(BLOCK + code) == "InvalidInputError"
+
+
+def test_attention_without_torch_fails_at_use_and_names_torch() -> None:
+    code = (
+        "import flashvar, json\n"
+        "try: flashvar.attention\n"
+        "except ImportError as error: print(json.dumps(error.name))"
+    )
+    assert evaluate(BLOCK + code) == "torch"
+
+
+def test_home_that_cannot_be_written() -> None:
+    code = (
+        "import flashvar, json, torch\n"
+        "q = torch.zeros(1, 2, 1, 8)\n"
+        "print(json.dumps(list(flashvar.attention(q, q, q).shape)))"
+    )
+    assert evaluate(code, home=os.devnull) == [1, 2, 1, 8]
+
+
+def test_doctor_needs_neither_torch_nor_triton() -> None:
+    code = (
+        "import contextlib, io, json\n"
+        "from flashvar.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out: code = main(['doctor'])\n"
+        "print(json.dumps([code, 'torch cannot be imported' in out.getvalue()]))"
+    )
+    assert evaluate(BLOCK + code) == [1, True]
+
+
+@pytest.mark.parametrize("level", ["debug", "nonsense"])
+def test_log_variable_never_breaks_the_import(level: str) -> None:
+    code = f"import os; os.environ['FLASHVAR_LOG'] = {level!r}\nimport flashvar, json\n"
+    assert evaluate(code + "print(json.dumps(True))") is True
+
+
+def test_module_runs_as_a_command() -> None:
+    finished = run_python("-m", "flashvar", "--version")
+    assert finished.stdout == f"flashvar {flashvar.__version__}\n"

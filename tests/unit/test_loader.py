@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulated as sim
+from installed import COMPILER, compile_library, library_source, put_binary
+
+from flashvar import loader, registry
+from flashvar.errors import BinaryError, ManifestError
+from flashvar.registry import Binary
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_registry"),
+    pytest.mark.skipif(COMPILER is None, reason="makes its libraries with a C compiler"),
+]
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A library for sm_80 that is as it should be."""
+    return compile_library(library_source(), tmp_path_factory.mktemp("good"))
+
+
+def test_good_library_launches(tmp_path: Path, good: bytes) -> None:
+    library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
+    library.attention_fwd((208).to_bytes(208, "little"))
+    assert library.last_error() == ""
+
+
+def test_failed_launch_carries_the_library_s_words(tmp_path: Path, good: bytes) -> None:
+    library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
+    with pytest.raises(BinaryError, match=r"libflashvar_sm80\.so: struct_size: expected 208"):
+        library.attention_fwd((0).to_bytes(208, "little"))
+
+
+def test_library_is_opened_once(tmp_path: Path, good: bytes) -> None:
+    binary = put_binary(tmp_path / "good", sim.manifest("80"), good)
+    assert loader.load(binary) is loader.load(binary)
+
+
+def truncate(library: bytes) -> bytes:
+    return library[: len(library) // 2]
+
+
+def flip_a_bit(library: bytes) -> bytes:
+    middle = len(library) // 2
+    return library[:middle] + bytes([library[middle] ^ 1]) + library[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
+def test_damaged_library_is_refused_before_it_is_opened(
+    tmp_path: Path, good: bytes, damage: Callable[[bytes], bytes]
+) -> None:
+    binary = put_binary(tmp_path / "bad", sim.manifest("80"), good)
+    binary.library.write_bytes(damage(good))
+    with pytest.raises(BinaryError, match=r"expected sha256 .* the file is damaged"):
+        loader.load(binary)
+
+
+def test_library_that_vanished_is_refused(tmp_path: Path, good: bytes) -> None:
+    binary = put_binary(tmp_path / "gone", sim.manifest("80"), good)
+    binary.library.unlink()
+    with pytest.raises(BinaryError, match="expected a readable file"):
+        loader.load(binary)
+
+
+def test_file_that_is_no_library_keeps_the_words_of_dlopen(tmp_path: Path) -> None:
+    binary = put_binary(tmp_path / "text", sim.manifest("80"), b"#!/bin/sh\n")
+    with pytest.raises(BinaryError, match=r"dlopen refused it: .+"):
+        loader.load(binary)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param(
+            "int foreign(void) { return 0; }",
+            "expected a function flashvar_abi_version, found none",
+            id="foreign library",
+        ),
+        pytest.param(library_source(abi=7), "expected ABI 1, found 7", id="other ABI"),
+        pytest.param(
+            library_source(info='{"architecture": "sm_90"}'),
+            "expected code for sm_80, found sm_90",
+            id="other architecture",
+        ),
+        pytest.param(library_source(info="sm_80"), "expected build information", id="no JSON"),
+        pytest.param(library_source(info="[]"), "expected build information", id="no object"),
+    ],
+)
+def test_wrong_library_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    library = compile_library(source, tmp_path)
+    with pytest.raises(BinaryError, match=message):
+        loader.load(put_binary(tmp_path / "wrong", sim.manifest("80"), library))
+
+
+def test_open_all_replaces_what_does_not_open_by_the_next(
+    tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_binary(tmp_path / "a_bad", sim.manifest("80"), b"text")
+    put_binary(tmp_path / "b_good", sim.manifest("80"), good)
+    put_binary(tmp_path / "c_bad", sim.manifest("90a"), b"text")
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
+    inventory = loader.open_all()
+    assert [one.candidate.directory.name for one in inventory.binaries] == ["b_good"]
+    refused = {one.candidate.directory.name: one.reason for one in inventory.refusals}
+    assert set(refused) == {"a_bad", "c_bad"}
+    assert "dlopen refused it" in refused["a_bad"]
+    assert registry.installed() is inventory
+
+
+@pytest.fixture
+def older(tmp_path: Path, good: bytes) -> Binary:
+    """A good binary of an earlier version."""
+    return put_binary(tmp_path / "older", replace(sim.manifest("80"), version="0.0.9"), good)
+
+
+def test_other_version_is_logged_once(older: Binary, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "flashvar"):
+        loader.load(older)
+        loader.load(older)
+    (record,) = caplog.records
+    assert "holds version 0.0.9, flashvar is" in record.getMessage()
+
+
+def test_other_version_is_an_error_when_strict(
+    older: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    with pytest.raises(ManifestError, match="FLASHVAR_STRICT is set"):
+        loader.load(older)
+
+
+def test_same_public_version_is_silent_when_strict(
+    tmp_path: Path,
+    good: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    subset = replace(sim.manifest("80"), version="0.1.0+hdim64")
+    loader.load(put_binary(tmp_path / "subset", subset, good))
+    assert caplog.records == []

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulated as sim
+from installed import put_binary, put_wheel
+
+from flashvar import registry
+from flashvar.manifest import ABI, Manifest
+from flashvar.registry import Candidate, Inventory, take_stock
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+
+
+def put(directory: Path, manifest: Manifest) -> Candidate:
+    return put_binary(directory, manifest).candidate
+
+
+def names(inventory: Inventory) -> list[str]:
+    return [binary.architecture.name for binary in inventory.binaries]
+
+
+def test_intact_binaries_are_sorted_by_architecture(tmp_path: Path) -> None:
+    codes = ("90a", "80", "89")
+    inventory = take_stock(put(tmp_path / code, sim.manifest(code)) for code in codes)
+    assert names(inventory) == ["sm_80", "sm_89", "sm_90"]
+    assert inventory.refusals == ()
+
+
+def truncate_library(directory: Path) -> None:
+    next(directory.glob("*.so")).write_bytes(b"\0")
+
+
+def remove_library(directory: Path) -> None:
+    next(directory.glob("*.so")).unlink()
+
+
+def truncate_manifest(directory: Path) -> None:
+    path = directory / "manifest.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def remove_manifest(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate_library, "to have 4 bytes, found 1"),
+        (remove_library, "beside its manifest, found: No such file"),
+        (truncate_manifest, "expected JSON"),
+        (remove_manifest, "found no file"),
+    ],
+)
+def test_damaged_binary_is_refused_with_its_reason(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    found = put(tmp_path / "binary", sim.manifest("80"))
+    damage(found.directory)
+    inventory = take_stock([found])
+    assert inventory.binaries == ()
+    (refusal,) = inventory.refusals
+    assert reason in refusal.reason
+    assert refusal.fix == "install it again"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (replace(sim.manifest("80"), abi=ABI + 1), f"expected ABI {ABI}, found {ABI + 1}"),
+        (replace(sim.manifest("80"), platform="plan9_mips"), "found one for plan9_mips"),
+    ],
+    ids=["other ABI", "other platform"],
+)
+def test_foreign_binary_is_refused(tmp_path: Path, manifest: Manifest, reason: str) -> None:
+    inventory = take_stock([put(tmp_path / "binary", manifest)])
+    assert inventory.binaries == ()
+    assert [reason in refusal.reason for refusal in inventory.refusals] == [True]
+
+
+def test_first_of_one_architecture_wins_and_the_loser_names_it(tmp_path: Path) -> None:
+    first = put(tmp_path / "first", sim.manifest("80"))
+    second = put(tmp_path / "second", sim.manifest("80"))
+    inventory = take_stock([first, second])
+    assert [binary.candidate for binary in inventory.binaries] == [first]
+    assert [refusal.reason for refusal in inventory.refusals] == [
+        "shadowed by wheel first, which comes first"
+    ]
+
+
+def test_damaged_binary_shadows_nothing(tmp_path: Path) -> None:
+    first = put(tmp_path / "first", sim.manifest("80"))
+    truncate_library(first.directory)
+    second = put(tmp_path / "second", sim.manifest("80"))
+    assert [one.candidate for one in take_stock([first, second]).binaries] == [second]
+
+
+def test_refused_binary_lets_the_next_one_move_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_binary(tmp_path / "lib/first", sim.manifest("80"))
+    put_binary(tmp_path / "lib/second", sim.manifest("80"))
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
+    (first,) = registry.installed().binaries
+    inventory = registry.refuse(first, "dlopen refused it")
+    assert [one.candidate.directory.name for one in inventory.binaries] == ["second"]
+    assert inventory.refusals[0].reason == "dlopen refused it"
+    assert registry.installed() is inventory
+
+
+def test_precedence_is_directory_then_wheel_then_embedded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = put(tmp_path / "named", sim.manifest("80")).directory
+    wheel = put_wheel(tmp_path / "site", sim.manifest("80"))
+    embedded = put(tmp_path / "flashvar/_binaries/sm_80", sim.manifest("80")).directory
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(named))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(registry, "__file__", str(tmp_path / "flashvar/registry.py"))
+    inventory = registry.installed()
+    assert [one.candidate.directory for one in inventory.binaries] == [named]
+    losers = [one.candidate.directory for one in inventory.refusals]
+    assert losers == [wheel, embedded]
+
+
+def test_wheel_is_found_beside_its_metadata_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = put_wheel(tmp_path, sim.manifest("90a"), "0.1.0+hdim64")
+    (wheel / "__init__.py").write_text("raise AssertionError('imported')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (binary,) = registry.installed().binaries
+    assert binary.candidate.directory == wheel
+    assert binary.candidate.origin == "wheel flashvar-sm90 0.1.0+hdim64"
+    assert "flashvar_sm90" not in sys.modules
+
+
+def test_second_distribution_of_one_name_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_wheel(tmp_path / "a", sim.manifest("80"), "0.1.0")
+    put_wheel(tmp_path / "b", sim.manifest("80"), "0.1.0+hdim64")
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    monkeypatch.syspath_prepend(tmp_path / "b")
+    (refusal,) = registry.installed().refusals
+    assert refusal.reason == "shadowed by wheel flashvar-sm80 0.1.0+hdim64, which comes first"
+
+
+def test_foreign_malformed_entry_points_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: broken\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[console_scripts]\nno equals sign", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    put_wheel(tmp_path / "good", sim.manifest("80"))
+    monkeypatch.syspath_prepend(tmp_path / "good")
+    assert names(registry.installed()) == ["sm_80"]
+
+
+def test_directory_without_a_binary_is_shown_as_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "nowhere"))
+    (refusal,) = registry.installed().refusals
+    assert "nowhere" in refusal.reason
+    assert refusal.fix == "build it again, or unset FLASHVAR_LIB_DIR"
+
+
+@pytest.mark.parametrize(
+    ("version", "skewed"),
+    [("0.1.0", False), ("0.1.0+hdim64", False), ("0.0.9", True), ("0.1.1+hdim64", True)],
+)
+def test_only_public_versions_are_compared(version: str, skewed: bool) -> None:
+    binary = sim.binary("89", version=version)
+    assert (binary.skew is not None) == skewed
+    assert binary.skew is None or 'pip install "flashvar[sm89]"' in binary.skew

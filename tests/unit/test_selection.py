@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulated as sim
+
+from flashvar.errors import ConfigurationError
+from flashvar.registry import Candidate, Inventory, Refusal
+from flashvar.selection import Decision, Overrides, Request, Verdict, select
+from flashvar.system import Device, System
+
+ALL = sim.inventory("80", "86", "89", "90a")
+BF16_64 = Request("attention_fwd", "bf16", 0, 64)
+OLD_DRIVER = {"driver_cuda": (12, 8), "driver_display": "570.86.15"}
+
+
+def verdict(decision: Decision, candidate: str) -> Verdict:
+    (found,) = [one for one in decision.verdicts if one.candidate == candidate]
+    return found
+
+
+def chosen(decision: Decision) -> str | None:
+    return decision.chosen.candidate if decision.chosen else None
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        pytest.param(sim.system(sim.A100), "cuda sm_80", id="A100"),
+        pytest.param(sim.system(sim.A100_MIG), "cuda sm_80", id="MIG slice"),
+        pytest.param(sim.system(sim.RTX_3090), "cuda sm_86", id="RTX 3090"),
+        pytest.param(sim.system(sim.L40S), "cuda sm_89", id="L40S"),
+        pytest.param(sim.system(sim.H100), "cuda sm_90", id="H100"),
+        pytest.param(sim.system(sim.RTX_5090), "triton", id="RTX 5090"),
+        pytest.param(sim.system(sim.GB200), "triton", id="GB200"),
+        pytest.param(sim.system(sim.ORIN), "triton", id="Orin"),
+        pytest.param(
+            sim.system(sim.MI210, torch_hip="6.4", torch_cuda=None, driver_cuda=None),
+            "triton",
+            id="ROCm MI210 that reports 9.0",
+        ),
+        pytest.param(sim.system(sim.L40S, **OLD_DRIVER), "triton", id="driver 570"),
+        pytest.param(sim.system(sim.H100, driver_cuda=None), "triton", id="no driver version"),
+        pytest.param(sim.system(sim.H100, triton=None), "cuda sm_90", id="no triton"),
+        pytest.param(sim.system(sim.H100, compiler=None), "cuda sm_90", id="no compiler"),
+        pytest.param(sim.system(sim.GB200, triton=None), None, id="GB200 without triton"),
+        pytest.param(sim.system(sim.GB200, compiler=None), None, id="GB200 without compiler"),
+        pytest.param(sim.system(sim.GB200, python_headers=None), None, id="GB200 without Python.h"),
+        pytest.param(sim.system(sim.T4), None, id="T4 has no bf16"),
+        pytest.param(sim.system(), None, id="device not there"),
+    ],
+)
+def test_chosen_with_every_wheel_installed(system: System, expected: str | None) -> None:
+    assert chosen(select(BF16_64, system, ALL)) == expected
+
+
+@pytest.mark.parametrize("system", [sim.system(), sim.system(sim.H100)], ids=["no GPU", "H100"])
+def test_cpu_tensors_run_on_the_reference(system: System) -> None:
+    decision = select(Request("attention_fwd", "fp64", None, 63), system, ALL)
+    assert chosen(decision) == "reference"
+    assert "CPU tensors" in verdict(decision, "cuda sm_90").reason
+
+
+@pytest.mark.parametrize(
+    ("system", "candidate", "reason"),
+    [
+        pytest.param(sim.system(sim.H100), "cuda sm_80", "runs on 8.0 and higher", id="major"),
+        pytest.param(sim.system(sim.A100), "cuda sm_86", "the device is 8.0", id="minor"),
+        pytest.param(sim.system(sim.GB200), "cuda sm_90", "runs on exactly 9.0", id="specific"),
+        pytest.param(sim.system(sim.ORIN), "cuda sm_80", "Tegra", id="tegra"),
+        pytest.param(sim.system(sim.MI210, torch_hip="6.4"), "cuda sm_90", "ROCm 6.4", id="rocm"),
+        pytest.param(
+            sim.system(sim.L40S, **OLD_DRIVER),
+            "cuda sm_89",
+            r"needs driver 580 or newer (CUDA 13.0), found 570.86.15 (CUDA 12.8)",
+            id="driver",
+        ),
+        pytest.param(sim.system(sim.L40S, triton=None), "triton", "not installed", id="triton"),
+        pytest.param(sim.system(sim.L40S, compiler=None), "triton", "C compiler", id="compiler"),
+        pytest.param(sim.system(sim.T4), "triton", "needs capability 8.0", id="capability"),
+        pytest.param(sim.system(sim.L40S), "reference", "only when named", id="reference"),
+    ],
+)
+def test_rejection_says_why(system: System, candidate: str, reason: str) -> None:
+    found = verdict(select(BF16_64, system, ALL), candidate)
+    assert not found.accepted
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "system",
+    [sim.system(), sim.system(sim.H100), sim.system(sim.MI210, torch_hip="6.4")],
+    ids=["no GPU", "H100", "ROCm"],
+)
+@pytest.mark.parametrize("device", [None, 0, 7])
+@pytest.mark.parametrize("head_dim", [None, 0, 1, 64, 512])
+def test_every_candidate_has_a_verdict_with_a_reason(
+    system: System, device: int | None, head_dim: int | None
+) -> None:
+    inventory = replace(ALL, refusals=(refused(None),))
+    decision = select(Request("attention_fwd", "bf16", device, head_dim), system, inventory)
+    seen = [one.candidate for one in decision.verdicts]
+    everyone = ["cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90", "cuda lost"]
+    assert sorted(seen) == sorted([*everyone, "triton", "reference"])
+    assert all(one.reason for one in decision.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "expected"),
+    [
+        pytest.param(sim.L40S, ("80", "86"), "cuda sm_86", id="highest lower minor"),
+        pytest.param(sim.L40S, ("80",), "cuda sm_80", id="lowest minor"),
+        pytest.param(sim.RTX_3090, ("80", "89"), "cuda sm_80", id="never a higher minor"),
+        pytest.param(sim.H100, ("80", "86", "89"), "triton", id="never another major"),
+        pytest.param(sim.L40S, (), "triton", id="nothing installed"),
+    ],
+)
+def test_lower_minor_serves(device: Device, installed: tuple[str, ...], expected: str) -> None:
+    assert chosen(select(BF16_64, sim.system(device), sim.inventory(*installed))) == expected
+
+
+def test_lower_minor_that_does_not_fit_in_shared_memory_is_passed_over() -> None:
+    big = sim.kernel(dtype="bf16", head_dim=64, shared_memory=160 * sim.KIB)
+    inventory = Inventory((sim.binary("80", kernels=(big,)),))
+    on_ada = select(BF16_64, sim.system(sim.L40S), inventory)
+    assert chosen(on_ada) == "triton"
+    assert "163840 bytes of shared memory" in verdict(on_ada, "cuda sm_80").reason
+    assert chosen(select(BF16_64, sim.system(sim.A100), inventory)) == "cuda sm_80"
+
+
+def test_kernel_with_too_many_registers_is_passed_over() -> None:
+    wide = replace(sim.kernel(dtype="bf16", head_dim=64), threads=384, registers=169)
+    decision = select(
+        BF16_64, sim.system(sim.A100), Inventory((sim.binary("80", kernels=(wide,)),))
+    )
+    assert chosen(decision) == "triton"
+    assert "67584 registers" in verdict(decision, "cuda sm_80").reason
+
+
+def test_two_different_devices_get_different_binaries() -> None:
+    system = sim.system(sim.RTX_3090, sim.H100)
+    chosen_on = [chosen(select(replace(BF16_64, device=i), system, ALL)) for i in (0, 1)]
+    assert chosen_on == ["cuda sm_86", "cuda sm_90"]
+
+
+@pytest.mark.parametrize(
+    ("device", "extras", "candidate", "fix"),
+    [
+        (sim.L40S, ("sm80", "sm89"), "cuda sm_89", 'pip install "flashvar[sm89]"'),
+        (sim.L40S, ("sm80",), "cuda sm_80", 'pip install "flashvar[sm80]"'),
+        (sim.L40S, (), "cuda sm_89", "nox -s build-dev"),
+        (sim.RTX_5090, ("sm80", "sm89"), "cuda sm_120", None),
+    ],
+    ids=["exact wheel", "lower wheel", "bare sources", "no wheel exists"],
+)
+def test_missing_binary_names_the_command(
+    device: Device, extras: tuple[str, ...], candidate: str, fix: str | None
+) -> None:
+    decision = select(BF16_64, sim.system(device), sim.inventory(extras=extras))
+    assert verdict(decision, candidate).fix == fix
+    assert chosen(decision) == "triton"
+
+
+@pytest.mark.parametrize("device", [sim.ORIN, sim.MI210], ids=["Tegra", "ROCm"])
+def test_no_wheel_is_suggested_where_none_can_run(device: Device) -> None:
+    hip = "6.4" if device is sim.MI210 else None
+    decision = select(BF16_64, sim.system(device, torch_hip=hip), sim.inventory())
+    assert [one.fix for one in decision.verdicts] == [None] * len(decision.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "asked", "expected"),
+    [
+        ((64, 128), 64, 64),
+        ((64, 128), 72, 128),
+        ((64,), 8, 64),
+        ((128,), 64, 128),
+        ((128,), 56, None),
+        ((256,), 120, None),
+        ((64,), 72, None),
+        ((64,), 60, None),
+    ],
+    ids=[
+        "exact",
+        "next higher",
+        "64 serves any smaller",
+        "half of the work",
+        "more than half wasted",
+        "more than half of 256 wasted",
+        "too small",
+        "not a multiple of 8",
+    ],
+)
+def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int | None) -> None:
+    kernels = tuple(sim.kernel(dtype="bf16", head_dim=head_dim) for head_dim in compiled)
+    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    request = replace(BF16_64, head_dim=asked)
+    found = verdict(select(request, sim.system(sim.A100), inventory), "cuda sm_80")
+    kernel = found.kernel
+    assert (kernel.head_dim if kernel else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "fix"),
+    [(72, "nox -s build-dev -- hdim=72"), (60, None), (65, None), (264, None)],
+    ids=["can be built", "smaller, off step", "larger, off step", "beyond what can be built"],
+)
+def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str | None) -> None:
+    inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
+    decision = select(replace(BF16_64, head_dim=asked), sim.system(sim.A100), inventory)
+    assert verdict(decision, "cuda sm_80").fix == fix
+
+
+def test_dtype_that_is_not_compiled_falls_back() -> None:
+    kernels = (sim.kernel(dtype="bf16", head_dim=64),)
+    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    decision = select(replace(BF16_64, dtype="fp16"), sim.system(sim.A100), inventory)
+    assert chosen(decision) == "triton"
+    assert verdict(decision, "cuda sm_80").reason == "holds dtypes bf16, not fp16"
+
+
+def test_op_without_head_dim_matches_a_kernel_without_one() -> None:
+    kernels = (sim.kernel(dtype="bf16", head_dim=64), sim.kernel("rms_norm", dtype="bf16"))
+    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    decision = select(Request("rms_norm", "bf16", 0), sim.system(sim.A100), inventory)
+    assert decision.chosen is not None
+    assert decision.chosen.kernel == kernels[1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "expected"),
+    [
+        ("cuda", 0, "cuda sm_90"),
+        ("triton", 0, "triton"),
+        ("reference", 0, "reference"),
+        ("cuda", None, None),
+        ("triton", None, None),
+        ("reference", None, "reference"),
+    ],
+)
+def test_named_backend_never_falls_back(
+    backend: str, device: int | None, expected: str | None
+) -> None:
+    request = replace(BF16_64, device=device)
+    decision = select(request, sim.system(sim.H100), ALL, Overrides(backend))
+    assert chosen(decision) == expected
+
+
+def test_named_backend_that_cannot_serve_is_not_replaced() -> None:
+    decision = select(BF16_64, sim.system(sim.RTX_5090), ALL, Overrides("cuda"))
+    assert decision.chosen is None
+    assert 'backend="cuda" was named' in verdict(decision, "triton").reason
+
+
+@pytest.mark.parametrize(
+    ("kinds", "forced", "expected"),
+    [
+        (("sass", "ptx"), "sm_80", "cuda sm_80"),
+        (("sass", "ptx"), None, "triton"),
+        (("sass",), "sm_80", None),
+    ],
+    ids=["forced PTX", "PTX is never used unasked", "forced SASS of another major"],
+)
+def test_forced_architecture(
+    kinds: tuple[str, ...], forced: str | None, expected: str | None
+) -> None:
+    inventory = Inventory((sim.binary("80", code_kinds=kinds),))
+    backend = "cuda" if forced else "auto"
+    decision = select(BF16_64, sim.system(sim.H100), inventory, Overrides(backend, forced))
+    assert chosen(decision) == expected
+
+
+def test_forced_architecture_sets_the_others_aside() -> None:
+    decision = select(BF16_64, sim.system(sim.L40S), ALL, Overrides("auto", "sm_80"))
+    assert chosen(decision) == "cuda sm_80"
+    assert verdict(decision, "cuda sm_89").reason == "FLASHVAR_FORCE_ARCH=sm_80 was set"
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [("auto", None), ("cuda", None), ("triton", "triton"), ("reference", "reference")],
+)
+def test_forced_architecture_falls_back_to_nothing(backend: str, expected: str | None) -> None:
+    decision = select(BF16_64, sim.system(sim.H100), ALL, Overrides(backend, "sm_80"))
+    assert chosen(decision) == expected
+
+
+def test_forced_architecture_that_is_not_installed_is_named() -> None:
+    overrides = Overrides("cuda", "sm_80")
+    decision = select(BF16_64, sim.system(sim.L40S), sim.inventory("89"), overrides)
+    assert decision.chosen is None
+    assert verdict(decision, "cuda sm_80").fix == 'pip install "flashvar[sm80]"'
+
+
+def test_forced_specific_ptx_stays_on_its_capability() -> None:
+    inventory = Inventory((sim.binary("90a", code_kinds=("sass", "ptx")),))
+    decision = select(BF16_64, sim.system(sim.GB200), inventory, Overrides("cuda", "sm_90"))
+    assert decision.chosen is None
+
+
+def refused(architecture: str | None) -> Refusal:
+    candidate = Candidate(Path("/lost"), "wheel lost 0.1.0", "again")
+    return Refusal(candidate, architecture, "damaged", "install it again")
+
+
+@pytest.mark.parametrize(
+    ("device", "architecture", "order", "fix"),
+    [
+        (sim.L40S, "sm_89", ["cuda sm_89", "cuda sm_80"], "install it again"),
+        (sim.L40S, None, ["cuda sm_89", "cuda sm_80", "cuda lost"], "install it again"),
+        (sim.L40S, "sm_90", ["cuda sm_89", "cuda sm_80", "cuda sm_90"], None),
+    ],
+    ids=["its own architecture", "unreadable manifest", "another architecture"],
+)
+def test_refused_binary_stands_where_it_would_have_served(
+    device: Device, architecture: str | None, order: list[str], fix: str | None
+) -> None:
+    inventory = replace(sim.inventory("80"), refusals=(refused(architecture),))
+    decision = select(BF16_64, sim.system(device), inventory)
+    assert [one.candidate for one in decision.verdicts][: len(order)] == order
+    (found,) = [one for one in decision.verdicts if "damaged" in one.reason]
+    assert found.fix == fix
+
+
+@pytest.mark.parametrize("device", [sim.ORIN, sim.MI210], ids=["Tegra", "ROCm"])
+def test_repairing_a_binary_is_not_suggested_where_none_can_run(device: Device) -> None:
+    hip = "6.4" if device is sim.MI210 else None
+    inventory = Inventory((), (refused(None), refused("sm_80")))
+    decision = select(BF16_64, sim.system(device, torch_hip=hip), inventory)
+    assert {one.fix for one in decision.verdicts} == {None}
+
+
+def test_explanation_has_a_line_per_verdict_with_the_fix() -> None:
+    lines = select(BF16_64, sim.system(sim.L40S), sim.inventory("80")).explain().splitlines()
+    assert lines == [
+        'cuda sm_89: no: not installed -> pip install "flashvar[sm89]"',
+        "cuda sm_80: chosen: serves",
+        "triton: serves, compiled at the first call, but cuda sm_80 is preferred",
+        'reference: no: serves CUDA tensors only when named: backend="reference"',
+    ]
+
+
+def test_selecting_leaves_its_inputs_hashable_and_equal() -> None:
+    first = select(BF16_64, sim.system(sim.H100), ALL)
+    again = select(BF16_64, sim.system(sim.H100), ALL)
+    assert first == again
+    assert len({first, again}) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "expected"),
+    [
+        ("auto", {}, Overrides()),
+        ("auto", {"FLASHVAR_BACKEND": "triton"}, Overrides("triton")),
+        ("cuda", {"FLASHVAR_BACKEND": "triton"}, Overrides("cuda")),
+        ("auto", {"FLASHVAR_FORCE_ARCH": "90a"}, Overrides("auto", "sm_90")),
+        ("auto", {"FLASHVAR_FORCE_ARCH": "", "FLASHVAR_BACKEND": ""}, Overrides()),
+    ],
+    ids=["nothing", "default backend", "argument wins", "forced", "empty means unset"],
+)
+def test_overrides(backend: str, environ: dict[str, str], expected: Overrides) -> None:
+    assert Overrides.from_environment(backend, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "words"),
+    [
+        ("cudnn", {}, ["backend:", "auto, cuda, triton, reference", "'cudnn'"]),
+        ("auto", {"FLASHVAR_BACKEND": "gpu"}, ["FLASHVAR_BACKEND:", "'gpu'"]),
+        ("auto", {"FLASHVAR_FORCE_ARCH": "hopper"}, ["FLASHVAR_FORCE_ARCH:", "'hopper'"]),
+    ],
+    ids=["argument", "backend variable", "architecture variable"],
+)
+def test_bad_override_is_named(backend: str, environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Overrides.from_environment(backend, environ)
+    assert [word for word in words if word not in str(caught.value)] == []

@@ -1,0 +1,251 @@
+"""What torch may do with the ops: trace, compile, export, fake, intercept, differentiate."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashvar
+from flashvar.errors import BackendUnavailableError, ShapeError
+from flashvar.ops import attention as attention_module
+from flashvar.ops import attention_plan
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def make(
+    seqlen_q: int = 9,
+    seqlen_k: int = 7,
+    layout: str = "bshd",
+    grad: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensors:
+    q = torch.randn(2, seqlen_q, 4, 16, dtype=dtype)
+    k, v = (torch.randn(2, seqlen_k, 2, 16, dtype=dtype) for _ in range(2))
+    if layout == "bhsd":
+        q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
+    if grad:
+        q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_opcheck_forward(layout: str, grad: bool, dtype: torch.dtype) -> None:
+    arguments = (*make(layout=layout, grad=grad, dtype=dtype), True, 0.3, layout, "auto")
+    torch.library.opcheck(torch.ops.flashvar.attention_fwd.default, arguments)
+
+
+def test_opcheck_forward_of_views() -> None:
+    q, k, v = (tensor.transpose(1, 2) for tensor in make(layout="bhsd"))
+    arguments = (q, k, v, False, None, "bshd", "auto")
+    torch.library.opcheck(torch.ops.flashvar.attention_fwd.default, arguments)
+
+
+@pytest.mark.parametrize("absent", ["nothing", "grad_out", "grad_lse"])
+def test_opcheck_backward(absent: str) -> None:
+    grad_out = None if absent == "grad_out" else torch.randn(2, 9, 4, 16)
+    grad_lse = None if absent == "grad_lse" else torch.randn(2, 4, 9)
+    arguments = (grad_out, grad_lse, *make(), False, None, "bshd")
+    torch.library.opcheck(torch.ops.flashvar.attention_bwd.default, arguments)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_training_equals_eager(dynamic: bool) -> None:
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse = flashvar.attention(q * 2, k, v, causal=True, return_lse=True)
+        return out.square().sum() + lse.sum()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen_q, seqlen_k in [(5, 8), (6, 11)]:
+        tensors = make(seqlen_q, seqlen_k, grad=True)
+        found = torch.autograd.grad(compiled(*tensors), tensors)
+        expected = torch.autograd.grad(step(*tensors), tensors)
+        torch.testing.assert_close(found, expected)
+
+
+def test_one_dynamic_graph_serves_all_lengths() -> None:
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(
+        lambda q, k, v: flashvar.attention(q, k, v), fullgraph=True, dynamic=True, backend=counter
+    )
+    for lengths in [(5, 8), (6, 11), (30, 4)]:
+        tensors = make(*lengths)
+        torch.testing.assert_close(compiled(*tensors), flashvar.attention(*tensors))
+    assert counter.frame_count == 1
+
+
+def test_compiles_as_the_first_use_in_a_process() -> None:
+    program = """
+import torch, flashvar
+q = torch.randn(1, 4, 2, 8)
+compiled = torch.compile(lambda q: flashvar.attention(q, q, q), fullgraph=True, backend="eager")
+torch.testing.assert_close(compiled(q), flashvar.attention(q, q, q))
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_exports_as_one_op() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return flashvar.attention(q, k, v, layout="bhsd")
+
+    tensors = make(layout="bhsd")
+    program = torch.export.export(Model(), tensors)
+    assert "flashvar.attention_fwd.default" in str(program.graph)
+    torch.testing.assert_close(program.module()(*tensors), Model()(*tensors))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_fake_tensors_look_like_real_ones(layout: str) -> None:
+    views = [tensor.transpose(1, 2) for tensor in make(layout=layout)]
+    other = {"bshd": "bhsd", "bhsd": "bshd"}[layout]
+    real = flashvar.attention(*views, return_lse=True, layout=other)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(view) for view in views]
+        fake = flashvar.attention(*fakes, return_lse=True, layout=other)
+    for one, two in zip(real, fake, strict=True):
+        assert (one.shape, one.stride(), one.dtype) == (two.shape, two.stride(), two.dtype)
+
+
+def test_fake_cuda_tensors_need_no_gpu() -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 3, 2, 64, device="cuda", dtype=torch.bfloat16)
+        assert flashvar.attention(q, q, q).device.type == "cuda"
+        odd = torch.empty(1, 3, 2, 12, device="cuda", dtype=torch.bfloat16)
+        with pytest.raises(ShapeError, match="multiple of 8"):
+            flashvar.attention(odd, odd, odd)
+
+
+def test_meta_tensors() -> None:
+    q = torch.empty(1, 3, 2, 8, device="meta")
+    out, lse = flashvar.attention(q, q, q, return_lse=True)
+    assert (out.shape, lse.shape, out.is_meta) == (q.shape, (1, 2, 3), True)
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [_Ops, _Functions], ids=["dispatch-mode", "function-mode"])
+def test_modes_see_one_op(mode: type[_Ops] | type[_Functions]) -> None:
+    with mode() as active:
+        flashvar.attention(*make())
+    assert [name for name in active.seen if "attention" in name] == [
+        "flashvar.attention_fwd.default"
+    ]
+
+
+class _Tagged(torch.Tensor):
+    pass
+
+
+def test_subclasses_stay_what_they_are() -> None:
+    q, k, v = make()
+    out = flashvar.attention(q.as_subclass(_Tagged), k, v)
+    assert type(out) is _Tagged
+    torch.testing.assert_close(out.as_subclass(torch.Tensor), flashvar.attention(q, k, v))
+
+
+def dispatched(monkeypatch: pytest.MonkeyPatch, *tensors: torch.Tensor) -> bool:
+    """Whether a call goes through torch's dispatcher."""
+    calls: list[object] = []
+    op = attention_module.attention_fwd
+
+    def watched(*arguments: object) -> Any:
+        calls.append(arguments)
+        return op(*arguments)
+
+    monkeypatch.setattr(attention_module, "attention_fwd", watched)
+    flashvar.attention(*tensors)
+    return bool(calls)
+
+
+def test_plain_calls_skip_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not dispatched(monkeypatch, *make())
+
+
+def test_parameters_without_gradients_skip_nothing_but_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with torch.no_grad():
+        assert not dispatched(monkeypatch, *make(grad=True))
+    assert dispatched(monkeypatch, *make(grad=True))
+
+
+def test_a_second_call_makes_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_plan, "_plans", {})
+    q, k, v = make()
+    for _ in range(3):
+        flashvar.attention(q, k, v)
+    flashvar.attention(q, k, v, causal=True)
+    assert len(attention_plan._plans) == 2
+
+
+def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_plan, "_plans", {})
+    monkeypatch.setattr(attention_plan, "_PLANS_KEPT", 3)
+    for seqlen_k in range(1, 9):
+        flashvar.attention(*make(1, seqlen_k))
+    assert len(attention_plan._plans) <= 3
+
+
+def test_second_derivatives_are_refused() -> None:
+    q, k, v = make(grad=True)
+    (grad,) = torch.autograd.grad(flashvar.attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(BackendUnavailableError, match=r"first derivatives only.*MATH"):
+        grad.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_is_refused() -> None:
+    q, k, v = make()
+    with pytest.raises(BackendUnavailableError, match=r"no forward-mode derivative.*MATH"):
+        torch.func.jvp(lambda q: flashvar.attention(q, k, v), (q,), (q,))
+
+
+def test_checkpointed_training() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    tensors = make(grad=True)
+    out = checkpoint(lambda *inputs: flashvar.attention(*inputs), *tensors, use_reentrant=False)
+    found = torch.autograd.grad(out.sum(), tensors)
+    expected = torch.autograd.grad(flashvar.attention(*tensors).sum(), tensors)
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from flashvar.variant import Architecture, Kernel
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "code", "extra"),
+    [
+        ("sm_90", "sm_90", "90", "sm90"),
+        ("90a", "sm_90", "90a", "sm90"),
+        ("sm_90a", "sm_90", "90a", "sm90"),
+        ("sm89", "sm_89", "89", "sm89"),
+        ("120", "sm_120", "120", "sm120"),
+    ],
+)
+def test_architecture_spellings(text: str, name: str, code: str, extra: str) -> None:
+    architecture = Architecture.parse(text)
+    assert (architecture.name, architecture.code, architecture.extra) == (name, code, extra)
+
+
+def test_last_digit_is_the_minor() -> None:
+    assert Architecture.parse("sm_121").capability == (12, 1)
+
+
+@pytest.mark.parametrize("text", ["", "9", "sm_", "sm_9.0", "90b", "hopper", " 90", "090", "SM_90"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected an architecture"):
+        Architecture.parse(text)
+
+
+def test_architectures_sort_by_number_not_by_text() -> None:
+    codes = ["120", "90a", "86", "100", "80"]
+    assert [a.code for a in sorted(map(Architecture.parse, codes))] == [
+        "80",
+        "86",
+        "90a",
+        "100",
+        "120",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axes", "name"),
+    [
+        ((("dtype", "bf16"), ("head_dim", 64)), "op_bf16_hdim64"),
+        ((("dtype", "fp16"),), "op_fp16"),
+        ((("page_size", 16), ("mode", "paged")), "op_page_size16_paged"),
+        ((), "op"),
+    ],
+)
+def test_kernel_names(axes: tuple[tuple[str, str | int], ...], name: str) -> None:
+    assert Kernel("op", axes).name == name
+
+
+def test_kernel_axis_is_looked_up_by_name() -> None:
+    kernel = Kernel("op", (("dtype", "bf16"), ("head_dim", 64)))
+    assert kernel.axis("head_dim") == 64
+    with pytest.raises(KeyError):
+        kernel.axis("mode")
