@@ -1,0 +1,79 @@
+"""Builds development binaries: unpacked wheels in build/dev/site, found like installed ones."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from flashvar import manifest
+from flashvar.errors import BuildError
+from flashvar_factory import cmake
+from flashvar_factory.configure import Plan, configure, write_if_changed
+from flashvar_factory.expand import Build
+from flashvar_factory.schema import Config
+from flashvar_factory.toolchain import Toolchain
+
+FOLDER: Final = "build/dev"
+
+
+def site(root: Path) -> Path:
+    """The folder that stands for site-packages."""
+    return root / FOLDER / "site"
+
+
+def build(
+    config: Config, build: Build, toolchain: Toolchain, *, root: Path, jobs: int | None
+) -> Path:
+    """Compile one binary and put it in `site`; the directory that holds library and manifest.
+
+    The manifest is removed first and comes back last: what an interrupted build leaves is not
+    taken for a binary.
+    """
+    directory = root / FOLDER / build.architecture.name
+    with _locked(directory):
+        plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)
+        package = site(root) / build.stem
+        (package / manifest.FILE_NAME).unlink(missing_ok=True)
+        built = cmake.build(plan, toolchain, root=root, jobs=jobs)
+        cmake.install(built, site(root))
+        _write_dist_info(plan, config, site(root))
+        _link(built / "compile_commands.json", root / "build" / "compile_commands.json")
+    return package
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Refuse to build where another build is at work; the lock dies with its process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BuildError(
+                f"{directory}: expected no other build at work here, found one; wait for its end"
+            ) from None
+        yield
+
+
+def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
+    """What importlib.metadata reads of an installed wheel: name, version, entry point."""
+    build = plan.build
+    folder = where / f"{build.stem}-{plan.version}.dist-info"
+    for stale in where.glob(f"{build.stem}-*.dist-info"):
+        if stale != folder:
+            shutil.rmtree(stale)
+    metadata = f"Metadata-Version: 2.1\nName: {build.distribution}\nVersion: {plan.version}\n"
+    entry = f"[{config.project.name}.binaries]\n{build.architecture.name} = {build.stem}\n"
+    write_if_changed(folder / "METADATA", metadata)
+    write_if_changed(folder / "entry_points.txt", entry)
+
+
+def _link(target: Path, link: Path) -> None:
+    """Make `link` a relative symbolic link to `target`, whatever it was."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))

@@ -1,0 +1,80 @@
+"""Writes the plan of one build into its build directory, and touches only what changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashvar.manifest import Toolkit
+from flashvar_factory import render, source, version
+from flashvar_factory.expand import Build
+from flashvar_factory.schema import Config
+from flashvar_factory.toolchain import Toolchain
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A build whose generated files are on disk."""
+
+    build: Build
+    version: str  # with its local label
+    directory: Path  # absolute
+
+    @property
+    def cmake(self) -> Path:
+        """What CMake is given as FLASHVAR_PLAN."""
+        return self.directory / "plan.cmake"
+
+
+def configure(
+    config: Config,
+    build: Build,
+    toolchain: Toolchain,
+    *,
+    root: Path,
+    directory: Path,
+    lineinfo: bool = False,
+) -> Plan:
+    """Write instances/*.cu, kernel_table.inc, build_info.inc, plan.cmake and plan.json."""
+    directory = directory.resolve()
+    labelled = version.of_build(version.read(config, root), build, config)
+    toolkit = Toolkit("nvcc", toolchain.version)
+    facts = render.Facts(
+        version=labelled,
+        source=source.gather(root, _identity(build, labelled, toolkit, lineinfo)),
+        toolkit=toolkit,
+        lineinfo=lineinfo,
+    )
+    files = {
+        f"instances/{kernel.name}.cu": render.instance(kernel, build, config)
+        for kernel in build.kernels
+    }
+    files |= {
+        "kernel_table.inc": render.kernel_table(build.kernels, config.ops),
+        "build_info.inc": render.build_info(build, facts),
+        "plan.json": render.plan_json(build, facts, config),
+        "plan.cmake": render.plan_cmake(build, facts, directory),
+    }
+    for name, text in files.items():
+        write_if_changed(directory / name, text)
+    for stale in (directory / "instances").glob("*.cu"):
+        if f"instances/{stale.name}" not in files:
+            stale.unlink()
+    return Plan(build, labelled, directory)
+
+
+def write_if_changed(path: Path, text: str) -> bool:
+    """Write `text` unless the file says it already, so that ninja sees no change."""
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return True
+
+
+def _identity(build: Build, labelled: str, toolkit: Toolkit, lineinfo: bool) -> str:
+    """What of the plan reaches the binary: no paths."""
+    names = [kernel.name for kernel in build.kernels]
+    parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
+    return json.dumps([*parts, vars(toolkit), lineinfo])

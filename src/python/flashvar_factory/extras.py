@@ -1,0 +1,32 @@
+"""Which extras has the project? One per architecture, and `all`: a plugin of its build backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flashvar_factory import schema, version
+
+# Where binary wheels are made for; elsewhere an extra installs nothing more.
+MARKER: Final = 'sys_platform == "linux" and platform_machine == "x86_64"'
+
+
+def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
+    """Extra -> requirements: the binary distributions of exactly this version."""
+    found = {
+        target.architecture.extra: [f"{target.distribution}=={release}; {MARKER}"]
+        for target in config.targets.values()
+    }
+    return {**found, "all": [requirement for one in found.values() for requirement in one]}
+
+
+def dynamic_metadata(
+    settings: Mapping[str, Any], project: Mapping[str, Any]
+) -> dict[str, dict[str, list[str]]]:
+    """The hook of scikit-build-core's [[tool.dynamic-metadata]]; it runs in the project's root."""
+    if settings:
+        raise ValueError(f"expected no settings, found {sorted(settings)}")
+    root = Path.cwd()
+    config = schema.read(root / schema.FILE_NAME)
+    return {"optional-dependencies": extras(config, version.read(config, root))}

@@ -1,0 +1,124 @@
+"""Writes manifest.json: the plan, joined with what the linked library and ptxas say.
+
+CMake calls it after the link. The manifest is written last and at once, so that a directory with a
+manifest holds the library that it describes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flashvar import manifest
+from flashvar.errors import BuildError
+from flashvar.variant import Architecture, Kernel
+from flashvar_factory import elf, ptxas_report
+
+# struct KernelFacts of the CUDA sources: name, threads, shared memory, tile.
+_FACTS = struct.Struct("<64s2i4i")
+_ALIGNMENT = 4  # of its integers
+
+
+class Facts(NamedTuple):
+    """What the library says of one kernel."""
+
+    threads: int
+    shared_memory: int
+    tile: tuple[int, ...]
+
+
+def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) -> None:
+    """Write `output`; BuildError when plan, library and reports contradict each other."""
+    plan = json.loads(plan_json.read_text(encoding="utf-8"))
+    kernels = [Kernel(row["op"], tuple(row["axes"].items())) for row in plan["kernels"]]
+    facts = read_facts(library, f".{plan['project']}.kernels")
+    expected = {kernel.name for kernel in kernels}
+    if set(facts) != expected:
+        raise BuildError(
+            f"{library}: expected the kernels of the plan, found {sorted(set(facts) - expected)} "
+            f"beside them and {sorted(expected - set(facts))} missing; delete the build directory"
+        )
+    content = library.read_bytes()
+    document = manifest.Manifest(
+        abi=plan["abi"],
+        project=plan["project"],
+        version=plan["version"],
+        distribution=plan["distribution"],
+        source=manifest.Source(**plan["source"]),
+        architecture=Architecture.parse(plan["code"]),
+        code_kinds=tuple(plan["code_kinds"]),
+        toolkit=manifest.Toolkit(**plan["toolkit"]),
+        minimum_driver=_minimum_driver(plan["minimum_driver"]),
+        platform=f"{platform.system().lower()}_{platform.machine()}",
+        library=manifest.LibraryFile(
+            library.name, len(content), hashlib.sha256(content).hexdigest()
+        ),
+        kernels=tuple(
+            _row(kernel, plan["family"], facts[kernel.name], _usage(objects_dir, kernel))
+            for kernel in kernels
+        ),
+    )
+    text = document.to_json()
+    manifest.parse(text)  # the reader's own rules, before anyone trusts the file
+    partial = output.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(output)
+
+
+def read_facts(library: Path, section: str) -> dict[str, Facts]:
+    """The records that the library keeps in `section`, by kernel name."""
+    records = elf.section(library, section) or b""
+    facts: dict[str, Facts] = {}
+    offset = 0
+    while offset < len(records):
+        if records[offset] == 0:  # padding: the compiler may align records beyond their size
+            offset += _ALIGNMENT
+            continue
+        if offset + _FACTS.size > len(records):
+            raise BuildError(
+                f"{library}: expected records of {_FACTS.size} bytes in {section}, found "
+                f"{len(records) - offset} bytes at its end"
+            )
+        name, threads, shared_memory, *tile = _FACTS.unpack_from(records, offset)
+        sizes = tuple(size for size in tile if size)
+        facts[name.rstrip(b"\0").decode()] = Facts(threads, shared_memory, sizes)
+        offset += _FACTS.size
+    return facts
+
+
+def _usage(objects_dir: Path, kernel: Kernel) -> ptxas_report.Usage:
+    """What ptxas said of the kernel's object: kept beside it, also when it was not compiled now."""
+    reports = list(objects_dir.rglob(f"{kernel.name}.cu.o{ptxas_report.SUFFIX}"))
+    usage = ptxas_report.parse(reports[0].read_text(encoding="utf-8")) if reports else None
+    if usage is None:
+        raise BuildError(
+            f"expected what ptxas said of {kernel.name} under {objects_dir}, found "
+            f"{'no kernel in ' + str(reports[0]) if reports else 'no report'}; "
+            "delete the build directory"
+        )
+    return usage
+
+
+def _minimum_driver(row: Mapping[str, Any]) -> manifest.MinimumDriver:
+    major, minor = row["cuda"]
+    return manifest.MinimumDriver((major, minor), row["display"])
+
+
+def _row(
+    kernel: Kernel, family: str, facts: Facts, usage: ptxas_report.Usage
+) -> manifest.KernelRow:
+    return manifest.KernelRow(
+        op=kernel.op,
+        axes=kernel.axes,
+        name=kernel.name,
+        family=family,
+        tile=facts.tile,
+        threads=facts.threads,
+        shared_memory=facts.shared_memory,
+        **usage._asdict(),
+    )

@@ -1,0 +1,17 @@
+"""What did they mean? The nearest valid word, for error messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(found: str, valid: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest of `valid`, "" when none is near."""
+    near = difflib.get_close_matches(found, list(valid), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def listed(words: Iterable[object]) -> str:
+    """`a, b, c`, for messages that name what is valid."""
+    return ", ".join(str(word) for word in words)

@@ -1,0 +1,59 @@
+"""Wheels of everything, built once for all tests; and how to call the factory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashvar_factory import schema
+from flashvar_factory.schema import Config
+
+Factory = Callable[..., "subprocess.CompletedProcess[str]"]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def config() -> Config:
+    return schema.read(ROOT / "variants.toml")
+
+
+@pytest.fixture(scope="session")
+def factory() -> Factory:
+    """`factory(root, *arguments)` runs `python -m flashvar_factory` there."""
+
+    def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flashvar_factory", "--root", str(root), *arguments],
+            env={**os.environ, "PYTHONPATH": str(root / "src" / "python")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def dist(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of a release; objects of an earlier run are used again."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = factory(ROOT, "wheels", "all", "--output", str(folder))
+    assert done.returncode == 0, done.stdout[-5000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def unpacked(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every binary wheel unpacked into one folder, as an installer would."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    for wheel in dist.glob("flashvar_*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    return folder

@@ -1,0 +1,178 @@
+"""What is in the wheels of a release: asserted from their manifests, and from the machine code."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import functools
+import hashlib
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from flashvar import manifest
+from flashvar.variant import Kernel
+from flashvar_factory import schema, version
+from flashvar_factory.expand import expand, select_all
+from flashvar_factory.schema import Target
+from flashvar_factory.words import Words
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+VERSION = version.read(CONFIG, ROOT)
+BUILDS = expand(CONFIG, select_all(Words(), CONFIG))
+REGISTERS_OF_A_BLOCK = 65536
+
+every_target = pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
+KERNELS = {
+    f"{build.architecture.name}-{kernel.name}": (CONFIG.targets[build.architecture.name], kernel)
+    for build in BUILDS
+    for kernel in build.kernels
+}
+# The accumulators of larger head dims may spill a little.
+UNSPILT = {key: pair for key, pair in KERNELS.items() if int(pair[1].axis("head_dim")) <= 128}
+
+
+def stem(target: Target) -> str:
+    return target.distribution.replace("-", "_")
+
+
+def wheel_name(target: Target) -> str:
+    return f"{stem(target)}-{VERSION}-py3-none-manylinux_2_28_{platform.machine()}.whl"
+
+
+def library(unpacked: Path, target: Target) -> Path:
+    return unpacked / stem(target) / f"lib{stem(target)}.so"
+
+
+def row_of(unpacked: Path, target: Target, kernel: Kernel) -> manifest.KernelRow:
+    read = manifest.read(unpacked / stem(target) / manifest.FILE_NAME)
+    (row,) = (row for row in read.kernels if row.name == kernel.name)
+    return row
+
+
+def test_one_wheel_per_architecture_and_the_pure_one(dist: Path) -> None:
+    names = {wheel_name(target) for target in CONFIG.targets.values()}
+    assert {path.name for path in dist.iterdir()} == {
+        *names,
+        f"flashvar-{VERSION}-py3-none-any.whl",
+    }
+
+
+@every_target
+def test_manifest_describes_the_library(target: Target, unpacked: Path) -> None:
+    read = manifest.read(unpacked / stem(target) / manifest.FILE_NAME)
+    content = library(unpacked, target).read_bytes()
+    assert read.architecture == target.architecture
+    assert read.distribution == target.distribution
+    assert read.version == VERSION
+    assert read.code_kinds == ("sass",)
+    assert read.library.bytes == len(content)
+    assert read.library.sha256 == hashlib.sha256(content).hexdigest()
+    (build,) = (build for build in BUILDS if build.distribution == target.distribution)
+    assert [row.name for row in read.kernels] == [kernel.name for kernel in build.kernels]
+
+
+@pytest.mark.parametrize(("target", "kernel"), KERNELS.values(), ids=KERNELS)
+def test_kernel_fits_its_architecture(target: Target, kernel: Kernel, unpacked: Path) -> None:
+    row = row_of(unpacked, target, kernel)
+    assert 0 < row.shared_memory <= target.shared_memory
+    assert 0 < row.registers * row.threads <= REGISTERS_OF_A_BLOCK
+    assert row.threads % 32 == 0
+
+
+@pytest.mark.parametrize(("target", "kernel"), UNSPILT.values(), ids=UNSPILT)
+def test_no_spills_up_to_head_dim_128(target: Target, kernel: Kernel, unpacked: Path) -> None:
+    assert row_of(unpacked, target, kernel).spill_bytes == 0
+
+
+@functools.cache
+def machine_code(path: Path) -> dict[str, str]:
+    """Mangled name -> SASS of every kernel in a library."""
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    done = subprocess.run([tool, "-sass", path], check=True, capture_output=True, text=True)
+    functions = done.stdout.split("Function : ")[1:]
+    return {text.split()[0]: text for text in functions}
+
+
+@every_target
+@pytest.mark.parametrize("instruction", ["HMMA.16816", "LDGSTS", "LDSM"])
+def test_machine_code_has(instruction: str, target: Target, unpacked: Path) -> None:
+    code = machine_code(library(unpacked, target))
+    (build,) = (build for build in BUILDS if build.distribution == target.distribution)
+    assert len(code) >= len(build.kernels)
+    # Rows that are not 16-byte aligned cannot be copied asynchronously: one copy of every kernel.
+    having = [name for name, text in code.items() if instruction in text]
+    assert len(having) >= (len(build.kernels) if instruction == "LDGSTS" else len(code))
+
+
+@every_target
+def test_machine_code_is_for_its_architecture_alone(target: Target, unpacked: Path) -> None:
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    path = library(unpacked, target)
+    listed = subprocess.run([tool, "--list-elf", path], check=True, capture_output=True, text=True)
+    assert set(re.findall(r"sm_\w+(?=\.cubin)", listed.stdout)) == {
+        f"sm_{target.architecture.code}"
+    }
+    ptx = subprocess.run([tool, "--list-ptx", path], capture_output=True, text=True)
+    assert ".ptx" not in ptx.stdout
+
+
+@every_target
+def test_only_the_abi_is_exported(target: Target, unpacked: Path) -> None:
+    with library(unpacked, target).open("rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".dynsym")
+        exported = {
+            symbol.name for symbol in symbols.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"
+        }
+    assert exported
+    assert {name for name in exported if not name.startswith("flashvar_")} == set()
+
+
+@every_target
+def test_auditwheel_says_manylinux_2_28_or_older(target: Target, dist: Path) -> None:
+    command = [sys.executable, "-m", "auditwheel", "show", str(dist / wheel_name(target))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    match = re.search(r'platform tag:\s+"manylinux_2_(\d+)_', done.stdout)
+    assert match is not None, done.stdout
+    assert int(match[1]) <= 28
+
+
+@every_target
+def test_wheel_metadata(target: Target, dist: Path) -> None:
+    with zipfile.ZipFile(dist / wheel_name(target)) as archive:
+        info = f"{stem(target)}-{VERSION}.dist-info"
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        metadata = archive.read(f"{info}/METADATA").decode()
+        names = set(archive.namelist())
+        for name, digest, _ in csv.reader(archive.read(f"{info}/RECORD").decode().splitlines()):
+            names.discard(name)
+            if digest:
+                found = hashlib.sha256(archive.read(name)).digest()
+                assert digest == f"sha256={base64.urlsafe_b64encode(found).rstrip(b'=').decode()}"
+    assert names == set()
+    assert entry_points.split() == [
+        "[flashvar.binaries]",
+        target.architecture.name,
+        "=",
+        stem(target),
+    ]
+    assert f"Name: {target.distribution}\n" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Dist" not in metadata
+
+
+def test_the_pure_wheel_holds_no_factory_and_no_binary(dist: Path) -> None:
+    with zipfile.ZipFile(dist / f"flashvar-{VERSION}-py3-none-any.whl") as archive:
+        names = archive.namelist()
+        metadata = archive.read(f"flashvar-{VERSION}.dist-info/METADATA").decode()
+    assert {name.split("/")[0] for name in names} == {"flashvar", f"flashvar-{VERSION}.dist-info"}
+    assert [name for name in names if name.endswith(".so")] == []
+    extras = re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)
+    assert extras == [*(target.architecture.extra for target in CONFIG.targets.values()), "all"]
