@@ -1,0 +1,158 @@
+"""What a result was measured on: card, clocks, driver, versions, commit. It names no machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.report import BenchmarkError
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_VERSIONS: Final = ("torch", "triton", "numpy")
+# Without the folder that binaries are found in: what was found there is told by their manifests.
+_SETTINGS: Final = ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH", "FLASHVAR_STRICT")
+# nvidia-smi's name and ours.
+_CLOCKS: Final = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "power.draw": "power_w",
+    "enforced.power.limit": "power_limit_w",
+    "temperature.gpu": "temperature_c",
+}
+
+
+def gather(*, device: bool) -> dict[str, Any]:
+    """Facts about this machine; with `device` the current CUDA device too (imports torch).
+
+    Raises:
+        BenchmarkError: where a device is asked for and there is none.
+    """
+    facts: dict[str, Any] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "source": _source(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "cpu": {"model": _cpu_model(), "count": len(os.sched_getaffinity(0))},
+        "versions": {name: _version(name) for name in _VERSIONS},
+        "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "nvcc": _last_line([shutil.which("nvcc") or "nvcc", "--version"]),
+    }
+    if device:
+        facts["device"] = _device()
+        facts["binaries"] = _binaries()
+    return facts
+
+
+def clocks() -> dict[str, float]:
+    """Clocks, power, temperature of the current CUDA device now; {} without nvidia-smi."""
+    answer = _nvidia_smi(list(_CLOCKS))
+    values = dict(zip(_CLOCKS.values(), answer, strict=False))
+    return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+
+def _device() -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BenchmarkError(
+            "expected a CUDA device that torch can use, found none: run this on a machine with one"
+        )
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": properties.name,
+        "capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": properties.L2_cache_size,
+        "driver": next(iter(_nvidia_smi(["driver_version"])), None),
+        "cuda_of_torch": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "clocks_before": clocks(),
+    }
+
+
+def _binaries() -> list[dict[str, Any]]:
+    """The binaries that flashvar finds here, as their manifests describe them."""
+    from flashvar import registry
+
+    manifests = [binary.manifest for binary in registry.installed().binaries]
+    return [
+        {
+            "architecture": manifest.architecture.name,
+            "version": manifest.version,
+            "code_kinds": manifest.code_kinds,
+            "toolkit": f"{manifest.toolkit.compiler} {manifest.toolkit.version}",
+            "revision": manifest.source.revision,
+            "dirty": manifest.source.dirty,
+            "hash": manifest.source.hash,
+        }
+        for manifest in manifests
+    ]
+
+
+def _nvidia_smi(fields: Sequence[str]) -> list[str]:
+    """Fields of the current device, by its UUID: nvidia-smi counts devices its own way."""
+    import torch
+
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    line = _last_line(
+        [
+            "nvidia-smi",
+            f"--id=GPU-{uuid}",
+            f"--query-gpu={','.join(fields)}",
+            "--format=csv,noheader,nounits",
+        ]
+    )
+    return [] if line is None else [part.strip() for part in line.split(",")]
+
+
+def _source() -> dict[str, Any]:
+    """Commit and dirtiness of the working tree; None where it is not one."""
+    revision = _last_line(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    if revision is None:
+        return {"revision": None, "dirty": None}
+    return {
+        "revision": revision,
+        "dirty": bool(_last_line(["git", "-C", str(ROOT), "status", "--porcelain"])),
+    }
+
+
+def _last_line(command: Sequence[str]) -> str | None:
+    """The last line that a command prints, "" for none; None where it cannot run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(reversed(done.stdout.strip().splitlines())), "")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""What a benchmark hands back: rows for the JSON file and a short table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, TypeAlias
+
+Value: TypeAlias = str | int | float | bool | None
+Row: TypeAlias = dict[str, Value]
+
+_REASON: Final = 400  # characters of an error that are kept
+
+
+class BenchmarkError(Exception):
+    """The benchmark cannot run as asked: what was expected, what was found, what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for; empty tuples leave the choice to the benchmark."""
+
+    only: tuple[str, ...] = ()
+    contenders: tuple[str, ...] = ()
+    seconds: float = 0.25
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of one run: every row, and the columns of the table with its lines."""
+
+    rows: list[Row]
+    columns: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+
+    def table(self) -> str:
+        """The lines under their column heads, first column left, others right aligned."""
+        cells = [self.columns, *self.lines]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        return "\n".join(
+            "  ".join(
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        )
+
+    def notes(self) -> list[str]:
+        """Why contenders did not run, each reason once."""
+        skipped = [row for row in self.rows if "skipped" in row]
+        return list(dict.fromkeys(f"{row['contender']}: {row['skipped']}" for row in skipped))
+
+
+def reason(error: Exception) -> str:
+    """One line on why a contender did not run."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_REASON]}"
+
+
+def chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match any of the patterns (shell style; a plain word matches anywhere in it).
+
+    Raises:
+        BenchmarkError: when a pattern matches nothing.
+    """
+    globs = [p if any(c in p for c in "*?[") else f"*{p}*" for p in patterns]
+    for pattern, glob in zip(patterns, globs, strict=True):
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise BenchmarkError(
+                f"--only must name one of {', '.join(names)} (or a part of a name), "
+                f"got {pattern!r}: choose from that list"
+            )
+    return [name for name in names if not globs or any(fnmatchcase(name, g) for g in globs)]

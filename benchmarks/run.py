@@ -1,0 +1,131 @@
+"""The one runner: `python benchmarks/run.py attention|host|build|import|size --json OUT`.
+
+Needs nothing but Python, and torch (with triton) for the first two; flashvar is imported from where
+Python finds it, so from a working tree:
+
+    PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
+
+A table is printed last. The JSON file, schema 1:
+
+    {
+      "schema": 1,
+      "benchmark": "attention",
+      "parameters": {           what the run was told
+        "only": [...], "contenders": [...], "seconds": 0.25},
+      "environment": {          environment.py
+        "time": "...", "source": {"revision": "<git sha>" or null, "dirty": true/false/null},
+        "python": "3.12.3", "platform": "Linux x86_64", "libc": "...", "cpu": {"model", "count"},
+        "versions": {"torch", "triton", "numpy"}, "nvcc": "..." or null,
+        "settings": {FLASHVAR_* variables that change what runs},
+        "device": {             this and the next: attention and host only
+          "name", "capability": [9, 0], "multiprocessors", "memory_bytes", "l2_bytes", "driver",
+          "cuda_of_torch", "cudnn", "clocks_before": {clocks}},
+        "binaries": [           what flashvar found, from the manifests
+          {"architecture", "version", "code_kinds", "toolkit", "revision", "dirty", "hash"}]
+      },
+      "rows": [{...}]           one per case and contender:
+    }
+
+    attention  cell, contender, direction, dtype, batch, seqlen, heads, head_dim, causal; then
+               median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
+               error (relative distance from the first contender's output),
+               to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
+               contender that is not flashvar), and clocks under load: sm_mhz, memory_mhz,
+               power_w, power_limit_w, temperature_c; or skipped: why it did not run
+    host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
+    build      step, command, seconds
+    import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
+    size       wheel, bytes, installed_bytes, library_bytes, library_compressed_bytes
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+# Run as a file, Python searches this folder: `build` and the other modules here would hide others.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import environment
+from benchmarks.report import BenchmarkError, Options, Report
+
+_MODULES: Final = {
+    "attention": "attention",
+    "host": "host",
+    "build": "build",
+    "import": "import_time",
+    "size": "size",
+}
+_ON_DEVICE: Final = ("attention", "host")
+
+
+def main() -> int:
+    """Command line; 0, or 2 where the benchmark cannot run as asked."""
+    arguments = _parser().parse_args()
+    options = Options(tuple(arguments.only), tuple(arguments.contender), arguments.seconds)
+    try:
+        # Loaded by name, for only two of them need torch.
+        module = importlib.import_module(f"benchmarks.{_MODULES[arguments.benchmark]}")
+        facts = environment.gather(device=arguments.benchmark in _ON_DEVICE)
+        report: Report = module.run(options)
+    except BenchmarkError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    if arguments.json is not None:
+        result = {
+            "schema": 1,
+            "benchmark": arguments.benchmark,
+            "parameters": {
+                "only": options.only,
+                "contenders": options.contenders,
+                "seconds": options.seconds,
+            },
+            "environment": facts,
+            "rows": report.rows,
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(report.table())
+    for note in report.notes():
+        print(note)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/run.py",
+        description="How fast flashvar runs, calls, builds and imports, next to its peers.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("benchmark", choices=_MODULES)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results here")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="CASE",
+        help="a case, a part of its name or a pattern with *; may be repeated",
+    )
+    parser.add_argument(
+        "--contender",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="attention: who runs, e.g. flex; may be repeated",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.25,
+        help="attention: device time per contender and case (%(default)s)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

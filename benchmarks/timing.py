@@ -1,0 +1,87 @@
+"""Times device calls: CUDA events, warm-up, a cold L2 cache, interleaved, median and spread.
+
+The card slows down as it warms up, so contenders that run one after the other are not compared on
+the same card. Here every round calls each contender once, in an order that rotates from round to
+round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Final
+
+import torch
+
+from benchmarks.environment import clocks
+
+_WARM_UP_CALLS: Final = 3
+_ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median and the 20th and 80th percentile of `rounds` calls."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Timings by contender, and the card's clocks while they were taken."""
+
+    timings: dict[str, Timing]
+    clocks: dict[str, float]
+
+
+def summarise(milliseconds: list[float]) -> Timing:
+    """Median and spread of at least two timings."""
+    fifths = quantiles(milliseconds, n=5, method="inclusive")
+    return Timing(median(milliseconds), fifths[0], fifths[-1], len(milliseconds))
+
+
+def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -> Measurement:
+    """Times every contender on the current device in interleaved rounds.
+
+    Args:
+        contenders: name to a call that enqueues work on the current stream.
+        seconds: device time to spend on the slowest one; the others run as often as that one.
+    """
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Twice the cache: writing it leaves nothing of the inputs there.
+    flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
+    slowest = max(_warm_up(call) for call in contenders.values())
+    rounds = min(max(int(1000 * seconds / max(slowest, 1e-3)), _ROUNDS[0]), _ROUNDS[1])
+
+    names = list(contenders)
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
+    for index in range(rounds):
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            flush.zero_()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            contenders[name]()
+            end.record()
+            events[name].append((start, end))
+    under_load = clocks()  # before the host waits: the card is still working through the queue
+    torch.cuda.synchronize()
+    return Measurement(
+        {n: summarise([start.elapsed_time(end) for start, end in e]) for n, e in events.items()},
+        under_load,
+    )
+
+
+def _warm_up(call: Callable[[], object]) -> float:
+    """Runs the call a few times; milliseconds of the last one."""
+    for _ in range(_WARM_UP_CALLS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
