@@ -8,8 +8,9 @@
 
 namespace flashvar {
 
-inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLn2 = 0.693147180559945309417f;
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -27,15 +28,16 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-template <int kRows>
+template <int kRows_>
 struct OnlineSoftmax {
+  static constexpr int kRows = kRows_;
   float row_max[kRows];
   float row_sum[kRows];  // this thread's share until finish()
 
   __device__ __forceinline__ OnlineSoftmax() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      row_max[r] = -kInfinity;
+      row_max[r] = -infinity();
       row_sum[r] = 0.f;
     }
   }
@@ -46,7 +48,7 @@ struct OnlineSoftmax {
     float const before = row_max[r];
     row_max[r] = fmaxf(before, quad_max(block_max));
     // A row that has seen nothing keeps -inf as its maximum; exponents are then taken against 0.
-    shift = row_max[r] == -kInfinity ? 0.f : row_max[r] * scale_log2;
+    shift = row_max[r] == -infinity() ? 0.f : row_max[r] * scale_log2;
     float const factor = exp2_approx(before * scale_log2 - shift);
     row_sum[r] *= factor;
     return factor;
@@ -57,7 +59,7 @@ struct OnlineSoftmax {
   __device__ __forceinline__ float finish(int r, float scale_log2, float& lse) {
     float const sum = quad_sum(row_sum[r]);
     bool const empty = sum == 0.f;
-    lse = empty ? -kInfinity : row_max[r] * scale_log2 * kLn2 + __logf(sum);
+    lse = empty ? -infinity() : row_max[r] * scale_log2 * kLn2 + __logf(sum);
     return empty ? 1.f : 1.f / sum;
   }
 };

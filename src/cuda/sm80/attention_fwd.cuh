@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
   rS.clear();
 #pragma unroll
   for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
-    uint32_t rQ[rS.kMmaRows][4];
+    uint32_t rQ[Scores<Config>::kMmaRows][4];
 #pragma unroll
     for (int m = 0; m < rS.kMmaRows; ++m) {
       ptx::ldmatrix_x4(rQ[m],
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Con
   uint32_t const offset_v = fragment_offset<LayoutV>();
 #pragma unroll
   for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
-    uint32_t a[rP.kMmaRows][4];
+    uint32_t a[Scores<Config>::kMmaRows][4];
 #pragma unroll
     for (int m = 0; m < rP.kMmaRows; ++m) {
 #pragma unroll
@@ -165,7 +165,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Mask& mask,
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          if (n * 8 + e >= limit) rS.tile[m][n][half * 2 + e] = -kInfinity;
+          if (n * 8 + e >= limit) rS.tile[m][n][half * 2 + e] = -infinity();
         }
       }
     }
@@ -177,12 +177,12 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Mask& mask,
 template <class Config>
 __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Config>& rS,
                                              Output<Config>& rO, float scale_log2) {
-  float factor[2 * rS.kMmaRows];
-  float shift[2 * rS.kMmaRows];
+  float factor[Softmax<Config>::kRows];
+  float shift[Softmax<Config>::kRows];
   bool moved = false;
 #pragma unroll
-  for (int r = 0; r < 2 * rS.kMmaRows; ++r) {
-    float block_max = -kInfinity;
+  for (int r = 0; r < softmax.kRows; ++r) {
+    float block_max = -infinity();
 #pragma unroll
     for (int n = 0; n < rS.kMmaCols; ++n) {
       const float (&pair)[4] = rS.tile[r / 2][n];
@@ -193,7 +193,7 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
   }
   if (__any_sync(0xffffffffu, moved)) {
 #pragma unroll
-    for (int r = 0; r < 2 * rS.kMmaRows; ++r) {
+    for (int r = 0; r < softmax.kRows; ++r) {
 #pragma unroll
       for (int n = 0; n < rO.kMmaCols; ++n) {
         rO.tile[r / 2][n][r % 2 * 2] *= factor[r];
@@ -202,7 +202,7 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2 * rS.kMmaRows; ++r) {
+  for (int r = 0; r < softmax.kRows; ++r) {
 #pragma unroll
     for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
