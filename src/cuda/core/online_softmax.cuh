@@ -49,7 +49,8 @@ struct OnlineSoftmax {
     row_max[r] = fmaxf(before, quad_max(block_max));
     // A row that has seen nothing keeps -inf as its maximum; exponents are then taken against 0.
     shift = row_max[r] == -infinity() ? 0.f : row_max[r] * scale_log2;
-    float const factor = exp2_approx(before * scale_log2 - shift);
+    // Exactly 1 where the maximum stands: the rounding of a product would drift over many blocks.
+    float const factor = before == row_max[r] ? 1.f : exp2_approx(before * scale_log2 - shift);
     row_sum[r] *= factor;
     return factor;
   }

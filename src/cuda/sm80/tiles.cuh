@@ -43,7 +43,7 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   constexpr int kUnroll = kAligned ? Layout::kRows / kRowStep : 1;  // few registers, slow as it is
 #pragma unroll kUnroll
   for (int step = 0; step < Layout::kRows; step += kRowStep) {
-#pragma unroll
+#pragma unroll kUnroll
     for (int page = 0; page < Layout::kPages; ++page) {
       int const column = page * Layout::kPageCols + chunk * kChunkElements;
       bool const valid = row + step < rows && column < head_dim;
