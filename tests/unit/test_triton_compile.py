@@ -25,17 +25,14 @@ DEVICES = {
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
 
 
-def compiled(
-    capability: tuple[int, int], head_dim: int, dtype: str, causal: bool, *, aligned: bool = True
-) -> Any:
+def compiled(capability: tuple[int, int], head_dim: int, dtype: str, causal: bool) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from flashvar.backends.triton.attention_fwd import attention_fwd_kernel
     from flashvar.backends.triton.launch import kernel_arguments
 
-    # Strides of 16-byte pieces, or not.
-    q = torch.empty(2, 3, 2, head_dim + (8 if aligned else 1))[..., :head_dim]
+    q = torch.empty(2, 3, 2, head_dim + 8)[..., :head_dim]
     problem = inspect(q, q, q, causal=causal, scale=None, layout="bshd")
     tile = tiles.choose(capability, DEVICES[capability], head_dim)
     arguments = kernel_arguments(problem, tile)
@@ -81,11 +78,6 @@ def test_compiles_and_fits(
     assert TENSOR_CORES[capability[0]] in kernel.asm["ptx"]
     # Keys and values arrive asynchronously, 16 bytes at a time.
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, ", kernel.asm["ptx"])
-
-
-def test_odd_strides_compile() -> None:
-    kernel = compiled((8, 6), 40, "fp16", True, aligned=False)
-    assert "cp.async.cg" not in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))

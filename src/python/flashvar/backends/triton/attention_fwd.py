@@ -112,8 +112,11 @@ def _attend(
     return b_acc, b_acc_tail, b_max, b_sum
 
 
-# Nothing is specialised on these: lengths change from call to call, and what matters about strides
-# is in STRIDE_UNIT.
+# Rows start on 16 bytes, and strides are passed in units of that many 16-bit elements: so the
+# compiler knows it whatever the head dim.
+STRIDE_UNIT = tl.constexpr(8)
+
+# Nothing is specialised on these: they change from call to call.
 _RUNTIME = [
     *("heads_q", "group", "seqlen_q", "seqlen_k", "scale_log2"),
     *(f"{name}_{axis}" for name in ("q", "k", "v", "out") for axis in ("batch", "row", "head")),
@@ -146,7 +149,6 @@ def attention_fwd_kernel(
     scale_log2,  # |scale| * log2(e), positive
     SIGN: tl.constexpr,  # of the scale: 1, -1 or 0
     CAUSAL: tl.constexpr,
-    STRIDE_UNIT: tl.constexpr,  # 8 where all strides are multiples of 16 bytes, else 1
     HEAD_DIM: tl.constexpr,
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,

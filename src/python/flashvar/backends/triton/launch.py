@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from flashvar.backends.triton import tiles
-from flashvar.backends.triton.attention_fwd import attention_fwd_kernel
+from flashvar.backends.triton.attention_fwd import STRIDE_UNIT, attention_fwd_kernel
+from flashvar.ops.attention_inputs import inspect
 from flashvar.system import gather
 
 if TYPE_CHECKING:
@@ -22,14 +23,41 @@ _LOG2E: Final = math.log2(math.e)
 _SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
 _LARGEST: Final = float(torch.finfo(torch.float32).max)
 # 16 bytes of a 16-bit dtype: what one memory instruction moves.
-_WIDE: Final = 8
+_WIDE: Final = STRIDE_UNIT.value
+_WIDE_BYTES: Final = 2 * _WIDE
 # What the interpreter, which has no device, pretends to be.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
 
 
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
-    """Choose the tile and freeze every argument but the tensors."""
+    """Choose the tile and freeze every argument but the tensors.
+
+    The kernel reads rows in 16-byte pieces. Tensors that start or stride elsewhere are copied
+    first: Triton 3.6 gives wrong addresses to narrow tiles of unaligned rows.
+    """
     del verdict
+    rows_aligned = all(stride % _WIDE == 0 for stride in _strides(problem).values())
+    run = _launcher(problem) if rows_aligned else None
+
+    def launch(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        if run is not None and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _WIDE_BYTES == 0:
+            run(q, k, v, out, lse)
+            return
+        q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+        copied = inspect(q, k, v, causal=problem.causal, scale=problem.scale, layout=problem.layout)
+        _launcher(copied)(q, k, v, out, lse)
+
+    return launch
+
+
+def _launcher(problem: Problem) -> Launch:
+    """The launch of a problem whose rows are aligned."""
     capability, shared_memory = _device(problem.device)
     tile = tiles.choose(capability, shared_memory, problem.head_dim)
     grid = (problem.batch * problem.heads_q * -(-problem.seqlen_q // tile.block_q),)
@@ -53,12 +81,10 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
 
 def kernel_arguments(problem: Problem, tile: tiles.Tile) -> dict[str, Any]:
     """Everything that the kernel takes besides the five tensors."""
-    strides = _strides(problem)
-    unit = _WIDE if all(stride % _WIDE == 0 for stride in strides.values()) else 1
     factor = abs(problem.scale) * _LOG2E
     head, tail = tiles.split(problem.head_dim)
     return {
-        **{name: stride // unit for name, stride in strides.items()},
+        **{name: stride // _WIDE for name, stride in _strides(problem).items()},
         "heads_q": problem.heads_q,
         "group": problem.heads_q // problem.heads_kv,
         "seqlen_q": problem.seqlen_q,
@@ -66,7 +92,6 @@ def kernel_arguments(problem: Problem, tile: tiles.Tile) -> dict[str, Any]:
         "scale_log2": 1.0 if factor < _SMALLEST else min(factor, _LARGEST),
         "SIGN": 0 if factor < _SMALLEST else int(math.copysign(1.0, problem.scale)),
         "CAUSAL": problem.causal,
-        "STRIDE_UNIT": unit,
         "HEAD_DIM": problem.head_dim,
         "HEAD": head,
         "TAIL": tail,
