@@ -1,0 +1,18 @@
+"""Print the compute capability of every CUDA device, one a line."""
+
+from __future__ import annotations
+
+import argparse
+
+from flashvar_factory import native
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Nothing to ask."""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print them."""
+    del arguments
+    for major, minor in native.capabilities():
+        print(f"{major}.{minor}")

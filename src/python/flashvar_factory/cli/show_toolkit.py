@@ -1,0 +1,18 @@
+"""Say which nvcc would compile."""
+
+from __future__ import annotations
+
+import argparse
+
+from flashvar_factory.cli import selected
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Words, of which toolkit= matters."""
+    selected.take_words(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print version, origin and path."""
+    compiler = selected.read(arguments).compiler()
+    print(f"nvcc {compiler.version} of {compiler.origin}: {compiler.nvcc}")
