@@ -17,13 +17,15 @@ struct AttentionFwdTile {
 // In order of preference: the first row that serves the head dim and fits is taken.
 // clang-format off
 inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
+    { 32, 128,  64, 4, 3},
     { 64, 128, 128, 4, 2},
     { 96, 128,  64, 4, 2},
     {128, 128,  64, 4, 2},
     {128, 128,  32, 4, 2},
+    {192,  64,  64, 4, 2},
     {192, 128,  64, 8, 1},
     {256,  64,  64, 4, 2},
-    {256, 128,  64, 8, 1},
+    {256, 128,  96, 8, 1},
     {256,  64,  64, 4, 1},
 };
 // clang-format on
