@@ -1,4 +1,5 @@
 // flashvar_attention_fwd: checks the caller's parameters, finds the kernel, launches it.
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include "abi/error.h"
 #include "abi/flashvar.h"
 #include "abi/kernel_table.h"
+#include "abi/params.h"
 
 namespace flashvar {
 
@@ -15,35 +17,29 @@ namespace flashvar {
 namespace {
 
 constexpr double kLog2E = 1.44269504088896340736;
+constexpr size_t kFirstSize = 208;  // of flashvar_attention_fwd_params when it was new
 constexpr int64_t kMaxSeqlen = int64_t{1} << 30;  // block ends stay below 2^31
 
-flashvar_status check(const flashvar_attention_fwd_params* p) {
-  if (p == nullptr || p->struct_size < sizeof(*p) || p->abi_version != FLASHVAR_ABI_VERSION) {
-    return fail(FLASHVAR_INVALID_ARGUMENT,
-                "expected flashvar_attention_fwd_params of ABI %u (%zu bytes), found ABI %u (%u "
-                "bytes)",
-                FLASHVAR_ABI_VERSION, sizeof(*p), p == nullptr ? 0 : p->abi_version,
-                p == nullptr ? 0 : p->struct_size);
-  }
-  if (p->batch < 0 || p->batch > INT32_MAX || p->seqlen_q < 0 || p->seqlen_q > kMaxSeqlen ||
-      p->seqlen_k < 0 || p->seqlen_k > kMaxSeqlen) {
+flashvar_status check(const flashvar_attention_fwd_params& p) {
+  if (p.batch < 0 || p.batch > INT32_MAX || p.seqlen_q < 0 || p.seqlen_q > kMaxSeqlen ||
+      p.seqlen_k < 0 || p.seqlen_k > kMaxSeqlen) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "batch must be 0 to 2^31 - 1 and sequence lengths 0 to 2^30, found batch %lld, "
                 "seqlen_q %lld, seqlen_k %lld",
-                static_cast<long long>(p->batch), static_cast<long long>(p->seqlen_q),
-                static_cast<long long>(p->seqlen_k));
+                static_cast<long long>(p.batch), static_cast<long long>(p.seqlen_q),
+                static_cast<long long>(p.seqlen_k));
   }
-  if (p->heads_q <= 0 || p->heads_kv <= 0 || p->heads_q % p->heads_kv != 0) {
+  if (p.heads_q <= 0 || p.heads_kv <= 0 || p.heads_q % p.heads_kv != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "heads_q must be a positive multiple of heads_kv, found %d and %d", p->heads_q,
-                p->heads_kv);
+                "heads_q must be a positive multiple of heads_kv, found %d and %d", p.heads_q,
+                p.heads_kv);
   }
-  if (p->head_dim <= 0 || p->head_dim % 8 != 0) {
+  if (p.head_dim <= 0 || p.head_dim % 8 != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "head_dim must be a positive multiple of 8, found %d",
-                p->head_dim);
+                p.head_dim);
   }
-  if (!std::isfinite(p->scale)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p->scale);
+  if (!std::isfinite(p.scale)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
   }
   return FLASHVAR_OK;
 }
@@ -92,7 +88,7 @@ AttentionFwdProblem problem_of(const flashvar_attention_fwd_params& p) {
           p.head_dim,
           (p.flags & FLASHVAR_CAUSAL) != 0,
           sign,
-          static_cast<float>(magnitude * kLog2E)};
+          static_cast<float>(std::fmin(magnitude * kLog2E, FLT_MAX))};
 }
 
 }  // namespace
@@ -100,19 +96,22 @@ AttentionFwdProblem problem_of(const flashvar_attention_fwd_params& p) {
 
 flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params) {
   using namespace flashvar;
-  if (flashvar_status const status = check(params); status != FLASHVAR_OK) return status;
-  const AttentionFwdKernel* const kernel = find(params->dtype, params->head_dim);
-  if (kernel == nullptr) return fail_no_kernel(params->dtype, params->head_dim);
-  if (params->batch == 0 || params->seqlen_q == 0) return FLASHVAR_OK;
+  flashvar_attention_fwd_params p;
+  flashvar_status status = read_params(params, kFirstSize, p);
+  if (status == FLASHVAR_OK) status = check(p);
+  if (status != FLASHVAR_OK) return status;
+  const AttentionFwdKernel* const kernel = find(p.dtype, p.head_dim);
+  if (kernel == nullptr) return fail_no_kernel(p.dtype, p.head_dim);
+  if (p.batch == 0 || p.seqlen_q == 0) return FLASHVAR_OK;
 
-  DeviceGuard const guard(params->device);
+  DeviceGuard const guard(p.device);
   if (guard.status() != FLASHVAR_OK) return guard.status();
-  cudaError_t const error = kernel->launch(problem_of(*params), params->device,
-                                           static_cast<cudaStream_t>(params->stream));
+  cudaError_t const error =
+      kernel->launch(problem_of(p), p.device, static_cast<cudaStream_t>(p.stream));
   if (error != cudaSuccess) {
     cudaGetLastError();  // reported here, not to the next caller of the runtime
-    return fail(FLASHVAR_CUDA_ERROR, "attention_fwd did not launch on device %d: %s (%d)",
-                params->device, cudaGetErrorString(error), error);
+    return fail(FLASHVAR_CUDA_ERROR, "attention_fwd did not launch on device %d: %s (%d)", p.device,
+                cudaGetErrorString(error), error);
   }
   return FLASHVAR_OK;
 }

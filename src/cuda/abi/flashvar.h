@@ -2,8 +2,9 @@
  *
  * A binary knows neither Python nor torch. Callers fill one plain struct per op, name the device
  * and the stream explicitly, and get a status back; the message of the last failure is kept per
- * thread. Structs grow only at the end: `struct_size` tells the library how much the caller knows.
- * The layout is frozen by layout_check.cc; a change there means a new FLASHVAR_ABI_VERSION.
+ * thread. Structs grow only at the end, by fields whose 0 means "as before": `struct_size` tells
+ * the library how much the caller knows. The layout is frozen by layout_check.cc; any other change
+ * of it means a new FLASHVAR_ABI_VERSION.
  */
 #ifndef FLASHVAR_H
 #define FLASHVAR_H

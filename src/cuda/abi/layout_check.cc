@@ -1,5 +1,6 @@
-// The ABI's layout, frozen: compiling this file is the test. When a line fails, either undo the
-// change or append the field at the end and raise FLASHVAR_ABI_VERSION.
+// The ABI's layout, frozen: compiling this file is the test. Fields are added at the end alone,
+// with 0 for "as before" (params.h lets older and newer callers in); any other change of a line
+// here is a new FLASHVAR_ABI_VERSION.
 #include <cstddef>
 
 #include "abi/flashvar.h"

@@ -1,0 +1,107 @@
+"""The C ABI of a real library, called without a GPU: what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SIZE, ABI = 208, 1
+OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)
+# Offsets of fields in flashvar_attention_fwd_params (src/cuda/abi/layout_check.cc).
+STRUCT_SIZE, ABI_VERSION, DEVICE, DTYPE = 0, 4, 8, 12
+BATCH, SEQLEN_Q, HEADS_Q, HEADS_KV, HEAD_DIM, SCALE = 160, 168, 184, 188, 192, 200
+
+Change = Callable[[bytearray], object]
+
+
+def put(layout: str, offset: int, value: float) -> Change:
+    return lambda params: struct.pack_into(layout, params, offset, value)
+
+
+def params() -> bytearray:
+    """One query and one key, with one head of 64; pointers are null."""
+    made = bytearray(SIZE)
+    for layout, offset, value in (
+        *(("<I", STRUCT_SIZE, SIZE), ("<I", ABI_VERSION, ABI)),
+        *(("<q", BATCH + 8 * i, 1) for i in range(3)),
+        *(("<i", HEADS_Q, 1), ("<i", HEADS_KV, 1), ("<i", HEAD_DIM, 64), ("<f", SCALE, 1.0)),
+    ):
+        put(layout, offset, value)(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def library(unpacked: Path) -> ctypes.CDLL:
+    path = next(unpacked.glob("flashvar_sm*/*.so"))
+    handle = ctypes.CDLL(str(path))
+    handle.flashvar_last_error.restype = ctypes.c_char_p
+    return handle
+
+
+def call(library: ctypes.CDLL, given: bytes | None) -> tuple[int, str]:
+    status = library.flashvar_attention_fwd(given)
+    return status, library.flashvar_last_error().decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        pytest.param(put("<I", ABI_VERSION, 2), INVALID_ARGUMENT, "found ABI 2", id="ABI"),
+        pytest.param(put("<I", STRUCT_SIZE, 200), INVALID_ARGUMENT, "(200 bytes)", id="short"),
+        pytest.param(put("<q", BATCH, -1), INVALID_ARGUMENT, "found batch -1", id="batch"),
+        pytest.param(put("<q", SEQLEN_Q, 2**40), INVALID_ARGUMENT, "0 to 2^30", id="seqlen"),
+        pytest.param(put("<i", HEADS_Q, 0), INVALID_ARGUMENT, "found 0 and 1", id="heads"),
+        pytest.param(put("<i", HEADS_KV, 2), INVALID_ARGUMENT, "found 1 and 2", id="group"),
+        pytest.param(put("<i", HEAD_DIM, 12), INVALID_ARGUMENT, "found 12", id="head dim"),
+        pytest.param(
+            put("<f", SCALE, float("nan")), INVALID_ARGUMENT, "must be finite", id="scale"
+        ),
+        pytest.param(put("<i", HEAD_DIM, 264), NO_KERNEL, "head_dim 264; this", id="no kernel"),
+        pytest.param(put("<I", DTYPE, 9), NO_KERNEL, "for dtype 9", id="no dtype"),
+        pytest.param(put("<i", DEVICE, 64), INVALID_ARGUMENT, "found 64", id="device"),
+    ],
+)
+def test_bad_parameters_are_refused_in_words(
+    change: Change, status: int, words: str, library: ctypes.CDLL
+) -> None:
+    changed = params()
+    change(changed)
+    found, message = call(library, bytes(changed))
+    assert found == status
+    assert words in message
+
+
+def test_null_is_refused(library: ctypes.CDLL) -> None:
+    assert call(library, None)[0] == INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("offset", [BATCH, SEQLEN_Q], ids=["batch", "queries"])
+def test_nothing_to_write_needs_no_device(offset: int, library: ctypes.CDLL) -> None:
+    empty = params()
+    put("<q", offset, 0)(empty)
+    assert call(library, bytes(empty))[0] == OK
+
+
+@pytest.mark.parametrize(("tail", "status"), [(0, OK), (1, INVALID_ARGUMENT)], ids=["0", "asks"])
+def test_newer_caller_may_ask_for_nothing_new(tail: int, status: int, library: ctypes.CDLL) -> None:
+    newer = params()
+    put("<q", BATCH, 0)(newer)
+    put("<I", STRUCT_SIZE, SIZE + 8)(newer)
+    found, message = call(library, bytes(newer) + bytes([0] * 7 + [tail]))
+    assert found == status
+    assert status == OK or "too old to know (byte 215" in message
+
+
+def test_a_machine_without_a_driver_is_told_so(library: ctypes.CDLL) -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        status, message = call(library, bytes(params()))
+        assert status == CUDA_ERROR
+        assert "no usable NVIDIA driver" in message
+    else:
+        pytest.skip("this machine has a driver, and the pointers of this call are null")
