@@ -103,11 +103,16 @@ A100 = device("NVIDIA A100", 8, 0, 163 * KIB)
 A100_MIG = device("NVIDIA A100 MIG 1g.10gb", 8, 0, 163 * KIB, multiprocessors=14)
 RTX_3090 = device("NVIDIA GeForce RTX 3090", 8, 6, 99 * KIB)
 ORIN = device("Orin", 8, 7, 163 * KIB, tegra=True)
+RTX_4090 = device("NVIDIA GeForce RTX 4090", 8, 9, 99 * KIB)
 L40S = device("NVIDIA L40S", 8, 9, 99 * KIB)
 H100 = device("NVIDIA H100", 9, 0, 227 * KIB)
+H200 = device("NVIDIA H200", 9, 0, 227 * KIB)
+GH200 = device("NVIDIA GH200 480GB", 9, 0, 227 * KIB)
 MI210 = device("AMD Instinct MI210", 9, 0, 64 * KIB)
+MI300 = device("AMD Instinct MI300X", 9, 4, 64 * KIB)
 GB200 = device("NVIDIA GB200", 10, 0, 227 * KIB)
 RTX_5090 = device("NVIDIA GeForce RTX 5090", 12, 0, 99 * KIB)
+THOR = device("NVIDIA Thor", 11, 0, 227 * KIB, tegra=True)
 T4 = device("Tesla T4", 7, 5, 64 * KIB)
 V100 = device("Tesla V100", 7, 0, 96 * KIB)
 
@@ -123,6 +128,7 @@ def system(*devices: Device, **changes: Any) -> System:
         triton="3.7.1",
         compiler="/usr/bin/gcc",
         python_headers="/usr/include/python3.11",
+        triton_cache="/home/user/.triton/cache",
         python="3.11.7",
         platform="linux_x86_64",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -78,10 +79,50 @@ def test_head_dim_zero() -> None:
         flashvar.attention(*tensors(head_dim=0))
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), 1e39, "1"])
+@pytest.mark.parametrize(
+    "scale", [float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "1", [1.0], 1j], ids=repr
+)
 def test_bad_scale(scale: float) -> None:
-    with pytest.raises(InvalidInputError, match=r"finite number.*got"):
+    with pytest.raises(InvalidInputError, match=r"scale must be a.* number.*, got"):
         flashvar.attention(*tensors(), scale=scale)
+
+
+@pytest.mark.parametrize("causal", [1, "no", None, torch.tensor(True), [True]], ids=repr)
+def test_causal_is_a_bool(causal: bool) -> None:
+    with pytest.raises(InvalidInputError, match="causal must be True or False, got"):
+        flashvar.attention(*tensors(), causal=causal)
+
+
+@pytest.mark.parametrize(
+    "option", [{"layout": ["bshd"]}, {"backend": ["auto"]}, {"layout": None}], ids=repr
+)
+def test_options_that_are_no_words(option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="must be one of"):
+        flashvar.attention(*tensors(), **option)
+
+
+def nested() -> torch.Tensor:
+    parts = [torch.randn(3, 2, 8), torch.randn(2, 2, 8)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(nested, id="nested"),
+        pytest.param(lambda: torch.randn(2, 3, 2, 8).to_sparse(), id="sparse"),
+    ],
+)
+def test_tensors_that_are_not_strided(odd: Callable[[], torch.Tensor]) -> None:
+    tensor = odd()
+    with pytest.raises(LayoutError, match="q must be a strided tensor, got"):
+        flashvar.attention(tensor, tensor, tensor)
+
+
+def test_strides_of_single_entries_do_not_count() -> None:
+    q = torch.empty(1, 4, 1, 8).as_strided((1, 4, 1, 8), (33, 8, 7, 1))
+    problem = inspect(q, q, q, causal=False, scale=None, layout="bshd")
+    assert tuple(problem.q) == (0, 8, 0)
 
 
 def test_unknown_layout() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,16 +51,33 @@ def test_binary_that_does_not_open_is_replaced_and_said_so(
     assert "dlopen refused it" in record.getMessage()
 
 
-def test_missing_wheel_is_no_warning(
+def test_missing_wheel_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.A100))
     monkeypatch.setattr(decide, "registry", SimpleNamespace(installed=sim.inventory))
     with caplog.at_level(logging.INFO, "flashvar"):
         assert decide.choose(BF16_64).backend == "triton"
+        assert decide.choose(replace(BF16_64, head_dim=128)).backend == "triton"
     (record,) = caplog.records
-    assert record.levelno == logging.INFO
+    assert record.levelno == logging.WARNING
     assert 'pip install "flashvar[sm80]"' in record.getMessage()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+def test_damaged_binary_is_said_though_another_serves(
+    lib_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.RTX_3090))
+    put_binary(lib_dir / "bad", sim.manifest("86"), b"text")
+    put_binary(lib_dir / "good", sim.manifest("80"), compile_library(library_source(), tmp_path))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert decide.choose(BF16_64).candidate == "cuda sm_80"
+    (record,) = caplog.records
+    assert "cuda sm_80 serves, not cuda sm_86" in record.getMessage()
 
 
 def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Path) -> None:

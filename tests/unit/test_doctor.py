@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import simulated as sim
+from installed import put_binary
 
 from flashvar.cli import diagnosis, doctor_text, main
 from flashvar.cli.diagnosis import Report, examine
@@ -119,8 +120,8 @@ def test_text_names_every_binary_and_every_refusal() -> None:
 def test_text_shows_what_the_user_insists_on() -> None:
     overrides = Overrides("cuda", "sm_80")
     text = doctor_text.render(report(sim.system(sim.L40S), ALL, overrides))
-    assert "  backend     cuda\n" in text
-    assert "  forced to   sm_80\n" in text
+    assert "  backend       cuda\n" in text
+    assert "  forced to     sm_80\n" in text
 
 
 def test_columns_are_aligned() -> None:
@@ -172,3 +173,15 @@ def test_bad_environment_is_an_error_of_its_own(
     monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
     assert main(["doctor"]) == 2
     assert "FLASHVAR_BACKEND: expected one of auto" in capsys.readouterr().err
+
+
+def test_version_skew_is_an_error_when_strict(
+    fresh_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_binary(tmp_path / "old", replace(sim.manifest("80"), version="0.0.9"))
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    found = diagnosis.examine_this_machine()
+    assert not found.healthy
+    assert "FLASHVAR_STRICT=1" in found.conclusion
+    assert json.loads(found.to_json())["errors"]

@@ -23,6 +23,12 @@ def test_every_error_is_a_public_flashvar_error(kind: type[Exception]) -> None:
         (errors.ToolchainError, 3),
         (errors.BuildError, 4),
         (errors.PackagingError, 5),
+        (errors.AuditError, 6),
+        (errors.CheckoutError, 8),
+        (errors.ReleaseError, 9),
+        (errors.ReproducibilityError, 10),
+        (errors.SmokeError, 11),
+        (errors.CrossToolchainError, 7),
     ],
 )
 def test_exit_codes_tell_kinds_apart(kind: type[errors.FlashvarError], code: int) -> None:

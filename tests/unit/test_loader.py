@@ -131,7 +131,7 @@ def test_other_version_is_an_error_when_strict(
     older: Binary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
-    with pytest.raises(ManifestError, match="FLASHVAR_STRICT is set"):
+    with pytest.raises(ManifestError, match="FLASHVAR_STRICT=1 makes this an error"):
         loader.load(older)
 
 

@@ -75,6 +75,10 @@ def put(value: object, *path: str | int) -> Callable[[Document], None]:
         pytest.param(put(True, "abi"), "abi", ["integer", "found true"], id="abi as bool"),
         pytest.param(put(-1, "abi"), "abi", ["not negative", "-1"], id="negative abi"),
         pytest.param(put("", "version"), "version", ["not empty"], id="empty version"),
+        pytest.param(put("1\x1b[2J", "version"), "version", ["printable"], id="escape sequence"),
+        pytest.param(put("1\nrow", "platform"), "platform", ["printable"], id="two lines"),
+        pytest.param(put("\ud800", "version"), "version", ["printable"], id="surrogate"),
+        pytest.param(put("1" * 9999, "version"), "version", ["printable"], id="endless"),
         pytest.param(put(1, "extra"), "extra", ["no such key"], id="unknown key"),
         pytest.param(put("sm_80", "architecture"), "architecture", ["90a", "sm_80"], id="mismatch"),
         pytest.param(put("9", "code"), "code", ["an architecture", "'9'"], id="bad code"),
@@ -147,3 +151,10 @@ def test_file_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ManifestError, match=r"manifest\.json: schema: expected"):
         manifests.read(tmp_path / "manifest.json")
+
+
+def test_kernel_listed_twice_is_refused() -> None:
+    changed = document()
+    changed["kernels"].append(changed["kernels"][0])
+    with pytest.raises(ManifestError, match="expected each kernel once, found attention_fwd"):
+        manifests.parse(json.dumps(changed))

@@ -181,3 +181,50 @@ def test_only_public_versions_are_compared(version: str, skewed: bool) -> None:
     binary = sim.binary("89", version=version)
     assert (binary.skew is not None) == skewed
     assert binary.skew is None or 'pip install "flashvar[sm89]"' in binary.skew
+
+
+def put_foreign(
+    site: Path, entry_points: bytes, metadata: str = "Name: foreign\nVersion: 1\n"
+) -> None:
+    info = site / "foreign-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    (info / "entry_points.txt").write_bytes(entry_points)
+
+
+@pytest.mark.parametrize(
+    "entry_points",
+    [
+        pytest.param(b"[console_scripts]\ncaf\xe9 = cafe:main\n", id="latin-1"),
+        pytest.param(b"[flashvar.binaries]\nno value\n", id="no value"),
+        pytest.param(b"[flashvar.binaries.extra]\nno value\n", id="another section"),
+        pytest.param(b"[flashvar.binaries]\nsm_80 = a\0b\n", id="NUL"),
+        pytest.param(b"\xff\xfe[flashvar.binaries]\n", id="UTF-16"),
+    ],
+)
+def test_malformed_packages_do_not_matter(
+    entry_points: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_foreign(tmp_path, entry_points)
+    put_wheel(tmp_path, sim.manifest("89"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    inventory = registry.installed()
+    assert names(inventory) == ["sm_89"]
+    assert inventory.refusals == ()
+
+
+def test_package_without_a_name_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_foreign(tmp_path, b"[flashvar.binaries]\nsm_80 = nothing\n", metadata="")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (refusal,) = registry.installed().refusals
+    assert "manifest.json" in refusal.reason
+
+
+def test_loop_of_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "a"))
+    (refusal,) = [one for one in registry.installed().refusals if "LIB_DIR" in one.candidate.origin]
+    assert "manifest.json" in refusal.reason

@@ -48,6 +48,7 @@ def chosen(decision: Decision) -> str | None:
         pytest.param(sim.system(sim.GB200, triton=None), None, id="GB200 without triton"),
         pytest.param(sim.system(sim.GB200, compiler=None), None, id="GB200 without compiler"),
         pytest.param(sim.system(sim.GB200, python_headers=None), None, id="GB200 without Python.h"),
+        pytest.param(sim.system(sim.GB200, triton_cache=None), None, id="GB200, no cache"),
         pytest.param(sim.system(sim.T4), None, id="T4 has no bf16"),
         pytest.param(sim.system(), None, id="device not there"),
     ],
@@ -204,13 +205,21 @@ def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int 
 
 @pytest.mark.parametrize(
     ("asked", "fix"),
-    [(72, "nox -s build-dev -- hdim=72"), (60, None), (65, None), (264, None)],
+    [(72, "nox -s build-dev -- arch=sm_80 hdim=64,72"), (60, None), (65, None), (264, None)],
     ids=["can be built", "smaller, off step", "larger, off step", "beyond what can be built"],
 )
 def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str | None) -> None:
-    inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
-    decision = select(replace(BF16_64, head_dim=asked), sim.system(sim.A100), inventory)
+    subset = sim.binary(
+        "80", kernels=(sim.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
+    )
+    decision = select(replace(BF16_64, head_dim=asked), sim.system(sim.A100), Inventory((subset,)))
     assert verdict(decision, "cuda sm_80").fix == fix
+
+
+def test_a_release_is_not_built_again_for_a_head_dim() -> None:
+    inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
+    decision = select(replace(BF16_64, head_dim=72), sim.system(sim.A100), inventory)
+    assert verdict(decision, "cuda sm_80").fix is None
 
 
 def test_dtype_that_is_not_compiled_falls_back() -> None:
@@ -287,6 +296,23 @@ def test_forced_architecture_falls_back_to_nothing(backend: str, expected: str |
     assert chosen(decision) == expected
 
 
+@pytest.mark.parametrize(
+    ("backend", "interpreted", "dtype", "expected"),
+    [
+        ("triton", True, "fp16", "triton"),
+        ("triton", True, "bf16", None),
+        ("triton", False, "fp16", None),
+        ("auto", True, "fp16", "reference"),
+    ],
+)
+def test_triton_interprets_on_the_cpu_only_when_named(
+    backend: str, interpreted: bool, dtype: str, expected: str | None
+) -> None:
+    bare = System(triton="3.7.1", interpreted=interpreted)
+    request = Request("attention_fwd", dtype, None, 64)
+    assert chosen(select(request, bare, ALL, Overrides(backend))) == expected
+
+
 def test_forced_architecture_that_is_not_installed_is_named() -> None:
     overrides = Overrides("cuda", "sm_80")
     decision = select(BF16_64, sim.system(sim.L40S), sim.inventory("89"), overrides)
@@ -336,7 +362,7 @@ def test_explanation_has_a_line_per_verdict_with_the_fix() -> None:
     lines = select(BF16_64, sim.system(sim.L40S), sim.inventory("80")).explain().splitlines()
     assert lines == [
         'cuda sm_89: no: not installed -> pip install "flashvar[sm89]"',
-        "cuda sm_80: chosen: serves",
+        "cuda sm_80: chosen: serves, compiled for 8.0",
         "triton: serves, compiled at the first call, but cuda sm_80 is preferred",
         'reference: no: serves CUDA tensors only when named: backend="reference"',
     ]

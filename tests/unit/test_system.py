@@ -195,6 +195,33 @@ def test_compiler_is_the_one_that_triton_takes(
     assert system.find_compiler() == (str(tmp_path / found) if found else None)
 
 
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [("absent", True), ("read-only home", False), ("filled", True), ("empty", False)],
+)
+def test_triton_cache_is_one_that_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, found: bool
+) -> None:
+    folder = tmp_path / ".triton" / "cache"
+    if state in ("filled", "empty"):
+        folder.mkdir(parents=True)
+    if state == "filled":
+        (folder / "kernel").mkdir()
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    # Whoever runs this may write everywhere, root above all.
+    monkeypatch.setattr(system.os, "access", lambda path, mode: state == "absent")
+    assert look().triton_cache == (str(folder) if found else None)
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_interpreter_is_on_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, value: str, on: bool
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert system.gather_for_cpu().interpreted is on
+
+
 def test_triton_that_is_blocked_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     assert look().triton is None

@@ -14,13 +14,22 @@ from interpreted_attention import CASES, Case
 pytest.importorskip("triton", reason="triton is not installed")
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    """Case -> what was wrong; all of them in one process, which takes a second to start."""
+# The public function, as users debug it.
+NAMED = """
+import torch, flashvar
+q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.half) for _ in range(3))
+out = flashvar.attention(q, k, v, causal=True, backend="triton")
+expected = flashvar.attention(q, k, v, causal=True, backend="reference")
+torch.testing.assert_close(out, expected, atol=5e-3, rtol=5e-3)
+"""
+
+
+def interpreted(*arguments: str) -> str:
+    """What a Python with Triton's interpreter prints."""
     folder = Path(__file__).parent
     sources = folder.parents[1] / "src" / "python"
     finished = subprocess.run(
-        [sys.executable, str(folder / "interpreted_attention.py")],
+        [sys.executable, *arguments],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
@@ -31,8 +40,19 @@ def found() -> dict[str, str]:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    answers: dict[str, str] = json.loads(finished.stdout)
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    """Case -> what was wrong; all of them in one process, which takes a second to start."""
+    script = Path(__file__).parent / "interpreted_attention.py"
+    answers: dict[str, str] = json.loads(interpreted(str(script)))
     return answers
+
+
+def test_named_backend_serves_cpu_tensors() -> None:
+    interpreted("-c", NAMED)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

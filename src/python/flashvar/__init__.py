@@ -14,10 +14,13 @@ from flashvar._version import __version__
 
 if TYPE_CHECKING:
     from flashvar.errors import (
+        AuditError,
         BackendUnavailableError,
         BinaryError,
         BuildError,
+        CheckoutError,
         ConfigurationError,
+        CrossToolchainError,
         DeviceError,
         DtypeError,
         FlashvarError,
@@ -25,16 +28,22 @@ if TYPE_CHECKING:
         LayoutError,
         ManifestError,
         PackagingError,
+        ReleaseError,
+        ReproducibilityError,
         ShapeError,
+        SmokeError,
         ToolchainError,
     )
     from flashvar.ops.attention import attention
 
 __all__ = [
+    "AuditError",
     "BackendUnavailableError",
     "BinaryError",
     "BuildError",
+    "CheckoutError",
     "ConfigurationError",
+    "CrossToolchainError",
     "DeviceError",
     "DtypeError",
     "FlashvarError",
@@ -42,7 +51,10 @@ __all__ = [
     "LayoutError",
     "ManifestError",
     "PackagingError",
+    "ReleaseError",
+    "ReproducibilityError",
     "ShapeError",
+    "SmokeError",
     "ToolchainError",
     "__version__",
     "attention",

@@ -10,10 +10,12 @@ import logging
 from flashvar import loader, registry
 from flashvar.errors import BackendUnavailableError, BinaryError
 from flashvar.selection import NOT_INSTALLED, select
-from flashvar.system import System, gather
+from flashvar.system import System, gather, gather_for_cpu
 from flashvar.verdicts import Decision, Overrides, Request, Verdict
 
 _log = logging.getLogger("flashvar")
+# What was logged: one line for a whole model, however many kinds of calls it makes.
+_said: set[tuple[str, str, str]] = set()
 
 
 def choose(request: Request, backend: str = "auto") -> Verdict:
@@ -28,8 +30,7 @@ def choose(request: Request, backend: str = "auto") -> Verdict:
         ManifestError: FLASHVAR_STRICT=1 and the chosen binary is of another version.
     """
     overrides = Overrides.from_environment(backend)
-    # CPU tensors need no facts about devices, and asking could fail in a forked worker.
-    system = System() if request.device is None else gather()
+    system = gather_for_cpu() if request.device is None else gather()
     decision = _decide(request, system, overrides)
     if decision.chosen is None:
         wanted = "a backend" if overrides.backend == "auto" else f"backend {overrides.backend!r}"
@@ -57,15 +58,18 @@ def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
 
 
 def _report(decision: Decision, chosen: Verdict) -> None:
-    """One log line: what serves, and what a fixable fault keeps from serving better."""
+    """One log line: what serves, and what keeps the best of the others from serving."""
     better = decision.verdicts[: decision.verdicts.index(chosen)]
     lost = next((verdict for verdict in better if verdict.fix is not None), None)
-    if lost is None or chosen.backend == "cuda":
+    # A binary for another architecture stands by; only what was meant for this device is missed.
+    if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
         _log.debug("%s: %s serves", decision.request, chosen.candidate)
         return
-    _log.log(
-        # An optional wheel that nobody installed is no fault; one that is here and refused is.
-        logging.INFO if lost.reason == NOT_INSTALLED else logging.WARNING,
+    said = (chosen.candidate, lost.candidate, lost.reason)
+    if said in _said:
+        return
+    _said.add(said)
+    _log.warning(
         "%s: %s serves, not %s (%s); to change that: %s",
         decision.request,
         chosen.candidate,

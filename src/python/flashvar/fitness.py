@@ -91,7 +91,7 @@ def binary_faults(
     if compiled > _CHEAP_HEAD_DIM and compiled > 2 * asked:
         yield Fault(
             f"compiled head dim {compiled} would waste more than half of the work",
-            f"nox -s build-dev -- hdim={asked}",
+            _rebuild(request, binary),
         )
     yield from _launch_faults(kernel, device)
 
@@ -117,11 +117,17 @@ def _no_kernel(request: Request, binary: Binary) -> Fault:
         return Fault(f"holds dtypes {', '.join(dtypes)}, not {request.dtype}")
     dims = sorted({row.head_dim for row in rows if row.head_dim and row.dtype == request.dtype})
     found = ", ".join(map(str, dims))
-    fixable = request.head_dim is not None and request.head_dim <= HEAD_DIM_MAX
-    return Fault(
-        f"holds head dims {found}, none for {request.head_dim}",
-        f"nox -s build-dev -- hdim={request.head_dim}" if fixable else None,
-    )
+    return Fault(f"holds head dims {found}, none for {request.head_dim}", _rebuild(request, binary))
+
+
+def _rebuild(request: Request, binary: Binary) -> str | None:
+    """The command that adds the head dim to a build of a subset and keeps the others."""
+    if "+" not in binary.manifest.version or (request.head_dim or 0) > HEAD_DIM_MAX:
+        return None
+    held = {row.head_dim for row in binary.manifest.kernels if row.op == request.op}
+    dims = sorted(dim for dim in {*held, request.head_dim} if dim is not None)
+    words = ",".join(map(str, dims))
+    return f"nox -s build-dev -- arch={binary.architecture.name} hdim={words}"
 
 
 def _driver(system: System) -> str:

@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from flashvar import manifest as manifests
 from flashvar import registry
 from flashvar.errors import BinaryError, ManifestError
 from flashvar.registry import Binary, Inventory
+from flashvar.verdicts import Overrides
 
 _log = logging.getLogger("flashvar")
 
@@ -83,8 +83,8 @@ def open_all() -> Inventory:
 def _check_version(binary: Binary) -> None:
     if binary.skew is None:
         return
-    if os.environ.get("FLASHVAR_STRICT", "0") not in ("", "0"):
-        raise ManifestError(f"{binary.skew} (FLASHVAR_STRICT is set)")
+    if Overrides.from_environment().strict:
+        raise ManifestError(f"{binary.skew} (FLASHVAR_STRICT=1 makes this an error)")
     _log.warning("%s", binary.skew)
 
 

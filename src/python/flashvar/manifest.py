@@ -22,7 +22,8 @@ SCHEMA: Final = 1
 ABI: Final = 1
 
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
-_FIXED_KERNEL_KEYS: Final = frozenset(
+# Of a kernel's row; every other key is an axis.
+FIXED_KERNEL_KEYS: Final = frozenset(
     {
         "op",
         "name",
@@ -33,6 +34,7 @@ _FIXED_KERNEL_KEYS: Final = frozenset(
         "registers",
         "spill_bytes",
         "stack_bytes",
+        "functions",
     }
 )
 
@@ -85,6 +87,7 @@ class KernelRow:
     registers: int  # per thread
     spill_bytes: int  # per thread
     stack_bytes: int  # per thread
+    functions: tuple[str, ...] = ()  # the device functions it launches, mangled
 
     @property
     def dtype(self) -> str | None:
@@ -174,6 +177,10 @@ def parse(text: str) -> Manifest:
         kernels=tuple(_kernel(row) for row in top.tables("kernels")),
     )
     top.end()
+    names = [row.name for row in manifest.kernels]
+    for name in names:
+        if names.count(name) > 1:
+            raise ManifestError(f"kernels: expected each kernel once, found {name} more than once")
     return manifest
 
 
@@ -232,7 +239,7 @@ def _library(table: Table) -> LibraryFile:
 
 def _kernel(table: Table) -> KernelRow:
     axes: list[tuple[str, str | int]] = []
-    for key in [key for key in table.rest if key not in _FIXED_KERNEL_KEYS]:
+    for key in [key for key in table.rest if key not in FIXED_KERNEL_KEYS]:
         value = table.take(key)
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise wrong(table.path(key), "an axis value, a string or an integer", value)
@@ -252,6 +259,7 @@ def _kernel(table: Table) -> KernelRow:
         registers=table.integer("registers"),
         spill_bytes=table.integer("spill_bytes"),
         stack_bytes=table.integer("stack_bytes"),
+        functions=table.texts("functions") if "functions" in table.rest else (),
     )
 
 

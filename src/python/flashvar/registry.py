@@ -102,9 +102,9 @@ def refuse(binary: Binary, reason: str) -> Inventory:
 
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
     """Every folder that claims to be a binary, in order of precedence, each once."""
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for candidate in (*_in_lib_dir(environ), *_in_wheels(), *_embedded()):
-        resolved = candidate.directory.resolve()
+        resolved = os.path.realpath(candidate.directory)  # of a loop of links too
         if resolved not in seen:
             seen.add(resolved)
             yield candidate
@@ -172,13 +172,30 @@ def _in_wheels() -> Iterator[Candidate]:
     # `entry_points()` would hide the second of two distributions with one name, and would parse
     # every package's file: a foreign malformed one must not matter here.
     for distribution in metadata.distributions():
-        if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+        folders = _entries(distribution)
+        if not folders:
             continue
-        name = f"{distribution.metadata['Name']} {distribution.version}"
-        again = f"pip install --force-reinstall --no-deps {distribution.metadata['Name']}"
-        for entry in distribution.entry_points.select(group=ENTRY_POINT_GROUP):
-            directory = Path(str(distribution.locate_file(entry.value)))
-            yield Candidate(directory, f"wheel {name}", again)
+        name = distribution.metadata["Name"] or "without a name"
+        again = f"pip install --force-reinstall --no-deps {name}"
+        for folder in folders:
+            directory = Path(str(distribution.locate_file(folder)))
+            yield Candidate(directory, f"wheel {name} {distribution.version}", again)
+
+
+def _entries(distribution: metadata.Distribution) -> list[str]:
+    """The values of our group in a distribution's entry points; none where they cannot be read."""
+    try:
+        text = distribution.read_text("entry_points.txt") or ""
+    except (OSError, UnicodeDecodeError):
+        return []
+    section = ""
+    values = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{ENTRY_POINT_GROUP}]" and "=" in line and line.isprintable():
+            values.append(line.partition("=")[2].strip())
+    return values
 
 
 def _embedded() -> Iterator[Candidate]:

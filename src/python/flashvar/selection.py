@@ -150,6 +150,9 @@ def _judge_binary(
         return Verdict(candidate, "cuda", False, fault.reason, fault.fix, binary)
     padded = kernel is not None and kernel.head_dim != request.head_dim
     detail = f" with compiled head dim {kernel.head_dim}" if kernel and padded else ""
+    made_for = binary.architecture.capability
+    if device is not None and made_for != device.capability:
+        detail += f", compiled for {dotted(made_for)}"
     return Verdict(candidate, "cuda", True, f"serves{detail}", None, binary, kernel)
 
 
@@ -169,16 +172,17 @@ def _triton_faults(
         yield fault
     if overrides.backend == "auto" and overrides.architecture is not None:
         yield Fault(f"FLASHVAR_FORCE_ARCH={overrides.architecture} was set")
-    if request.device is None:
+    if request.device is None and not (system.interpreted and overrides.backend == "triton"):
         yield Fault("serves CUDA tensors, the request has CPU tensors")
-    if device is None:
+    if request.device is not None and device is None:
         yield Fault(f"expected a device cuda:{request.device}, found {len(system.devices)}")
-        return
     lowest = _TRITON_CAPABILITY.get(request.dtype)
     if lowest is None:
         yield Fault(f"serves {', '.join(_TRITON_CAPABILITY)}, not {request.dtype}")
         return
-    if system.torch_hip is None and device.capability < lowest:
+    if device is None and request.dtype == "bf16":
+        yield Fault("its interpreter computes with the raw bits of bf16")
+    if device is not None and system.torch_hip is None and device.capability < lowest:
         yield Fault(
             f"{request.dtype} needs capability {dotted(lowest)} or higher, "
             f"the device is {dotted(device.capability)}"
@@ -190,10 +194,20 @@ def _triton_faults(
         )
     if system.triton is None:
         yield Fault("triton is not installed", "pip install triton")
+    if device is None:  # the interpreter compiles nothing
+        return
     if system.compiler is None:
         yield Fault("found no C compiler for its launcher", "install gcc, or set CC to a compiler")
     if system.python_headers is None:
-        yield Fault("found no Python.h for its launcher", "install the headers of this Python")
+        python = "python" + ".".join(system.python.split(".")[:2])
+        yield Fault(
+            "found no Python.h for its launcher", f"install {python}-dev (Fedora: {python}-devel)"
+        )
+    if system.triton_cache is None:
+        yield Fault(
+            "cannot keep what it compiles: its cache folder cannot be written",
+            "set TRITON_CACHE_DIR to a folder that can be written",
+        )
 
 
 def _judge_reference(request: Request, overrides: Overrides) -> Verdict:

@@ -8,6 +8,7 @@ import re
 from flashvar.errors import ManifestError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_LONGEST = 1000
 
 
 class Table:
@@ -31,11 +32,11 @@ class Table:
         return self.rest.pop(key)
 
     def text(self, key: str) -> str:
-        """A string that is not empty."""
+        """A string that is not empty and prints as one line."""
         value = self.take(key)
-        if not isinstance(value, str) or not value:
-            raise wrong(self.path(key), "a string that is not empty", value)
-        return value
+        if not _prints(value):
+            raise wrong(self.path(key), "a printable string that is not empty", value)
+        return str(value)
 
     def sha256(self, key: str) -> str:
         """A sha256 in hex."""
@@ -55,6 +56,13 @@ class Table:
             raise wrong(self.path(key), "a list of integers", value)
         return tuple(_count(item, f"{self.path(key)}[{i}]") for i, item in enumerate(value))
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings that are not empty and print."""
+        value = self.take(key)
+        if not isinstance(value, list) or not all(_prints(item) for item in value):
+            raise wrong(self.path(key), "a list of printable strings that are not empty", value)
+        return tuple(value)
+
     def table(self, key: str) -> Table:
         """A nested object."""
         return Table(self.take(key), self.path(key))
@@ -71,6 +79,11 @@ class Table:
         if self.rest:
             first = next(iter(self.rest))
             raise ManifestError(f"{self.path(first)}: expected no such key")
+
+
+def _prints(value: object) -> bool:
+    """Whether a value is text for a terminal: no control characters, no end of it."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST and value.isprintable()
 
 
 def _count(value: object, where: str) -> int:

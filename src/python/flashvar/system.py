@@ -50,6 +50,8 @@ class System:
     triton: str | None = None
     compiler: str | None = None  # the C compiler that Triton would call
     python_headers: str | None = None  # the folder of Python.h, which Triton's launcher includes
+    triton_cache: str | None = None  # where Triton keeps what it compiles; None: it cannot
+    interpreted: bool = False  # Triton runs kernels in Python, on CPU tensors: TRITON_INTERPRET
     python: str = ""
     platform: str = ""  # as in a wheel tag, e.g. "linux_x86_64"
     problem: str | None = None  # why torch sees no device, in torch's words
@@ -77,10 +79,17 @@ def gather() -> System:
         triton=_triton_version(),
         compiler=find_compiler(),
         python_headers=_python_headers(),
+        triton_cache=_triton_cache(),
+        interpreted=_interpreted(),
         python=platform.python_version(),
         platform=platform_tag(),
         problem=problem,
     )
+
+
+def gather_for_cpu() -> System:
+    """What serving CPU tensors depends on. Asks no device: that could fail in a forked worker."""
+    return System(triton=_triton_version(), interpreted=_interpreted())
 
 
 def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
@@ -148,6 +157,22 @@ def _python_headers() -> str | None:
     scheme = "posix_prefix" if scheme == "posix_local" else scheme
     folder = Path(sysconfig.get_paths(scheme=scheme)["include"])
     return str(folder) if (folder / "Python.h").is_file() else None
+
+
+def _triton_cache() -> str | None:
+    """The folder if it can be written or, as in a read-only image, holds something already."""
+    try:
+        home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
+        folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+        existing = next(one for one in (folder, *folder.parents) if one.exists())
+        filled = existing == folder and any(folder.iterdir())
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return str(folder) if filled or os.access(existing, os.W_OK | os.X_OK) else None
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
 
 
 def _triton_version() -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 _SPELLING = re.compile(r"(?:sm_?)?(?P<major>[1-9][0-9]*)(?P<minor>[0-9])(?P<specific>a?)")
 
-# The one axis that names print shorter than it is called.
-_SHORT = {"head_dim": "hdim"}
+# Axes that names print, and commands take, shorter than they are called; others go as they are.
+SHORT_AXES: Final = MappingProxyType({"head_dim": "hdim"})
 
 
 @dataclass(frozen=True, order=True)
@@ -63,7 +65,7 @@ class Kernel:
     def name(self) -> str:
         """`<op>_<value>...`; integer values carry their axis, e.g. `hdim64`."""
         words = (
-            value if isinstance(value, str) else f"{_SHORT.get(axis, axis)}{value}"
+            value if isinstance(value, str) else f"{SHORT_AXES.get(axis, axis)}{value}"
             for axis, value in self.axes
         )
         return "_".join((self.op, *words))

@@ -23,7 +23,6 @@ class Request:
     dtype: str  # "bf16", "fp16", "fp32" or "fp64"
     device: int | None  # CUDA device ordinal; None for CPU tensors
     head_dim: int | None = None  # None for ops without one
-    features: frozenset[str] = frozenset()  # part of the identity; every backend serves all of them
 
     def __str__(self) -> str:
         """The request in words, for errors and the log."""
@@ -38,12 +37,13 @@ class Overrides:
 
     backend: str = "auto"  # one of BACKENDS; anything but "auto" never falls back
     architecture: str | None = None  # consider this binary alone, e.g. "sm_XY"
+    strict: bool = False  # a version that differs between flashvar and a binary is an error
 
     @classmethod
     def from_environment(
         cls, backend: str = "auto", environ: Mapping[str, str] = os.environ
     ) -> Overrides:
-        """The caller's backend, completed by FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH."""
+        """The caller's backend, completed by FLASHVAR_BACKEND, _FORCE_ARCH and _STRICT."""
         source = "backend"
         if backend == "auto" and environ.get("FLASHVAR_BACKEND"):
             source, backend = "FLASHVAR_BACKEND", environ["FLASHVAR_BACKEND"]
@@ -57,7 +57,10 @@ class Overrides:
                 forced = Architecture.parse(forced).name
             except ValueError as error:
                 raise ConfigurationError(f"FLASHVAR_FORCE_ARCH: {error}") from None
-        return cls(backend, forced)
+        strict = environ.get("FLASHVAR_STRICT", "")
+        if strict not in ("", "0", "1"):
+            raise ConfigurationError(f"FLASHVAR_STRICT: expected 0 or 1, found {strict!r}")
+        return cls(backend, forced, strict == "1")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from flashvar import loader
+from flashvar import loader, registry
 from flashvar._version import __version__
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.selection import Decision, Overrides, Request, Verdict, select
@@ -28,11 +28,14 @@ class Report:
     inventory: Inventory
     overrides: Overrides
     decisions: tuple[Decision, ...]
+    errors: tuple[str, ...] = ()  # what every call would raise
 
     @property
     def healthy(self) -> bool:
         """Whether something other than the reference would run."""
-        return any(one.chosen and one.chosen.backend != "reference" for one in self.decisions)
+        return not self.errors and any(
+            one.chosen and one.chosen.backend != "reference" for one in self.decisions
+        )
 
     @property
     def fixes(self) -> tuple[str, ...]:
@@ -40,13 +43,16 @@ class Report:
         found = (
             verdict.fix for decision in self.decisions for verdict in _better_than_chosen(decision)
         )
-        return tuple(dict.fromkeys(fix for fix in found if fix is not None))
+        every = (_fix_of_machine(self.system), *found)
+        return tuple(dict.fromkeys(fix for fix in every if fix is not None))
 
     @property
     def conclusion(self) -> str:
         """The whole report in one sentence."""
+        if self.errors:
+            return f"Calls fail: {self.errors[0]}."
         backends = [one.chosen.backend if one.chosen else "" for one in self.decisions]
-        if not self.system.devices:
+        if not self.system.devices and not self.healthy:
             why = self.system.problem or "torch sees no CUDA device"
             return f"Only the CPU reference runs: {why}."
         if not self.healthy:
@@ -68,6 +74,7 @@ class Report:
             "version": __version__,
             "healthy": self.healthy,
             "conclusion": self.conclusion,
+            "errors": self.errors,
             "fixes": self.fixes,
             "overrides": asdict(self.overrides),
             "system": asdict(self.system),
@@ -80,7 +87,11 @@ class Report:
 
 def examine_this_machine() -> Report:
     """Gather, open every binary once, and decide; ConfigurationError on a bad environment."""
-    return examine(gather(), loader.open_all(), Overrides.from_environment())
+    overrides = Overrides.from_environment()
+    skews = [binary.skew for binary in registry.installed().binaries if overrides.strict]
+    report = examine(gather(), loader.open_all(), overrides)
+    errors = [f"{skew} (FLASHVAR_STRICT=1 makes this an error)" for skew in skews if skew]
+    return replace(report, errors=tuple(errors))
 
 
 def examine(system: System, inventory: Inventory, overrides: Overrides) -> Report:
@@ -100,6 +111,23 @@ def questions(system: System, inventory: Inventory) -> Iterator[Request]:
     devices: list[int | None] = [device.index for device in system.devices]
     for device, (op, dtype, head_dim) in product(devices or [None], in_order):
         yield Request(op, dtype, device, head_dim)
+
+
+def _fix_of_machine(system: System) -> str | None:
+    """What would make torch see a device that is there; None where nothing says that one is."""
+    if system.torch is None:
+        return "pip install torch"
+    if system.devices or system.torch_hip is not None or system.driver_cuda is None:
+        return None
+    if system.torch_cuda is None:
+        return f"install a torch made for CUDA; torch {system.torch} is for the CPU alone"
+    major, served = int(system.torch_cuda.split(".")[0]), system.driver_cuda[0]
+    if major <= served:
+        return None
+    return (
+        f"update the NVIDIA driver to one that serves CUDA {system.torch_cuda}, "
+        f"or install a torch made for CUDA {served}"
+    )
 
 
 def _better_than_chosen(decision: Decision) -> tuple[Verdict, ...]:

@@ -44,6 +44,7 @@ def _system(report: Report) -> list[str]:
         ("triton", system.triton),
         ("C compiler", system.compiler),
         ("Python.h", system.python_headers),
+        ("Triton cache", system.triton_cache or "cannot be written"),
         ("driver", driver),
     ]
     named = [

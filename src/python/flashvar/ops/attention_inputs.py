@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Final, NamedTuple
 
 import torch
@@ -30,6 +29,7 @@ _KERNEL_DTYPES: Final = ("bf16", "fp16")
 
 # Largest finite float32: what a scale has to fit in.
 _SCALE_LIMIT: Final = float(torch.finfo(torch.float32).max)
+_SCALES: Final = (int, float, torch.SymFloat, torch.SymInt)
 
 
 class Strides(NamedTuple):
@@ -100,21 +100,17 @@ def inspect(
         ShapeError, DtypeError, DeviceError, LayoutError, InvalidInputError: with what was expected,
             what was found and what to do.
     """
-    if layout not in LAYOUTS:
-        raise LayoutError(
-            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
-            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
-        )
-    if backend not in BACKENDS:
-        raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
-            'leave it out for "auto"'
-        )
+    check_options(causal, scale, layout, backend)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise InvalidInputError(
                 f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
                 "convert it with torch.as_tensor()"
+            )
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+            raise LayoutError(
+                f"{name} must be a strided tensor, got {kind}: convert it to a padded dense one"
             )
     device = _common_device(q, k, v)
     in_kernels = device.type == "cuda" and backend != "reference"
@@ -169,6 +165,29 @@ def inspect(
     )
 
 
+def check_options(causal: object, scale: object, layout: object, backend: object) -> None:
+    """Refuse options of other types or values than attention takes; quick when all is well.
+
+    A scale may also be symbolic, while a graph is traced.
+    """
+    if type(causal) is not bool:
+        raise InvalidInputError(f"causal must be True or False, got {causal!r}: pass a bool")
+    if type(layout) is not str or layout not in LAYOUTS:
+        raise LayoutError(
+            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
+            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
+        )
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
+        )
+    if scale is not None and type(scale) is not float and not isinstance(scale, _SCALES):
+        raise InvalidInputError(
+            f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
+        )
+
+
 def _shape(tensor: torch.Tensor) -> str:
     return str(tuple(tensor.shape))
 
@@ -220,7 +239,9 @@ def _sizes(name: str, tensor: torch.Tensor, layout: str) -> tuple[int, int, int,
 
 
 def _strides(tensor: torch.Tensor, layout: str) -> Strides:
-    batch, second, third, _ = tensor.stride()
+    # The stride of a dimension with one entry says nothing, and must not make rows look unaligned.
+    strides = zip(tensor.stride()[:3], tensor.shape[:3], strict=True)
+    batch, second, third = (stride if size > 1 else 0 for stride, size in strides)
     return Strides(batch, third, second) if layout == "bhsd" else Strides(batch, second, third)
 
 
@@ -248,9 +269,13 @@ def _check_head_dim(head_dim: int, in_kernels: bool) -> None:
 def _scale(scale: float | None, head_dim: int) -> float:
     if scale is None:
         return float(head_dim**-0.5)
-    if not isinstance(scale, Real) or not math.isfinite(scale) or abs(scale) > _SCALE_LIMIT:
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _SCALE_LIMIT:
         raise InvalidInputError(
             f"scale must be a finite number that float32 can hold, got {scale!r}: "
             "leave it out for head_dim**-0.5"
         )
-    return float(scale)
+    return value

@@ -14,7 +14,7 @@ import torch
 
 from flashvar.backends import Launch, backend
 from flashvar.decide import choose
-from flashvar.ops.attention_inputs import Problem, inspect
+from flashvar.ops.attention_inputs import Problem, check_options, inspect
 from flashvar.verdicts import Request, Verdict
 
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
@@ -63,6 +63,9 @@ def plan(
         InvalidInputError: an argument is not what attention takes.
         BackendUnavailableError: nothing can serve the call.
     """
+    # The key tells by equality: options of other types (1 for True, a tensor that changes) would
+    # find the plan of another call, or could not be looked up at all.
+    check_options(causal, scale, layout, named)
     key = (
         q.shape,
         k.shape,

@@ -103,18 +103,12 @@ def kernel_arguments(problem: Problem, tile: tiles.Tile) -> dict[str, Any]:
 
 
 def _strides(problem: Problem) -> dict[str, int]:
-    """By the kernel's names; where a dimension has one entry its stride says nothing and is 0."""
-    q_sizes = (problem.batch, problem.seqlen_q, problem.heads_q)
-    kv_sizes = (problem.batch, problem.seqlen_k, problem.heads_kv)
+    """By the kernel's names."""
+    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "out": problem.out}
     return {
-        f"{name}_{axis}": stride if size > 1 else 0
-        for name, sizes, strides in (
-            ("q", q_sizes, problem.q),
-            ("k", kv_sizes, problem.k),
-            ("v", kv_sizes, problem.v),
-            ("out", q_sizes, problem.out),
-        )
-        for axis, size, stride in zip(("batch", "row", "head"), sizes, strides, strict=True)
+        f"{name}_{axis}": stride
+        for name, strides in tensors.items()
+        for axis, stride in zip(("batch", "row", "head"), strides, strict=True)
     }
 
 

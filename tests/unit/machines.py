@@ -1,0 +1,233 @@
+"""Machines on paper, and what is expected of flashvar on each: the table of test_systems.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import simulated as sim
+
+from flashvar.registry import Candidate, Inventory, Refusal
+from flashvar.system import System
+
+EVERY_WHEEL = sim.inventory("80", "86", "89", "90a")  # flashvar[all]
+NO_WHEEL = sim.inventory()
+SM80_WHEEL = sim.inventory("80")
+# A tile of head dim 256 that an A100 has the shared memory for, and other 8.x devices have not.
+BIG_TILE_WHEEL = replace(
+    NO_WHEEL,
+    binaries=(
+        sim.binary(
+            "80",
+            kernels=tuple(
+                sim.kernel(dtype=dtype, head_dim=head_dim, shared_memory=needed * sim.KIB)
+                for dtype in ("bf16", "fp16")
+                for head_dim, needed in ((128, 64), (256, 160))
+            ),
+        ),
+    ),
+)
+DAMAGED_WHEEL = replace(
+    NO_WHEEL,
+    refusals=(
+        Refusal(
+            Candidate(Path("/site/flashvar_sm90"), "wheel flashvar-sm90 0.1.0", "reinstall it"),
+            "sm_90",
+            "expected libflashvar_sm90.so to have 4 bytes, found 3",
+            "pip install --force-reinstall --no-deps flashvar-sm90",
+        ),
+    ),
+)
+
+DRIVER_550 = {"driver_cuda": (12, 4), "driver_display": "550.54.15", "torch_cuda": "12.6"}
+DRIVER_570 = {"driver_cuda": (12, 8), "driver_display": "570.86.15", "torch_cuda": "12.8"}
+UPDATE = "update the NVIDIA driver to 580 or newer"
+ROCM = {"torch_hip": "6.4", "torch_cuda": None, "driver_cuda": None, "driver_display": None}
+NO_DRIVER = {"driver_cuda": None, "driver_display": None}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine and what is expected of it; `runs` has an entry per device (one for the CPU)."""
+
+    system: System
+    runs: tuple[str | None, ...]
+    why: tuple[str, str]  # a candidate on the first device, and words of its reason
+    fixes: tuple[str, ...] = ()  # all of those that doctor names
+    exit_code: int = 0
+    wheels: Inventory = EVERY_WHEEL
+    dtype: str = "bf16"
+    head_dim: int = 64
+
+
+def pip(extra: str) -> str:
+    return f'pip install "flashvar[{extra}]"'
+
+
+CUDA_80, CUDA_86, CUDA_89, CUDA_90 = "cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90"
+
+MACHINES = {
+    "A100": Machine(sim.system(sim.A100), (CUDA_80,), (CUDA_86, "the device is 8.0")),
+    "A100 MIG slice": Machine(sim.system(sim.A100_MIG), (CUDA_80,), (CUDA_80, "serves")),
+    "RTX 3090": Machine(sim.system(sim.RTX_3090), (CUDA_86,), (CUDA_89, "the device is 8.6")),
+    "RTX 4090": Machine(sim.system(sim.RTX_4090), (CUDA_89,), (CUDA_86, "compiled for 8.6")),
+    "L40S": Machine(sim.system(sim.L40S), (CUDA_89,), ("triton", "compiled at the first call")),
+    "H100": Machine(sim.system(sim.H100), (CUDA_90,), (CUDA_89, "the device is 9.0")),
+    "H200": Machine(sim.system(sim.H200), (CUDA_90,), (CUDA_90, "serves")),
+    "GH200, aarch64": Machine(
+        sim.system(sim.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
+    ),
+    "GB200": Machine(
+        sim.system(sim.GB200), ("triton",), ("cuda sm_100", "no wheel for this architecture")
+    ),
+    "RTX 5090": Machine(
+        sim.system(sim.RTX_5090), ("triton",), (CUDA_90, "runs on exactly 9.0, the device is 12.0")
+    ),
+    "Orin": Machine(sim.system(sim.ORIN), ("triton",), (CUDA_86, "Tegra")),
+    "Thor": Machine(sim.system(sim.THOR), ("triton",), (CUDA_90, "Tegra")),
+    "ROCm MI210 that reports 9.0": Machine(
+        sim.system(sim.MI210, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
+    ),
+    "ROCm MI300": Machine(
+        sim.system(sim.MI300, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
+    ),
+    "T4, bf16": Machine(
+        sim.system(sim.T4), (None,), ("triton", "needs capability 8.0 or higher, the device is 7.5")
+    ),
+    "T4, fp16": Machine(sim.system(sim.T4), ("triton",), ("cuda sm_75", "no wheel"), dtype="fp16"),
+    "V100": Machine(
+        sim.system(sim.V100), (None,), ("triton", "the device is 7.0"), exit_code=1, dtype="fp16"
+    ),
+    "driver 570": Machine(
+        sim.system(sim.L40S, **DRIVER_570),
+        ("triton",),
+        (CUDA_89, "needs driver 580 or newer (CUDA 13.0), found 570.86.15 (CUDA 12.8)"),
+        fixes=(UPDATE,),
+    ),
+    "driver 550": Machine(
+        sim.system(sim.H100, **DRIVER_550),
+        ("triton",),
+        (CUDA_90, "found 550.54.15 (CUDA 12.4)"),
+        fixes=(UPDATE,),
+    ),
+    "driver 550, torch for CUDA 13": Machine(
+        sim.system(
+            problem="The NVIDIA driver on your system is too old",
+            driver_cuda=(12, 4),
+            driver_display="550.54.15",
+        ),
+        ("reference",),
+        (CUDA_90, "serves CUDA tensors"),
+        fixes=(
+            "update the NVIDIA driver to one that serves CUDA 13.0, "
+            "or install a torch made for CUDA 12",
+        ),
+        exit_code=1,
+    ),
+    "torch for the CPU on a machine with a GPU": Machine(
+        sim.system(torch="2.13.0+cpu", torch_cuda=None),
+        ("reference",),
+        ("triton", "serves CUDA tensors"),
+        fixes=("install a torch made for CUDA; torch 2.13.0+cpu is for the CPU alone",),
+        exit_code=1,
+    ),
+    "no torch": Machine(
+        System(problem="torch cannot be imported: No module named 'torch'"),
+        ("reference",),
+        (CUDA_90, "serves CUDA tensors"),
+        fixes=("pip install torch",),
+        exit_code=1,
+    ),
+    "no GPU": Machine(
+        sim.system(**NO_DRIVER),
+        ("reference",),
+        (CUDA_90, "serves CUDA tensors, the request has CPU tensors"),
+        exit_code=1,
+    ),
+    "3090 and 4090": Machine(
+        sim.system(sim.RTX_3090, sim.RTX_4090), (CUDA_86, CUDA_89), (CUDA_89, "the device is 8.6")
+    ),
+    "A100 and H100": Machine(
+        sim.system(sim.A100, sim.H100), (CUDA_80, CUDA_90), (CUDA_90, "the device is 8.0")
+    ),
+    "A100 and H100, only the sm_80 wheel": Machine(
+        sim.system(sim.A100, sim.H100),
+        (CUDA_80, "triton"),
+        (CUDA_80, "serves"),
+        fixes=(pip("sm90"),),
+        wheels=SM80_WHEEL,
+    ),
+    "nothing installed": Machine(
+        sim.system(sim.L40S),
+        ("triton",),
+        (CUDA_89, "not installed"),
+        fixes=(pip("sm89"),),
+        wheels=NO_WHEEL,
+    ),
+    "only the sm_80 wheel on 8.9, a tile that fits": Machine(
+        sim.system(sim.L40S),
+        (CUDA_80,),
+        (CUDA_80, "serves, compiled for 8.0"),
+        fixes=(pip("sm89"),),
+        wheels=BIG_TILE_WHEEL,
+        head_dim=128,
+    ),
+    "only the sm_80 wheel on 8.9, a tile that does not fit": Machine(
+        sim.system(sim.L40S),
+        ("triton",),
+        (CUDA_80, "needs 163840 bytes of shared memory, a block may have 101376"),
+        fixes=(pip("sm89"),),
+        wheels=BIG_TILE_WHEEL,
+        head_dim=256,
+    ),
+    "only the sm_80 wheel on 9.0": Machine(
+        sim.system(sim.H100),
+        ("triton",),
+        (CUDA_80, "runs on 8.0 and higher minors, the device is 9.0"),
+        fixes=(pip("sm90"),),
+        wheels=SM80_WHEEL,
+    ),
+    "damaged wheel": Machine(
+        sim.system(sim.H100),
+        ("triton",),
+        (CUDA_90, "wheel flashvar-sm90 0.1.0: expected libflashvar_sm90.so to have 4 bytes"),
+        fixes=("pip install --force-reinstall --no-deps flashvar-sm90",),
+        wheels=DAMAGED_WHEEL,
+    ),
+    "triton missing": Machine(
+        sim.system(sim.RTX_5090, triton=None),
+        (None,),
+        ("triton", "triton is not installed"),
+        fixes=("pip install triton",),
+        exit_code=1,
+    ),
+    "triton missing where a wheel serves": Machine(
+        sim.system(sim.H100, triton=None), (CUDA_90,), ("triton", "triton is not installed")
+    ),
+    "compiler missing": Machine(
+        sim.system(sim.RTX_5090, compiler=None),
+        (None,),
+        ("triton", "no C compiler"),
+        fixes=("install gcc, or set CC to a compiler",),
+        exit_code=1,
+    ),
+    "Python.h missing": Machine(
+        sim.system(sim.RTX_5090, python_headers=None),
+        (None,),
+        ("triton", "no Python.h"),
+        fixes=("install python3.11-dev (Fedora: python3.11-devel)",),
+        exit_code=1,
+    ),
+    "read-only home": Machine(
+        sim.system(sim.RTX_5090, triton_cache=None),
+        (None,),
+        ("triton", "its cache folder cannot be written"),
+        fixes=("set TRITON_CACHE_DIR to a folder that can be written",),
+        exit_code=1,
+    ),
+    "read-only home where a wheel serves": Machine(
+        sim.system(sim.A100, triton_cache=None),
+        (CUDA_80,),
+        ("triton", "its cache folder cannot be written"),
+    ),
+}

@@ -1,0 +1,84 @@
+"""One flashvar for every machine: what runs there, why nothing better, and what would change it.
+
+Each row of MACHINES is judged by the selection and by doctor, as text, as JSON and by exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from machines import MACHINES, Machine
+
+from flashvar import cli
+from flashvar.cli import diagnosis
+from flashvar.selection import Request, select
+
+every_machine = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+
+
+def devices(machine: Machine) -> list[int | None]:
+    return [device.index for device in machine.system.devices] or [None]
+
+
+@every_machine
+def test_selection(machine: Machine) -> None:
+    decisions = [
+        select(
+            Request("attention_fwd", machine.dtype, index, machine.head_dim),
+            machine.system,
+            machine.wheels,
+        )
+        for index in devices(machine)
+    ]
+    chosen = tuple(one.chosen.candidate if one.chosen else None for one in decisions)
+    assert chosen == machine.runs
+    candidate, words = machine.why
+    reasons = [one.reason for one in decisions[0].verdicts if one.candidate == candidate]
+    assert [reason for reason in reasons if words in reason], decisions[0].explain()
+
+
+@every_machine
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_doctor(
+    machine: Machine,
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(diagnosis, "gather", lambda: machine.system)
+    monkeypatch.setattr(diagnosis, "loader", SimpleNamespace(open_all=lambda: machine.wheels))
+    for name in ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH"):
+        monkeypatch.delenv(name, raising=False)
+    code = cli.main(["doctor", *(["--json"] if form == "json" else [])])
+    printed = capsys.readouterr().out
+    assert code == machine.exit_code, printed
+    (check_json if form == "json" else check_text)(machine, printed)
+
+
+def check_json(machine: Machine, printed: str) -> None:
+    document = json.loads(printed)
+    assert document["healthy"] is (machine.exit_code == 0)
+    assert set(document["fixes"]) == set(machine.fixes)
+    asked = [
+        one
+        for one in document["requests"]
+        if (one["dtype"], one["head_dim"]) == (machine.dtype, machine.head_dim)
+    ]
+    assert tuple(one["chosen"] for one in asked) == machine.runs
+    candidate, words = machine.why
+    verdicts = asked[0]["verdicts"]
+    assert any(one["candidate"] == candidate and words in one["reason"] for one in verdicts)
+
+
+def check_text(machine: Machine, printed: str) -> None:
+    _, _, better = printed.partition("\nTo run something better\n")
+    shown = [line.strip() for line in better.partition("\n\n")[0].splitlines()]
+    assert set(shown) == set(machine.fixes)
+    assert machine.why[1] in printed
+    for index, candidate in zip(devices(machine), machine.runs, strict=True):
+        where = "CPU" if index is None else f"cuda:{index}"
+        heads = [line for line in printed.splitlines() if line.startswith(f"  {where}  ")]
+        served = [line.rpartition(": ")[2] for line in heads if machine.dtype in line]
+        assert (candidate or "nothing") in served, printed
