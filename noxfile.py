@@ -6,6 +6,7 @@ flashvar_factory's.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError, ToolchainError  # noqa: E402
-from flashvar_factory import native, schema, toolchain, words  # noqa: E402
+from flashvar_factory import container, native, schema, toolchain, words  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -47,15 +48,18 @@ def build_dev(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Check style and types: ruff, mypy --strict, clang-format."""
+    """Check style and types: ruff, mypy --strict, clang-format; the workflows: zizmor."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    folders = (ROOT / "src" / "cuda", ROOT / "cmake")
+    folders = (ROOT / "src" / "cuda", ROOT / "cmake", ROOT / "tests" / "packaging")
     files = [file for folder in folders for file in sorted(folder.rglob("*.*"))]
     cpp = [str(file) for file in files if file.suffix in {".cu", ".cuh", ".cc", ".h"}]
     session.run("clang-format", "--dry-run", "--Werror", *cpp)
+    workflows = [str(file) for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("zizmor", "--offline", "--quiet", *workflows)
 
 
 @nox.session(reuse_venv=True)
@@ -69,7 +73,8 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Test on the GPU of this machine, what build-dev built: wraps `python -m pytest tests/gpu`."""
-    session.run(dev_python(session), "-m", "pytest", "tests/gpu", *session.posargs, external=True)
+    command = ("-m", "pytest", "tests/gpu", "--require-device", *session.posargs)
+    session.run(dev_python(session), *command, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -81,10 +86,50 @@ def bench(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def wheels(session: nox.Session) -> None:
     """Build wheels into dist/: `-- sm89 hdim=64`, `-- all`."""
-    check_words(session)
+    run_with_toolkit(session, "build", "wheels")
+
+
+@nox.session(reuse_venv=True)
+def release(session: nox.Session) -> None:
+    """Build, prove and report a release in dist/, from a clean checkout: `-- sm80 hdim=32`."""
+    run_with_toolkit(session, "release", "release")
+
+
+@nox.session(reuse_venv=True)
+def reproduce(session: nox.Session) -> None:
+    """Build wheels twice, in two folders, and compare the bytes: `-- sm80 hdim=32`."""
+    run_with_toolkit(session, "build", "reproduce")
+
+
+@nox.session(reuse_venv=True)
+def audit(session: nox.Session) -> None:
+    """Prove that wheels are what they say: those of dist/, or `-- X.whl --json --budget BYTES`."""
+    install(session, "audit")
+    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
+    session.run("python", "-m", "flashvar_factory", "audit", *words, env=WITH_SOURCES)
+
+
+@nox.session(reuse_venv=True)
+def smoke(session: nox.Session) -> None:
+    """Try the wheels of dist/ in fresh environments: `-- --with torch==2.8.0 --python PATH`."""
+    install(session, "smoke")
+    command = ("python", "-m", "flashvar_factory", "smoke", *session.posargs)
+    session.run(*command, env=WITH_SOURCES)
+
+
+@nox.session(reuse_venv=True)
+def sbom(session: nox.Session) -> None:
+    """Check and print what the wheels of dist/ are made of, or `-- X.whl --json`."""
     install(session, "build")
-    install_toolkit(session)
-    command = ("python", "-m", "flashvar_factory", "wheels", *session.posargs)
+    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
+    session.run("python", "-m", "flashvar_factory", "sbom", *words, env=WITH_SOURCES)
+
+
+@nox.session(reuse_venv=True)
+def variants(session: nox.Session) -> None:
+    """Make wheel variants of the wheels in dist/, in build/variants: `-- --experimental`."""
+    install(session, "build")
+    command = ("python", "-m", "flashvar_factory", "variants", *session.posargs)
     session.run(*command, env=WITH_SOURCES)
 
 
@@ -95,10 +140,34 @@ def index(session: nox.Session) -> None:
     session.run(*command, env=WITH_SOURCES, external=True)
 
 
+@nox.session(reuse_venv=True)
+def cibuildwheel(session: nox.Session) -> None:
+    """Build a wheel in a manylinux container, repair, audit and load it: `-- sm80 hdim=32`."""
+    check_words(session)
+    why_not = container.choose(container.gather(os.environ)).why_not
+    if sys.version_info < (3, 11):
+        why_not = "expected Python 3.11 or newer for cibuildwheel, found an older one"
+    if why_not:
+        session.skip(why_not)
+    install(session, "cibuildwheel")
+    command = ("python", "-m", "flashvar_factory", "cibuildwheel", *session.posargs)
+    session.run(*command, env=WITH_SOURCES)
+
+
+def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
+    """Run a command of the factory that compiles."""
+    check_words(session)
+    install(session, group)
+    install_toolkit(session)
+    words = ("python", "-m", "flashvar_factory", command, *session.posargs)
+    session.run(*words, env=WITH_SOURCES)
+
+
 def check_words(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
+    said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:
-        words.parse(session.posargs, schema.read(ROOT / schema.FILE_NAME))
+        words.parse(list(said), schema.read(ROOT / schema.FILE_NAME))
     except FlashvarError as error:
         session.warn(str(error))
         sys.exit(error.exit_code)

@@ -1,10 +1,10 @@
-# Links the shared libraries of flashvar so that they load on old Linux systems.
+# Links a shared library so that it loads on old Linux systems.
 #
-#   include(cmake/manylinux.cmake)          # after project(... LANGUAGES CXX CUDA)
-#   add_library(flashvar_binary SHARED ...) # CXX and CUDA sources, or objects of OBJECT libraries
-#   flashvar_link_manylinux(flashvar_binary)
+#   include(cmake/manylinux.cmake)        # after project(... LANGUAGES CXX CUDA)
+#   add_library(my_binary SHARED ...)     # CXX and CUDA sources, or objects of OBJECT libraries
+#   flashvar_link_manylinux(my_binary my_)
 #
-# The target then holds libstdc++ and the CUDA runtime, exports flashvar_* alone, and needs no glibc
+# The target then holds libstdc++ and the CUDA runtime, exports my_* alone, and needs no glibc
 # newer than 2.28: it is linked against stubs of that version (glibc_stubs.py), written to
 # ${CMAKE_BINARY_DIR}/glibc-2.28 during configuration. `auditwheel show` must say manylinux_2_28 or
 # older. A symbol that glibc 2.28 lacks is an undefined reference when linking.
@@ -49,14 +49,15 @@ function(flashvar_manylinux_cpu result why_not)
   set(${why_not} "${reason}" PARENT_SCOPE)
 endfunction()
 
-# The static CUDA runtime of the toolkit that nvcc belongs to: its own tree, in any of its layouts.
+# The static CUDA runtime: of FLASHVAR_CUDART_DIR, where another processor's is, else of the toolkit
+# that nvcc belongs to: its own tree, in any of its layouts.
 function(flashvar_find_cudart_static result)
   get_filename_component(compiler "${CMAKE_CUDA_COMPILER}" REALPATH)
   cmake_path(GET compiler PARENT_PATH bin)
   cmake_path(GET bin PARENT_PATH root)
   file(GLOB targets "${root}/targets/*/lib")
   find_library(library NAMES libcudart_static.a NO_CACHE NO_DEFAULT_PATH
-    PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} "${root}/lib64" "${root}/lib" ${targets})
+    PATHS ${FLASHVAR_CUDART_DIR} ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} "${root}/lib64" "${root}/lib" ${targets})
   if(NOT library)
     message(FATAL_ERROR
       "libcudart_static.a not found (expected in the tree of ${compiler}).\n"
@@ -79,7 +80,7 @@ function(flashvar_add_manylinux_interface)
   add_library(flashvar_manylinux INTERFACE)
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
     target_link_options(flashvar_manylinux INTERFACE
-      LINKER:--no-undefined LINKER:--exclude-libs,ALL "LINKER:--version-script=${here}/exports.map"
+      LINKER:--no-undefined LINKER:--exclude-libs,ALL
       $<$<NOT:$<CONFIG:Debug>>:-s>)
   endif()
   flashvar_find_cudart_static(cudart)
@@ -120,11 +121,17 @@ function(flashvar_add_manylinux_interface)
     -l:libc_nonshared.a -lgcc)
 endfunction()
 
-function(flashvar_link_manylinux target)
+# `prefix` is that of the exported functions' names.
+function(flashvar_link_manylinux target prefix)
   if(NOT TARGET flashvar_manylinux)
     flashvar_add_manylinux_interface()
   endif()
   flashvar_hide_symbols(${target})
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    set(exports "${CMAKE_CURRENT_BINARY_DIR}/${target}.map")
+    file(CONFIGURE OUTPUT "${exports}" CONTENT "{ global: @prefix@*; local: *; };\n" @ONLY)
+    target_link_options(${target} PRIVATE "LINKER:--version-script=${exports}")
+  endif()
   # The host compiler links, so that nvcc's own defaults (cudart, rt, pthread, dl) stay out.
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
   target_link_libraries(${target} PRIVATE flashvar_manylinux)

@@ -1,6 +1,6 @@
 """Options, backends and the record of the GPU tests, which need pytest, torch and a device alone.
 
-    python -m pytest tests/gpu --results results.json --shard 1/2 --seed 7
+    python -m pytest tests/gpu --require-device --results results.json --shard 1/2 --seed 7
 
 Fresh random inputs each time; the seed is in the header and in the record.
 """
@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+_NO_DEVICE = "torch sees no CUDA device"
 _SEED = pytest.StashKey[int]()
 _RECORD = pytest.StashKey[list[dict[str, Any]]]()
 
@@ -34,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--shard", metavar="I/N", default="1/1", help="run every N-th test from the I-th"
+    )
+    group.addoption(
+        "--require-device",
+        action="store_true",
+        help="fail where there is no CUDA device, or no binary that serves it",
     )
     group.addoption("--seed", type=int, default=None, help="of all random inputs; fresh by default")
 
@@ -61,12 +67,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     index, _, count = config.getoption("--shard").partition("/")
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, got {index}/{count}")
-    mine = items[int(index) - 1 :: int(count)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(mine)])
-    items[:] = mine
+    part, of = int(index) - 1, int(count)
+    config.hook.pytest_deselected(
+        items=[item for number, item in enumerate(items) if number % of != part]
+    )
+    items[:] = items[part::of]
+    if config.getoption("--require-device") and (lacking := _lacking()):
+        raise pytest.UsageError(f"--require-device: {lacking}")
     if not torch.cuda.is_available():
         for item in items:
-            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+            item.add_marker(pytest.mark.skip(reason=_NO_DEVICE))
+
+
+def _lacking() -> str | None:
+    """Why nothing compiled would be tested here; None where a binary serves the device."""
+    from flashvar import registry
+    from flashvar.selection import select
+    from flashvar.system import gather
+    from flashvar.verdicts import Overrides, Request
+
+    if not torch.cuda.is_available():
+        return _NO_DEVICE
+    system, inventory, device = gather(), registry.installed(), torch.cuda.current_device()
+    overrides = Overrides.from_environment("cuda")
+    explained = "no binary is installed"
+    rows = (row for binary in inventory.binaries for row in binary.manifest.kernels)
+    for row in rows:
+        request = Request(row.op, row.dtype or "", device, row.head_dim)
+        decision = select(request, system, inventory, overrides)
+        if decision.chosen:
+            return None
+        explained = decision.explain()
+    return f"no binary serves the device; nox -s build-dev\n{explained}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Wheels of everything, built once for all tests; and how to call the factory."""
+"""Wheels of everything, built once for all tests; how to call the factory; helpers to import."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 
 from flashvar_factory import schema
 from flashvar_factory.schema import Config
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 

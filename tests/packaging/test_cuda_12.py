@@ -1,20 +1,27 @@
-"""Device code compiles as CUDA 12.9 too, so that a release can be made for older drivers.
+"""All code compiles as CUDA 12.9 too, so that a release can be made for older drivers.
 
-There is no nvcc of CUDA 12 on PyPI, but its runtime compiler.
+There is no nvcc of CUDA 12 on PyPI, but its runtime compiler, and its headers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from flashvar_factory import schema
+from flashvar_factory.configure import configure
+from flashvar_factory.expand import expand, select_all
 from flashvar_factory.schema import Target
+from flashvar_factory.toolchain import Toolchain
+from flashvar_factory.words import Words
 
 ROOT = Path(__file__).parents[2]
+ABI = ROOT / "src" / "cuda" / "abi"
 CONFIG = schema.read(ROOT / "variants.toml")
 
 # The runtime compiler brings no C++ library; all that device code takes from one are these types.
@@ -29,31 +36,45 @@ PROGRAM = """
 #include "core/target.h"
 #include "{family}/attention_fwd.cuh"
 namespace flashvar {{
-using Config = {family}::AttentionFwdConfig<Target<{number}, {shared_memory}>, dtype::bf16, 64>;
-template __global__ void {family}::attention_fwd_kernel<Config, true>(
+using Config =
+    {family}::AttentionFwdConfig<Target<{number}, {shared_memory}>, dtype::{dtype}, {head_dim}>;
+template __global__ void {family}::attention_fwd_kernel<Config, {aligned}>(
     const __grid_constant__ AttentionFwdProblem);
 }}
 """
 
 
+def part_of_cuda_12(name: str) -> Path:
+    """The folder of a package of CUDA 12."""
+    spec = importlib.util.find_spec("nvidia") and importlib.util.find_spec(f"nvidia.{name}")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"nvidia-{name.replace('_', '-')}-cu12 is not installed")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
 @pytest.fixture(scope="module")
 def nvrtc() -> ctypes.CDLL:
-    spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
-    folder = Path(next(iter(spec.submodule_search_locations)), "lib")
+    folder = part_of_cuda_12("cuda_nvrtc") / "lib"
     for name in ("libnvrtc-builtins.so.12.9", "libnvrtc.so.12"):
         library = ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
     return library
 
 
 @pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
-def test_device_code_compiles_with_nvrtc_12_9(target: Target, nvrtc: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+def test_device_code_compiles_with_nvrtc_12_9(
+    target: Target, dtype: str, head_dim: int, aligned: bool, nvrtc: ctypes.CDLL
+) -> None:
     architecture = target.architecture
     text = PROGRAM.format(
         family=target.family,
         number=10 * architecture.major + architecture.minor,
         shared_memory=target.shared_memory,
+        dtype=dtype,
+        head_dim=head_dim,
+        aligned=str(aligned).lower(),
     )
     program = ctypes.c_void_p()
     headers, names = (ctypes.c_char_p * 1)(CSTDINT), (ctypes.c_char_p * 1)(b"cstdint")
@@ -78,3 +99,32 @@ def test_device_code_compiles_with_nvrtc_12_9(target: Target, nvrtc: ctypes.CDLL
     assert status == 0, log.value.decode()
     assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
     assert size.value > 1000
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what is generated for one binary."""
+    config = CONFIG
+    (build,) = expand(
+        config, select_all(Words(architectures=(next(iter(config.targets)),)), config)
+    )
+    nvcc = Toolchain(Path("nvcc"), "12.9.86", None, "nowhere")
+    folder = tmp_path_factory.mktemp("plan")
+    configure(config, build, nvcc, root=ROOT, directory=folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ABI.glob("*.cc")))
+def test_host_code_compiles_with_headers_of_12_9(name: str, plan: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    headers = [part_of_cuda_12(part) / "include" for part in ("cuda_runtime", "cuda_nvcc")]
+    includes = [f"-I{folder}" for folder in (ABI.parent, plan, *headers)]
+    # What is asked for must be of CUDA 12, wherever else the compiler might find a header.
+    version = [f"-include{headers[0] / 'cuda_runtime_api.h'}", "-DWANTED=12090"]
+    (plan / "check.h").write_text("static_assert(CUDART_VERSION == WANTED);\n", encoding="utf-8")
+    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *includes]
+    command += [*version, "-include", str(plan / "check.h"), str(ABI / name)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,18 +17,20 @@ from pathlib import Path
 import pytest
 
 from flashvar import manifest
+from flashvar_factory import toolchain
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("build", "arch=sm_80", "hdim=64", "dtype=bf16")
+LOCK = "build/dev/sm_80/.lock"
 INSTANCE = "attention_fwd_bf16_hdim64"
 
 
 @pytest.fixture(scope="module")
 def tree(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with one kernel built."""
-    folder = tmp_path_factory.mktemp("project")
+    folder = tmp_path_factory.mktemp("a project")
     for name in ("variants.toml", "CMakeLists.txt"):
         shutil.copy(ROOT / name, folder)
     for name in ("cmake", "src"):
@@ -103,9 +106,8 @@ def test_failed_build_leaves_no_manifest(factory: Factory, tree: Path, built: Pa
     assert manifest.read(built / manifest.FILE_NAME).kernels[0].registers > 0
 
 
-def test_killed_build_leaves_nothing_that_is_trusted(
-    factory: Factory, tree: Path, built: Path
-) -> None:
+def interrupted(tree: Path, built: Path, number: signal.Signals) -> int:
+    """Send a signal to a build whose compiler is at work; the exit code."""
     with header(tree).open("a", encoding="utf-8") as file:
         file.write("// edited\n")
     process = subprocess.Popen(
@@ -113,23 +115,44 @@ def test_killed_build_leaves_nothing_that_is_trusted(
         env={**os.environ, "PYTHONPATH": str(tree / "src" / "python")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 30
-    while (built / manifest.FILE_NAME).exists() and time.monotonic() < deadline:
+    while (built / manifest.FILE_NAME).exists() or not children.read_text(encoding="ascii"):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    return process.wait()
+
+
+def test_killed_build_leaves_nothing_that_is_trusted(
+    factory: Factory, tree: Path, built: Path
+) -> None:
+    assert interrupted(tree, built, signal.SIGKILL) == -signal.SIGKILL
     assert not (built / manifest.FILE_NAME).exists()
+    meanwhile = factory(tree, *WORDS)  # what the build started still writes here
+    assert meanwhile.returncode == 4
+    assert "expected no other build at work here" in meanwhile.stdout
+    with (tree / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
     done = factory(tree, *WORDS)
     assert done.returncode == 0, done.stdout
-    assert "Building CUDA object" in done.stdout
     read = manifest.read(built / manifest.FILE_NAME)
     assert read.library.bytes == (built / read.library.file).stat().st_size
 
 
+def test_terminated_build_takes_its_compiler_along(
+    factory: Factory, tree: Path, built: Path
+) -> None:
+    assert interrupted(tree, built, signal.SIGTERM) == 128 + signal.SIGTERM
+    assert not (built / manifest.FILE_NAME).exists()
+    done = factory(tree, *WORDS)  # at once: nobody holds the lock
+    assert done.returncode == 0, done.stdout
+    assert "Building CUDA object" in done.stdout
+
+
 def test_two_builds_do_not_meet(factory: Factory, tree: Path, built: Path) -> None:
-    with (tree / "build" / "dev" / "sm_80" / ".lock").open("w") as file:
+    with (tree / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         done = factory(tree, *WORDS)
     assert done.returncode == 4
@@ -144,3 +167,25 @@ def test_ptx_is_added_on_request(factory: Factory, tree: Path, built: Path) -> N
     assert read.code_kinds == ("sass", "ptx")
     assert read.version.endswith("+bf16.hdim64.ptx")
     assert len(list(built.parent.glob("*.dist-info"))) == 1
+
+
+def test_toolkit_of_pypi_in_a_folder_with_a_space(
+    factory: Factory, tree: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PyPI lays it out: the libraries in lib, where nvcc does not look by itself."""
+    real = toolchain.find("auto", os.environ, ROOT).nvcc
+    dry = subprocess.run([real, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True)
+    (top,) = re.findall(r"^#\$ TOP=(.+)$", dry.stderr.decode(), re.MULTILINE)
+    library = next(Path(top).resolve().glob("**/libcudart_static.a"))
+    home = tree / "build" / "tool kit"
+    (home / "bin").mkdir(parents=True)
+    (home / "lib").mkdir()
+    (home / "lib" / library.name).symlink_to(library)
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text(f'#!/bin/sh\nexec "{real}" "$@"\n', encoding="utf-8")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDACXX", str(nvcc))
+    done = factory(tree, *WORDS)
+    assert done.returncode == 0, done.stdout
+    commands = (tree / "build" / "compile_commands.json").read_text(encoding="utf-8")
+    assert f"-L'{home / 'lib'}'" in commands

@@ -92,10 +92,15 @@ def test_no_spills_up_to_head_dim_128(target: Target, kernel: Kernel, unpacked: 
     assert row_of(unpacked, target, kernel).spill_bytes == 0
 
 
+def cuobjdump() -> Path:
+    triton = pytest.importorskip("triton", reason="cuobjdump is taken from triton's wheel")
+    return Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
 @functools.cache
 def machine_code(path: Path) -> dict[str, str]:
     """Mangled name -> SASS of every kernel in a library."""
-    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    tool = cuobjdump()
     done = subprocess.run([tool, "-sass", path], check=True, capture_output=True, text=True)
     functions = done.stdout.split("Function : ")[1:]
     return {text.split()[0]: text for text in functions}
@@ -114,7 +119,7 @@ def test_machine_code_has(instruction: str, target: Target, unpacked: Path) -> N
 
 @every_target
 def test_machine_code_is_for_its_architecture_alone(target: Target, unpacked: Path) -> None:
-    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    tool = cuobjdump()
     path = library(unpacked, target)
     listed = subprocess.run([tool, "--list-elf", path], check=True, capture_output=True, text=True)
     assert set(re.findall(r"sm_\w+(?=\.cubin)", listed.stdout)) == {

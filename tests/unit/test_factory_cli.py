@@ -8,40 +8,87 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrix import CONFIG, project
 
+from flashvar_factory import native
 from flashvar_factory.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return project(tmp_path / "project")
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(["--root", str(ROOT), *arguments])
+    code = main(arguments)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_list_json_is_the_whole_matrix(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "list", "--json")
+@pytest.mark.parametrize("before", [True, False], ids=["root first", "root last"])
+def test_list_json_is_the_whole_matrix(
+    before: bool, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, what = ["--root", str(root)], ["list", "--json"]
+    code, out, err = run(capsys, *(where + what if before else what + where))
     document = json.loads(out)
     assert (code, err) == (0, "")
-    assert len(document["builds"]) == 4
+    assert [build["architecture"] for build in document["builds"]] == list(CONFIG.targets)
     assert {len(build["kernels"]) for build in document["builds"]} == {12}
-    assert document["builds"][3]["code"] == "90a"
+    assert document["builds"][-1]["code"] == "90a"
 
 
-def test_list_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "list", "sm89", "hdim=64", "dtype=bf16")
+def test_list_for_people(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("sm89", "hdim=64", "dtype=bf16")
+    code, out, _ = run(capsys, "--root", str(root), "list", *words)
     assert code == 0
-    assert out.splitlines()[1:] == ["  attention_fwd_bf16_hdim64"]
-    assert out.startswith("flashvar-sm89 ")
+    assert out.splitlines() == [
+        "flashvar-sm89 1.0+bf16.hdim64: code 89, 1 kernels",
+        "  attention_fwd_bf16_hdim64",
+    ]
 
 
 @pytest.mark.parametrize("command", ["list", "configure", "build", "develop", "wheels"])
-def test_unknown_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, command, "hdmi=64")
+def test_unknown_word(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--root", str(root), command, "hdmi=64")
     assert (code, out) == (2, "")
     assert err.startswith(f"{command}: hdmi=64: unknown word")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "asked"), [([], False), (["arch=native"], True)], ids=str)
+def test_devices_are_asked_for_where_words_need_them(
+    words: list[str],
+    asked: bool,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[bool] = []
+
+    def capabilities() -> tuple[native.Capability, ...]:
+        calls.append(True)
+        return ((8, 0),)
+
+    monkeypatch.setattr(native, "capabilities", capabilities)
+    code, _, _ = run(capsys, "--root", str(root), "list", *words)
+    assert (code, bool(calls)) == (0, asked)
+
+
+def test_what_the_file_system_refuses_is_an_error_of_the_build(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = root / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho release 13.0, V13.0.88\n", encoding="utf-8")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDACXX", str(nvcc))
+    (root / "build").write_text("in the way", encoding="utf-8")
+    code, _, err = run(capsys, "--root", str(root), "configure", "sm80")
+    assert code == 4
+    assert err.startswith(f"configure: {root / 'build'}")
+    assert "found: Not a directory" in err
 
 
 def test_as_a_module_outside_a_project(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
+from matrix import CONFIG, TEXT
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory import extras, native, schema, version
@@ -14,8 +16,7 @@ from flashvar_factory.schema import Config
 from flashvar_factory.words import parse
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "variants.toml").read_text(encoding="utf-8")
-CONFIG = schema.parse(TEXT)
+SHIPPED = schema.read(ROOT / "variants.toml")
 
 
 def released(config: Config, words: str = "") -> tuple[Build, ...]:
@@ -26,13 +27,15 @@ def developed(words: str, *capabilities: native.Capability) -> tuple[Build, ...]
     return expand(CONFIG, select_dev(parse(words.split(), CONFIG), CONFIG, capabilities))
 
 
-def test_everything_is_four_architectures_by_six_head_dims_by_two_dtypes() -> None:
-    builds = released(CONFIG)
-    assert [build.architecture.name for build in builds] == ["sm_80", "sm_86", "sm_89", "sm_90"]
+@pytest.mark.parametrize("config", [CONFIG, SHIPPED], ids=["these tests'", "the project's"])
+def test_everything_is_every_architecture_by_every_head_dim_by_every_dtype(config: Config) -> None:
+    builds = released(config)
+    assert [build.architecture.name for build in builds] == list(config.targets)
+    whole = set(itertools.product(config.axes["dtype"], config.axes["head_dim"]))
     for build in builds:
-        axes = {(kernel.axis("head_dim"), kernel.axis("dtype")) for kernel in build.kernels}
-        assert axes == {(d, t) for d in (32, 64, 96, 128, 192, 256) for t in ("bf16", "fp16")}
-        assert len(build.kernels) == 12
+        axes = [(kernel.axis("dtype"), kernel.axis("head_dim")) for kernel in build.kernels]
+        assert set(axes) == whole
+        assert len(axes) == len(whole)
         assert build.code_kinds == ("sass",)
 
 
@@ -78,6 +81,8 @@ LABELS = {
     "hdim=64,128": "1.0+hdim64.hdim128",
     "hdim=64 dtype=bf16": "1.0+bf16.hdim64",
     "hdim=all dtype=all op=all": "1.0",
+    "hdim=256,192,128,96,64,32": "1.0",
+    "hdim=72 dtype=bf16": "1.0+bf16.hdim72",
     "ptx=1": "1.0+ptx",
 }
 
@@ -86,6 +91,35 @@ LABELS = {
 def test_a_subset_carries_a_local_version_label(words: str) -> None:
     (build,) = released(CONFIG, f"sm89 {words}")
     assert version.of_build("1.0", build, CONFIG) == LABELS[words]
+
+
+TWO_OPS = """\
+[ops.add.axes]
+head_dim = { min = 8, max = 512, step = 8 }
+[defaults.add]
+head_dim = [512, 64]
+"""
+SAID = {
+    "": (12, [512, 64]),
+    "hdim=all": (12, [512, 64]),
+    "hdim=64": (2, [64]),
+    "hdim=512,72": (2, [72, 512]),
+    "hdim=512": (0, [512]),
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_each_op_has_its_own_values_and_limits(words: str) -> None:
+    text = TEXT.replace("[ops.att", f"{TWO_OPS}[ops.att").replace('ops = ["', 'ops = ["add", "')
+    (build,) = released(schema.parse(text), f"sm80 {words}")
+    adds = [kernel.axis("head_dim") for kernel in build.kernels if kernel.op == "add"]
+    assert (len(build.kernels) - len(adds), adds) == SAID[words]
+
+
+def test_a_word_of_another_op_is_refused() -> None:
+    text = TEXT.replace("[ops.att", f"{TWO_OPS}[ops.att").replace('ops = ["', 'ops = ["add", "')
+    with pytest.raises(ConfigurationError, match="dtype=bf16: expected an axis of op=add"):
+        parse(["op=add", "dtype=bf16"], schema.parse(text))
 
 
 def test_version_without_its_line_is_refused(tmp_path: Path) -> None:

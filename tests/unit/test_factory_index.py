@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import tarfile
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -46,6 +49,15 @@ def wheel(folder: Path, name: str, version: str, requires_python: str | None = "
     return path
 
 
+def metadata_hash(folder: Path, wheel: Path) -> str:
+    """The hash of what is served beside a wheel, which is what is in it."""
+    served = (folder / f"{wheel.name}.metadata").read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        assert archive.read(name) == served
+    return hashlib.sha256(served).hexdigest()
+
+
 def test_pages(tmp_path: Path) -> None:
     path = wheel(tmp_path / "dist", "flashvar_sm89", "1.0+hdim64", ">=3.10,<4")
     wheel(tmp_path / "dist", "flashvar", "1.0", None)
@@ -57,7 +69,12 @@ def test_pages(tmp_path: Path) -> None:
     page = tmp_path / "site" / "flashvar-sm89" / "index.html"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     address = f"flashvar_sm89-1.0%2Bhdim64-py3-none-any.whl#sha256={digest}"
-    assert anchors(page) == [({"href": address, "data-requires-python": ">=3.10,<4"}, path.name)]
+    attributes = {
+        "href": address,
+        "data-requires-python": ">=3.10,<4",
+        "data-core-metadata": f"sha256={metadata_hash(page.parent, path)}",
+    }
+    assert anchors(page) == [(attributes, path.name)]
     assert "data-requires-python=&quot;" not in page.read_text(encoding="utf-8")
     assert "&gt;=3.10,&lt;4" in page.read_text(encoding="utf-8")
     assert (page.parent / path.name).read_bytes() == path.read_bytes()
@@ -69,6 +86,87 @@ def test_several_versions_side_by_side(tmp_path: Path) -> None:
     index.write(tmp_path / "dist", tmp_path / "site")
     texts = [text for _, text in anchors(tmp_path / "site" / "flashvar" / "index.html")]
     assert texts == ["flashvar-1.0-py3-none-any.whl", "flashvar-1.1-py3-none-any.whl"]
+
+
+def test_the_same_as_json(tmp_path: Path) -> None:
+    path = wheel(tmp_path / "dist", "flashvar_sm89", "1.0")
+    wheel(tmp_path / "dist", "flashvar_sm89", "1.1", None)
+    index.write(tmp_path / "dist", tmp_path / "site")
+    root = json.loads((tmp_path / "site" / "index.v1.json").read_text(encoding="utf-8"))
+    assert root == {"meta": {"api-version": "1.1"}, "projects": [{"name": "flashvar-sm89"}]}
+    folder = tmp_path / "site" / "flashvar-sm89"
+    project = json.loads((folder / "index.v1.json").read_text(encoding="utf-8"))
+    assert project["name"] == "flashvar-sm89"
+    assert project["versions"] == ["1.0", "1.1"]
+    first, second = project["files"]
+    assert first == {
+        "filename": path.name,
+        "url": path.name,
+        "hashes": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+        "size": path.stat().st_size,
+        "requires-python": ">=3.10",
+        "core-metadata": {"sha256": metadata_hash(folder, path)},
+    }
+    assert "requires-python" not in second
+
+
+def test_earlier_releases_and_variants_lie_beside(tmp_path: Path) -> None:
+    wheel(tmp_path / "new", "flashvar", "1.1")
+    old = wheel(tmp_path / "old", "flashvar", "1.0")
+    wheel(tmp_path / "new", "flashvar", "1.0").write_bytes(old.read_bytes())  # the same once more
+    (tmp_path / "old" / "flashvar-1.0-variants.json").write_text("{}", encoding="utf-8")
+    with tarfile.open(tmp_path / "new" / "flashvar-1.1.tar.gz", "w:gz") as archive:
+        text = b"Metadata-Version: 2.1\nName: flashvar\nVersion: 1.1\nRequires-Python: >=3.10\n"
+        member = tarfile.TarInfo("flashvar-1.1/PKG-INFO")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    index.write(tmp_path / "new", tmp_path / "site", also=[tmp_path / "old"])
+    listed = {text: found for found, text in anchors(tmp_path / "site" / "flashvar" / "index.html")}
+    assert list(listed) == [
+        "flashvar-1.0-py3-none-any.whl",
+        "flashvar-1.0-variants.json",
+        "flashvar-1.1-py3-none-any.whl",
+        "flashvar-1.1.tar.gz",
+    ]
+    assert set(listed["flashvar-1.0-variants.json"]) == {"href"}
+    assert set(listed["flashvar-1.1.tar.gz"]) == {"href", "data-requires-python"}
+
+
+def test_what_is_gone_is_not_listed(tmp_path: Path) -> None:
+    old = wheel(tmp_path / "dist", "flashvar", "1.0")
+    index.write(tmp_path / "dist", tmp_path / "site")
+    old.unlink()
+    wheel(tmp_path / "dist", "flashvar_sm89", "1.1")
+    assert index.write(tmp_path / "dist", tmp_path / "site") == ["flashvar-sm89"]
+    assert not (tmp_path / "site" / "flashvar").exists()
+
+
+def test_a_published_file_does_not_change(tmp_path: Path) -> None:
+    wheel(tmp_path / "old", "flashvar", "1.0", ">=3.9")
+    wheel(tmp_path / "new", "flashvar", "1.0")
+    with pytest.raises(PackagingError, match="a version that was published once does not change"):
+        index.write(tmp_path / "new", tmp_path / "site", also=[tmp_path / "old"])
+
+
+def test_nothing_but_an_index_is_replaced(tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    with pytest.raises(PackagingError, match="which stays as it is"):
+        index.write(tmp_path / "dist", tmp_path / "dist")
+    assert len(list((tmp_path / "dist").iterdir())) == 1
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    with pytest.raises(PackagingError, match="expected a folder of wheels, found none"):
+        index.write(tmp_path / "dist", tmp_path / "site", also=[tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("name", ["flashvar_sm89-1.0", "flashvar-1.1", "flashvar-1.0.1"])
+def test_metadata_agrees_with_the_name(name: str, tmp_path: Path) -> None:
+    path = wheel(tmp_path / "dist", "flashvar", "1.0")
+    path.rename(path.with_name(f"{name}-py3-none-any.whl"))
+    with pytest.raises(PackagingError, match=r"expected the metadata to agree.* flashvar 1\.0"):
+        index.write(tmp_path / "dist", tmp_path / "site")
 
 
 def test_no_wheels(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def write(folder: Path, path: Path, *names: str, report: str = REPORT) -> manife
         "code_kinds": ["sass"],
         "toolkit": {"compiler": "nvcc", "version": "13.0.88"},
         "minimum_driver": {"cuda": [13, 0], "display": "580"},
+        "platform": "linux_x86_64",
         "family": "sm80",
         "kernels": kernels,
     }
@@ -96,6 +97,7 @@ def test_manifest(tmp_path: Path) -> None:
     row = written.kernels[0]
     assert (row.threads, row.shared_memory, row.tile) == (129, 49152, (128, 64))
     assert (row.registers, row.spill_bytes, row.stack_bytes) == (254, 12, 16)
+    assert row.functions == ("_Zcausal", "_Zplain")
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -110,8 +112,18 @@ def test_library_and_plan_that_differ(held: list[str], tmp_path: Path) -> None:
     "report", ["", "ptxas info    : 0 bytes gmem\n"], ids=["empty", "no kernel"]
 )
 def test_no_report_is_no_manifest(report: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="expected what ptxas said of attention_fwd_bf16_hdim64"):
+    with pytest.raises(
+        BuildError, match="expected one report of what ptxas said of attention_fwd_bf16_hdim64"
+    ):
         write(tmp_path, library(tmp_path, BF16), BF16, report=report)
+
+
+def test_two_reports_are_no_manifest(tmp_path: Path) -> None:
+    stale = tmp_path / "objects" / "old.dir" / f"{BF16}.cu.o.ptxas"
+    stale.parent.mkdir(parents=True)
+    stale.write_text(REPORT, encoding="utf-8")
+    with pytest.raises(BuildError, match=r"expected one report .* found .*old\.dir.*; delete"):
+        write(tmp_path, library(tmp_path, BF16), BF16)
 
 
 def test_section_that_is_not_there(tmp_path: Path) -> None:
@@ -129,7 +141,7 @@ def test_truncated_library(keep: int, tmp_path: Path) -> None:
 
 
 def test_report_of_two_kernels_is_the_most_of_each() -> None:
-    assert ptxas_report.parse(REPORT) == ptxas_report.Usage(254, 12, 16)
+    assert ptxas_report.parse(REPORT) == ptxas_report.Usage(254, 12, 16, ("_Zcausal", "_Zplain"))
     assert ptxas_report.parse("ptxas info    : 0 bytes gmem\n") is None
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from matrix import TEXT, project
 
-from flashvar.errors import ConfigurationError
+from flashvar import manifest
+from flashvar.errors import ConfigurationError, ToolchainError
 from flashvar_factory import schema
 
 FILE = Path(__file__).parents[2] / "variants.toml"
-TEXT = FILE.read_text(encoding="utf-8")
 
 
 def test_reads_the_project_file() -> None:
-    config = schema.read(FILE)
-    assert config.project.name == "flashvar"
+    project = schema.read(FILE).project
+    assert (project.name, project.abi) == ("flashvar", manifest.ABI)
+
+
+def test_reads_every_part() -> None:
+    config = schema.parse(TEXT)
     assert config.default_ops == ("attention_fwd",)
     assert [axis.name for axis in config.ops["attention_fwd"].axes] == ["dtype", "head_dim"]
     assert config.ops["attention_fwd"].camel == "AttentionFwd"
@@ -65,6 +71,44 @@ MISTAKES = {
         "head_dim = [72]",
         ["dev.head_dim", "72"],
     ),
+    "schema as a truth": ("schema = 1", "schema = true", ["schema", "integer", "True"]),
+    "schema as a float": ("schema = 1", "schema = 1.0", ["schema", "integer", "1.0"]),
+    "little shared memory": ("= 166912", "= 1", ["sm_80.shared_memory", "16384", "found 1"]),
+    "much shared memory": ("= 166912", "= 166912000", ["sm_80.shared_memory", "1048576"]),
+    "odd shared memory": ("= 166912", "= 166913", ["sm_80.shared_memory", "steps of 128"]),
+    "the project's own distribution": (
+        '"flashvar-sm86"',
+        '"flashvar"',
+        ["sm_86.distribution", "the project's own"],
+    ),
+    "a project that is a keyword": ('name = "flashvar"', 'name = "class"', ["name", "C++"]),
+    "a family that is a keyword": ('family = "sm80"', 'family = "new"', ["sm_80.family", "C++"]),
+    "an op of other letters": ("ops.attention_fwd", '"ops"."größe"', ["größe", "a-z"]),
+    "an axis that is a keyword": ("dtype = { ch", "int = { ch", ["axes.int", "C++"]),
+    "an axis of other letters": ("dtype = { ch", '"ärt" = { ch', ["ärt", "a-z"]),
+    "a choice that is no name": ('choices = ["bf16"', 'choices = ["bf-16"', ["choices", "bf-16"]),
+    "an axis named like a word": ("dtype = { ch", "arch = { ch", ["axes.arch", "jobs", "ptx"]),
+    "an axis named like a key": ("dtype = { ch", "tile = { ch", ["axes.tile", "threads"]),
+    "an axis named like an op": (
+        "dtype = { ch",
+        "attention_fwd = { ch",
+        ["axes.attention_fwd", "none of"],
+    ),
+    "own default of an unknown axis": (
+        "[ops.att",
+        "[defaults.attention_fwd]\nhead_dims = [64]\n[ops.att",
+        ["defaults.attention_fwd.head_dims", "did you mean 'head_dim'"],
+    ),
+    "own default out of range": (
+        "[ops.att",
+        "[defaults.attention_fwd]\nhead_dim = [65]\n[ops.att",
+        ["defaults.attention_fwd.head_dim", "65", "steps of 8"],
+    ),
+    "defaults of an unknown op": (
+        "[ops.att",
+        "[defaults.attention_fdw]\nhead_dim = [64]\n[ops.att",
+        ["defaults.attention_fdw", "did you mean 'attention_fwd'"],
+    ),
     "another schema": ("schema = 1", "schema = 2", ["schema", "expected 1", "found 2"]),
     "not TOML": ("schema = 1", "schema 1", ["expected TOML"]),
     "an architecture twice": ("\nsm_86 =", "\nsm_80 =", ["expected TOML", "overwrite"]),
@@ -84,6 +128,28 @@ def test_mistake_is_named(before: str, after: str, words: list[str]) -> None:
 def test_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"variants\.toml: expected a readable file"):
         schema.read(tmp_path / "variants.toml")
+
+
+def test_family_without_sources_is_a_configuration_error(tmp_path: Path) -> None:
+    root = project(tmp_path, TEXT.replace('"86", family = "sm80"', '"86", family = "sm86"'))
+    with pytest.raises(ConfigurationError, match=r"sm_86\.family.*src/cuda/sm86/attention_fwd_la"):
+        schema.read(root / "variants.toml")
+
+
+def test_without_a_reader_of_toml_pip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    monkeypatch.setitem(sys.modules, "tomli", None)
+    with pytest.raises(ToolchainError, match="pip install tomli"):
+        schema.parse(TEXT)
+
+
+def test_defaults_of_one_op_are_its_own() -> None:
+    axes = "[ops.add.axes]\nhead_dim = { min = 8, max = 512, step = 8 }\n"
+    text = TEXT.replace("[ops.att", f"[defaults.add]\nhead_dim = [512, 64]\n{axes}[ops.att")
+    config = schema.parse(text)
+    assert config.defaults["add"] == {"head_dim": (512, 64)}
+    assert config.defaults["attention_fwd"]["head_dim"] == (32, 64, 96, 128, 192, 256)
+    assert set(config.axes["head_dim"]) == {32, 64, 96, 128, 192, 256, 512}
 
 
 def test_an_op_without_head_dims_fits() -> None:

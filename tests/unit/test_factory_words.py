@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from matrix import CONFIG
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import schema
 from flashvar_factory.words import Words, parse
-
-CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
 
 SPOKEN = {
     "": Words(),
     "hdim=64": Words(axes={"head_dim": (64,)}),
     "head_dim=128,64": Words(axes={"head_dim": (64, 128)}),
-    "hdim=all": Words(axes={"head_dim": CONFIG.axes["head_dim"]}),
+    "hdim=all": Words(axes={"head_dim": ()}),
+    "hdim=72,40": Words(axes={"head_dim": (40, 72)}),
     "dtype=bf16 op=attention_fwd": Words(ops=("attention_fwd",), axes={"dtype": ("bf16",)}),
     "arch=native": Words(architectures=("native",)),
     "arch=sm_80,89": Words(architectures=("sm_80", "sm_89")),
     "sm89": Words(architectures=("sm_89",)),
     "flashvar-sm90": Words(architectures=("sm_90",)),
     "all": Words(architectures=tuple(CONFIG.targets)),
+    "cache=sccache shard=2/3": Words(cache="sccache", shard=(2, 3)),
     "ptx=1 jobs=3 toolkit=pypi": Words(ptx=True, jobs=3, toolkit="pypi"),
 }
 
@@ -34,7 +32,13 @@ def test_understood(text: str) -> None:
 
 REFUSED = {
     "hdmi=64": ["unknown word 'hdmi'", "did you mean 'hdim'", "dtype", "jobs"],
-    "hdim=65": ["head_dim=65", "32, 64, 96"],
+    "hdim=65": ["head_dim=65", "8 to 256 in steps of 8", "32, 64, 96", "did you mean '64'"],
+    "hdim=264": ["head_dim=264", "8 to 256", "did you mean '256'"],
+    "hdim=064": ["head_dim=064"],
+    "hdim=64,64": ["hdim=64,64", "once", "64 again"],
+    "sm_80,flashvar-sm80": ["once", "sm_80 again"],
+    "all,bogus": ["all,bogus", "all alone"],
+    "dtype=bf16,all": ["dtype=bf16,all", "all alone"],
     "hdim=": ["hdim=", "expected a value"],
     "dtype=bf61": ["dtype=bf61", "did you mean 'bf16'"],
     "op=attention_fdw": ["did you mean 'attention_fwd'"],
@@ -45,6 +49,11 @@ REFUSED = {
     "jobs=many": ["jobs=many"],
     "toolkit=conda": ["toolkit=conda", "pypi"],
     "hdim=64 head_dim=32": ["said before"],
+    "cache=ccahce": ["cache=ccahce", "none, sccache, ccache"],
+    "shard=3/2": ["shard=3/2", "from 1 to n"],
+    "shard=0/2": ["shard=0/2"],
+    "shard=1": ["shard=1", "e.g. 1/2"],
+    "shard=1/2,2/2": ["shard=1/2,2/2"],
 }
 
 

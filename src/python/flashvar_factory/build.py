@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from flashvar import manifest
-from flashvar.errors import BuildError
-from flashvar_factory import cmake
+from flashvar_factory import at_work, cmake
 from flashvar_factory.configure import Plan, configure, write_if_changed
 from flashvar_factory.expand import Build
 from flashvar_factory.schema import Config
@@ -35,7 +31,7 @@ def build(
     taken for a binary.
     """
     directory = root / FOLDER / build.architecture.name
-    with _locked(directory):
+    with at_work.alone(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)
         package = site(root) / build.stem
         (package / manifest.FILE_NAME).unlink(missing_ok=True)
@@ -44,20 +40,6 @@ def build(
         _write_dist_info(plan, config, site(root))
         _link(built / "compile_commands.json", root / "build" / "compile_commands.json")
     return package
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Refuse to build where another build is at work; the lock dies with its process."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BuildError(
-                f"{directory}: expected no other build at work here, found one; wait for its end"
-            ) from None
-        yield
 
 
 def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
@@ -74,6 +56,8 @@ def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
 
 
 def _link(target: Path, link: Path) -> None:
-    """Make `link` a relative symbolic link to `target`, whatever it was."""
-    link.unlink(missing_ok=True)
-    link.symlink_to(os.path.relpath(target, link.parent))
+    """Make `link` a relative symbolic link to `target`, whatever it was; never is there none."""
+    fresh = target.with_suffix(".link")  # beside the target, where no other build works
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(os.path.relpath(target, link.parent))
+    fresh.replace(link)

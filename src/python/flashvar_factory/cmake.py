@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from flashvar.errors import BuildError, ToolchainError
-from flashvar_factory.configure import Plan, write_if_changed
+from flashvar_factory import at_work
+from flashvar_factory.configure import CROSS_FILE, Plan, write_if_changed
 from flashvar_factory.toolchain import Toolchain
 
 
@@ -22,10 +23,16 @@ def definitions(plan: Plan, toolchain: Toolchain) -> dict[str, str]:
         "CMAKE_CUDA_COMPILER": str(toolchain.nvcc),
         "FLASHVAR_PLAN": str(plan.cmake),
         "Python_EXECUTABLE": sys.executable,
-        "Python3_EXECUTABLE": sys.executable,
     }
-    if toolchain.library_dir is not None:
-        found["CMAKE_CUDA_FLAGS"] = f"-L{toolchain.library_dir}"
+    if toolchain.launcher:
+        found["CMAKE_CXX_COMPILER_LAUNCHER"] = ";".join(toolchain.launcher)
+        # Behind ptxas_report.py, which reads what the cache repeats of ptxas.
+        found["FLASHVAR_CUDA_LAUNCHER"] = ";".join(toolchain.launcher)
+    if toolchain.cross is not None:
+        found["CMAKE_TOOLCHAIN_FILE"] = str(plan.directory / CROSS_FILE)
+    elif toolchain.library_dir is not None:
+        # CMake splits it as a shell does.
+        found["CMAKE_CUDA_FLAGS"] = f"-L{shlex.quote(str(toolchain.library_dir))}"
     return found
 
 
@@ -74,13 +81,7 @@ def _configure(plan: Plan, toolchain: Toolchain, root: Path, directory: Path) ->
 
 def _run(command: list[str], doing: str, *, quiet: bool = False) -> None:
     """Run a command; with `quiet`, show what it printed only when it fails."""
-    sys.stdout.flush()
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE if quiet else None,
-        stderr=subprocess.STDOUT if quiet else None,
-        text=True,
-    )
+    done = at_work.run(command, quiet=quiet)
     if done.returncode != 0:
         said = "\n".join(_indented(done.stdout)) if quiet else "  see above"
         raise BuildError(f"{doing} failed with exit code {done.returncode}:\n{said}")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from flashvar.errors import BuildError
 from flashvar.manifest import Toolkit
 from flashvar_factory import render, source, version
 from flashvar_factory.expand import Build
 from flashvar_factory.schema import Config
 from flashvar_factory.toolchain import Toolchain
+
+CROSS_FILE: Final = "cross.cmake"
+# What CMake, the linker and nvcc take for the end of a path, however it is quoted.
+_SEPARATORS: Final = frozenset(';,"$\\')
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ def configure(
 ) -> Plan:
     """Write instances/*.cu, kernel_table.inc, build_info.inc, plan.cmake and plan.json."""
     directory = directory.resolve()
+    if found := sorted(_SEPARATORS & set(str(directory))):
+        raise BuildError(
+            f"{directory}: expected a path without any of {' '.join(sorted(_SEPARATORS))}, found "
+            f"{' '.join(found)}; work in another folder"
+        )
     labelled = version.of_build(version.read(config, root), build, config)
     toolkit = Toolkit("nvcc", toolchain.version)
     facts = render.Facts(
@@ -54,8 +65,10 @@ def configure(
         "kernel_table.inc": render.kernel_table(build.kernels, config.ops),
         "build_info.inc": render.build_info(build, facts),
         "plan.json": render.plan_json(build, facts, config),
-        "plan.cmake": render.plan_cmake(build, facts, directory),
+        "plan.cmake": render.plan_cmake(build, facts, config, directory),
     }
+    if toolchain.cross is not None:
+        files[CROSS_FILE] = render.cross_cmake(toolchain.cross)
     for name, text in files.items():
         write_if_changed(directory / name, text)
     for stale in (directory / "instances").glob("*.cu"):
@@ -77,4 +90,4 @@ def _identity(build: Build, labelled: str, toolkit: Toolkit, lineinfo: bool) -> 
     """What of the plan reaches the binary: no paths."""
     names = [kernel.name for kernel in build.kernels]
     parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
-    return json.dumps([*parts, vars(toolkit), lineinfo])
+    return json.dumps([*parts, vars(toolkit), build.platform, lineinfo])

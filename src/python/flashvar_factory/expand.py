@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flashvar.errors import ConfigurationError
 from flashvar.variant import Architecture, Kernel
 from flashvar_factory import native
-from flashvar_factory.schema import Config, Op
+from flashvar_factory.axes import Axis
+from flashvar_factory.schema import Config
+from flashvar_factory.spelling import listed
 from flashvar_factory.toml_table import Value
 from flashvar_factory.words import NATIVE, Words
 
@@ -19,8 +22,9 @@ class Selection:
 
     architectures: tuple[str, ...]
     ops: tuple[str, ...]
-    axes: Mapping[str, tuple[Value, ...]]  # a value list for every axis
+    axes: Mapping[str, tuple[Value, ...]]  # what is not the default; () is, said aloud
     ptx: bool = False
+    platform: str = native.MACHINE
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Build:
     distribution: str
     code_kinds: tuple[str, ...]  # ("sass",) or ("sass", "ptx")
     kernels: tuple[Kernel, ...]
+    platform: str  # the processor it runs beside: "x86_64", "aarch64"
 
     @property
     def stem(self) -> str:
@@ -43,20 +48,37 @@ class Build:
 
 def select_all(words: Words, config: Config, found: Sequence[native.Capability] = ()) -> Selection:
     """The selection of a release: what was not said is everything."""
+    platform = words.platform or native.MACHINE
+    there = [name for name, target in config.targets.items() if platform in target.platforms]
+    asked = words.architectures or tuple(config.targets)
+    everything = asked == tuple(config.targets)
+    chosen = tuple(there) if everything else _architectures(asked, config, found)
+    lacking = [name for name in chosen if name not in there]
+    if lacking:
+        raise ConfigurationError(
+            f"platform={platform}: expected {listed(there) or 'no architecture'}, found "
+            f"{listed(lacking)}; variants.toml says which platforms an architecture has wheels for"
+        )
     return Selection(
-        _architectures(words.architectures or tuple(config.targets), config, found),
+        chosen,
         words.ops or config.default_ops,
-        {**config.axes, **words.axes},
+        words.axes,
         words.ptx,
+        platform,
     )
 
 
 def select_dev(words: Words, config: Config, found: Sequence[native.Capability]) -> Selection:
     """What a development build takes: this machine's GPUs, and [dev] where nothing was said."""
+    if words.platform not in (None, native.MACHINE):
+        raise ConfigurationError(
+            f"platform={words.platform}: expected {native.MACHINE}, found another processor: "
+            "development builds run where they are made; wheels are cross-compiled"
+        )
     return Selection(
         _architectures(words.architectures or (NATIVE,), config, found),
         words.ops or config.default_ops,
-        {**config.axes, **config.dev.axes, **words.axes},
+        {**config.dev.axes, **words.axes},
         words.ptx,
     )
 
@@ -72,8 +94,13 @@ def _architectures(
 def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
     """One Build per selected architecture, in the order of variants.toml."""
     kernels = tuple(
-        kernel for op in selection.ops for kernel in _kernels(config.ops[op], selection.axes)
+        kernel for op in selection.ops for kernel in _kernels(op, config, selection.axes)
     )
+    if not kernels:
+        raise ConfigurationError(
+            f"expected values that one of {listed(selection.ops)} takes together, found "
+            f"{dict(selection.axes)}"
+        )
     kinds = ("sass", "ptx") if selection.ptx else ("sass",)
     return tuple(
         Build(
@@ -84,12 +111,24 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
             target.distribution,
             kinds,
             kernels,
+            selection.platform,
         )
         for target in (config.targets[name] for name in selection.architectures)
     )
 
 
-def _kernels(op: Op, axes: Mapping[str, tuple[Value, ...]]) -> list[Kernel]:
-    names = [axis.name for axis in op.axes]
-    combinations = itertools.product(*(axes[name] for name in names))
-    return [Kernel(op.name, tuple(zip(names, values, strict=True))) for values in combinations]
+def _kernels(op: str, config: Config, said: Mapping[str, tuple[Value, ...]]) -> list[Kernel]:
+    axes = config.ops[op].axes
+    values = (_values(axis, said.get(axis.name, ()), config.defaults[op]) for axis in axes)
+    names = [axis.name for axis in axes]
+    return [
+        Kernel(op, tuple(zip(names, combination, strict=True)))
+        for combination in itertools.product(*values)
+    ]
+
+
+def _values(
+    axis: Axis, said: Sequence[Value], defaults: Mapping[str, tuple[Value, ...]]
+) -> Sequence[Value]:
+    """What was said, as far as this op's axis takes it: another op may take more."""
+    return [value for value in said if axis.accepts(value)] if said else defaults[axis.name]

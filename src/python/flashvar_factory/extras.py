@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flashvar_factory import schema, version
-
-# Where binary wheels are made for; elsewhere an extra installs nothing more.
-MARKER: Final = 'sys_platform == "linux" and platform_machine == "x86_64"'
 
 
 def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
     """Extra -> requirements: the binary distributions of exactly this version."""
     found = {
-        target.architecture.extra: [f"{target.distribution}=={release}; {MARKER}"]
+        target.architecture.extra: [f"{target.distribution}=={release}; {_marker(target)}"]
         for target in config.targets.values()
     }
     return {**found, "all": [requirement for one in found.values() for requirement in one]}
+
+
+def _marker(target: schema.Target) -> str:
+    """Where its wheels are made for; elsewhere the extra installs nothing more."""
+    machines = " or ".join(f'platform_machine == "{name}"' for name in target.platforms)
+    return f'sys_platform == "linux" and ({machines})'
 
 
 def dynamic_metadata(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,7 +53,7 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
         code_kinds=tuple(plan["code_kinds"]),
         toolkit=manifest.Toolkit(**plan["toolkit"]),
         minimum_driver=_minimum_driver(plan["minimum_driver"]),
-        platform=f"{platform.system().lower()}_{platform.machine()}",
+        platform=plan["platform"],
         library=manifest.LibraryFile(
             library.name, len(content), hashlib.sha256(content).hexdigest()
         ),
@@ -72,7 +71,11 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
 
 def read_facts(library: Path, section: str) -> dict[str, Facts]:
     """The records that the library keeps in `section`, by kernel name."""
-    records = elf.section(library, section) or b""
+    return parse_facts(elf.section(library, section) or b"", f"{library}, {section}")
+
+
+def parse_facts(records: bytes, where: str) -> dict[str, Facts]:
+    """The records of a section that came from `where`."""
     facts: dict[str, Facts] = {}
     offset = 0
     while offset < len(records):
@@ -81,8 +84,8 @@ def read_facts(library: Path, section: str) -> dict[str, Facts]:
             continue
         if offset + _FACTS.size > len(records):
             raise BuildError(
-                f"{library}: expected records of {_FACTS.size} bytes in {section}, found "
-                f"{len(records) - offset} bytes at its end"
+                f"{where}: expected records of {_FACTS.size} bytes, found {len(records) - offset} "
+                "bytes at its end"
             )
         name, threads, shared_memory, *tile = _FACTS.unpack_from(records, offset)
         sizes = tuple(size for size in tile if size)
@@ -93,15 +96,16 @@ def read_facts(library: Path, section: str) -> dict[str, Facts]:
 
 def _usage(objects_dir: Path, kernel: Kernel) -> ptxas_report.Usage:
     """What ptxas said of the kernel's object: kept beside it, also when it was not compiled now."""
-    reports = list(objects_dir.rglob(f"{kernel.name}.cu.o{ptxas_report.SUFFIX}"))
-    usage = ptxas_report.parse(reports[0].read_text(encoding="utf-8")) if reports else None
-    if usage is None:
+    reports = sorted(objects_dir.rglob(f"{kernel.name}.cu.o{ptxas_report.SUFFIX}"))
+    usages = [ptxas_report.parse(report.read_text(encoding="utf-8")) for report in reports]
+    if len(usages) != 1 or usages[0] is None:
+        found = ", ".join(str(report.relative_to(objects_dir)) for report in reports)
         raise BuildError(
-            f"expected what ptxas said of {kernel.name} under {objects_dir}, found "
-            f"{'no kernel in ' + str(reports[0]) if reports else 'no report'}; "
-            "delete the build directory"
+            f"expected one report of what ptxas said of {kernel.name} under {objects_dir}, found "
+            f"{'no kernel in ' if len(reports) == 1 else ''}{found or 'none'}; delete the build "
+            "directory"
         )
-    return usage
+    return usages[0]
 
 
 def _minimum_driver(row: Mapping[str, Any]) -> manifest.MinimumDriver:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Sequence
+from typing import Final
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.schema import Config
 from flashvar_factory.spelling import listed
 
 Capability = tuple[int, int]
+
+# The processor of this machine, in the words of wheel tags: "x86_64", "aarch64".
+MACHINE: Final = platform.machine()
 
 # CUdevice_attribute of the driver API (cuda.h).
 _CAPABILITY_MAJOR = 75

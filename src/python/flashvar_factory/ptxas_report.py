@@ -29,25 +29,26 @@ _REGISTERS = re.compile(r"Used (?P<registers>\d+) registers")
 
 
 class Usage(NamedTuple):
-    """The most that any kernel of an object needs, per thread."""
+    """The kernels of an object, and the most that any of them needs, per thread."""
 
     registers: int
     spill_bytes: int
     stack_bytes: int
+    functions: tuple[str, ...]  # mangled, sorted
 
 
 def parse(report: str) -> Usage | None:
     """Read a kept report; None when it names no kernel."""
-    if not _ENTRY.search(report):
-        return None
+    functions = {match["symbol"] for match in _ENTRY.finditer(report)}
     registers = [int(match["registers"]) for match in _REGISTERS.finditer(report)]
     sizes = list(_SIZES.finditer(report))
-    if not registers or not sizes:
+    if not functions or not registers or not sizes:
         return None
     return Usage(
         registers=max(registers),
         spill_bytes=max(max(int(size["stores"]), int(size["loads"])) for size in sizes),
         stack_bytes=max(int(size["stack"]) for size in sizes),
+        functions=tuple(sorted(functions)),
     )
 
 

@@ -1,13 +1,13 @@
 """What does `variants.toml` say? Its one reader: strict, and everything else gets results.
 
-An op declares the axes it is compiled over; `defaults` gives each axis its values; an architecture
-says what the compiler is told and which distribution carries the binary.
+An op declares the axes it is compiled over; `defaults` gives each axis its values, `defaults.<op>`
+others for one op; an architecture says what the compiler is told and which distribution carries the
+binary.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,19 +15,21 @@ from typing import Final
 
 from flashvar.errors import ConfigurationError
 from flashvar.variant import Architecture
+from flashvar_factory import axes, toml_table
+from flashvar_factory.axes import Axis, Op
 from flashvar_factory.spelling import did_you_mean, listed
 from flashvar_factory.toml_table import Table, Value
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FILE_NAME: Final = "variants.toml"
 SCHEMA: Final = 1
+# The processors that cmake/ knows the symbols of glibc 2.28 for, in the words of wheel tags.
+PLATFORMS: Final = ("x86_64", "aarch64")
 
-_WORD = r"[a-z][a-z0-9_]*"
-_WORD_MEANING = "a word of a-z, 0-9 and _"
+# By convention of a project: what an instance of an op's kernel includes.
+LAUNCHER: Final = "src/cuda/{family}/{op}_launch.cuh"
+# Bytes a block may have: less than any GPU's, more than any GPU's, and what the hardware counts in.
+_SHARED_MEMORY: Final = range(16 * 1024, 1024 * 1024 + 1, 128)
+
 _DISTRIBUTION = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 
@@ -36,40 +38,10 @@ class Project:
     """Whose kernels these are."""
 
     name: str  # of the C++ namespace, of the files and of the entry-point group
+    abi: int  # of the libraries' C interface
     version_file: str  # relative to variants.toml; holds `__version__ = "..."`
     license: str  # SPDX expression of the binary distributions
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One dimension an op is compiled over: named choices, or integers in steps."""
-
-    name: str
-    choices: tuple[str, ...] = ()
-    integers: range = range(0)
-
-    def accepts(self, value: Value) -> bool:
-        """Whether a kernel may be compiled for `value`."""
-        return value in self.choices if isinstance(value, str) else value in self.integers
-
-    def __str__(self) -> str:
-        if self.choices:
-            return f"one of {listed(self.choices)}"
-        steps = self.integers
-        return f"an integer from {steps[0]} to {steps[-1]} in steps of {steps.step}"
-
-
-@dataclass(frozen=True)
-class Op:
-    """One operation and its axes, in the order of its C++ template's parameters."""
-
-    name: str
-    axes: tuple[Axis, ...]
-
-    @property
-    def camel(self) -> str:
-        """The C++ spelling: `AttentionFwd` of attention_fwd."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+    smoke: str | None = None  # a script, relative to variants.toml, that tries what is installed
 
 
 @dataclass(frozen=True)
@@ -80,6 +52,7 @@ class Target:
     family: str  # the folder of the CUDA sources that serves it
     shared_memory: int  # bytes a block may have
     distribution: str
+    platforms: tuple[str, ...]  # the processors that a wheel is made for
 
 
 @dataclass(frozen=True)
@@ -97,52 +70,83 @@ class Config:
     project: Project
     ops: Mapping[str, Op]  # every declared op
     default_ops: tuple[str, ...]
-    axes: Mapping[str, tuple[Value, ...]]  # axis -> values compiled by default
+    defaults: Mapping[str, Mapping[str, tuple[Value, ...]]]  # op -> axis -> values
     targets: Mapping[str, Target]  # by architecture name, in the file's order
     dev: Dev
+
+    @property
+    def axes(self) -> Mapping[str, tuple[Value, ...]]:
+        """Axis -> every value that it has by default, for whatever op."""
+        return _union(self.defaults)
 
 
 def read(path: Path) -> Config:
     """Read `variants.toml`; ConfigurationError that names the key on anything off."""
     try:
-        return parse(path.read_text(encoding="utf-8"), path.name)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: expected a readable file, found: {error}") from error
+    config = parse(text, path.name)
+    _check_sources(config, path)
+    return config
 
 
 def parse(text: str, file: str = FILE_NAME) -> Config:
     """Check every key of the document and return it."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{file}: expected TOML, found: {error}") from error
-    top = Table(document, "", file)
-    schema = top.take("schema")
+    top = toml_table.document(text, file)
+    schema = top.positive("schema")
     if schema != SCHEMA:
         raise top.wrong("schema", str(SCHEMA), schema)
     project = _project(top.table("project"))
-    ops = {name: _op(name, table) for name, table in _tables(top, "ops")}
-    default_ops, axes = _defaults(top.table("defaults"), ops)
-    targets = _targets(top)
-    dev = _dev(top.table("dev"), axes, targets)
+    ops = axes.read(_tables(top, "ops"))
+    default_ops, defaults = _defaults(top.table("defaults"), ops)
+    targets = _targets(top, project)
+    dev = _dev(top.table("dev"), _union(defaults), targets)
     top.end()
     return Config(
         project,
         MappingProxyType(ops),
         default_ops,
-        MappingProxyType(axes),
+        MappingProxyType(defaults),
         MappingProxyType(targets),
         dev,
     )
 
 
+def _union(
+    defaults: Mapping[str, Mapping[str, tuple[Value, ...]]],
+) -> dict[str, tuple[Value, ...]]:
+    union: dict[str, tuple[Value, ...]] = {}
+    for axis, values in (pair for of_op in defaults.values() for pair in of_op.items()):
+        union[axis] = tuple(dict.fromkeys((*union.get(axis, ()), *values)))
+    return union
+
+
+def _check_sources(config: Config, path: Path) -> None:
+    """What is compiled has to be there: a missing file would be an error of nvcc, minutes later."""
+    for name, target in config.targets.items():
+        for op in config.default_ops:
+            launcher = LAUNCHER.format(family=target.family, op=op)
+            if not (path.parent / launcher).is_file():
+                raise ConfigurationError(
+                    f"{path.name}: architectures.{name}.family: expected the sources of a family, "
+                    f"found {target.family!r} without {launcher}"
+                )
+
+
 def _project(table: Table) -> Project:
     project = Project(
-        name=table.text("name", _WORD, _WORD_MEANING),
+        name=table.word("name"),
+        abi=table.positive("abi"),
         version_file=table.text("version_file", r"[^/].*", "a path relative to this file"),
         license=table.text("license", r"\S(.*\S)?", "an SPDX expression"),
+        smoke=(
+            table.text("smoke", r"[^/].*", "a path relative to this file")
+            if "smoke" in table.rest
+            else None
+        ),
     )
-    table.end()
+    table.end(also=["smoke"])
     return project
 
 
@@ -153,57 +157,45 @@ def _tables(top: Table, key: str) -> list[tuple[str, Table]]:
     return [(name, parent.table(name)) for name in list(parent.rest)]
 
 
-def _op(name: str, table: Table) -> Op:
-    _check_word(table, name)
-    axes = table.table("axes")
-    op = Op(name, tuple(_axis(axis, axes.table(axis)) for axis in list(axes.rest)))
-    table.end()
-    return op
-
-
-def _axis(name: str, table: Table) -> Axis:
-    _check_word(table, name)
-    if "choices" in table.rest:
-        choices = table.values("choices")
-        words = tuple(value for value in choices if isinstance(value, str))
-        if len(words) != len(choices):
-            raise table.wrong("choices", "strings", choices)
-        table.end()
-        return Axis(name, choices=words)
-    low, high, step = (table.positive(key) for key in ("min", "max", "step"))
-    table.end(also=["choices"])
-    if high < low:
-        raise table.wrong("max", f"at least min, {low}", high)
-    return Axis(name, integers=range(low, high + 1, step))
-
-
-def _check_word(table: Table, name: str) -> None:
-    if not name.isidentifier() or name != name.lower():
-        raise ConfigurationError(f"{table.path(None)}: expected {_WORD_MEANING}, found {name!r}")
-
-
 def _defaults(
     table: Table, ops: Mapping[str, Op]
-) -> tuple[tuple[str, ...], dict[str, tuple[Value, ...]]]:
+) -> tuple[tuple[str, ...], dict[str, Mapping[str, tuple[Value, ...]]]]:
     default_ops = table.values("ops")
-    for op in default_ops:
-        if op not in ops:
-            hint = did_you_mean(str(op), ops)
+    for name in default_ops:
+        if name not in ops:
+            hint = did_you_mean(str(name), ops)
             raise ConfigurationError(
-                f"{table.path('ops')}: unknown op {op!r}, expected {listed(ops)}{hint}"
+                f"{table.path('ops')}: unknown op {name!r}, expected {listed(ops)}{hint}"
             )
-    axes: dict[str, tuple[Value, ...]] = {}
-    for axis in (axis for op in ops.values() for axis in op.axes):
-        values = axes[axis.name] if axis.name in axes else table.values(axis.name)
-        for value in values:
-            if not axis.accepts(value):
-                raise table.wrong(axis.name, str(axis), value)
-        axes[axis.name] = values
-    table.end()
-    return tuple(str(op) for op in default_ops), axes
+    own = {name: table.table(name) for name in ops if name in table.rest}
+    shared: dict[str, tuple[Value, ...]] = {}
+    defaults: dict[str, Mapping[str, tuple[Value, ...]]] = {}
+    for op in ops.values():
+        values: dict[str, tuple[Value, ...]] = {}
+        for axis in op.axes:
+            if op.name in own and axis.name in own[op.name].rest:
+                where = own[op.name]
+                values[axis.name] = where.values(axis.name)
+            else:
+                where = table
+                if axis.name not in shared:
+                    shared[axis.name] = table.values(axis.name)
+                values[axis.name] = shared[axis.name]
+            _check_accepted(where, axis, values[axis.name])
+        defaults[op.name] = MappingProxyType(values)
+    for name, one in own.items():
+        one.end(also=[axis.name for axis in ops[name].axes])
+    table.end(also=ops)
+    return tuple(map(str, default_ops)), defaults
 
 
-def _targets(top: Table) -> dict[str, Target]:
+def _check_accepted(table: Table, axis: Axis, values: Sequence[Value]) -> None:
+    for value in values:
+        if not axis.accepts(value):
+            raise table.wrong(axis.name, str(axis), value)
+
+
+def _targets(top: Table, project: Project) -> dict[str, Target]:
     targets: dict[str, Target] = {}
     for name, table in _tables(top, "architectures"):
         code = table.text("code", r"[1-9][0-9]+a?", "a compute capability such as '90a'")
@@ -212,18 +204,38 @@ def _targets(top: Table) -> dict[str, Target]:
             raise table.wrong("code", f"the code of {name}", code)
         target = Target(
             architecture,
-            family=table.text("family", _WORD, _WORD_MEANING),
+            family=table.word("family"),
             shared_memory=table.positive("shared_memory"),
             distribution=table.text("distribution", _DISTRIBUTION, "a distribution name"),
+            platforms=_platforms(table),
         )
-        if target.distribution in {other.distribution for other in targets.values()}:
-            raise table.wrong("distribution", "another name each", target.distribution)
+        if target.shared_memory not in _SHARED_MEMORY:
+            limits = f"{_SHARED_MEMORY[0]} to {_SHARED_MEMORY[-1]} in steps of"
+            expected = f"the bytes of a block, {limits} {_SHARED_MEMORY.step}"
+            raise table.wrong("shared_memory", expected, target.shared_memory)
+        others = {other.distribution for other in targets.values()}
+        if target.distribution in {*others, project.name.replace("_", "-")}:
+            expected = "another name each, and none of them the project's own"
+            raise table.wrong("distribution", expected, target.distribution)
         targets[name] = target
-        table.end()
+        table.end(also=["platforms"])
     return targets
 
 
-def _dev(table: Table, axes: Mapping[str, tuple[Value, ...]], targets: Mapping[str, Target]) -> Dev:
+def _platforms(table: Table) -> tuple[str, ...]:
+    """The key `platforms`; x86_64 alone where it is absent."""
+    if "platforms" not in table.rest:
+        return PLATFORMS[:1]
+    platforms = table.values("platforms")
+    for value in platforms:
+        if value not in PLATFORMS:
+            raise table.wrong("platforms", f"any of {listed(PLATFORMS)}", value)
+    return tuple(str(value) for value in platforms)
+
+
+def _dev(
+    table: Table, built: Mapping[str, tuple[Value, ...]], targets: Mapping[str, Target]
+) -> Dev:
     architecture = table.text("architecture", r".+", "the name of an architecture")
     if architecture not in targets:
         raise ConfigurationError(
@@ -231,10 +243,10 @@ def _dev(table: Table, axes: Mapping[str, tuple[Value, ...]], targets: Mapping[s
             f"{listed(targets)}{did_you_mean(architecture, targets)}"
         )
     chosen: dict[str, tuple[Value, ...]] = {}
-    for axis in [axis for axis in axes if axis in table.rest]:
+    for axis in [axis for axis in built if axis in table.rest]:
         chosen[axis] = table.values(axis)
         for value in chosen[axis]:
-            if value not in axes[axis]:
-                raise table.wrong(axis, f"values of defaults.{axis} ({listed(axes[axis])})", value)
-    table.end(also=axes)
+            if value not in built[axis]:
+                raise table.wrong(axis, f"values of defaults.{axis} ({listed(built[axis])})", value)
+    table.end(also=built)
     return Dev(architecture, MappingProxyType(chosen))

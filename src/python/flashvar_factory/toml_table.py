@@ -5,11 +5,35 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
 
-from flashvar.errors import ConfigurationError
+from flashvar.errors import ConfigurationError, ToolchainError
+from flashvar_factory import names
 from flashvar_factory.spelling import did_you_mean, listed
 
 Value = str | int
+
+
+def document(text: str, file: str) -> Table:
+    """The whole of a TOML document; `file` is what errors call it."""
+    reader = _reader()
+    try:
+        return Table(reader.loads(text), "", file)
+    except reader.TOMLDecodeError as error:
+        raise ConfigurationError(f"{file}: expected TOML, found: {error}") from error
+
+
+def _reader() -> ModuleType:
+    """Python's own, from 3.11 on, else the package it came from."""
+    for name in ("tomllib", "tomli"):
+        try:
+            return import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise ToolchainError(
+        "expected a reader of TOML, found none in this Python: pip install tomli, or use 3.11"
+    )
 
 
 class Table:
@@ -45,6 +69,22 @@ class Table:
         value = self.take(key)
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise self.wrong(key, meaning, value)
+        return value
+
+    def word(self, key: str) -> str:
+        """A string that may be a name in C++."""
+        value = self.text(key, r".*", "a string")
+        return self._named(key, value)
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """A list of such strings: not empty, nothing twice."""
+        return tuple(self._named(key, value) for value in self.values(key))
+
+    def _named(self, key: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.wrong(key, "strings", value)
+        if expected := names.why_not(value):
+            raise self.wrong(key, expected, value)
         return value
 
     def positive(self, key: str) -> int:

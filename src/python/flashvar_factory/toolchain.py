@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.errors import ToolchainError
+from flashvar_factory.cross import Cross
 from flashvar_factory.words import ToolkitChoice
 
 # Release builds and whatever is found without being asked for.
@@ -35,12 +36,8 @@ class Toolchain:
     version: str  # "13.0.88"
     library_dir: Path | None  # to be named with -L where nvcc does not find its own libraries
     origin: str  # in words: where it was found
-
-    @property
-    def release(self) -> tuple[int, int]:
-        """(major, minor)."""
-        major, minor, _ = self.version.split(".")
-        return int(major), int(minor)
+    cross: Cross | None = None  # what it needs beside itself to compile for another processor
+    launcher: tuple[str, ...] = ()  # the words of a compiler cache, before the compiler's own
 
 
 @dataclass(frozen=True)

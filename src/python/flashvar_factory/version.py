@@ -24,7 +24,7 @@ def read(config: Config, root: Path) -> str:
 
 def of_build(version: str, build: Build, config: Config) -> str:
     """`version`, with a PEP 440 local label such as `+hdim64.bf16` for a subset or for PTX."""
-    everything = Selection((build.architecture.name,), config.default_ops, config.axes)
+    everything = Selection((build.architecture.name,), config.default_ops, {})
     (full,) = expand(config, everything)
     label = _missing(build.kernels, full.kernels)
     if "ptx" in build.code_kinds:
@@ -40,7 +40,7 @@ def _missing(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]
         label += [op.replace("_", ".") for op in ops]
     for axis in dict.fromkeys(name for kernel in full for name, _ in kernel.axes):
         there = _words(kernels, axis)
-        if there and there != _words(full, axis):
+        if there and set(there) != set(_words(full, axis)):
             label += there
     return label
 

@@ -1,19 +1,17 @@
-"""Makes wheels: one of every binary distribution, and the pure one of the project."""
+"""Makes wheels: one of every binary distribution, and the pure one of the project; its sdist."""
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from flashvar.errors import PackagingError
-from flashvar_factory import cmake
+from flashvar_factory import at_work, binary_project, cmake, source
+from flashvar_factory.binary_project import string
 from flashvar_factory.configure import Plan, configure, write_if_changed
 from flashvar_factory.expand import Build
 from flashvar_factory.schema import Config
@@ -21,8 +19,11 @@ from flashvar_factory.toolchain import Toolchain
 
 FOLDER: Final = "build/wheels"
 BACKEND: Final = "scikit-build-core==1.1.2"
-REQUIRES_PYTHON: Final = ">=3.10"
-LICENSE_FILE: Final = "LICENSE"
+SBOM: Final = "cyclonedx-python-lib==11.12.0"  # what CMake calls when it installs asks for it
+
+# What the build frontend calls a thing, and how its file ends.
+WHEEL: Final = ("--wheel", ".whl")
+SDIST: Final = ("--sdist", ".tar.gz")
 
 
 def tag(machine: str) -> str:
@@ -40,87 +41,99 @@ def binary(
     jobs: int | None,
 ) -> Path:
     """Build the wheel of one binary distribution into `output`."""
-    directory = root / FOLDER / build.distribution
-    plan = configure(config, build, toolchain, root=root, directory=directory)
-    write_if_changed(directory / "pyproject.toml", pyproject(plan, config, toolchain, root))
-    if (root / LICENSE_FILE).is_file():
-        shutil.copyfile(root / LICENSE_FILE, directory / LICENSE_FILE)
-    settings = [f"wheel.tags={tag(platform.machine())}", f"build.tool-args=-j{_jobs(jobs)}"]
-    return _build(directory, build.stem, output, settings)
+    directory = root / FOLDER / build.platform / build.distribution
+    with at_work.alone(directory):
+        plan = configure(config, build, toolchain, root=root, directory=directory)
+        write_if_changed(directory / "pyproject.toml", pyproject(plan, config, toolchain, root))
+        for name in binary_project.license_files(root):
+            shutil.copyfile(root / name, directory / name)
+        settings = [f"wheel.tags={tag(build.platform)}", f"build.tool-args=-j{_jobs(jobs)}"]
+        return _build(root, directory, directory, build.stem, output, settings)
+
+
+def has_pure(root: Path) -> bool:
+    """Whether the project has a wheel of its own: binary wheels may be all that there is."""
+    return (root / "pyproject.toml").is_file()
 
 
 def pure(config: Config, *, root: Path, output: Path) -> Path:
     """Build the wheel of the project itself, which holds no binary, into `output`."""
-    return _build(root, config.project.name, output, [])
+    return _of_project(config, root, output, WHEEL)
+
+
+def sdist(config: Config, *, root: Path, output: Path) -> Path:
+    """Pack the sources of the project into `output`."""
+    return _of_project(config, root, output, SDIST)
+
+
+def _of_project(config: Config, root: Path, output: Path, kind: tuple[str, str]) -> Path:
+    name = config.project.name
+    directory = root / FOLDER / name
+    with at_work.alone(directory):
+        return _build(root, root, directory, name, output, [], kind)
 
 
 def pyproject(plan: Plan, config: Config, toolchain: Toolchain, root: Path) -> str:
     """The project of one binary distribution: CMake's output, found by an entry point."""
-    build, project = plan.build, config.project.name
-    major, minor = build.architecture.capability
-    description = f"Compiled {project} kernels for compute capability {major}.{minor}"
     defines = "\n".join(
-        f"{key} = {_string(value)}" for key, value in cmake.definitions(plan, toolchain).items()
+        f"{key} = {string(value)}" for key, value in cmake.definitions(plan, toolchain).items()
     )
-    license_files = [LICENSE_FILE] if (root / LICENSE_FILE).is_file() else []
+    head = binary_project.head(
+        plan.build,
+        config,
+        plan.version,
+        requires=(BACKEND, SBOM),
+        licenses=binary_project.license_files(root),
+    )
     return f"""\
-[build-system]
-requires = [{_string(BACKEND)}]
-build-backend = "scikit_build_core.build"
-
-[project]
-name = {_string(build.distribution)}
-version = {_string(plan.version)}
-description = {_string(description)}
-license = {_string(config.project.license)}
-license-files = {json.dumps(license_files)}
-requires-python = {_string(REQUIRES_PYTHON)}
-
-[project.entry-points.{_string(f"{project}.binaries")}]
-{build.architecture.name} = {_string(build.stem)}
-
-[tool.scikit-build]
+{head}\
 build-dir = "cmake"
-cmake.source-dir = {_string(root.as_posix())}
-# The manifest holds the hash of the library as it was linked.
-install.strip = false
-wheel.packages = []
-wheel.py-api = "py3"
+cmake.source-dir = {string(root.as_posix())}
 
 [tool.scikit-build.cmake.define]
 {defines}
 """
 
 
-def _string(text: str) -> str:
-    """A TOML basic string; JSON writes the same."""
-    return json.dumps(text)
-
-
 def _jobs(jobs: int | None) -> int:
     return jobs or cmake.processors()
 
 
-def _build(project: Path, stem: str, output: Path, settings: Iterable[str]) -> Path:
-    """Run the build frontend on `project`; the one new wheel, older ones of `stem` removed."""
-    fresh = output / f".{stem}"
+def _build(
+    root: Path,
+    project: Path,
+    directory: Path,
+    stem: str,
+    output: Path,
+    settings: Iterable[str],
+    kind: tuple[str, str] = WHEEL,
+) -> Path:
+    """Run the build frontend on `project`; the one new file, older ones of `stem` removed.
+
+    Until it is whole, the file is in `directory`, where nobody else works.
+    """
+    option, ending = kind
+    fresh = directory / "made"
     shutil.rmtree(fresh, ignore_errors=True)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(fresh)]
+    command = [sys.executable, "-m", "build", option, "--no-isolation", "--outdir", str(fresh)]
     command += [f"-C{setting}" for setting in settings]
     environment = {**os.environ, "PATH": os.pathsep.join([_scripts(), os.environ.get("PATH", "")])}
-    sys.stdout.flush()
-    done = subprocess.run([*command, str(project)], env=environment)
-    made = sorted(fresh.glob("*.whl"))
+    committed = source.committed(root)
+    if committed is not None:  # the time of every file in the archive
+        environment.setdefault("SOURCE_DATE_EPOCH", str(committed))
+    done = at_work.run([*command, str(project)], env=environment)
+    made = sorted(fresh.glob(f"*{ending}"))
     if done.returncode != 0 or len(made) != 1:
         raise PackagingError(
-            f"{stem}: expected one wheel, found {len(made)} and exit code {done.returncode} of "
+            f"{stem}: expected one file, found {len(made)} and exit code {done.returncode} of "
             "the build, see above"
         )
-    for stale in output.glob(f"{stem}-*.whl"):
+    # A wheel for another platform is no older one.
+    same = made[0].name.rpartition("-")[2] if kind is WHEEL else ending
+    for stale in output.glob(f"{stem}-*{same}"):
         stale.unlink()
-    wheel = made[0].replace(output / made[0].name)
-    fresh.rmdir()
-    return wheel
+    output.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.move(made[0], output / made[0].name))
 
 
 def _scripts() -> str:

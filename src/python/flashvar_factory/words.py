@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, Literal, cast
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory.schema import Config
+from flashvar.variant import SHORT_AXES
+from flashvar_factory import names
+from flashvar_factory.axes import Axis
+from flashvar_factory.schema import PLATFORMS, Config
 from flashvar_factory.spelling import did_you_mean, listed
 from flashvar_factory.toml_table import Value
 
 ALL: Final = "all"
 NATIVE: Final = "native"
-SHORT: Final = MappingProxyType({"hdim": "head_dim"})  # short word -> axis
 
 ToolkitChoice = Literal["auto", "pypi", "system"]
+CacheChoice = Literal["none", "sccache", "ccache"]
 
 
 @dataclass(frozen=True)
@@ -28,41 +30,64 @@ class Words:
 
     architectures: tuple[str, ...] | None = None  # names, or NATIVE among them
     ops: tuple[str, ...] | None = None
-    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)  # (): all by default
     ptx: bool = False
     jobs: int | None = None
     toolkit: ToolkitChoice = "auto"
+    platform: str | None = None  # the processor to build for; None: this machine's
+    cache: CacheChoice = "none"
+    shard: tuple[int, int] = (1, 1)  # the first of one
 
 
 def parse(words: Sequence[str], config: Config) -> Words:
     """Read the words; ConfigurationError that lists what is valid on anything else."""
     said: dict[str, list[str]] = {}
+    axes = {SHORT_AXES[axis]: axis for axis in config.axes if axis in SHORT_AXES}
     for word in words:
         key, equals, value = word.partition("=") if "=" in word else ("arch", "=", word)
-        key = SHORT.get(key, key)
-        _check_key(key, word, config)
+        key = axes.get(key, key)
+        _check_key(key, word, [*config.axes], [*axes])
         if key in said:
             raise ConfigurationError(f"{word}: {key} was said before; separate values by commas")
         said[key] = [part for part in value.split(",") if part]
         if not said[key]:
             raise ConfigurationError(f"{word}: expected a value after {equals!r}, found none")
+        _check_parts(word, said[key])
+    ops = _ops(said.pop("op", None), config)
     return Words(
         architectures=_architectures(said.pop("arch", None), config),
-        ops=_chosen("op", said.pop("op", None), config.default_ops),
+        ops=ops,
         ptx=_one("ptx", said.pop("ptx", ["0"]), ("0", "1")) == "1",
         jobs=_jobs(said.pop("jobs", None)),
         toolkit=cast(
             ToolkitChoice,
             _one("toolkit", said.pop("toolkit", ["auto"]), ("auto", "pypi", "system")),
         ),
-        axes={axis: _values(axis, parts, config.axes[axis]) for axis, parts in said.items()},
+        cache=cast(
+            CacheChoice, _one("cache", said.pop("cache", ["none"]), ("none", "sccache", "ccache"))
+        ),
+        shard=_shard(said.pop("shard", ["1/1"])),
+        platform=_platform(said.pop("platform", None)),
+        axes={
+            axis: _values(axis, parts, ops or config.default_ops, config)
+            for axis, parts in said.items()
+        },
     )
 
 
-def _check_key(key: str, word: str, config: Config) -> None:
-    valid = ["arch", "op", "ptx", "jobs", "toolkit", *config.axes]
+def _check_parts(word: str, parts: list[str]) -> None:
+    """Refuse a value that was said twice, and one beside `all`."""
+    for part in parts:
+        if parts.count(part) > 1:
+            raise ConfigurationError(f"{word}: expected each value once, found {part} again")
+    if ALL in parts and len(parts) > 1:
+        raise ConfigurationError(f"{word}: expected {ALL} alone, found other values beside it")
+
+
+def _check_key(key: str, word: str, axes: list[str], short: list[str]) -> None:
+    valid = [*names.SELECTION, *axes]
     if key not in valid:
-        shown = sorted({*valid, *(short for short, axis in SHORT.items() if axis in config.axes)})
+        shown = sorted([*valid, *short])
         raise ConfigurationError(
             f"{word}: unknown word {key!r}, expected {listed(shown)}{did_you_mean(key, shown)}"
         )
@@ -72,7 +97,7 @@ def _architectures(parts: list[str] | None, config: Config) -> tuple[str, ...] |
     if parts is None:
         return None
     spellings = {spelling: name for name in config.targets for spelling in _spellings(name, config)}
-    if ALL in parts:
+    if parts == [ALL]:
         return tuple(config.targets)
     chosen: list[str] = []
     for part in parts:
@@ -83,8 +108,9 @@ def _architectures(parts: list[str] | None, config: Config) -> tuple[str, ...] |
                 f"unknown architecture {part!r}, expected {listed(valid)}"
                 f"{did_you_mean(part, valid)}"
             )
-        if name not in chosen:
-            chosen.append(name)
+        if name in chosen:
+            raise ConfigurationError(f"arch: expected each architecture once, found {name} again")
+        chosen.append(name)
     return tuple(chosen)
 
 
@@ -93,23 +119,39 @@ def _spellings(name: str, config: Config) -> tuple[str, ...]:
     return (name, target.architecture.extra, target.architecture.code, target.distribution)
 
 
-def _values(axis: str, parts: list[str], valid: tuple[Value, ...]) -> tuple[Value, ...]:
-    chosen = set(_chosen(axis, parts, [str(value) for value in valid]) or ())
-    return tuple(value for value in valid if str(value) in chosen)
-
-
-def _chosen(key: str, parts: list[str] | None, valid: Sequence[str]) -> tuple[str, ...] | None:
-    if parts is None:
-        return None
+def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> tuple[Value, ...]:
+    """The values that were said, in the order of the axis; () for all that is there by default."""
+    kinds = [one for op in ops for one in config.ops[op].axes if one.name == axis]
+    if not kinds:
+        raise ConfigurationError(
+            f"{axis}={','.join(parts)}: expected an axis of op={','.join(ops)}, found one of others"
+        )
     if parts == [ALL]:
-        return tuple(valid)
+        return ()
+    spellings = {text: value for kind in kinds for text, value in kind.spellings.items()}
     for part in parts:
-        if part not in valid:
+        if part not in spellings:
             raise ConfigurationError(
-                f"{key}={part}: not built by variants.toml, expected {listed([*valid, ALL])}"
-                f"{did_you_mean(part, valid)}"
+                f"{axis}={part}: expected {_limits(kinds)}, or {ALL} that variants.toml lists "
+                f"({listed(config.axes[axis])}){did_you_mean(part, spellings)}"
             )
-    return tuple(value for value in valid if value in parts)
+    return tuple(value for text, value in spellings.items() if text in parts)
+
+
+def _limits(kinds: Sequence[Axis]) -> str:
+    return " or ".join(dict.fromkeys(str(kind) for kind in kinds))
+
+
+def _ops(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
+    if parts is None or parts == [ALL]:
+        return None if parts is None else config.default_ops
+    for part in parts:
+        if part not in config.default_ops:
+            raise ConfigurationError(
+                f"op={part}: not built by variants.toml, expected "
+                f"{listed([*config.default_ops, ALL])}{did_you_mean(part, config.default_ops)}"
+            )
+    return tuple(op for op in config.default_ops if op in parts)
 
 
 def _one(key: str, parts: list[str], valid: Sequence[str]) -> str:
@@ -119,9 +161,22 @@ def _one(key: str, parts: list[str], valid: Sequence[str]) -> str:
     return parts[0]
 
 
+def _platform(parts: list[str] | None) -> str | None:
+    return None if parts is None else _one("platform", parts, PLATFORMS)
+
+
 def _jobs(parts: list[str] | None) -> int | None:
     if parts is None:
         return None
     if len(parts) != 1 or not parts[0].isdecimal() or int(parts[0]) < 1:
         raise ConfigurationError(f"jobs={','.join(parts)}: expected an integer above 0")
     return int(parts[0])
+
+
+def _shard(parts: list[str]) -> tuple[int, int]:
+    """`2/3` as numbers."""
+    found = ",".join(parts)
+    part, slash, of = found.partition("/")
+    if not (slash and part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
+        raise ConfigurationError(f"shard={found}: expected i/n with i from 1 to n, e.g. 1/2")
+    return int(part), int(of)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from flashvar.errors import FlashvarError
+from flashvar.errors import BuildError, FlashvarError
 
 COMMANDS: Final = {
     "list": "list_builds",
@@ -22,7 +22,20 @@ COMMANDS: Final = {
     "build": "build_dev",
     "develop": "develop_here",
     "wheels": "make_wheels",
+    "audit": "audit_wheels",
     "index": "make_index",
+    "serve": "serve_index",
+    "smoke": "smoke_wheels",
+    "sbom": "show_sbom",
+    "write-sbom": "write_sbom",
+    "variants": "make_variants",
+    "reproduce": "reproduce_wheels",
+    "merge": "merge_shards",
+    "release": "make_release",
+    "cibuildwheel": "build_in_container",
+    "project": "write_project",
+    "plan": "write_plan",
+    "load": "load_installed",
     "manifest": "write_manifest",
     "toolkit": "show_toolkit",
     "devices": "show_devices",
@@ -34,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--root", type=Path, default=Path.cwd(), help="where variants.toml is")
+    common.add_argument(
+        "--root",
+        type=Path,
+        default=argparse.SUPPRESS,
+        help="where variants.toml is; may also come after the command (default: here)",
+    )
     parser = argparse.ArgumentParser(
         prog="flashvar_factory", description=_summary(__doc__), parents=[common]
     )
@@ -45,11 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in named or COMMANDS:
         module = _module(name)
         summary = _summary(module.__doc__)
-        module.configure(commands.add_parser(name, help=summary, description=summary))
-    parsed = parser.parse_args(words)
+        command = commands.add_parser(name, help=summary, description=summary, parents=[common])
+        module.configure(command)
+    parsed = parser.parse_args(words, argparse.Namespace(root=Path.cwd()))
     parsed.root = parsed.root.resolve()
     try:
-        _module(parsed.name).run(parsed)
+        _run(parsed)
     except FlashvarError as error:
         print(f"{parsed.name}: {error}", file=sys.stderr)
         return error.exit_code
@@ -57,6 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{parsed.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    """Run the command; what a file refuses is an error of the build."""
+    try:
+        _module(parsed.name).run(parsed)
+    except OSError as error:
+        if error.filename is None:  # no file, but a pipe or a socket
+            raise
+        raise BuildError(
+            f"{error.filename}: expected to read or write here, found: {error.strerror}; "
+            "free the path, or its permissions"
+        ) from error
 
 
 def _module(name: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashvar_factory import build
+from flashvar_factory import at_work, build
 from flashvar_factory import configure as configuring
 from flashvar_factory.cli import selected
 
@@ -20,7 +20,13 @@ def run(arguments: argparse.Namespace) -> None:
     compiler = selection.compiler()
     for one in selection.for_development():
         directory = arguments.root / build.FOLDER / one.architecture.name
-        plan = configuring.configure(
-            selection.config, one, compiler, root=arguments.root, directory=directory, lineinfo=True
-        )
+        with at_work.alone(directory):
+            plan = configuring.configure(
+                selection.config,
+                one,
+                compiler,
+                root=arguments.root,
+                directory=directory,
+                lineinfo=True,
+            )
         print(plan.cmake)

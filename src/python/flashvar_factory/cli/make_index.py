@@ -6,17 +6,41 @@ import argparse
 from pathlib import Path
 
 from flashvar_factory import index
+from flashvar_factory.index import yanks
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, and where the pages go."""
     parser.add_argument("--wheels", type=Path, default=Path("dist"))
+    parser.add_argument(
+        "--also",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="another folder to list: an earlier release, wheel variants",
+    )
+    parser.add_argument(
+        "--yanked",
+        type=Path,
+        metavar="FILE",
+        help=f"releases that were withdrawn (default: {yanks.FILE_NAME}, where there is one)",
+    )
     parser.add_argument("--output", type=Path, default=Path("build/index"))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the pages, and say how to install from them."""
-    site = arguments.root / arguments.output
-    for name in index.write(arguments.root / arguments.wheels, site):
+    root: Path = arguments.root
+    usual = root / yanks.FILE_NAME
+    named = root / arguments.yanked if arguments.yanked else None
+    site = root / arguments.output
+    names = index.write(
+        root / arguments.wheels,
+        site,
+        also=[root / folder for folder in arguments.also],
+        yanked=named or (usual if usual.is_file() else None),
+    )
+    for name in names:
         print(f"  {name}")
-    print(f"pip install --index-url {site.as_uri()}/ --extra-index-url https://pypi.org/simple ...")
+    print(f"pip install --index-url {site.as_uri()}/ --extra-index-url <your usual index> ...")

@@ -1,4 +1,4 @@
-"""Build wheels: the project's own, and one per selected architecture."""
+"""Build wheels: the project's own if it has one, and one per selected architecture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def run(arguments: argparse.Namespace) -> None:
     builds = selection.for_release()
     compiler = selection.compiler()
     output = arguments.root / arguments.output
-    made = [wheel.pure(selection.config, root=arguments.root, output=output)]
+    made = []
+    if selection.first_shard() and wheel.has_pure(arguments.root):
+        made.append(wheel.sdist(selection.config, root=arguments.root, output=output))
+        made.append(wheel.pure(selection.config, root=arguments.root, output=output))
     made += [
         wheel.binary(
             selection.config,

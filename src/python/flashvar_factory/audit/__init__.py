@@ -1,0 +1,98 @@
+"""Is a wheel what it says it is? Facts first, then one table of checks: needs no CUDA toolkit.
+
+The checks of any wheel are made for any wheel; those of the factory's own wheels where a wheel
+says, or variants.toml says, that it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from flashvar.errors import AuditError
+from flashvar_factory.audit import (
+    archive_checks,
+    device_checks,
+    facts,
+    library_checks,
+    manifest_checks,
+    platform_checks,
+)
+from flashvar_factory.audit.expectations import BUDGET, Expectations
+from flashvar_factory.audit.facts import Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.ledger import ledger
+from flashvar_factory.audit.report import Report
+
+Check = Callable[[Wheel, Expectations], Iterator[Finding]]
+
+
+def budget(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The wheel is not larger than it may be."""
+    limit = _limit(wheel, expected)
+    if limit is not None and wheel.size > limit:
+        yield Finding(
+            "budget",
+            wheel.path.name,
+            f"expected at most {limit:,} bytes, found {wheel.size:,}; the ledger says what for",
+        )
+
+
+_OF_EVERY_WHEEL: Final[tuple[Check, ...]] = (
+    archive_checks.archive,
+    archive_checks.record,
+    platform_checks.platform,
+    budget,
+)
+_OF_THE_FACTORY: Final[tuple[Check, ...]] = (
+    manifest_checks.manifest,
+    manifest_checks.kernels,
+    device_checks.architecture,
+    device_checks.ptx,
+    library_checks.exports,
+    library_checks.dependencies,
+)
+
+
+def audit(path: Path, expected: Expectations | None = None) -> Report:
+    """Judge the wheel at `path`; PackagingError when there is no file of a wheel's name."""
+    expected = expected or Expectations()
+    wheel = facts.gather(path)
+    checks = _OF_EVERY_WHEEL + (_OF_THE_FACTORY if _is_ours(wheel, expected) else ())
+    return Report(
+        wheel=wheel,
+        findings=tuple(_findings(wheel, expected, checks)),
+        ledger=ledger(wheel),
+        budget=_limit(wheel, expected),
+        checks=tuple(check.__name__ for check in checks),
+    )
+
+
+def require(reports: Iterable[Report]) -> None:
+    """AuditError that counts the faults, if there is one."""
+    failed = [report for report in reports if not report.passed]
+    if failed:
+        count = sum(len(report.findings) for report in failed)
+        names = ", ".join(report.wheel.path.name for report in failed)
+        raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
+
+
+def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> Iterator[Finding]:
+    """An archive that is damaged or escapes is judged no further: the rest would be guesses."""
+    unsafe = list(archive_checks.archive(wheel, expected))
+    yield from unsafe
+    for check in checks:
+        if not unsafe or check is budget:
+            yield from check(wheel, expected)
+
+
+def _is_ours(wheel: Wheel, expected: Expectations) -> bool:
+    named = expected.architecture(wheel.name) is not None
+    return named or bool(wheel.manifests) or bool(wheel.entry_points)
+
+
+def _limit(wheel: Wheel, expected: Expectations) -> int | None:
+    if expected.budget is None and _is_ours(wheel, expected):
+        return BUDGET
+    return expected.budget

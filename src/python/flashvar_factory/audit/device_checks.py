@@ -1,0 +1,112 @@
+"""Is the device code of a wheel that of the one architecture it is said to be for?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from flashvar.manifest import Manifest
+from flashvar.variant import Architecture
+from flashvar_factory.audit import fatbin
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.stated import pairs
+
+_EXTRA = re.compile(r"sm[1-9]\d+")
+
+
+def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """Machine code, manifest, file name, entry point, label and variants.toml agree."""
+    known = expected.architecture(wheel.name)
+    for library, stated in pairs(wheel):
+        yield from _machine_code(library, stated)
+        if known is not None and stated.architecture != known:
+            yield _differs(wheel, f"code {known.code} as variants.toml says", stated)
+        for source, extra in _names(wheel):
+            if extra != stated.architecture.extra:
+                yield _differs(wheel, f"code for {extra} as {source} says", stated)
+        for name, folder in wheel.entry_points.items():
+            if folder == library.folder and name != stated.architecture.name:
+                yield _differs(wheel, f"code for {name} as its entry point says", stated)
+        real = f"{stated.architecture.extra.removeprefix('sm')}_real"
+        for label, values in _variants(wheel):
+            if label != wheel.name.label or values != [real]:
+                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", stated)
+
+
+def _machine_code(library: Library, stated: Manifest) -> Iterator[Finding]:
+    code = stated.architecture.code
+    sass = [image for image in library.images if image.kind == fatbin.SASS]
+    if not sass:
+        yield Finding(
+            "architecture", library.path, f"expected machine code for sm_{code}, found none"
+        )
+    others = [image for image in sass if image.code != code]
+    leaked = Counter(image.code for image in others if image.functions == ())
+    real = Counter(image.code for image in others if image.functions != ())
+    for found, count in sorted(real.items()):
+        yield Finding(
+            "architecture",
+            library.path,
+            f"expected machine code for sm_{code} alone, found {count} images for sm_{found}; "
+            "build it again from an empty directory",
+        )
+    for found, count in sorted(leaked.items()):
+        yield Finding(
+            "architecture",
+            library.path,
+            f"expected machine code for sm_{code} alone, found {count} images without a kernel for "
+            f"sm_{found}: the default of a device link; give it the architecture's flags too",
+        )
+
+
+def _names(wheel: Wheel) -> Iterator[tuple[str, str]]:
+    """Architectures in the file's name, and what part of it says so."""
+    last = wheel.name.distribution.rpartition("_")[2]
+    if _EXTRA.fullmatch(last):
+        yield "its file name", last
+    if wheel.name.label is not None and _EXTRA.fullmatch(wheel.name.label):
+        yield "its label", wheel.name.label
+
+
+def _variants(wheel: Wheel) -> list[tuple[str, object]]:
+    """The labels of variant.json, each with its values of nvidia :: sm_arch."""
+    text = wheel.metadata("variant.json")
+    if text is None:
+        return []
+    try:
+        rows: dict[str, Any] = json.loads(text)["variants"]
+        return [(label, row.get("nvidia", {}).get("sm_arch")) for label, row in rows.items()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [("variant.json", "unreadable")]
+
+
+def _differs(wheel: Wheel, wanted: str, stated: Manifest) -> Finding:
+    found: Architecture = stated.architecture
+    return Finding(
+        "architecture",
+        wheel.path.name,
+        f"expected {wanted}, found code {found.code} ({found.name}); rename or build again",
+    )
+
+
+def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """No PTX in a release; elsewhere it is there if and only if the manifest says so."""
+    del expected
+    for library, stated in pairs(wheel):
+        count = sum(image.kind == fatbin.PTX for image in library.images)
+        is_release = "+" not in wheel.name.version
+        if count and (is_release or "ptx" not in stated.code_kinds):
+            wanted = "no PTX in a release" if is_release else "no PTX, as the manifest says"
+            yield Finding(
+                "ptx",
+                library.path,
+                f"expected {wanted}, found {count} images of it: on other devices it would compile "
+                "at first use; leave ptx=1 and -virtual architectures out",
+            )
+        if not count and "ptx" in stated.code_kinds:
+            yield Finding("ptx", library.path, "expected PTX, as the manifest says, found none")

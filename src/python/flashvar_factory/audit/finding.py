@@ -1,0 +1,28 @@
+"""What the audit has to say against a wheel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_SHOWN: Final = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: a sentence of what was expected, what was found and what to do."""
+
+    check: str  # the name of the check that found it
+    where: str  # a file in the wheel, or the wheel's own name
+    message: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.check}: {self.where}: {self.message}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

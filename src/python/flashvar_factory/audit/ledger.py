@@ -1,0 +1,87 @@
+"""How many bytes does a wheel spend on what? One row per (architecture, op, axes)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flashvar.manifest import KernelRow
+from flashvar_factory.audit.facts import Image, Library, Wheel
+from flashvar_factory.audit.fatbin import PTX
+from flashvar_factory.audit.stated import pairs
+
+
+class Key(NamedTuple):
+    """What the bytes are spent on."""
+
+    architecture: str  # "sm_90a", "compute_90" of PTX; "host" for all that is not device code
+    kind: str  # "sass", "ptx", "host"
+    op: str | None  # None where nothing says whose they are
+    axes: tuple[tuple[str, str | int], ...]  # (("dtype", "bf16"), ("head_dim", 64))
+
+
+@dataclass
+class Row:
+    """The sizes of one key."""
+
+    stored: int = 0  # in the library, compressed as it is there
+    code: int = 0  # of the machine code of kernels, uncompressed
+    kernels: int = 0  # device functions
+
+
+def ledger(wheel: Wheel) -> dict[Key, Row]:
+    """The whole of the libraries: the stored bytes add up to their sizes."""
+    rows: dict[Key, Row] = defaultdict(Row)
+    stated = {library.path: manifest for library, manifest in pairs(wheel)}
+    for library in wheel.libraries:
+        manifest = stated.get(library.path)
+        owners = (
+            {name: row for row in manifest.kernels for name in row.functions} if manifest else {}
+        )
+        for image in library.images:
+            for key, share in _shares(image, owners):
+                row = rows[key]
+                row.stored += share.stored
+                row.code += share.code
+                row.kernels += share.kernels
+        rows[Key("host", "host", None, ())].stored += library.size - _device_bytes(library)
+    return dict(sorted(rows.items(), key=lambda item: _order(item[0])))
+
+
+def _shares(image: Image, owners: dict[str, KernelRow]) -> Iterator[tuple[Key, Row]]:
+    """An image's bytes, divided among the kernels it belongs to by the size of their code."""
+    code: dict[Key, Row] = {}
+    for function in image.functions or ():
+        owner = owners.get(function.name)
+        key = _key(image, owner)
+        row = code.setdefault(key, Row())
+        row.code += function.size
+        row.kernels += 1
+    if not code:
+        yield _key(image, None), Row(stored=image.stored_bytes)
+        return
+    total, given, passed = sum(row.code for row in code.values()), 0, 0
+    for key, row in code.items():
+        passed += row.code
+        share = image.stored_bytes * passed // total if total else image.stored_bytes
+        row.stored, given = share - given, share
+        yield key, row
+
+
+def _key(image: Image, owner: KernelRow | None) -> Key:
+    op, axes = (owner.op, owner.axes) if owner else (None, ())
+    prefix = "compute" if image.kind == PTX else "sm"
+    return Key(f"{prefix}_{image.code}", image.kind, op, axes)
+
+
+def _device_bytes(library: Library) -> int:
+    return sum(image.stored_bytes for image in library.images)
+
+
+def _order(key: Key) -> tuple[bool, str, str, str, tuple[tuple[str, int, str], ...]]:
+    axes = tuple(
+        (name, value if isinstance(value, int) else 0, str(value)) for name, value in key.axes
+    )
+    return key.kind == "host", key.architecture, key.kind, key.op or "", axes

@@ -1,0 +1,108 @@
+"""Does a library show the ABI and nothing else, and need nothing but the system?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from flashvar_factory.audit.dynamic import Undefined
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.audit.stated import pairs
+
+# What every project's libraries show beside their ops; <project>_last_error they may.
+_COMMON: Final = ("abi_version", "build_info")
+_SYSTEM: Final = frozenset(
+    {
+        "ld-linux-aarch64.so.1",
+        "ld-linux-x86-64.so.2",
+        "libc.so.6",
+        "libdl.so.2",
+        "libgcc_s.so.1",
+        "libm.so.6",
+        "libpthread.so.0",
+        "librt.so.1",
+    }
+)
+_SYSTEM_VERSIONS: Final = re.compile(r"(GLIBC|GCC)_[0-9.]+")
+# What compilers ask for without needing it.
+_OPTIONAL: Final = frozenset(
+    {
+        "_ITM_deregisterTMCloneTable",
+        "_ITM_registerTMCloneTable",
+        "__cxa_finalize",
+        "__cxa_pure_virtual",
+        "__gmon_start__",
+    }
+)
+# Whose a library or a symbol is, and what to do about it.
+_OWNERS: Final = (
+    (r"libpython|_?Py[A-Z_]", "Python: it would load in one version alone; leave Python out"),
+    (r"libtorch|libc10|libATen|_ZNK?(2at|3c10|5torch)|aoti_torch", "torch: leave its C++ out"),
+    (r"libcuda\.so|cu[A-Z]\w+@", "the NVIDIA driver: ask for it at run time, so that it loads"),
+    (r"libcudart|cuda[A-Z]", "the CUDA runtime: link cudart_static"),
+    (r"libstdc\+\+|_ZNK?S[tsabiod]|_ZS[tsabiod]|.*GLIBCXX|.*CXXABI", "libstdc++: link it static"),
+)
+
+
+def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """Exported is the ABI: what every loader asks for, and one function for each op."""
+    for library, stated in pairs(wheel):
+        ops = expected.ops or {kernel.op for kernel in stated.kernels}
+        wanted = {f"{stated.project}_{name}" for name in (*_COMMON, *ops)}
+        found = set(library.dynamic.exported)
+        for name in sorted(found - wanted - {f"{stated.project}_last_error"}):
+            yield Finding(
+                "exports",
+                library.path,
+                f"expected no symbol but the ABI's, found {name}; hide it "
+                "(visibility hidden and the version script of cmake/)",
+            )
+        for name in sorted(wanted - found):
+            yield Finding("exports", library.path, f"expected the ABI's {name}, found none")
+
+
+def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """Needed are libraries of the C runtime, at no fixed place, and symbols of theirs."""
+    del expected
+    for library in wheel.libraries:
+        for name in library.dynamic.needed:
+            if name not in _SYSTEM:
+                yield Finding(
+                    "dependencies",
+                    library.path,
+                    f"expected the libraries of the C runtime alone, found {name}{_owner(name)}",
+                )
+        for path in library.dynamic.run_paths:
+            yield Finding(
+                "dependencies", library.path, f"expected no run path, found {path}; strip it"
+            )
+        yield from _undefined(library)
+
+
+def _undefined(library: Library) -> Iterator[Finding]:
+    strangers = [symbol for symbol in library.dynamic.undefined if not _is_system(symbol)]
+    by_owner: dict[str, list[str]] = {}
+    for symbol in strangers:
+        by_owner.setdefault(_owner(f"{symbol.name}@{symbol.version or ''}"), []).append(symbol.name)
+    for owner, names in by_owner.items():
+        yield Finding(
+            "dependencies",
+            library.path,
+            f"expected undefined symbols of the C runtime alone, found {some(names)}{owner}",
+        )
+
+
+def _is_system(symbol: Undefined) -> bool:
+    if symbol.version is None:
+        return symbol.weak and symbol.name in _OPTIONAL
+    return _SYSTEM_VERSIONS.fullmatch(symbol.version) is not None
+
+
+def _owner(name: str) -> str:
+    """`, of <whom>: <what to do>` for a library or a symbol that has a well-known owner."""
+    owners = (advice for pattern, advice in _OWNERS if re.match(pattern, name))
+    owner = next(owners, None)
+    return f", of {owner}" if owner else ""

@@ -1,0 +1,65 @@
+"""Does a wheel run where its tag says? True of every wheel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashvar_factory.audit import platform_tag
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.audit.platform_tag import Policy, Version
+
+
+def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The tag's processor is the libraries', and its glibc is one that auditwheel agrees with."""
+    del expected
+    for library in wheel.libraries:
+        machine = library.dynamic.machine
+        if not any(tag.endswith(f"_{machine}") for tag in wheel.platforms):
+            found = ".".join(wheel.platforms)
+            yield Finding(
+                "platform", library.path, f"expected a tag for {machine}, found {found}; rename it"
+            )
+    if not wheel.libraries:
+        return
+    promised = [platform_tag.glibc_of_tag(tag) for tag in wheel.platforms]
+    floors = [version for version in promised if version is not None]
+    if not floors:
+        yield Finding(
+            "platform",
+            wheel.path.name,
+            f"expected a manylinux tag, found {'.'.join(wheel.platforms)}: no index takes it; "
+            "link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
+        )
+        return
+    yield from _judge(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name))
+
+
+def _judge(wheel: Wheel, floor: Version, answer: Policy | str) -> Iterator[Finding]:
+    tag = ".".join(wheel.platforms)
+    if isinstance(answer, str):
+        yield Finding(
+            "platform", wheel.path.name, f"expected an answer of auditwheel, found: {answer}"
+        )
+        return
+    found = platform_tag.glibc_of_tag(answer.tag)
+    if found is not None and found <= floor:
+        return
+    young = [symbol for library in wheel.libraries for symbol in _younger(library, floor)]
+    reasons = young or [f"needs {name}" for name in answer.outside] or ["see auditwheel show"]
+    yield Finding(
+        "platform",
+        wheel.path.name,
+        f"expected {tag}, as its name says, found {answer.tag} by auditwheel: "
+        f"{some(reasons)}; "
+        "link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
+    )
+
+
+def _younger(library: Library, floor: Version) -> Iterator[str]:
+    """The symbols that a glibc of the promised age does not have."""
+    for symbol in library.dynamic.undefined:
+        version = platform_tag.glibc_of_symbol(symbol.version)
+        if version is not None and version > floor:
+            yield f"{symbol.name} of {symbol.version}"

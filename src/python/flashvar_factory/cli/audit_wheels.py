@@ -1,0 +1,44 @@
+"""Prove that wheels are what they say they are; no CUDA toolkit needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from flashvar_factory import audit, schema
+from flashvar_factory.audit import expectations
+from flashvar_factory.audit.expectations import Expectations
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The wheels, the form of the answer and the limit."""
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="X.whl")
+    parser.add_argument("--json", action="store_true", help="for machines: a list of reports")
+    parser.add_argument(
+        "--budget",
+        type=int,
+        metavar="BYTES",
+        help=f"what a wheel may weigh; {expectations.BUDGET:,} for wheels of this factory",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print a report for each wheel; AuditError if there is anything against one."""
+    expected = _expected(arguments.root, arguments.budget)
+    reports = [audit.audit(path, expected) for path in arguments.wheels]
+    if arguments.json:
+        print(json.dumps([json.loads(report.to_json()) for report in reports], indent=1))
+    else:
+        print("\n".join(report.text() for report in reports))
+    audit.require(reports)
+
+
+def _expected(root: Path, budget: int | None) -> Expectations:
+    """What the project here expects, if this is the folder of one."""
+    file = root / schema.FILE_NAME
+    return (
+        expectations.of(schema.read(file), budget)
+        if file.is_file()
+        else Expectations(budget=budget)
+    )

@@ -1,0 +1,101 @@
+"""Build, prove and report a release: every stage, or no release."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory import at_work, native, pythons, version
+from flashvar_factory.cli import selected
+from flashvar_factory.cli.selected import Selected
+from flashvar_factory.expand import Build
+from flashvar_factory.release import checkout, members, pipeline, publish, report
+from flashvar_factory.release.pipeline import Release
+from flashvar_factory.release.stages import STAGES
+from flashvar_factory.toolchain import Toolchain
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Words, where the release works, and where it goes."""
+    selected.take_words(parser)
+    parser.add_argument("--folder", type=Path, default=Path(pipeline.FOLDER))
+    parser.add_argument("--output", type=Path, default=Path("dist"))
+    parser.add_argument(
+        "--python",
+        type=Path,
+        action="append",
+        help="install into this one, instead of each Python 3.10 or newer found; may be repeated",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the stages, with their progress; the report at the end."""
+    selection = selected.read(arguments)
+    _refuse_what_no_release_is(selection)
+    root, asked = arguments.root, arguments.python
+    revision = checkout.revision(root)
+    builds = tuple(
+        (one, compiler) for part in _platforms(selection) for one, compiler in _builds(part)
+    )
+    expected = members.expected(selection.config, [one for one, _ in builds], root)
+    release = Release(
+        config=selection.config,
+        root=root,
+        folder=(root / arguments.folder).resolve(),
+        version=version.read(selection.config, root),
+        revision=revision,
+        builds=builds,
+        members=expected,
+        words=_words(arguments.words, selection),
+        pythons=pythons.named(asked) if asked else pythons.find(os.environ),
+        jobs=selection.words.jobs,
+    )
+    output = root / arguments.output
+    publish.prepare(output, expected)
+    with at_work.alone(release.folder):
+        done = pipeline.run(release, STAGES)
+        found = report.document(release, done)
+        files = [release.wheels / file["file"] for file in found["files"]]
+        reports = publish.publish(output, files, found)
+    print(report.text(found))
+    for path in (*reports, release.folder / "index", release.folder / "variants"):
+        print(path)
+
+
+def _refuse_what_no_release_is(selection: Selected) -> None:
+    part, of = selection.words.shard
+    if of != 1:
+        raise ConfigurationError(
+            f"shard={part}/{of}: expected a whole release, found a shard; build shards with "
+            "`wheels`, and `merge` them"
+        )
+    if selection.words.ptx:
+        raise ConfigurationError(
+            "ptx=1: expected a release, found PTX, which is compiled at first use on devices that "
+            "nobody tried; use `wheels`"
+        )
+
+
+def _words(said: list[str], selection: Selected) -> dict[str, tuple[str, ...]]:
+    """What `wheels` is asked for, by platform."""
+    words = tuple(word for word in said if not word.startswith("platform="))
+    return {
+        platform: (*words, f"platform={platform}")
+        for platform in dict.fromkeys((native.MACHINE, selection.words.platform or native.MACHINE))
+    }
+
+
+def _platforms(selection: Selected) -> list[Selected]:
+    """This machine's own platform and, where another was named, that one too."""
+    if selection.words.platform in (None, native.MACHINE):
+        return [selection]
+    own = dataclasses.replace(selection.words, platform=None)
+    return [dataclasses.replace(selection, words=own), selection]
+
+
+def _builds(selection: Selected) -> list[tuple[Build, Toolchain]]:
+    compiler = selection.compiler()
+    return [(one, compiler) for one in selection.for_release()]

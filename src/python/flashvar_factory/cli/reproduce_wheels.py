@@ -1,0 +1,29 @@
+"""Build wheels twice, in two folders, and compare their bytes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashvar_factory import reproduce
+from flashvar_factory.cli import selected
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Words, and where the two builds work."""
+    selected.take_words(parser)
+    parser.add_argument("--folder", type=Path, default=Path("build/reproduce"))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the files that are the same; ReproducibilityError names the first difference."""
+    selection = selected.read(arguments)
+    one, two = reproduce.build_twice(
+        arguments.words,
+        selection.compiler(),
+        root=arguments.root,
+        folder=(arguments.root / arguments.folder).resolve(),
+    )
+    reproduce.require(one.iterdir(), two.iterdir(), f"the files are in {one} and {two}")
+    for file in sorted(one.iterdir()):
+        print(f"the same {file.stat().st_size:,} bytes twice: {file.name}")

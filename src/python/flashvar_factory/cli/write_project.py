@@ -1,0 +1,30 @@
+"""Write a source project of one wheel that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory import self_contained
+from flashvar_factory.cli import selected
+from flashvar_factory.spelling import listed
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Words, and the folder."""
+    selected.take_words(parser)
+    parser.add_argument("--output", type=Path, required=True, help="a folder of its own")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write it, and say how to build it."""
+    selection = selected.read(arguments)
+    builds = selection.for_release()
+    if len(builds) != 1:
+        names = listed(build.architecture.name for build in builds)
+        raise ConfigurationError(f"expected one architecture for a project, found {names}")
+    output = (arguments.root / arguments.output).resolve()
+    self_contained.write(selection.config, builds[0], root=arguments.root, output=output)
+    print(f"pip wheel {output}")
+    print(f"cibuildwheel --platform linux {output}")

@@ -1,0 +1,89 @@
+"""Writes a static package index (PEP 503, 592, 691, 714) of the wheels in folders."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from flashvar.errors import PackagingError
+from flashvar_factory.index import pages, simple_json, yanks
+from flashvar_factory.index.entries import Entry, normalized, project_of, read
+
+__all__ = ["normalized", "write"]
+
+PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
+PAGE: Final = "index.html"
+
+
+def write(
+    wheels: Path, site: Path, *, also: Sequence[Path] = (), yanked: Path | None = None
+) -> list[str]:
+    """Make `site` anew from every file of `wheels` and `also`; the names of the projects.
+
+    `also` are folders of earlier releases or of wheel variants, `yanked` is a yanked.toml. Files
+    are copied. The site is what `pip install --index-url` takes, over HTTP or as a file:// address.
+    Beside each page lies the same as JSON, for servers that send its content type.
+    """
+    files = _files([wheels, *also])
+    if not any(file.suffix == ".whl" for file in files.values()):
+        raise PackagingError(f"{wheels}: expected wheels, found none; nox -s wheels -- all")
+    _check_replaceable(site)
+    withdrawn = yanks.read(yanked, map(project_of, files)) if yanked is not None else {}
+    fresh = site.with_name(f".{site.name}.partial")
+    shutil.rmtree(fresh, ignore_errors=True)
+    projects: dict[str, list[Entry]] = defaultdict(list)
+    for name, file in files.items():
+        project = project_of(name)
+        folder = fresh / project
+        folder.mkdir(parents=True, exist_ok=True)
+        content = file.read_bytes()
+        (folder / name).write_bytes(content)
+        entry = read(file, content)
+        if entry.metadata is not None:
+            (folder / f"{name}.metadata").write_bytes(entry.metadata)
+        projects[project].append(entry._replace(yanked=yanks.reason(withdrawn, project, entry)))
+    _write_pages(fresh, projects)
+    if site.exists():
+        shutil.rmtree(site)
+    fresh.replace(site)
+    return sorted(projects)
+
+
+def _files(folders: Sequence[Path]) -> dict[str, Path]:
+    """Every file to list, by its name: one file may lie in two folders, two files may not."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise PackagingError(f"{folder}: expected a folder of wheels, found none")
+        for file in sorted(file for pattern in PATTERNS for file in folder.glob(pattern)):
+            other = found.setdefault(file.name, file)
+            if other != file and other.read_bytes() != file.read_bytes():
+                raise PackagingError(
+                    f"{file}: expected the same bytes as {other}, found others; a version that "
+                    "was published once does not change: give the newer one its own version"
+                )
+    return {name: found[name] for name in sorted(found)}
+
+
+def _check_replaceable(site: Path) -> None:
+    """Refuse to remove anything but an index."""
+    if not site.exists() or (site.is_dir() and not any(site.iterdir())):
+        return
+    page = site / PAGE
+    if not (page.is_file() and pages.MARK in page.read_text(encoding="utf-8", errors="replace")):
+        raise PackagingError(
+            f"{site}: expected an index of an earlier run or an empty folder, found something "
+            "else, which stays as it is; name another --output"
+        )
+
+
+def _write_pages(site: Path, projects: Mapping[str, Sequence[Entry]]) -> None:
+    texts = {PAGE: pages.root(projects), simple_json.FILE_NAME: simple_json.root(projects)}
+    for name, entries in projects.items():
+        texts[f"{name}/{PAGE}"] = pages.project(name, entries)
+        texts[f"{name}/{simple_json.FILE_NAME}"] = simple_json.project(name, entries)
+    for file, text in texts.items():
+        (site / file).write_text(text, encoding="utf-8")

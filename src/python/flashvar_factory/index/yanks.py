@@ -1,0 +1,51 @@
+"""Which releases were withdrawn, and why? `yanked.toml`: a table per project (PEP 592).
+
+    [flashvar]
+    "0.1.0" = "wrong results for causal rows beyond 65536; take 0.1.1"
+
+A key is a version or the name of one file, its value the reason that installers show. What is
+yanked stays in the index: installers take it only where a lock or `==` names exactly it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory import toml_table
+from flashvar_factory.index.entries import Entry, normalized
+from flashvar_factory.spelling import did_you_mean, listed
+from flashvar_factory.toml_table import Table
+
+FILE_NAME: Final = "yanked.toml"
+
+Yanks = Mapping[str, Mapping[str, str]]  # project -> version or file name -> reason
+
+
+def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
+    """What the file says; ConfigurationError when it names none of `projects`, or is no TOML."""
+    try:
+        document = toml_table.document(path.read_text(encoding="utf-8"), path.name).rest
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: expected TOML, found: {error}") from error
+    known = sorted({normalized(project) for project in projects})
+    yanks: dict[str, dict[str, str]] = {}
+    for name, value in document.items():
+        project, table = normalized(name), Table(value, name, path.name)
+        if project not in known:
+            raise ConfigurationError(
+                f"{path.name}: unknown project {name!r}, expected {listed(known)}"
+                f"{did_you_mean(project, known)}"
+            )
+        yanks[project] = {key: table.text(key, r".*\S.*", "a reason") for key in list(table.rest)}
+    return yanks
+
+
+def reason(yanks: Yanks, project: str, entry: Entry) -> str | None:
+    """Why this file was withdrawn; None when it was not."""
+    said = yanks.get(project, {})
+    if entry.version is None:
+        return None
+    return said.get(entry.file, said.get(entry.version))

@@ -1,0 +1,141 @@
+"""Which files are a release, and do these make one? Every complaint is a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from flashvar.errors import PackagingError, ReleaseError
+from flashvar_factory import archive, version, wheel
+from flashvar_factory.expand import Build
+from flashvar_factory.index import normalized
+from flashvar_factory.schema import Config
+
+SDIST: Final = "sdist"
+ANY: Final = "any"
+
+_SDIST = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)\.tar\.gz")
+_EXTRA = re.compile(
+    r"""(?P<name>[\w.-]+)\s*(==\s*(?P<version>[^\s;,]+))?.*;.*extra == ["'](?P<extra>[\w.-]+)["']"""
+)
+
+
+class Member(NamedTuple):
+    """One file of a release."""
+
+    distribution: str
+    platform: str  # of the wheel's tag; ANY; SDIST
+    version: str  # with its local label
+
+    @property
+    def partial(self) -> bool:
+        """Whether its label says that not everything is in it."""
+        return "+" in self.version
+
+    def __str__(self) -> str:
+        what = "sdist" if self.platform == SDIST else f"wheel for {self.platform}"
+        return f"{self.distribution} {self.version} ({what})"
+
+
+def expected(config: Config, builds: Sequence[Build], root: Path) -> tuple[Member, ...]:
+    """The members of the release of `builds`: sources first, then the binary wheels."""
+    release = version.read(config, root)
+    own = normalized(config.project.name)
+    members = []
+    if wheel.has_pure(root):
+        members += [Member(own, SDIST, release), Member(own, ANY, release)]
+    for build in builds:
+        platform = wheel.tag(build.platform).rpartition("-")[2]
+        labelled = version.of_build(release, build, config)
+        members.append(Member(build.distribution, platform, labelled))
+    return tuple(members)
+
+
+def read(file: Path) -> Member | None:
+    """The member that a file's name says it is, None where it is neither wheel nor sdist."""
+    if file.suffix == ".whl":
+        try:
+            name = archive.parse_name(file.name)
+        except PackagingError:
+            return None
+        if name.label is not None:  # a variant has an index of its own
+            return None
+        return Member(normalized(name.distribution), name.tag.rpartition("-")[2], name.version)
+    if match := _SDIST.fullmatch(file.name):
+        return Member(normalized(match["name"]), SDIST, match["version"])
+    return None
+
+
+def complaints(
+    files: Iterable[Path], members: Sequence[Member], *, whole: bool = True
+) -> list[str]:
+    """What is strange, of another version or twice and, of a `whole` release, what is missing."""
+    places: defaultdict[Member, list[Path]] = defaultdict(list)
+    found = []
+    wanted = {(member.distribution, member.platform): member.version for member in members}
+    for file in sorted(files):
+        member = read(file)
+        if member is None or (member.distribution, member.platform) not in wanted:
+            found.append(f"{file}: a stranger, no file of this release")
+        elif member.version != wanted[member.distribution, member.platform]:
+            right = wanted[member.distribution, member.platform]
+            found.append(f"{file}: expected version {right}, found {member.version}")
+        else:
+            places[member].append(file)
+    for member in members:
+        if whole and not places[member]:
+            found.append(f"{member}: expected one file, found none")
+        elif len(places[member]) > 1:
+            found.append(f"{member}: there twice, {' and '.join(map(str, places[member]))}")
+    return found
+
+
+def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> list[str]:
+    """What the extras of the project's wheel ask for and no wheel is.
+
+    An architecture that variants.toml has and this release was not asked for is none of them.
+    """
+    versions = {member.distribution: member.version for member in members}
+    known = {target.distribution for target in config.targets.values()}
+    found = []
+    for requirement in _metadata(pure).get_all("Requires-Dist", []):
+        match = _EXTRA.match(requirement)
+        if match is None:
+            continue
+        name, wanted = normalized(match["name"]), match["version"]
+        if name not in versions and not name.startswith(f"{normalized(config.project.name)}-"):
+            continue  # somebody else's
+        if name not in known:
+            found.append(
+                f"{pure.name}: the extra {match['extra']} names {name}, which variants.toml does "
+                "not build"
+            )
+        elif name in versions and wanted != versions[name].partition("+")[0]:
+            found.append(
+                f"{pure.name}: the extra {match['extra']} wants {name} {wanted}, the release has "
+                f"{versions[name]}"
+            )
+    return found
+
+
+def refuse(found: Sequence[str], doing: str, advice: str) -> None:
+    """Raise ReleaseError where there is something to complain about."""
+    if found:
+        lines = "\n".join(f"  {line}" for line in found)
+        raise ReleaseError(f"{doing}: expected the files of one release, found\n{lines}\n{advice}")
+
+
+def _metadata(file: Path) -> Message:
+    texts = [
+        content
+        for name, content in archive.read(file).items()
+        if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
+    ]
+    if len(texts) != 1:
+        raise PackagingError(f"{file}: expected a wheel with one METADATA, found {len(texts)}")
+    return HeaderParser().parsestr(texts[0].decode())

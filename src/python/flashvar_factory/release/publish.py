@@ -1,0 +1,41 @@
+"""Puts a proved release into dist/: its files, then the reports. Nothing unproved gets there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from flashvar_factory.release import members, page, report
+from flashvar_factory.release.members import Member
+
+REPORTS: Final = tuple(f"{report.NAME}.{ending}" for ending in ("txt", "json", "html"))
+_PARTIAL: Final = ".partial"
+
+
+def prepare(dist: Path, expected: Sequence[Member]) -> None:
+    """Refuse strangers in `dist`, before minutes are spent; an older report there goes."""
+    if not dist.is_dir():
+        return
+    for half in dist.glob(f".*{_PARTIAL}"):  # of a release that was cut off while it copied
+        half.unlink()
+    files = [file for file in dist.iterdir() if file.name not in REPORTS]
+    found = members.complaints(files, expected, whole=False)
+    members.refuse(found, str(dist), "move them away: all that is there is uploaded")
+    for name in REPORTS:
+        (dist / name).unlink(missing_ok=True)
+
+
+def publish(dist: Path, files: Sequence[Path], document: Mapping[str, Any]) -> list[Path]:
+    """Copy the files into `dist`, and write the reports last; their paths."""
+    dist.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        partial = dist / f".{file.name}{_PARTIAL}"
+        shutil.copyfile(file, partial)
+        partial.replace(dist / file.name)
+    texts = (report.text(document), json.dumps(document, indent=1) + "\n", page.html(document))
+    for name, text in zip(REPORTS, texts, strict=True):
+        (dist / name).write_text(text, encoding="utf-8")
+    return [dist / name for name in REPORTS]

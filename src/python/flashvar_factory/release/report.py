@@ -1,0 +1,115 @@
+"""What was released, and what was found out about it? As plain data, and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from flashvar import manifest
+from flashvar_factory import archive
+from flashvar_factory.release import members
+from flashvar_factory.release.pipeline import Release, files_of
+from flashvar_factory.release.steps import Outcome, digest
+
+SCHEMA: Final = 1
+NAME: Final = "report"
+_COLUMNS: Final = ("bytes", "architecture", "kernels", "file", "verdicts")
+
+
+def document(release: Release, done: Mapping[str, Outcome]) -> dict[str, Any]:
+    """The release as plain data; the same files and findings give the same document."""
+    built = {(build.architecture.name, build.platform) for build, _ in release.builds}
+    everything = {
+        (name, platform)
+        for name, target in release.config.targets.items()
+        for platform in target.platforms
+    }
+    return {
+        "schema": SCHEMA,
+        "project": release.config.project.name,
+        "version": release.version,
+        "revision": release.revision,
+        "missing": [
+            *(f"wheel of {name} for {platform}" for name, platform in sorted(everything - built)),
+            *(f"other kernels of {one.distribution}" for one in release.members if one.partial),
+        ],
+        "files": [_file(file, done) for file in files_of(done)],
+        "steps": [
+            {"name": name, "verdict": one.verdict, "facts": one.facts} for name, one in done.items()
+        ],
+    }
+
+
+def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
+    member = members.read(file)
+    row: dict[str, Any] = {
+        "file": file.name,
+        "bytes": file.stat().st_size,
+        "sha256": digest(file),
+        "distribution": member.distribution if member else None,
+        "platform": member.platform if member else None,
+        "verdicts": {
+            name.partition("/")[0]: one.verdict
+            for name, one in done.items()
+            if one.facts.get("file") == file.name
+        },
+    }
+    described = _manifest(file)
+    if described is not None:
+        row |= {
+            "architecture": described.architecture.name,
+            "code": described.architecture.code,
+            "code_kinds": list(described.code_kinds),
+            "toolkit": f"{described.toolkit.compiler} {described.toolkit.version}",
+            "driver": described.minimum_driver.display,
+            "library_bytes": described.library.bytes,
+            "kernels": [kernel.name for kernel in described.kernels],
+        }
+    return row
+
+
+def _manifest(file: Path) -> manifest.Manifest | None:
+    if file.suffix != ".whl":
+        return None
+    texts = (
+        content
+        for name, content in archive.read(file).items()
+        if name.endswith(f"/{manifest.FILE_NAME}")
+    )
+    content = next(texts, None)
+    return None if content is None else manifest.parse(content.decode())
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The document for a terminal."""
+    lines = [f"{found['project']} {found['version']}, commit {found['revision']}", ""]
+    lines += _aligned([_COLUMNS, *(_row(file) for file in found["files"])])
+    lines += ["", *(f"{file['sha256']}  {file['file']}" for file in found["files"])]
+    lines += ["", *(f"{step['name']}: {step['verdict']}" for step in found["steps"])]
+    lines += ["", verdict(found)]
+    return "\n".join(lines) + "\n"
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """The last sentence."""
+    if found["missing"]:
+        lacking = ", ".join(found["missing"])
+        return f"Everything that was asked for is proved; not asked for, and not here: {lacking}."
+    return "Everything of variants.toml is here, and proved."
+
+
+def _row(file: Mapping[str, Any]) -> tuple[str, ...]:
+    verdicts = "; ".join(f"{stage}: {said}" for stage, said in file["verdicts"].items())
+    kernels = str(len(file["kernels"])) if "kernels" in file else "-"
+    size = f"{file['bytes']:,}"
+    return size, file.get("architecture", "-"), kernels, file["file"], verdicts or "-"
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    table = [tuple(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]

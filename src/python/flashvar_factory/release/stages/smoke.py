@@ -1,0 +1,51 @@
+"""Install from the index into fresh environments of every Python, and call what is there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from flashvar.errors import SmokeError
+from flashvar_factory import smoke
+from flashvar_factory.index import serve
+from flashvar_factory.pythons import Python
+from flashvar_factory.release.pipeline import Release, files_of
+from flashvar_factory.release.stages import index
+from flashvar_factory.release.steps import Outcome, Step, digests
+
+
+def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
+    """One step for each Python."""
+    if not release.pythons:
+        raise SmokeError("expected a Python 3.10 or newer with venv, found none; install one")
+    for python in release.pythons:
+        inputs = {**digests(files_of(done)), "python": str(python.executable)}
+        yield Step(f"smoke/{python.tag}", inputs, partial(_install, release, python))
+
+
+def _install(release: Release, python: Python) -> Outcome:
+    server = serve.server(index.site(release), quiet=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        report = smoke.run(
+            release.wheels,
+            root=release.root,
+            config=release.config,
+            pythons=[python],
+            index_url=f"http://127.0.0.1:{server.server_port}/",
+        )
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    if not report.ok:
+        raise SmokeError(
+            f"expected wheels that install and work with {python.executable}, found faults: above"
+        )
+    return Outcome(
+        f"{len(report.checks)} environments are fine",
+        facts={"checks": json.loads(report.to_json())["checks"]},
+    )

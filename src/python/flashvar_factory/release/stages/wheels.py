@@ -1,0 +1,70 @@
+"""Build the sdist, the project's wheel and one wheel per architecture; together they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from flashvar_factory import wheel
+from flashvar_factory.expand import Build
+from flashvar_factory.release import members, merge
+from flashvar_factory.release.pipeline import Release
+from flashvar_factory.release.steps import Outcome, Step, digests
+from flashvar_factory.toolchain import Toolchain
+
+
+def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
+    """One step per file, then one that looks at all of them."""
+    _remove_others(release)
+    sources = {"revision": release.revision, "version": release.version, "backend": wheel.BACKEND}
+    if wheel.has_pure(release.root):
+        yield Step("wheels/sdist", sources, partial(_own, release, wheel.sdist))
+        yield Step("wheels/pure", sources, partial(_own, release, wheel.pure))
+    for build, compiler in release.builds:
+        inputs = {
+            **sources,
+            "build": [build.platform, build.code, build.code_kinds, build.distribution],
+            "kernels": [kernel.name for kernel in build.kernels],
+            "nvcc": compiler.version,
+        }
+        name = f"wheels/{build.distribution}-{build.platform}"
+        yield Step(name, inputs, partial(_binary, release, build, compiler))
+    files = [file for outcome in done.values() for file in outcome.files]
+    yield Step("wheels/together", digests(files), partial(_together, release, files))
+
+
+def _remove_others(release: Release) -> None:
+    """Remove what an earlier release of other members left here."""
+    release.wheels.mkdir(parents=True, exist_ok=True)
+    for file in release.wheels.iterdir():
+        if file.is_file() and members.read(file) not in release.members:
+            file.unlink()
+
+
+def _own(release: Release, make: Callable[..., Path]) -> Outcome:
+    return _outcome(make(release.config, root=release.root, output=release.wheels))
+
+
+def _binary(release: Release, build: Build, compiler: Toolchain) -> Outcome:
+    made = wheel.binary(
+        release.config,
+        build,
+        compiler,
+        root=release.root,
+        output=release.wheels,
+        jobs=release.jobs,
+    )
+    return _outcome(made)
+
+
+def _outcome(file: Path) -> Outcome:
+    return Outcome(f"{file.name}, {file.stat().st_size:,} bytes", (file,))
+
+
+def _together(release: Release, files: list[Path]) -> Outcome:
+    found = members.complaints(release.wheels.iterdir(), release.members)
+    if not found:
+        found = merge.projects_extras(files, release.config, release.members)
+    members.refuse(found, "release", f"remove {release.folder} and release again")
+    return Outcome(f"{len(release.members)} files of version {release.version}")

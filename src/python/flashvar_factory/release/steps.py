@@ -1,0 +1,88 @@
+"""Was this done before, with the same inputs, and is what it made still there? Else it is done.
+
+A record is written when a step has succeeded, so an interrupted release goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from flashvar_factory import source
+
+RECORDS: Final = "records"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step made and found."""
+
+    verdict: str  # one line for people
+    files: tuple[Path, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # as JSON has them
+
+
+@dataclass(frozen=True)
+class Step:
+    """One piece of work, and everything that its outcome depends on."""
+
+    name: str
+    inputs: Mapping[str, Any]  # as JSON has them
+    run: Callable[[], Outcome]
+
+
+def recall(step: Step, folder: Path) -> Outcome | None:
+    """The outcome of the step in `folder`, None where it must be done."""
+    try:
+        record = json.loads(_path(step, folder).read_text(encoding="utf-8"))
+        files = {Path(name): sha256 for name, sha256 in record["files"].items()}
+        if record["inputs"] != identity(step):
+            return None
+        outcome = Outcome(record["verdict"], tuple(files), record["facts"])
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None  # none, or half of one
+    there = all(file.is_file() and digest(file) == sha256 for file, sha256 in files.items())
+    return outcome if there else None
+
+
+def perform(step: Step, folder: Path) -> Outcome:
+    """Do the step, and record it in `folder`."""
+    path = _path(step, folder)
+    path.unlink(missing_ok=True)
+    outcome = step.run()
+    record = {
+        "step": step.name,
+        "inputs": identity(step),
+        "verdict": outcome.verdict,
+        "files": {str(file): digest(file) for file in outcome.files},
+        "facts": outcome.facts,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return outcome
+
+
+def identity(step: Step) -> str:
+    """The hash of the inputs, and of the factory that works on them."""
+    text = json.dumps([step.name, step.inputs, source.factory()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """The hashes of files by their names: what the outcome of looking at them depends on."""
+    return {file.name: digest(file) for file in files}
+
+
+def _path(step: Step, folder: Path) -> Path:
+    return folder / RECORDS / f"{step.name}.json"

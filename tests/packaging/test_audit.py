@@ -1,0 +1,293 @@
+"""The audit of real wheels: it agrees with NVIDIA's own tool, and catches every planted fault."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from flashvar_factory import archive, audit, elf, schema
+from flashvar_factory.audit import expectations, fatbin
+from flashvar_factory.expand import expand, select_all
+from flashvar_factory.schema import Target
+from flashvar_factory.words import Words
+
+Factory = Callable[..., "subprocess.CompletedProcess[str]"]
+Files = dict[str, bytes]
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+LIBRARY = "flashvar_sm80/libflashvar_sm80.so"
+MANIFEST = "flashvar_sm80/manifest.json"
+WORDS = ("wheels", "hdim=32", "dtype=bf16")
+
+# The ABI of a binary around the device code of a real one; a fault is added at its end.
+SOURCE = """\
+__asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"fatbin\\"\\n"
+        ".section .flashvar.kernels,\\"a\\"\\n.incbin \\"kernels\\"\\n.text\\n");
+unsigned flashvar_abi_version(void) { return 1; }
+const char* flashvar_build_info(void) { return "{}"; }
+const char* flashvar_last_error(void) { return ""; }
+int flashvar_attention_fwd(const void* params) { return params == 0; }
+"""
+EXTRA_SYMBOL = "int flashvar_extra(void) { return 0; }\n"
+# As the C++ of torch is called: c10::Error::what() const.
+NEEDS_TORCH = """\
+extern int torch(void) __asm__("_ZNK3c105Error4whatEv");
+static int (*const volatile keep)(void) = torch;
+static int use(void) { return keep(); }
+static int (*const volatile use_it)(void) __attribute__((used)) = use;
+"""
+TORCH = """\
+int torch(void) __asm__("_ZNK3c105Error4whatEv");
+int torch(void) { return 0; }
+"""
+YOUNG_GLIBC = """\
+extern int dlclose(void*);
+static int (*const volatile keep)(void*) __attribute__((used)) = dlclose;
+"""
+
+
+class Built(NamedTuple):
+    """The files of three real wheels of one kernel, by what is in them."""
+
+    plain: Files  # sm_80
+    other: Files  # sm_86
+    ptx: Files  # sm_80, with PTX
+    wheels: tuple[Path, Path, Path]
+    tree: Path
+
+
+@pytest.fixture(scope="module")
+def built(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Built in a copy of the sources, so that the objects of whole wheels stay."""
+    tree = tmp_path_factory.mktemp("project")
+    for name in ("variants.toml", "CMakeLists.txt"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("cmake", "src"):
+        shutil.copytree(ROOT / name, tree / name)
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (tree / "build").mkdir()
+        (tree / "build" / "toolkit").symlink_to(toolkit)
+    for output, words in (("sass", ["arch=sm_80,sm_86"]), ("ptx", ["arch=sm_80", "ptx=1"])):
+        done = factory(tree, *WORDS, *words, "--output", str(tree / output))
+        assert done.returncode == 0, done.stdout[-5000:]
+    (plain,) = (tree / "sass").glob("flashvar_sm80-*.whl")
+    (other,) = (tree / "sass").glob("flashvar_sm86-*.whl")
+    (ptx,) = (tree / "ptx").glob("flashvar_sm80-*.whl")
+    wheels = (plain, other, ptx)
+    return Built(*(archive.read(wheel) for wheel in wheels), wheels, tree)
+
+
+@pytest.fixture
+def compiled(built: Built, tmp_path: Path) -> Callable[[str], bytes]:
+    """`compiled(text)` is a library with real device code and the C of a fault."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+
+    def compile_library(text: str) -> bytes:
+        (tmp_path / "real.so").write_bytes(built.plain[LIBRARY])
+        for file, section in (("fatbin", ".nv_fatbin"), ("kernels", ".flashvar.kernels")):
+            (tmp_path / file).write_bytes(elf.section(tmp_path / "real.so", section) or b"")
+        (tmp_path / "torch.c").write_text(TORCH, encoding="utf-8")
+        (tmp_path / "library.c").write_text(SOURCE + text, encoding="utf-8")
+        for command in (
+            "-o libtorch.so -Wl,-soname,libtorch.so torch.c",
+            "-o library.so library.c -Wl,--as-needed -L. -ltorch -ldl",
+        ):
+            arguments = [compiler, "-shared", "-fPIC", "-O1", *command.split()]
+            subprocess.run(arguments, cwd=tmp_path, check=True)
+        return (tmp_path / "library.so").read_bytes()
+
+    return compile_library
+
+
+def described(files: Files) -> Files:
+    """The files with a manifest of the library as it is, so that nothing else is wrong."""
+    document, library = json.loads(files[MANIFEST]), files[LIBRARY]
+    document["library"]["bytes"] = len(library)
+    document["library"]["sha256"] = hashlib.sha256(library).hexdigest()
+    return {**files, MANIFEST: json.dumps(document).encode()}
+
+
+def pack(built: Built, files: Files, folder: Path) -> Path:
+    """A wheel of these files, called as the real one."""
+    path = folder / built.wheels[0].name
+    (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
+    archive.write(path, files, info)
+    return path
+
+
+def failing(factory: Factory, path: Path, *options: str) -> tuple[int, set[str], str]:
+    """Exit code, the checks that found a fault, and all that they said."""
+    done = factory(ROOT, "audit", str(path), "--json", *options)
+    document, end = json.JSONDecoder().raw_decode(done.stdout)
+    (report,) = document
+    said = "\n".join(finding["message"] for finding in report["findings"])
+    assert report["passed"] == (not report["findings"])
+    assert ("found faults" in done.stdout[end:]) == (done.returncode != 0)
+    return done.returncode, {finding["check"] for finding in report["findings"]}, said
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["sm_80", "sm_86", "sm_80 and PTX"])
+def test_nothing_against_a_real_wheel(number: int, built: Built, factory: Factory) -> None:
+    assert failing(factory, built.wheels[number]) == (0, set(), "")
+
+
+@pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
+def test_nothing_against_a_release(target: Target, dist: Path) -> None:
+    (wheel,) = dist.glob(f"{target.distribution.replace('-', '_')}-*.whl")
+    report = audit.audit(wheel, expectations.of(CONFIG))
+    assert report.findings == ()
+    assert report.architectures == (f"sm_{target.architecture.code}",)
+    spent = {(key.op, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
+    (build,) = expand(CONFIG, select_all(Words(architectures=(target.architecture.name,)), CONFIG))
+    assert spent == {(kernel.op, kernel.axes) for kernel in build.kernels}
+
+
+def test_nothing_against_the_harness(
+    built: Built, compiled: Callable[[str], bytes], factory: Factory, tmp_path: Path
+) -> None:
+    files = described({**built.plain, LIBRARY: compiled("")})
+    assert failing(factory, pack(built, files, tmp_path)) == (0, set(), "")
+
+
+def test_another_architecture(built: Built, factory: Factory, tmp_path: Path) -> None:
+    other = built.other[LIBRARY.replace("80", "86")]
+    files = described({**built.plain, LIBRARY: other})
+    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    assert (code, checks) == (6, {"architecture", "kernels"})
+    assert "expected machine code for sm_80 alone, found 1 images for sm_86" in said
+
+
+def test_ptx(built: Built, factory: Factory, tmp_path: Path) -> None:
+    files = described({**built.plain, LIBRARY: built.ptx[LIBRARY]})
+    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    assert (code, checks) == (6, {"ptx"})
+    assert "expected no PTX, as the manifest says, found 1 images of it" in said
+
+
+COMPILED = {
+    "extra symbol": (
+        EXTRA_SYMBOL,
+        {"exports"},
+        "expected no symbol but the ABI's, found flashvar_extra",
+    ),
+    "libtorch": (
+        NEEDS_TORCH,
+        {"dependencies", "platform"},
+        "expected the libraries of the C runtime alone, found libtorch.so, of torch",
+    ),
+    "glibc 2.34": (
+        YOUNG_GLIBC,
+        {"platform"},
+        "found manylinux_2_34_x86_64 by auditwheel: dlclose of GLIBC_2.34; link against the stubs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted", "sentence"), COMPILED.values(), ids=COMPILED)
+def test_what_a_linker_lets_in(
+    text: str,
+    wanted: set[str],
+    sentence: str,
+    built: Built,
+    compiled: Callable[[str], bytes],
+    factory: Factory,
+    tmp_path: Path,
+) -> None:
+    library = compiled(text)
+    if "GLIBC_2.34" in sentence and b"GLIBC_2.34\0" not in library:
+        pytest.skip("the C library of this machine is older than 2.34")
+    files = described({**built.plain, LIBRARY: library})
+    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    assert (code, checks) == (6, wanted)
+    assert sentence in said
+
+
+def test_tampered_record(built: Built, factory: Factory, tmp_path: Path) -> None:
+    path = pack(built, built.plain, tmp_path)
+    files = archive.read(path)
+    files[LIBRARY] = files[LIBRARY][:-1] + b"\1"
+    with zipfile.ZipFile(path, "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    code, checks, said = failing(factory, path)
+    assert (code, checks) == (6, {"record", "manifest"})
+    assert "the file was changed after the wheel was made" in said
+
+
+def test_kernel_that_is_not_there(built: Built, factory: Factory, tmp_path: Path) -> None:
+    document = json.loads(built.plain[MANIFEST])
+    (row,) = document["kernels"]
+    ghost = {**row, "head_dim": 64, "name": "attention_fwd_bf16_hdim64", "functions": ["_Zghost"]}
+    document["kernels"].append(ghost)
+    files = {**built.plain, MANIFEST: json.dumps(document).encode()}
+    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    assert (code, checks) == (6, {"kernels"})
+    assert "expected attention_fwd_bf16_hdim64, as the manifest says, found no such kernels" in said
+    assert "expected device code of attention_fwd_bf16_hdim64, found none of _Zghost" in said
+
+
+def test_over_budget(built: Built, factory: Factory) -> None:
+    code, checks, said = failing(factory, built.wheels[0], "--budget", "10000")
+    assert (code, checks) == (6, {"budget"})
+    assert "expected at most 10,000 bytes, found" in said
+
+
+def test_truncated_zip(built: Built, factory: Factory, tmp_path: Path) -> None:
+    path = tmp_path / built.wheels[0].name
+    path.write_bytes(built.wheels[0].read_bytes()[:-100])
+    code, checks, said = failing(factory, path)
+    assert (code, checks) == (6, {"archive"})
+    assert "expected a whole zip archive" in said
+
+
+def test_zip_that_leaves_its_folder(built: Built, factory: Factory, tmp_path: Path) -> None:
+    path = pack(built, {**built.plain, "../outside": b""}, tmp_path)
+    code, checks, said = failing(factory, path)
+    assert (code, checks) == (6, {"archive"})
+    assert "expected a file under the folder it is unpacked to, found a path with '..'" in said
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.fixture(scope="module")
+def cuobjdump() -> Path:
+    return Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def ask(*command: Path | str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["sm_80", "sm_86", "sm_80 and PTX"])
+def test_cuobjdump_sees_the_same(
+    number: int, built: Built, cuobjdump: Path, tmp_path: Path
+) -> None:
+    (library,) = audit.audit(built.wheels[number]).wheel.libraries
+    file = tmp_path / "library.so"
+    file.write_bytes(archive.read(built.wheels[number])[library.path])
+    listed = re.findall(r"\.(sm_\w+)\.(cubin|ptx)$", ask(cuobjdump, "-lelf", file), re.MULTILINE)
+    listed += re.findall(r"\.(sm_\w+)\.(cubin|ptx)$", ask(cuobjdump, "-lptx", file), re.MULTILINE)
+    words = {fatbin.SASS: "cubin", fatbin.PTX: "ptx"}
+    found = [(f"sm_{image.code}", words[image.kind]) for image in library.images]
+    assert sorted(found) == sorted(listed)
+    assert len(found) == (2 if number == 2 else 1)
+    # Index, offset and size of a section, and at the end of the line its name.
+    row = r"^\s+\w+\s+\w+\s+(\w+)\s.*PROGBITS.*\s\.text\.(\S+)$"
+    code = {
+        (name, int(size, 16))
+        for size, name in re.findall(row, ask(cuobjdump, "-elf", file), re.MULTILINE)
+    }
+    assert code
+    assert {function for image in library.images for function in image.functions or ()} == code

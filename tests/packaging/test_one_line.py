@@ -1,0 +1,79 @@
+"""One line more for an architecture, one value more for a head dim: everything else follows."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashvar import manifest
+from flashvar_factory import extras, schema
+
+Factory = Callable[..., "subprocess.CompletedProcess[str]"]
+
+ROOT = Path(__file__).parents[2]
+LINE = """
+[architectures]
+sm_87 = { code = "87", family = "sm80", shared_memory = 166912, distribution = "flashvar-sm87" }"""
+NAME = "attention_fwd_bf16_hdim112"
+WORDS = ("sm87", "hdim=112", "dtype=bf16")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the line and the value, in a folder with a space."""
+    folder = tmp_path_factory.mktemp("a project")
+    for name in ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "variants.toml"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("cmake", "src"):
+        shutil.copytree(ROOT / name, folder / name)
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (folder / "build").mkdir()
+        (folder / "build" / "toolkit").symlink_to(toolkit)
+    file = folder / "variants.toml"
+    text = file.read_text(encoding="utf-8").replace("\n[architectures]", LINE)
+    built = schema.read(ROOT / "variants.toml").axes["head_dim"]
+    text = text.replace(f"head_dim = {list(built)}", f"head_dim = {[*built, 112]}")
+    file.write_text(text, encoding="utf-8")
+    assert "112]" in text
+    return folder
+
+
+def test_list_has_it(factory: Factory, tree: Path) -> None:
+    document = json.loads(factory(tree, "list", "--json").stdout)
+    kernels = {
+        build["distribution"]: {kernel["name"] for kernel in build["kernels"]}
+        for build in document["builds"]
+    }
+    assert "flashvar-sm87" in kernels
+    assert all(NAME in names for names in kernels.values())
+
+
+def test_extras_have_it(tree: Path) -> None:
+    found = extras.extras(schema.read(tree / "variants.toml"), "1.0")
+    assert found["sm87"][0].startswith("flashvar-sm87==1.0")
+    assert found["sm87"][0] in found["all"]
+
+
+def test_it_compiles_into_a_wheel(factory: Factory, tree: Path, tmp_path: Path) -> None:
+    done = factory(tree, "wheels", *WORDS, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-5000:]
+    (wheel,) = tmp_path.glob("flashvar_sm87-*.whl")
+    assert wheel.name.endswith(f"+bf16.hdim112-py3-none-manylinux_2_28_{platform.machine()}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        read = manifest.parse(archive.read(f"flashvar_sm87/{manifest.FILE_NAME}").decode())
+    assert read.architecture.name == "sm_87"
+    (row,) = read.kernels
+    assert (row.name, row.head_dim) == (NAME, 112)
+    assert row.registers > 0
+    (pure,) = tmp_path.glob("flashvar-*.whl")
+    with zipfile.ZipFile(pure) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        assert "Provides-Extra: sm87" in archive.read(name).decode().splitlines()

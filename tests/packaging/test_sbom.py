@@ -1,0 +1,39 @@
+"""Every binary wheel says what it is made of."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flashvar import manifest
+from flashvar_factory import sbom, schema
+from flashvar_factory.schema import Target
+
+CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
+
+
+@pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
+def test_sbom_describes_the_wheel(target: Target, dist: Path) -> None:
+    stem = target.distribution.replace("-", "_")
+    (wheel,) = dist.glob(f"{stem}-*.whl")
+    ((name, text),) = sbom.read(wheel).items()
+    with zipfile.ZipFile(wheel) as archive:
+        read = manifest.parse(archive.read(f"{stem}/{manifest.FILE_NAME}").decode())
+    assert name == f"{target.distribution}.cdx.json"
+    document = json.loads(text)
+    described = document["metadata"]["component"]
+    assert (described["name"], described["version"]) == (target.distribution, read.version)
+    assert described["licenses"] == [{"expression": CONFIG.project.license}]
+    (library,) = described["components"]
+    assert library["hashes"] == [{"alg": "SHA-256", "content": read.library.sha256}]
+    versions = {component["name"]: component["version"] for component in document["components"]}
+    assert versions["nvcc"] == read.toolkit.version
+    assert {"cudart-static", "libstdc++", "glibc-stubs"} < set(versions)
+
+
+def test_the_pure_wheel_has_nothing_to_declare(dist: Path) -> None:
+    (wheel,) = dist.glob("flashvar-*.whl")
+    assert sbom.read(wheel) == {}

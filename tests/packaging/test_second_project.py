@@ -1,0 +1,171 @@
+"""Another project, of other kernels, is built by the factory with the commands of its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from flashvar import manifest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parent / "second_project"
+PAGE = (ROOT / "docs" / "other-kernels.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^python (-m flashvar_factory .+)$", PAGE, re.MULTILINE)
+QUOTED = re.findall(r"^```(?:cmake|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+# What a loader of that project would do, with nothing but its wheel and the standard library.
+ASK = """
+import ctypes, json, sys
+from importlib import metadata
+from pathlib import Path
+
+class Params(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("out", ctypes.c_void_p),
+        ("length", ctypes.c_int64), ("stream", ctypes.c_void_p),
+        ("dtype", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+    ]
+
+(entry,) = metadata.entry_points(group="vecadd.binaries")
+folder = Path(entry.dist.locate_file(entry.value))
+described = json.loads((folder / "manifest.json").read_text())
+library = ctypes.CDLL(str(folder / described["library"]["file"]))
+library.vecadd_build_info.restype = library.vecadd_last_error.restype = ctypes.c_char_p
+
+def call(length, dtype):
+    status = library.vecadd_vector_add(ctypes.byref(Params(length=length, dtype=dtype)))
+    return [status, library.vecadd_last_error().decode()]
+
+json.dump({
+    "entry": [entry.name, entry.value],
+    "abi": [library.vecadd_abi_version(), described["abi"]],
+    "info": json.loads(library.vecadd_build_info()),
+    "empty": call(0, 0),
+    "other dtype": call(1000, 7),
+    "no device": call(1000, 1),
+}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project on which every command of the page has run."""
+    folder = tmp_path_factory.mktemp("other") / "vecadd"
+    shutil.copytree(PROJECT, folder)
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (folder / "build").mkdir()
+        (folder / "build" / "toolkit").symlink_to(toolkit)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")}
+    for command in COMMANDS:
+        done = subprocess.run(
+            [sys.executable, *command.split()],
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the library says after its wheel was installed from the index; no GPU is shown to it."""
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment, with_pip=True)
+    python = str(environment / "bin" / "python")
+    site = (project / "build" / "index").as_uri() + "/"
+    pip = ["-m", "pip", "--isolated", "install", "--quiet", "--index-url", site, "vecadd-sm90"]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    installed = subprocess.run([python, *pip], env=environ, capture_output=True, text=True)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    environ["CUDA_VISIBLE_DEVICES"] = ""
+    asked = subprocess.run([python, "-c", ASK], env=environ, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    found: dict[str, Any] = json.loads(asked.stdout)
+    return found
+
+
+def test_the_page_has_a_command_for_each_step() -> None:
+    assert [command.split()[2] for command in COMMANDS] == ["list", "build", "wheels", "index"]
+
+
+@pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.splitlines()[0])
+def test_the_page_quotes_the_project(block: str) -> None:
+    files = [PROJECT / "variants.toml", *PROJECT.rglob("CMakeLists.txt")]
+    assert any(block in file.read_text(encoding="utf-8") for file in files)
+
+
+def test_development_build_holds_what_was_selected(project: Path) -> None:
+    read = manifest.read(project / "build" / "dev" / "site" / "vecadd_sm75" / manifest.FILE_NAME)
+    assert read.version == "2.1.0+per.thread4"
+    assert [row.name for row in read.kernels] == [
+        "vector_add_fp32_per_thread4",
+        "vector_add_fp16_per_thread4",
+    ]
+    assert {(row.threads, row.tile, row.family) for row in read.kernels} == {(256, (1024,), "simt")}
+    assert all(row.registers > 0 for row in read.kernels)
+
+
+def test_wheels_are_those_of_the_project_and_no_pure_one(project: Path) -> None:
+    names = sorted(path.name.partition("-py3")[0] for path in (project / "dist").iterdir())
+    assert names == ["vecadd_sm75-2.1.0", "vecadd_sm90-2.1.0"]
+    pages = {path.parent.name for path in (project / "build" / "index").glob("*/index.html")}
+    assert pages == {"vecadd-sm75", "vecadd-sm90"}
+
+
+def test_nothing_but_the_interface_is_exported(project: Path) -> None:
+    (library,) = (project / "build" / "dev" / "site").glob("*/*.so")
+    with library.open("rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
+        exported = {symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"}
+    assert exported == {
+        f"vecadd_{name}" for name in ("abi_version", "build_info", "last_error", "vector_add")
+    }
+
+
+@pytest.mark.parametrize("wheel", ["sm75", "sm90"])
+def test_wheel_is_for_old_systems(project: Path, wheel: str) -> None:
+    (path,) = (project / "dist").glob(f"vecadd_{wheel}-*.whl")
+    command = [sys.executable, "-m", "auditwheel", "show", str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    match = re.search(r'platform tag:\s+"manylinux_2_(\d+)_', done.stdout)
+    assert match is not None, done.stdout
+    assert int(match[1]) <= 28
+
+
+def test_installed_library_is_what_it_says(answers: dict[str, Any]) -> None:
+    assert answers["entry"] == ["sm_90", "vecadd_sm90"]
+    assert answers["abi"] == [3, 3]
+    assert (answers["info"]["architecture"], answers["info"]["version"]) == ("sm_90", "2.1.0")
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "message"),
+    [
+        ("empty", 0, ""),
+        ("other dtype", 1, "no vector_add kernel for dtype 7"),
+        ("no device", 2, "vector_add: "),
+    ],
+)
+def test_calls_without_a_gpu_say_what_happened(
+    answers: dict[str, Any], case: str, status: int, message: str
+) -> None:
+    assert answers[case][0] == status
+    assert answers[case][1].startswith(message)
+
+
+def test_message_of_cuda_is_passed_on(answers: dict[str, Any]) -> None:
+    assert re.search("CUDA", answers["no device"][1])

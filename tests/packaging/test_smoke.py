@@ -1,0 +1,172 @@
+"""The smoke test: a fresh environment gets the wheels and nothing else, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashvar.errors import ConfigurationError, PackagingError
+from flashvar_factory import archive, index, pythons, schema, smoke
+from flashvar_factory.cli import main
+
+SECOND = Path(__file__).parent / "second_project"
+TAG = f"py3-none-manylinux_2_28_{platform.machine()}"
+SCRIPT = """\
+import sys
+from importlib import metadata
+import vecadd
+print(vecadd.WORDS, *(f"{name}={metadata.version(name)}" for name in sys.argv[1:]))
+sys.exit(vecadd.EXIT)
+"""
+PIP = ("pip",)
+
+
+def put_wheel(
+    folder: Path, name: str, tag: str, files: dict[str, str], *metadata: str, version: str = "2.1.0"
+) -> None:
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata, ""]
+    kept = {
+        **files,
+        f"{info}/METADATA": "\n".join(lines),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    folder.mkdir(exist_ok=True)
+    contents = {path: text.encode() for path, text in kept.items()}
+    archive.write(folder / f"{stem}-{tag}.whl", contents, info)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose wheels are empty but for their metadata and one module."""
+    monkeypatch.setattr(smoke, "INSTALLERS", PIP)
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    folder = tmp_path / "project"
+    shutil.copytree(SECOND, folder)
+    put_wheels(folder / "dist")
+    (folder / "smoke.py").write_text(SCRIPT, encoding="utf-8")
+    text = (SECOND / "variants.toml").read_text(encoding="utf-8")
+    text = text.replace('license = "MIT"\n', 'license = "MIT"\nsmoke = "smoke.py"\n')
+    (folder / "variants.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def put_wheels(folder: Path, *, code: int = 0, version: str = "2.1.0") -> None:
+    extras = [
+        line
+        for extra in ("sm75", "sm90")
+        for line in (f'Requires-Dist: vecadd-{extra}=={version}; extra == "all"',)
+    ]
+    module = {"vecadd.py": f"WORDS = 'hello'\nEXIT = {code}\n"}
+    needs = ("Requires-Dist: absent-here>=3.1", "Provides-Extra: all", *extras)
+    put_wheel(folder, "vecadd", "py3-none-any", module, *needs, version=version)
+    for extra in ("sm75", "sm90"):
+        put_wheel(folder, f"vecadd-{extra}", TAG, {}, version=version)
+
+
+def run(project: Path, *, index_url: str | None = None) -> smoke.Report:
+    return smoke.run(
+        project / "dist",
+        root=project,
+        config=schema.read(project / "variants.toml"),
+        pythons=pythons.named([Path(sys.executable)]),
+        index_url=index_url,
+    )
+
+
+def fault(report: smoke.Report) -> str:
+    (check,) = report.checks
+    assert check.fault is not None
+    assert not report.ok
+    return check.fault
+
+
+@pytest.mark.parametrize("way", ["find-links", "index"])
+def test_wheels_that_work(project: Path, way: str) -> None:
+    url = None
+    if way == "index":
+        index.write(project / "dist", project / "site")
+        # Nothing on an index is a stand-in: it comes from beside.
+        url = (project / "site").as_uri() + "/"
+    report = run(project, index_url=url)
+    (check,) = report.checks
+    assert report.ok, report.text()
+    assert check.dependencies == ("stand-in absent-here 3.1",)
+    assert check.said == "hello vecadd=2.1.0 vecadd-sm75=2.1.0 vecadd-sm90=2.1.0"
+    assert json.loads(report.to_json())["ok"] is True
+
+
+def test_script_that_fails_is_a_fault(project: Path) -> None:
+    put_wheels(project / "dist", code=3)
+    assert "found 3 of" in fault(run(project))
+
+
+def test_extra_without_its_wheel_is_a_fault(project: Path) -> None:
+    (wheel,) = (project / "dist").glob("vecadd_sm90-*.whl")
+    put_wheel(project / "dist", "vecadd-sm90", TAG, {}, version="2.0.0")
+    wheel.unlink()
+    assert "vecadd-sm90" in fault(run(project))
+
+
+def test_command_ends_with_the_exit_code(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_wheels(project / "dist", code=1)
+    words = ["smoke", "--python", sys.executable, "--json", str(project / "report.json")]
+    assert main(["--root", str(project), *words]) == 5
+    report = json.loads((project / "report.json").read_text(encoding="utf-8"))
+    assert report["ok"] is False
+    printed = capsys.readouterr()
+    assert printed.out.startswith("FAILED: Python")
+    assert "found 1 of 1 environments" in printed.err
+
+
+def test_no_wheels(project: Path) -> None:
+    with pytest.raises(PackagingError, match="expected wheels"):
+        smoke.run(
+            project / "none",
+            root=project,
+            config=schema.read(project / "variants.toml"),
+            pythons=pythons.named([Path(sys.executable)]),
+        )
+
+
+def test_no_python(project: Path) -> None:
+    config = schema.read(project / "variants.toml")
+    with pytest.raises(PackagingError, match="expected a Python"):
+        smoke.run(project / "dist", root=project, config=config, pythons=())
+
+
+def script(folder: Path, name: str, line: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def test_pythons_are_found_once_each_and_shims_are_passed_over(tmp_path: Path) -> None:
+    script(tmp_path, "python3.12", "echo not here; exit 127")
+    script(tmp_path, "python3.14t", "echo 3 14 1 /opt/python3.14t")
+    script(tmp_path, "python3.9", "echo 3 9 0 /opt/python3.9")
+    found = pythons.find({"PATH": str(tmp_path), "HOME": str(tmp_path)})
+    mine = pythons.probe(Path(sys.executable))
+    assert mine is not None
+    other = pythons.Python((3, 14), True, Path("/opt/python3.14t"))
+    assert found == tuple(sorted([mine, other]))
+    assert other.tag == "cp314t"
+    assert replace(other, free_threaded=False).tag == "cp314"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("echo 3 9 0 /opt/python", "3.9"), ("exit 1", "none")],
+    ids=["too old", "no Python"],
+)
+def test_named_python_that_will_not_do(tmp_path: Path, line: str, found: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"found {found}"):
+        pythons.named([script(tmp_path, "python", line)])

@@ -1,0 +1,147 @@
+"""The readers of ELF files and of device code, on files whose every byte is known."""
+
+from __future__ import annotations
+
+import sys
+
+import fabricated
+import pytest
+from fabricated import Image, Library, Section
+
+from flashvar.errors import BuildError, ToolchainError
+from flashvar_factory import elf
+from flashvar_factory.audit import cubin, dynamic, fatbin, platform_tag
+from flashvar_factory.audit.dynamic import Undefined
+from flashvar_factory.audit.platform_tag import Version
+
+
+def read(*images: Image) -> list[fatbin.Image]:
+    return fatbin.images(memoryview(fabricated.fatbin(*images)), "lib.so")
+
+
+@pytest.mark.parametrize("code", ["80", "90", "90a", "100f", "120"])
+def test_architecture(code: str) -> None:
+    (image,) = read(Image(code, b"x"))
+    assert (image.kind, image.code) == ("sass", code)
+
+
+@pytest.mark.parametrize("compression", ["zstd", None])
+def test_image_is_opened(compression: str | None) -> None:
+    content = bytes(range(256)) * 20
+    (image,) = read(Image("80", content, compression=compression))
+    assert image.compression == compression
+    assert image.opened_bytes == len(content)
+    assert image.opened() == content
+    assert (len(image.stored) < len(content)) == (compression is not None)
+
+
+def test_lz4_stays_closed() -> None:
+    (image,) = read(Image("80", b"not really lz4", compression="lz4"))
+    assert image.compression == "lz4"
+    assert image.opened() is None
+
+
+def test_kinds_and_containers_in_a_row() -> None:
+    first = fabricated.fatbin(Image("80", b"machine code"), Image("80", b".version", kind=1))
+    second = fabricated.fatbin(Image("90a", b"machine code"))
+    found = fatbin.images(memoryview(first + bytes(16) + second + bytes(4)), "lib.so")
+    assert [(image.kind, image.code) for image in found] == [
+        ("sass", "80"),
+        ("ptx", "80"),
+        ("sass", "90a"),
+    ]
+
+
+@pytest.mark.parametrize("keep", [3, 15, 40, 79, 100])
+def test_device_code_cut_short(keep: int) -> None:
+    whole = memoryview(fabricated.fatbin(Image("80", b"x" * 64, compression=None)))
+    with pytest.raises(BuildError, match="cut short"):
+        fatbin.images(whole[:keep], "lib.so")
+
+
+def test_something_else_where_device_code_should_be() -> None:
+    with pytest.raises(BuildError, match=r"expected device code at byte 0 .* found 0x01010101"):
+        fatbin.images(memoryview(b"\1" * 64), "lib.so")
+
+
+def test_damaged_compression() -> None:
+    content = bytearray(fabricated.fatbin(Image("80", b"x" * 1000)))
+    content[80:84] = b"\0\0\0\0"
+    (image,) = fatbin.images(memoryview(content), "lib.so")
+    with pytest.raises(BuildError, match="expected device code compressed by zstd"):
+        image.opened()
+
+
+def test_without_the_library_that_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (image,) = read(Image("80", b"x"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ToolchainError, match="pip install zstandard"):
+        image.opened()
+
+
+@pytest.mark.parametrize("abi", [7, 8], ids=lambda abi: f"ABI {abi}")
+@pytest.mark.parametrize("number", [75, 90, 120])
+def test_cubin(number: int, abi: int) -> None:
+    content = memoryview(fabricated.cubin({"_Zb": 640, "_Za" + "x" * 500: 768}, number, abi))
+    assert cubin.read(content, "x") == (number, (("_Za" + "x" * 500, 768), ("_Zb", 640)))
+
+
+def test_a_library_is_no_cubin() -> None:
+    with pytest.raises(BuildError, match="expected a cubin, found an ELF file for machine 62"):
+        cubin.read(memoryview(fabricated.elf(fabricated.X86_64, [])), "x")
+
+
+def test_dynamic_facts() -> None:
+    built = Library(
+        exported=("flashvar_b", "flashvar_a"),
+        fatbin=b"",
+        kernels=(),
+        needed=("libc.so.6", "libtorch.so"),
+        run_path="/opt/lib",
+        undefined=(("malloc", "GLIBC_2.2.5"), ("dlopen", "GLIBC_2.34"), ("PyErr_Clear", None)),
+    ).build()
+    found = dynamic.read(elf.parse(built, "lib.so"), "lib.so")
+    assert found.machine == "x86_64"
+    assert found.needed == ("libc.so.6", "libtorch.so")
+    assert found.run_paths == ("/opt/lib",)
+    assert found.exported == ("flashvar_a", "flashvar_b")
+    assert found.undefined == (
+        Undefined("malloc", False, "GLIBC_2.2.5"),
+        Undefined("dlopen", False, "GLIBC_2.34"),
+        Undefined("PyErr_Clear", False, None),
+    )
+
+
+def test_nothing_dynamic() -> None:
+    found = dynamic.read(elf.parse(fabricated.elf(183, []), "x"), "x")
+    assert found == dynamic.Dynamic("aarch64", (), (), (), ())
+
+
+def test_damaged_dynamic_tables() -> None:
+    table = Section(".dynsym", 11, b"\xff" * 24, 1)
+    broken = fabricated.elf(62, [Section(".dynstr", 3, b"\0"), table])
+    with pytest.raises(BuildError, match="expected whole dynamic tables"):
+        dynamic.read(elf.parse(broken, "x"), "x")
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("manylinux_2_28_x86_64", (2, 28)),
+        ("manylinux2014_aarch64", (2, 17)),
+        ("manylinux1_x86_64", (2, 5)),
+        ("linux_x86_64", None),
+        ("any", None),
+        ("musllinux_1_2_x86_64", None),
+    ],
+)
+def test_glibc_of_a_tag(tag: str, version: Version | None) -> None:
+    assert platform_tag.glibc_of_tag(tag) == version
+
+
+@pytest.mark.parametrize(
+    ("symbol", "version"),
+    [("GLIBC_2.34", (2, 34)), ("GLIBC_2.2.5", (2, 2)), ("GCC_3.0", None), (None, None)],
+)
+def test_glibc_of_a_symbol(symbol: str | None, version: Version | None) -> None:
+    assert platform_tag.glibc_of_symbol(symbol) == version

@@ -1,0 +1,65 @@
+"""What the audit says of a wheel beside its faults: sizes, the budget, what is in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import fabricated
+import pytest
+from fabricated import Image, Wheel
+
+from flashvar_factory import archive, audit
+from flashvar_factory.audit.expectations import Expectations
+
+PAPER = fabricated.manifest()
+OWN = fabricated.images("80", PAPER)
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+
+@pytest.mark.parametrize(("budget", "found"), [(None, 0), (10**6, 0), (100, 1)])
+def test_budget(budget: int | None, found: int, tmp_path: Path) -> None:
+    report = audit.audit(Wheel().write(tmp_path), Expectations(budget=budget))
+    assert [finding.check for finding in report.findings] == ["budget"] * found
+    assert report.budget == (budget or 20_000_000)
+
+
+def test_ledger_adds_up(tmp_path: Path) -> None:
+    report = audit.audit(Wheel().write(tmp_path))
+    document = json.loads(report.to_json())
+    (library,) = document["libraries"]
+    assert sum(row["stored"] for row in document["ledger"]) == library["bytes"]
+    kernels = [row for row in document["ledger"] if row["kind"] == "sass"]
+    assert [(row["architecture"], row["op"], row["dtype"], row["head_dim"]) for row in kernels] == [
+        ("sm_80", "attention_fwd", "bf16", 32),
+        ("sm_80", "attention_fwd", "bf16", 64),
+    ]
+    assert [(row["code"], row["kernels"]) for row in kernels] == [(2000, 2), (2000, 2)]
+
+
+def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:
+    small, large = (row.functions[0] for row in PAPER.kernels)
+    image = Image("80", fabricated.cubin({small: 100, large: 300}), compression=None)
+    wheel = Wheel(library=fabricated.library(PAPER, image))
+    rows = [row for key, row in audit.audit(wheel.write(tmp_path)).ledger.items() if key.op]
+    assert sum(row.stored for row in rows) == len(image.content) + -len(image.content) % 8
+    assert rows[1].stored == pytest.approx(3 * rows[0].stored, abs=4)
+
+
+def test_wheel_of_another_project_is_described(tmp_path: Path) -> None:
+    library = replace(
+        fabricated.library(PAPER, *OWN, *fabricated.images("90a", PAPER), Image("90", b"", kind=1)),
+        needed=("libtorch.so", "libcudart.so.12"),
+    )
+    path = tmp_path / "other-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+    archive.write(path, {"other/_C.so": library.build()}, "other-1.0.dist-info")
+    report = audit.audit(path)
+    assert report.findings == ()
+    assert report.budget is None
+    assert report.architectures == ("compute_90", "sm_80", "sm_90a")
+    text = report.text()
+    assert "device code: compute_90, sm_80, sm_90a" in text
+    assert "needs libtorch.so, libcudart.so.12" in text
+    assert "sm_90a sass not known" in text

@@ -1,0 +1,71 @@
+"""A project of other kernels: words, names and generated code have nothing of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory import render, schema, source, version, wheel
+from flashvar_factory.expand import Build, expand, select_all
+from flashvar_factory.words import parse
+
+ROOT = Path(__file__).parents[1] / "packaging" / "second_project"
+CONFIG = schema.read(ROOT / "variants.toml")
+
+
+def build_of(*words: str) -> Build:
+    (build,) = expand(CONFIG, select_all(parse(words, CONFIG), CONFIG))
+    return build
+
+
+def test_word_of_an_axis_that_the_project_lacks_is_unknown() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(["hdim=4"], CONFIG)
+    message = str(caught.value)
+    assert "unknown word 'hdim', expected arch" in message
+    assert "per_thread" in message
+    assert message.count("hdim") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        (["sm75"], ""),
+        (["sm75", "per_thread=4"], "+per.thread4"),
+        (["sm75", "dtype=fp16", "ptx=1"], "+fp16.ptx"),
+    ],
+    ids=" ".join,
+)
+def test_version_label_is_of_its_axes(words: list[str], label: str) -> None:
+    assert version.of_build("2.1.0", build_of(*words), CONFIG) == f"2.1.0{label}"
+
+
+def test_instance_is_in_its_namespace() -> None:
+    build = build_of("sm90", "dtype=fp16", "per_thread=4")
+    text = render.instance(build.kernels[0], build, CONFIG)
+    assert "flashvar" not in text.replace("flashvar_factory", "")
+    assert '#include "simt/vector_add_launch.cuh"' in text
+    assert "simt::VectorAddLaunch<Target<90, 232448>, dtype::fp16, 4>" in text
+    assert 'gnu::section(".vecadd.kernels")' in text
+
+
+def test_a_project_without_a_wheel_of_its_own(tmp_path: Path) -> None:
+    assert not wheel.has_pure(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n', encoding="utf-8")
+    assert wheel.has_pure(tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["CMakeLists.txt", "src/cuda/x.cu", "factory/cmake/x.cmake"])
+def test_hash_is_of_the_project_and_of_the_cmake_that_builds_it(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "HOME", tmp_path / "factory")
+    for name in ("CMakeLists.txt", "src/cuda/x.cu", "factory/cmake/x.cmake"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before", encoding="utf-8")
+    before = source.gather(tmp_path, "").hash
+    assert source.gather(tmp_path, "").hash == before
+    (tmp_path / changed).write_text("after", encoding="utf-8")
+    assert source.gather(tmp_path, "").hash != before

@@ -1,0 +1,154 @@
+"""Projects that need nothing beside themselves, and the container they are built in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashvar.errors import PackagingError
+from flashvar_factory import container, native, schema, self_contained, source
+from flashvar_factory.cli import main
+from flashvar_factory.container import Choice, Facts
+from flashvar_factory.expand import Build, expand, select_all
+from flashvar_factory.words import parse
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+
+
+def build_of(words: str) -> Build:
+    (build,) = expand(CONFIG, select_all(parse(words.split(), CONFIG), CONFIG))
+    return build
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["sm80", "sm89 hdim=64,128", "sm90 dtype=bf16 hdim=32 ptx=1", "sm90 op=attention_fwd hdim=96"],
+)
+def test_its_words_select_the_same_build(words: str) -> None:
+    build = build_of(f"{words} platform=x86_64")
+    assert build_of(" ".join([*self_contained.selection(build), "platform=x86_64"])) == build
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("project") / "sm90"
+    self_contained.write(
+        CONFIG, build_of("sm90 hdim=64 platform=aarch64"), root=ROOT, output=output
+    )
+    return output
+
+
+def test_it_holds_what_its_build_reads(project: Path) -> None:
+    for part in ("variants.toml", "CMakeLists.txt", "cmake", "src/cuda", "LICENSE"):
+        assert (project / part).exists(), part
+    names = {path.name for path in (project / "src/python").iterdir()}
+    assert names == {"flashvar", "flashvar_factory"}
+    assert not list(project.rglob("__pycache__"))
+
+
+def test_it_knows_its_revision(project: Path) -> None:
+    copied, original = source.gather(project, "x"), source.gather(ROOT, "x")
+    assert (copied.revision, copied.dirty) == (original.revision, original.dirty)
+
+
+def test_its_metadata(project: Path) -> None:
+    document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    assert document["project"]["name"] == "flashvar-sm90"
+    assert document["project"]["version"].endswith("+hdim64")
+    assert document["project"]["license-files"] == ["LICENSE", "THIRD_PARTY_NOTICES.md"]
+    requires = document["build-system"]["requires"]
+    assert any(requirement.startswith("cuda-toolkit[nvcc,") for requirement in requires)
+    assert all("==" in requirement for requirement in requires)
+
+
+def test_one_identifier_of_cibuildwheel(project: Path) -> None:
+    document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = document["tool"]["cibuildwheel"]
+    assert settings["build"] == "cp311-manylinux_aarch64"
+    assert settings["linux"]["archs"] == ["aarch64"]
+    assert "--plat manylinux_2_28_aarch64" in settings["linux"]["repair-wheel-command"]
+    assert "flashvar_factory --root {package} audit {wheel}" in settings["audit-command"]
+    assert "load flashvar-sm90" in settings["test-command"]
+
+
+def test_a_project_is_written_again(project: Path) -> None:
+    (project / "src/cuda/stranger.cuh").touch()
+    self_contained.write(CONFIG, build_of("sm89 platform=x86_64"), root=ROOT, output=project)
+    assert not (project / "src/cuda/stranger.cuh").exists()
+    self_contained.write(
+        CONFIG, build_of("sm90 hdim=64 platform=aarch64"), root=ROOT, output=project
+    )
+
+
+def test_another_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(PackagingError, match="expected an empty folder"):
+        self_contained.write(CONFIG, build_of("sm89"), root=ROOT, output=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_project_is_of_one_architecture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert main(["project", "--root", str(ROOT), "all", "--output", str(output)]) == 2
+    assert "expected one architecture" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_loading_what_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["load", "flashvar-sm00"]) == 1
+    assert "expected flashvar-sm00 in this environment" in capsys.readouterr().err
+
+
+def test_matrix_is_a_job_for_each_wheel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--root", str(ROOT), "--matrix"]) == 0
+    rows = json.loads(capsys.readouterr().out)["include"]
+    found = [(row["distribution"], row["platform"]) for row in rows]
+    expected = [
+        (target.distribution, platform)
+        for platform in schema.PLATFORMS
+        for target in CONFIG.targets.values()
+        if platform in target.platforms
+    ]
+    assert found == expected
+    assert {row["runner"] for row in rows if row["platform"] == "aarch64"} == {"ubuntu-24.04-arm"}
+
+
+def test_a_container_is_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    other = next(name for name in schema.PLATFORMS if name != native.MACHINE)
+    assert main(["cibuildwheel", "--root", str(ROOT), f"platform={other}"]) == 2
+    assert f"expected {native.MACHINE}" in capsys.readouterr().err
+
+
+CHOICES = {
+    "official image": (Facts("docker", True, ("podman", "root")), Choice("docker")),
+    "official before made here": (Facts("podman", True, ()), Choice("podman")),
+    "no registry": (Facts("podman", False, ()), Choice("podman", made_here=True)),
+}
+
+
+@pytest.mark.parametrize(("facts", "choice"), CHOICES.values(), ids=CHOICES)
+def test_container(facts: Facts, choice: Choice) -> None:
+    assert container.choose(facts) == choice
+
+
+REASONS = {
+    "no engine": (Facts(None, False, ("podman", "runc")), ["no container engine", "podman, runc"]),
+    "no registry, not root": (Facts("docker", False, ("root",)), ["docker, but no", "root"]),
+}
+
+
+@pytest.mark.parametrize(("facts", "words"), REASONS.values(), ids=REASONS)
+def test_no_container_says_why(facts: Facts, words: list[str]) -> None:
+    why_not = container.choose(facts).why_not
+    assert [word for word in words if word not in why_not] == []

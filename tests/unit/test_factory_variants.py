@@ -1,0 +1,241 @@
+"""Wheel variants: labels and properties from the manifests, one binary in each."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import paper_wheels
+import pytest
+import simulated
+
+from flashvar import manifest
+from flashvar.errors import PackagingError
+from flashvar.manifest import MinimumDriver
+from flashvar_factory import archive, schema, variants
+from flashvar_factory.cli import main
+
+CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
+CODES = [target.architecture.code for target in CONFIG.targets.values()]
+INFO = "flashvar-0.1.0.dist-info"
+
+
+def binary(
+    folder: Path,
+    code: str,
+    *,
+    version: str = "0.1.0",
+    driver: tuple[int, int] = (13, 0),
+    platform: str = paper_wheels.PLATFORM,
+) -> None:
+    """Put the wheel of a binary for `code` there."""
+    said = replace(
+        simulated.manifest(code), version=version, minimum_driver=MinimumDriver(driver, "580")
+    )
+    paper_wheels.binary(folder, said, platform)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """What `nox -s wheels` leaves."""
+    paper_wheels.plain(tmp_path / "dist")
+    for code in CODES:
+        binary(tmp_path / "dist", code)
+    return tmp_path / "dist"
+
+
+def made(wheels: Path) -> dict[str, Path]:
+    """Label -> variant wheel."""
+    paths = variants.write(wheels, wheels.parent / "variants", "flashvar")
+    return {
+        str(archive.parse_name(path.name).label): path for path in paths if path.suffix == ".whl"
+    }
+
+
+def metadata(wheel: Path) -> Any:
+    return json.loads(archive.read(wheel)[f"{INFO}/variant.json"])
+
+
+def test_a_label_for_every_architecture_and_null(wheels: Path) -> None:
+    found = made(wheels)
+    assert set(found) == {
+        "null",
+        *(target.architecture.extra for target in CONFIG.targets.values()),
+    }
+    tags = {label: archive.parse_name(path.name).tag for label, path in found.items()}
+    assert tags.pop("null") == "py3-none-any"
+    assert set(tags.values()) == {f"py3-none-{paper_wheels.PLATFORM}"}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_properties(code: str, wheels: Path) -> None:
+    architecture = CONFIG.targets[f"sm_{code.rstrip('a')}"].architecture
+    path = made(wheels)[architecture.extra]
+    real = f"{architecture.major}{architecture.minor}_real"
+    assert metadata(path)["variants"] == {
+        architecture.extra: {
+            "nvidia": {"cuda_version_lower_bound": ["13.0"], "sm_arch": [real]},
+        }
+    }
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_binary_is_embedded(code: str, wheels: Path) -> None:
+    architecture = CONFIG.targets[f"sm_{code.rstrip('a')}"].architecture
+    files = archive.read(made(wheels)[architecture.extra])
+    folder = f"flashvar/_binaries/{architecture.name}"
+    read = manifest.parse(files[f"{folder}/manifest.json"].decode())
+    assert read.architecture == architecture
+    assert files[f"{folder}/{read.library.file}"] == b"\x7fELF"
+    assert files[f"{INFO}/sboms/{read.distribution}.cdx.json"] == b"{}"
+    assert sum(name.startswith("flashvar/_binaries/") for name in files) == 2
+    assert files[f"{INFO}/WHEEL"].decode().splitlines() == [
+        "Wheel-Version: 1.0",
+        "Generator: paper",
+        "Root-Is-Purelib: false",
+        f"Tag: py3-none-{paper_wheels.PLATFORM}",
+    ]
+
+
+def test_null_is_the_plain_wheel_and_its_label(wheels: Path) -> None:
+    found = archive.read(made(wheels)["null"])
+    (plain,) = wheels.glob("flashvar-*.whl")
+    expected = archive.read(plain)
+    assert json.loads(found.pop(f"{INFO}/variant.json"))["variants"] == {"null": {}}
+    assert b"variant.json" in found.pop(f"{INFO}/RECORD")
+    del expected[f"{INFO}/RECORD"]
+    assert found == expected
+
+
+def test_the_list_of_labels_is_that_of_the_wheels(wheels: Path) -> None:
+    found = made(wheels)
+    listed = json.loads((wheels.parent / "variants" / "flashvar-0.1.0-variants.json").read_text())
+    labels = {label: metadata(path)["variants"][label] for label, path in found.items()}
+    assert listed.pop("variants") == labels
+    assert all(
+        {key: value for key, value in metadata(path).items() if key != "variants"} == listed
+        for path in found.values()
+    )
+
+
+def test_same_bytes_again(wheels: Path) -> None:
+    first = {label: path.read_bytes() for label, path in made(wheels).items()}
+    assert {label: path.read_bytes() for label, path in made(wheels).items()} == first
+
+
+def test_older_variants_go(wheels: Path) -> None:
+    made(wheels)
+    (wheels / "flashvar-0.1.0-py3-none-any.whl").unlink()
+    for path in wheels.glob("flashvar_*.whl"):
+        path.unlink()
+    paper_wheels.plain(wheels, "0.2.0")
+    binary(wheels, CODES[0], version="0.2.0")
+    made(wheels)
+    names = {path.name for path in (wheels.parent / "variants").iterdir()}
+    assert len(names) == 3
+    assert all("0.2.0" in name for name in names)
+
+
+def test_every_platform_gets_its_own_wheel(wheels: Path) -> None:
+    binary(wheels, CODES[0], platform="manylinux_2_28_other")
+    paths = variants.write(wheels, wheels.parent / "variants", "flashvar")
+    assert len([path for path in paths if path.suffix == ".whl"]) == len(CODES) + 2
+
+
+def test_a_label_means_one_thing_on_every_platform(wheels: Path) -> None:
+    binary(wheels, CODES[0], platform="manylinux_2_28_other", driver=(12, 0))
+    with pytest.raises(PackagingError, match="on every platform"):
+        made(wheels)
+
+
+def test_a_subset_of_the_kernels_will_do(wheels: Path) -> None:
+    binary(wheels, CODES[0], version="0.1.0+hdim64", platform="manylinux_2_28_other")
+    made(wheels)
+
+
+def test_version_mismatch(wheels: Path) -> None:
+    binary(wheels, CODES[0], version="0.0.9", platform="manylinux_2_28_other")
+    with pytest.raises(PackagingError, match=r"expected version 0\.1\.0, .* found 0\.0\.9"):
+        made(wheels)
+
+
+def test_no_binaries(tmp_path: Path) -> None:
+    paper_wheels.plain(tmp_path)
+    with pytest.raises(PackagingError, match="expected wheels of binaries"):
+        variants.write(tmp_path, tmp_path / "out", "flashvar")
+
+
+@pytest.mark.parametrize("versions", [(), ("0.1.0", "0.2.0")], ids=["none", "two"])
+def test_one_plain_wheel(versions: tuple[str, ...], tmp_path: Path) -> None:
+    for version in versions:
+        paper_wheels.plain(tmp_path, version)
+    with pytest.raises(PackagingError, match="expected the one plain wheel"):
+        variants.write(tmp_path, tmp_path / "out", "flashvar")
+
+
+def test_a_wheel_without_a_binary(wheels: Path) -> None:
+    paper_wheels.put(wheels, "flashvar_extra", "0.1.0", "py3-none-any", {})
+    with pytest.raises(PackagingError, match=r"expected one <package>/manifest\.json, found 0"):
+        made(wheels)
+
+
+VALID = json.loads(
+    variants.document(
+        {"sm1": {"cuda_version_lower_bound": ["13.0"], "sm_arch": ["10_real"]}, "null": {}}
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d.pop("default-priorities"),
+        lambda d: d["default-priorities"].update(namespace=[]),
+        lambda d: d["default-priorities"].update(feature={}),
+        lambda d: d["variants"].update({"SM2": d["variants"]["sm1"]}),
+        lambda d: d["variants"]["sm1"]["nvidia"].update(sm_arch=[]),
+        lambda d: d["variants"]["sm1"]["nvidia"].update(sm_arch=["90a_real"]),
+        lambda d: d["variants"]["sm1"]["nvidia"].pop("cuda_version_lower_bound"),
+        lambda d: d["variants"].update({"null": d["variants"]["sm1"]}),
+        lambda d: d["variants"].update({"sm2": {}}),
+        lambda d: d["providers"].update(nvidia={"requires": []}),
+        lambda d: d.pop("providers"),
+        lambda d: d.update({"$schema": "https://example.org"}),
+        lambda d: d.update(more=1),
+    ],
+    ids=[
+        "no-priorities",
+        "empty-priorities",
+        "unknown-priority",
+        "capital-label",
+        "no-value",
+        "code-of-an-a",
+        "no-driver-bound",
+        "null-with-properties",
+        "label-without-properties",
+        "provider-without-plugin",
+        "no-providers",
+        "other-schema",
+        "unknown-key",
+    ],
+)
+def test_the_schema_refuses(spoil: Callable[[Any], object]) -> None:
+    variants.check(VALID)
+    spoiled = copy.deepcopy(VALID)
+    spoil(spoiled)
+    with pytest.raises(PackagingError, match=r"schema\.json: "):
+        variants.check(spoiled)
+
+
+def test_experimental_is_said(wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ["--root", str(Path(__file__).parents[2])]
+    command = [*root, "variants", "--wheels", str(wheels), "--output", str(wheels.parent / "out")]
+    assert main(command) == 2
+    assert "expected --experimental" in capsys.readouterr().err
+    assert not (wheels.parent / "out").exists()
+    assert main([*command, "--experimental"]) == 0
+    assert "uv pip install --preview-features wheel-variants" in capsys.readouterr().out
