@@ -1,8 +1,8 @@
 """Attention, forward: flashvar's backends beside torch's own kernels, on the same tensors.
 
-Rate = operations of the result / median time, in TFLOP/s. `error` is the relative distance
-(Frobenius norm) of a contender's output from the first one's: it tells that the same function was
-timed.
+Rate = operations of the result / median time, in TFLOP/s. `difference_to_reference` is the relative
+distance (Frobenius norm) of a contender's output from the first one's: it tells that the same
+function was timed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _cell(cell: cases.Cell, contenders: Sequence[str], seconds: float) -> list[R
             calls[name] = call
         except Exception as error:  # a peer that cannot serve this cell is a result, not a failure
             skipped[name] = reason(error)
-    errors = _distances(outputs)
+    distances = _distances(outputs)
     outputs.clear()
     measured = measure(calls, seconds=seconds) if calls else None
     timings = measured.timings if measured else {}
@@ -157,7 +157,8 @@ def _cell(cell: cases.Cell, contenders: Sequence[str], seconds: float) -> list[R
         row: Row = {"cell": cell.name, "contender": name, **_describe(cell)}
         if name in timings:
             row |= _describe_timing(timings[name])
-            row |= {"tflops": rates[name], "error": errors[name], **compared[name]}
+            row |= {"tflops": rates[name], "difference_to_reference": distances[name]}
+            row |= compared[name]
             row |= dict(measured.clocks) if measured else {}
         else:
             row["skipped"] = skipped[name]

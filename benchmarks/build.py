@@ -22,7 +22,7 @@ from benchmarks.environment import ROOT
 from benchmarks.report import BenchmarkError, Options, Report, Row, chosen
 
 _IGNORED: Final = shutil.ignore_patterns(
-    ".*", "build", "dist", "shared", "benchmarks", "tests", "docs", "__pycache__"
+    ".*", "build", "dist", "benchmarks", "tests", "docs", "__pycache__"
 )
 # Where the factory keeps a toolkit from PyPI.
 _TOOLKIT: Final = ROOT / "build" / "toolkit"

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any, Final
 from benchmarks.report import BenchmarkError
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+# Names the commit where the sources were copied without their .git.
+_REVISION: Final = "BENCH_REVISION"
 _VERSIONS: Final = ("torch", "triton", "numpy")
 # Without the folder that binaries are found in: what was found there is told by their manifests.
 _SETTINGS: Final = ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH", "FLASHVAR_STRICT")
@@ -37,7 +39,6 @@ def gather(*, device: bool) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "source": _source(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
@@ -49,6 +50,7 @@ def gather(*, device: bool) -> dict[str, Any]:
     if device:
         facts["device"] = _device()
         facts["binaries"] = _binaries()
+    facts["source"] = source(os.environ, facts.get("binaries", []))
     return facts
 
 
@@ -115,15 +117,24 @@ def _nvidia_smi(fields: Sequence[str]) -> list[str]:
     return [] if line is None else [part.strip() for part in line.split(",")]
 
 
-def _source() -> dict[str, Any]:
-    """Commit and dirtiness of the working tree; None where it is not one."""
+def source(environ: Mapping[str, str], binaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Commit and dirtiness of what is measured, and who says so: nobody may.
+
+    The checkout itself; where this is none, the variable BENCH_REVISION (a commit, clean); else the
+    manifests of the binaries, as far as they agree.
+    """
     revision = _last_line(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
-    if revision is None:
-        return {"revision": None, "dirty": None}
-    return {
-        "revision": revision,
-        "dirty": bool(_last_line(["git", "-C", str(ROOT), "status", "--porcelain"])),
-    }
+    # A folder above may be a checkout of something else.
+    if revision is not None and (ROOT / ".git").exists():
+        dirty = bool(_last_line(["git", "-C", str(ROOT), "status", "--porcelain"]))
+        return {"revision": revision, "dirty": dirty, "from": "checkout"}
+    if environ.get(_REVISION):
+        return {"revision": environ[_REVISION], "dirty": False, "from": _REVISION}
+    built_from = {(binary["revision"], binary["dirty"]) for binary in binaries}
+    if len(built_from) == 1:
+        revision, dirty = built_from.pop()
+        return {"revision": revision, "dirty": dirty, "from": "binaries"}
+    return {"revision": None, "dirty": None, "from": None}
 
 
 def _last_line(command: Sequence[str]) -> str | None:

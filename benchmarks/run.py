@@ -1,4 +1,4 @@
-"""The one runner: `python benchmarks/run.py attention|host|build|import|size --json OUT`.
+"""The one runner: `python benchmarks/run.py attention|host|build|import|size|index --json OUT`.
 
 Needs nothing but Python, and torch (with triton) for the first two; flashvar is imported from where
 Python finds it, so from a working tree:
@@ -13,7 +13,8 @@ A table is printed last. The JSON file, schema 1:
       "parameters": {           what the run was told
         "only": [...], "contenders": [...], "seconds": 0.25},
       "environment": {          environment.py
-        "time": "...", "source": {"revision": "<git sha>" or null, "dirty": true/false/null},
+        "time": "...", "source": {"revision": "<git sha>" or null, "dirty": true/false/null,
+          "from": "checkout", "BENCH_REVISION", "binaries" or null: who says so},
         "python": "3.12.3", "platform": "Linux x86_64", "libc": "...", "cpu": {"model", "count"},
         "versions": {"torch", "triton", "numpy"}, "nvcc": "..." or null,
         "settings": {FLASHVAR_* variables that change what runs},
@@ -28,7 +29,7 @@ A table is printed last. The JSON file, schema 1:
 
     attention  cell, contender, direction, dtype, batch, seqlen, heads, head_dim, causal; then
                median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
-               error (relative distance from the first contender's output),
+               difference_to_reference (relative distance from the first contender's output),
                to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
                contender that is not flashvar), and clocks under load: sm_mhz, memory_mhz,
                power_w, power_limit_w, temperature_c; or skipped: why it did not run
@@ -36,6 +37,7 @@ A table is printed last. The JSON file, schema 1:
     build      step, command, seconds
     import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
     size       wheel, bytes, installed_bytes, library_bytes, library_compressed_bytes
+    index      case, median_s, rounds, wheels, megabytes
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ _MODULES: Final = {
     "build": "build",
     "import": "import_time",
     "size": "size",
+    "index": "index",
 }
 _ON_DEVICE: Final = ("attention", "host")
 
