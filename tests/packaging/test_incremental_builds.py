@@ -179,8 +179,7 @@ def test_toolkit_of_pypi_in_a_folder_with_a_space(
     library = next(Path(top).resolve().glob("**/libcudart_static.a"))
     home = tree / "build" / "tool kit"
     (home / "bin").mkdir(parents=True)
-    (home / "lib").mkdir()
-    (home / "lib" / library.name).symlink_to(library)
+    (home / "lib").symlink_to(library.parent)
     nvcc = home / "bin" / "nvcc"
     nvcc.write_text(f'#!/bin/sh\nexec "{real}" "$@"\n', encoding="utf-8")
     nvcc.chmod(0o755)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import ConfigurationError, PackagingError
+from flashvar.errors import ConfigurationError, PackagingError, SmokeError
 from flashvar_factory import archive, index, pythons, schema, smoke
 from flashvar_factory.cli import main
 
@@ -118,7 +118,7 @@ def test_extra_without_its_wheel_is_a_fault(project: Path) -> None:
 def test_command_ends_with_the_exit_code(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_wheels(project / "dist", code=1)
     words = ["smoke", "--python", sys.executable, "--json", str(project / "report.json")]
-    assert main(["--root", str(project), *words]) == 5
+    assert main(["--root", str(project), *words]) == SmokeError.exit_code
     report = json.loads((project / "report.json").read_text(encoding="utf-8"))
     assert report["ok"] is False
     printed = capsys.readouterr()

@@ -57,11 +57,12 @@ def row_of(unpacked: Path, target: Target, kernel: Kernel) -> manifest.KernelRow
     return row
 
 
-def test_one_wheel_per_architecture_and_the_pure_one(dist: Path) -> None:
+def test_one_wheel_per_architecture_the_pure_one_and_the_sources(dist: Path) -> None:
     names = {wheel_name(target) for target in CONFIG.targets.values()}
     assert {path.name for path in dist.iterdir()} == {
         *names,
         f"flashvar-{VERSION}-py3-none-any.whl",
+        f"flashvar-{VERSION}.tar.gz",
     }
 
 
