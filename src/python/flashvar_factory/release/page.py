@@ -18,6 +18,7 @@ _STYLE: Final = """\
                vertical-align: top; }
       td.number { text-align: right; font-variant-numeric: tabular-nums; }
       code { font: .85em ui-monospace, monospace; overflow-wrap: anywhere; }
+      td:first-child { min-width: 14rem; }
       .verdict { padding: .6rem 1rem; border-left: 4px solid #1a7f37; background: #dafbe1; }
       pre { overflow-x: auto; background: #f6f8fa; padding: 1rem; }
       @media (prefers-color-scheme: dark) {
