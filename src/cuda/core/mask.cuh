@@ -3,22 +3,44 @@
 #pragma once
 #include <cstdint>
 
+#include "core/problem.h"
+
 namespace flashvar {
 
 struct Mask {
   int32_t seqlen_q;
   int32_t seqlen_k;
-  bool causal;  // key j is visible to query i iff j <= i + seqlen_k - seqlen_q
+  int32_t left;  // key j is visible to query i iff diagonal(i) - left <= j <= diagonal(i) + right
+  int32_t right;
 
-  // Query i sees keys [0, visible_end(i)). Queries past the end see what the last one sees.
-  __device__ __forceinline__ int32_t visible_end(int32_t i) const {
-    if (!causal || i >= seqlen_q) return seqlen_k;
-    return max(i + 1 - seqlen_q + seqlen_k, 0);
+  // Queries past the end see what the last one sees.
+  __device__ __forceinline__ int32_t diagonal(int32_t i) const {
+    return min(i, seqlen_q - 1) + seqlen_k - seqlen_q;
   }
 
-  // Whether a query at or after `first_query` does not see all of keys [0, key_end).
-  __device__ __forceinline__ bool hides_any(int32_t first_query, int32_t key_end) const {
-    return key_end > visible_end(first_query);
+  // Query i sees keys [visible_begin(i), visible_end(i)), which may be empty.
+  __device__ __forceinline__ int32_t visible_begin(int32_t i) const {
+    return left == kUnbounded ? 0 : max(diagonal(i) - left, 0);
+  }
+  __device__ __forceinline__ int32_t visible_end(int32_t i) const {
+    return right == kUnbounded ? seqlen_k : max(min(diagonal(i) + right + 1, seqlen_k), 0);
+  }
+
+  // Key j is seen by queries [seeing_begin(j), seeing_end(j)), which may be empty.
+  __device__ __forceinline__ int32_t seeing_begin(int32_t j) const {
+    return right == kUnbounded ? 0 : max(j - right - seqlen_k + seqlen_q, 0);
+  }
+  __device__ __forceinline__ int32_t seeing_end(int32_t j) const {
+    if (left == kUnbounded) return seqlen_q;
+    return max(
+        static_cast<int32_t>(min(int64_t{j} + left - seqlen_k + seqlen_q + 1, int64_t{seqlen_q})),
+        0);
+  }
+
+  // Whether a query of [first_query, last_query] does not see all of keys [key_begin, key_end).
+  __device__ __forceinline__ bool hides_any(int32_t first_query, int32_t last_query,
+                                            int32_t key_begin, int32_t key_end) const {
+    return key_end > visible_end(first_query) || key_begin < visible_begin(last_query);
   }
 };
 

@@ -2,9 +2,14 @@
 #pragma once
 #include <cstdint>
 
+#include "core/sequences.cuh"
+
 namespace flashvar {
 
+inline constexpr int32_t kUnbounded = 0x7fffffff;  // of a window
+
 // [batch, sequence, heads, head_dim], 16-bit elements, head_dim contiguous; strides in elements.
+// Packed sequences have batch stride 0.
 struct TensorView {
   uint16_t* data;
   int64_t batch_stride;
@@ -12,19 +17,61 @@ struct TensorView {
   int64_t head_stride;
 };
 
-struct AttentionFwdProblem {
+// [batch, heads_q, seqlen_q, seqlen_k], keys contiguous; strides in elements, 0 where broadcast.
+struct BiasView {
+  void* data;  // null: none
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t query_stride;
+};
+
+// What becomes of a score between q . k and the mask, and of a weight after the softmax. Evaluated
+// by the kernels that are compiled with kFeatures alone.
+struct ScoreFeatures {
+  float scale;                 // of q . k, with its sign
+  float softcap;               // 0: none
+  const float* alibi_slopes;   // [batch, heads_q] or null
+  int64_t alibi_batch_stride;  // elements
+  BiasView bias;               // of q's dtype, or fp32
+  int32_t bias_is_fp32;
+  const int64_t* rng;          // seed and offset; null: no dropout
+  uint32_t dropout_threshold;  // a weight is kept where its random word is at least this
+  float dropout_scale;         // of the weights that are kept
+};
+
+// What forward and backward share.
+struct AttentionProblem {
   TensorView q, k, v, out;
-  float* lse;  // [batch, heads_q, seqlen_q] or null
+  float* lse;  // [batch, heads_q, seqlen_q], or [heads_q, total_q] of packed sequences
   int64_t batch;
-  int32_t seqlen_q, seqlen_k;
+  Sequences queries, keys;
+  const int32_t* seqused_k;  // [batch] or null
   int32_t heads_q;
   int32_t group;  // query heads per kv head
   int32_t head_dim;
-  int32_t causal;
-  // The softmax works on score_sign * (q . k) with a positive scale, so that a row's maximum is the
-  // maximum of the scaled scores whatever the caller's scale. score_sign is 0 for a scale of 0.
+  int32_t head_dim_v;
+  int32_t window_left, window_right;  // kUnbounded, or how far from the diagonal a query sees
+  // Without features the softmax works on score_sign * (q . k) with a positive scale, so that a
+  // row's maximum is the maximum of the scaled scores whatever the caller's scale. score_sign is 0
+  // for a scale of 0.
   float score_sign;
   float scale_log2;  // |scale| * log2(e), or log2(e) when score_sign is 0
+  ScoreFeatures features;
+
+  bool has_features() const {
+    return features.softcap != 0.f || features.alibi_slopes != nullptr ||
+           features.bias.data != nullptr || features.rng != nullptr;
+  }
+};
+
+struct AttentionFwdProblem : AttentionProblem {};  // lse may be null
+
+struct AttentionBwdProblem : AttentionProblem {
+  TensorView grad_out, grad_q, grad_k, grad_v;
+  BiasView grad_bias;     // fp32, added to; data may be null
+  const float* grad_lse;  // like lse, or null
+  unsigned char* workspace;
+  bool deterministic;
 };
 
 }  // namespace flashvar

@@ -29,7 +29,7 @@ struct BlockPosition {
 
   __device__ __forceinline__ BlockPosition(const AttentionFwdProblem& problem, int32_t rows) {
     uint32_t const block = ptx::block_index();
-    uint32_t const blocks_q = (problem.seqlen_q + rows - 1) / rows;
+    uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
     uint32_t const head_and_batch = block / blocks_q;
     batch = head_and_batch / problem.heads_q;
     head = head_and_batch % problem.heads_q;
@@ -43,7 +43,8 @@ struct BlockPosition {
   }
 
   __device__ __forceinline__ int64_t lse_row(const AttentionFwdProblem& problem) const {
-    return (static_cast<int64_t>(batch) * problem.heads_q + head) * problem.seqlen_q + first_query;
+    return (static_cast<int64_t>(batch) * problem.heads_q + head) * problem.queries.seqlen +
+           first_query;
   }
 };
 
@@ -226,7 +227,7 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
   int const warp_row = threadIdx.x / 32 * Config::kWarpRows;
   // Worked out again: kept from the start, it would cost the loop its registers.
   BlockPosition const position(problem, Config::kBlockQ);
-  int32_t const rows = problem.seqlen_q - position.first_query - warp_row;
+  int32_t const rows = problem.queries.seqlen - position.first_query - warp_row;
   float* const gLSE = problem.lse + position.lse_row(problem) + warp_row;
   uint16_t* const gO =
       problem.out.data + position.offset(problem.out) + warp_row * problem.out.seq_stride;
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
 
   BlockPosition const position(problem, Config::kBlockQ);
   int32_t const first_query = position.first_query;
-  int32_t const queries = min(problem.seqlen_q - first_query, Config::kBlockQ);
+  int32_t const queries = min(problem.queries.seqlen - first_query, Config::kBlockQ);
   uint32_t const head_kv = position.head / problem.group;
   const uint16_t* const gK =
       problem.k.data + position.batch * problem.k.batch_stride + head_kv * problem.k.head_stride;
@@ -277,11 +278,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   auto load_kv = [&](unsigned char* tile, const uint16_t* gmem, int64_t stride, int32_t n) {
     int32_t const first_key = n * kBlockKV;
     load_tile<LayoutKV, kThreads, kAligned>(tile, gmem + first_key * stride, stride,
-                                            problem.seqlen_k - first_key, problem.head_dim);
+                                            problem.keys.seqlen - first_key, problem.head_dim);
     ptx::cp_async_commit();
   };
 
-  Mask const mask{problem.seqlen_q, problem.seqlen_k, problem.causal != 0};
+  Mask const mask{problem.queries.seqlen, problem.keys.seqlen, problem.window_left,
+                  problem.window_right};
   int32_t const visible = mask.visible_end(first_query + queries - 1);
   int32_t const blocks_kv = (visible + kBlockKV - 1) / kBlockKV;
 
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     if (n > 0) load_kv(sK, gK, problem.k.seq_stride, n - 1);
 
     if (problem.score_sign != 1.f) apply_sign<Config>(rS, problem.score_sign);
-    if (mask.hides_any(first_query, (n + 1) * kBlockKV)) {
+    if (mask.hides_any(first_query, first_query + queries - 1, n * kBlockKV, (n + 1) * kBlockKV)) {
       apply_mask<Config>(rS, mask, first_query + warp_row, n * kBlockKV);
     }
     softmax_step<Config>(softmax, rS, rO, problem.scale_log2);

@@ -14,7 +14,7 @@ template <class Target, class Dtype, int kHeadDim>
 struct AttentionFwdLaunch {
   using Config = AttentionFwdConfig<Target, Dtype, kHeadDim>;
 
-  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, &launch}; }
+  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDim, &launch}; }
 
   static constexpr KernelFacts facts(const char* name) {
     return KernelFacts::make(name, Config::kThreads, Config::kSharedMemory, Config::kBlockQ,
@@ -23,9 +23,8 @@ struct AttentionFwdLaunch {
 
  private:
   static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
-    int64_t const blocks_q = (problem.seqlen_q + int64_t{Config::kBlockQ} - 1) / Config::kBlockQ;
-    LaunchShape const shape{blocks_q * problem.heads_q * problem.batch, Config::kThreads,
-                            Config::kSharedMemory};
+    int64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
+    LaunchShape const shape{tiles * problem.heads_q, Config::kThreads, Config::kSharedMemory};
     return rows_are_aligned(problem)
                ? launch_kernel<attention_fwd_kernel<Config, true>>(problem, shape, device, stream)
                : launch_kernel<attention_fwd_kernel<Config, false>>(problem, shape, device, stream);

@@ -1,0 +1,170 @@
+// From the parameter struct of an attention op to the problem its kernels see: what both directions
+// check and translate alike. The two structs name their common fields alike.
+#pragma once
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+
+#include "abi/error.h"
+#include "abi/flashvar.h"
+#include "core/problem.h"
+
+namespace flashvar {
+
+inline constexpr double kLog2E = 1.44269504088896340736;
+// Block ends, and diagonals one block further on, stay below 2^31.
+inline constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 1024;
+
+inline bool is_length(int64_t length) { return length >= 0 && length <= kMaxSeqlen; }
+
+inline bool is_head_dim(int32_t head_dim) { return head_dim > 0 && head_dim % 8 == 0; }
+
+template <class Params>
+int32_t head_dim_v(const Params& p) {
+  return p.features.head_dim_v == 0 ? p.head_dim : p.features.head_dim_v;
+}
+
+inline flashvar_status check_features(const flashvar_attention_features& f, uint32_t flags) {
+  if ((f.cu_seqlens_q != nullptr && !is_length(f.total_q)) ||
+      (f.cu_seqlens_k != nullptr && !is_length(f.total_k))) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "packed sequences must have 0 to %lld rows, found total_q %lld, total_k %lld",
+                static_cast<long long>(kMaxSeqlen), static_cast<long long>(f.total_q),
+                static_cast<long long>(f.total_k));
+  }
+  if (f.bias.data != nullptr && (f.cu_seqlens_q != nullptr || f.cu_seqlens_k != nullptr)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "a bias cannot be added to packed sequences");
+  }
+  if (f.bias_dtype > 1) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "bias_dtype must be 0 or 1, found %u", f.bias_dtype);
+  }
+  if (!(f.dropout_p >= 0.f && f.dropout_p < 1.f) || (f.dropout_p > 0.f) != (f.rng != nullptr)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "dropout_p must be at least 0 and below 1, with rng where it is not 0, found %g "
+                "%s rng",
+                f.dropout_p, f.rng == nullptr ? "without" : "with");
+  }
+  if (!(f.softcap >= 0.f && f.softcap <= FLT_MAX)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "softcap must be finite and not negative, found %g",
+                f.softcap);
+  }
+  if (((flags & FLASHVAR_WINDOW_LEFT) != 0 && f.window_left < 0) ||
+      ((flags & FLASHVAR_WINDOW_RIGHT) != 0 && f.window_right < 0)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "windows must not be negative, found %d and %d",
+                f.window_left, f.window_right);
+  }
+  return FLASHVAR_OK;
+}
+
+template <class Params>
+flashvar_status check_attention(const Params& p) {
+  bool const is_batch = 0 <= p.batch && p.batch <= INT32_MAX;
+  if (!is_batch || !is_length(p.seqlen_q) || !is_length(p.seqlen_k)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "batch must be 0 to 2^31 - 1 and sequence lengths 0 to %lld, found batch %lld, "
+                "seqlen_q %lld, seqlen_k %lld",
+                static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.batch),
+                static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k));
+  }
+  if (p.heads_q <= 0 || p.heads_kv <= 0 || p.heads_q % p.heads_kv != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "heads_q must be a positive multiple of heads_kv, found %d and %d", p.heads_q,
+                p.heads_kv);
+  }
+  if (!is_head_dim(p.head_dim) || !is_head_dim(head_dim_v(p))) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "head_dim must be a positive multiple of 8, found %d and %d for values", p.head_dim,
+                head_dim_v(p));
+  }
+  if (!std::isfinite(p.scale)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
+  }
+  return check_features(p.features, p.flags);
+}
+
+inline TensorView view(const flashvar_tensor& tensor, bool packed) {
+  return {static_cast<uint16_t*>(tensor.data), packed ? 0 : tensor.batch_stride, tensor.seq_stride,
+          tensor.head_stride};
+}
+
+inline BiasView bias_view(const flashvar_tensor& bias) {
+  return {bias.data, bias.batch_stride, bias.head_stride, bias.seq_stride};
+}
+
+// A window that no pair of rows can exceed is none.
+inline int32_t window(uint32_t flags, uint32_t flag, int32_t width) {
+  return (flags & flag) == 0 || width >= kMaxSeqlen ? kUnbounded : width;
+}
+
+inline ScoreFeatures score_features(const flashvar_attention_features& f, float scale) {
+  // Words are uniform in [0, 2^32): the share of them below the threshold is dropout_p.
+  double const threshold = static_cast<double>(f.dropout_p) * 4294967296.0;
+  return {scale,
+          f.softcap,
+          f.alibi_slopes,
+          f.alibi_batch_stride,
+          bias_view(f.bias),
+          f.bias_dtype == 1,
+          f.rng,
+          static_cast<uint32_t>(threshold),
+          1.f / (1.f - f.dropout_p)};
+}
+
+template <class Params>
+AttentionProblem attention_problem(const Params& p, float* lse) {
+  const flashvar_attention_features& f = p.features;
+  bool const packed_q = f.cu_seqlens_q != nullptr, packed_k = f.cu_seqlens_k != nullptr;
+  float const sign = p.scale > 0.f ? 1.f : p.scale < 0.f ? -1.f : 0.f;
+  double const magnitude = p.scale == 0.f ? 1. : std::fabs(p.scale);
+  bool const causal = (p.flags & FLASHVAR_CAUSAL) != 0;
+  return {view(p.q, packed_q),
+          view(p.k, packed_k),
+          view(p.v, packed_k),
+          view(p.out, packed_q),
+          lse,
+          p.batch,
+          {f.cu_seqlens_q, static_cast<int32_t>(p.seqlen_q), static_cast<int32_t>(f.total_q)},
+          {f.cu_seqlens_k, static_cast<int32_t>(p.seqlen_k), static_cast<int32_t>(f.total_k)},
+          f.seqused_k,
+          p.heads_q,
+          p.heads_q / p.heads_kv,
+          p.head_dim,
+          head_dim_v(p),
+          window(p.flags, FLASHVAR_WINDOW_LEFT, f.window_left),
+          causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, f.window_right),
+          sign,
+          static_cast<float>(std::fmin(magnitude * kLog2E, FLT_MAX)),
+          score_features(f, p.scale)};
+}
+
+// The smallest compiled head dims that hold the request; `table` ends with null.
+template <class Kernel>
+const Kernel* find_kernel(const Kernel* const* table, uint32_t dtype, int head_dim, int dim_v) {
+  const Kernel* best = nullptr;
+  for (; *table != nullptr; ++table) {
+    const Kernel* const row = *table;
+    if (row->dtype != dtype || row->head_dim < head_dim || row->head_dim_v < dim_v) continue;
+    if (best == nullptr || row->head_dim + row->head_dim_v < best->head_dim + best->head_dim_v) {
+      best = row;
+    }
+  }
+  return best;
+}
+
+template <class Kernel>
+flashvar_status fail_no_kernel(const char* op, const Kernel* const* table, uint32_t dtype,
+                               int head_dim, int dim_v) {
+  char held[512] = "nothing";
+  int length = 0;
+  for (; *table != nullptr && length < static_cast<int>(sizeof(held)) - 48; ++table) {
+    length += std::snprintf(held + length, sizeof(held) - length, "%s(dtype %u, head_dim %d / %d)",
+                            length == 0 ? "" : ", ", (*table)->dtype, (*table)->head_dim,
+                            (*table)->head_dim_v);
+  }
+  return fail(FLASHVAR_NO_KERNEL,
+              "no %s kernel for dtype %u, head_dim %d / %d; this binary holds %s", op, dtype,
+              head_dim, dim_v, held);
+}
+
+}  // namespace flashvar

@@ -1,0 +1,128 @@
+"""What a call of attention is: its tensors, and everything about it but its data.
+
+Backends see sizes and strides only through `Problem`, in one order (batch, sequence, heads),
+whatever layout the user keeps. The semantics, for query i and key j of one sequence whose diagonal
+is key d(i) = i + seqlen_k - seqlen_q:
+
+    s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |d(i) - j|
+    visible: d(i) - window_left <= j <= d(i) + window_right
+    p = softmax(s);  out = dropout(p) v;  lse = log(sum(exp(s)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call, q, k and v in the user's layout."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: torch.Tensor | None = None  # [batch or 1, heads_q or 1, seqlen_q, seqlen_k]
+    alibi_slopes: torch.Tensor | None = None  # float32 [heads_q] or [batch, heads_q]
+    rng_state: torch.Tensor | None = None  # int64 [2]: seed and offset of the dropout mask
+    cu_seqlens_q: torch.Tensor | None = None  # int32 [batch + 1]
+    cu_seqlens_k: torch.Tensor | None = None  # int32 [batch + 1]
+    seqused_k: torch.Tensor | None = None  # int32 [batch]
+
+
+class Gradients(NamedTuple):
+    """What a backward writes, each in shape and layout of its input."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: torch.Tensor | None = None  # float32, zeros at the call; None where it is not wanted
+
+
+class Strides(NamedTuple):
+    """Distances in elements; the head dim's own is 1. Packed rows have batch 0."""
+
+    batch: int
+    sequence: int
+    heads: int
+
+
+class BiasStrides(NamedTuple):
+    """Distances in elements, 0 where broadcast; that of keys is 1."""
+
+    batch: int
+    heads: int
+    query: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of attention without its data.
+
+    `out` is [batch, seqlen_q, heads_q, head_dim_v] in the user's layout (`out_shape`), contiguous.
+    """
+
+    dtype: str
+    device: int | None  # CUDA ordinal; None is the CPU
+    layout: str  # "bshd" or "bhsd"; packed tensors are [total, heads, head_dim] in "bshd"
+    scale: float
+    window_left: int  # keys before the diagonal that a query sees; -1: all
+    window_right: int  # keys after it; -1: all. causal is 0
+    softcap: float  # 0: none
+    dropout_p: float
+    deterministic: bool
+    batch: int
+    seqlen_q: int  # of every sequence; an upper bound where they are packed
+    seqlen_k: int
+    total_q: int | None  # rows of packed queries; None: dense
+    total_k: int | None
+    has_seqused_k: bool
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    q: Strides
+    k: Strides
+    v: Strides
+    out: Strides
+    out_shape: tuple[int, ...]
+    bias: BiasStrides | None
+    bias_dtype: str | None  # that of q, or "fp32"
+    alibi_batch_stride: int | None  # 0: the same slopes for the whole batch; None: no slopes
+
+    @property
+    def empty(self) -> bool:
+        """Whether no query sees any key: outputs are 0 and -inf, gradients 0."""
+        queries = self.seqlen_q if self.total_q is None else self.total_q
+        keys = self.seqlen_k if self.total_k is None else self.total_k
+        return 0 in (self.batch, queries, keys)
+
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        """[batch, heads_q, seqlen_q] in either layout; [heads_q, total_q] where packed."""
+        if self.total_q is not None:
+            return (self.heads_q, self.total_q)
+        return (self.batch, self.heads_q, self.seqlen_q)
+
+    @property
+    def lse_dtype(self) -> torch.dtype:
+        """Float32, and float64 where the inputs are."""
+        return torch.float64 if self.dtype == "fp64" else torch.float32
+
+    def bshd(self, tensor: torch.Tensor) -> torch.Tensor:
+        """View a tensor of the user's layout as [batch, sequence, heads, head_dim]."""
+        return tensor.transpose(1, 2) if self.layout == "bhsd" else tensor
+
+
+@dataclass(frozen=True)
+class BackwardProblem:
+    """A backward: the forward's problem, and how its gradients lie in memory."""
+
+    forward: Problem
+    grad_out: Strides
+    grad_q: Strides
+    grad_k: Strides
+    grad_v: Strides
+    grad_bias: BiasStrides | None  # None: not wanted
+    has_grad_lse: bool
