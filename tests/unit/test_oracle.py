@@ -79,7 +79,9 @@ def by_hand(call: Call, b: int, h: int, i: int) -> tuple[list[float], float]:
             scores[j] = s
     total = sum(math.exp(s) for s in scores.values())
     out = torch.zeros(call.v.shape[-1], dtype=torch.float64)
-    mask = call.kept().double() / (1 - call.dropout_p) if call.dropout_p else torch.ones(2, 4, 99, 99)
+    mask = (
+        call.kept().double() / (1 - call.dropout_p) if call.dropout_p else torch.ones(2, 4, 99, 99)
+    )
     for j, s in scores.items():
         out += math.exp(s) / total * float(mask[b, h, i, j]) * call.v[b, j, kv]
     return out.tolist(), math.log(total) if scores else -math.inf
