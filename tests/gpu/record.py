@@ -29,7 +29,8 @@ def summary(record: Record) -> dict[str, Any]:
     by_file: dict[str, Counter[str]] = {}
     for case in record:
         path, _, name = case["case"].rpartition("/")[2].partition("::")
-        backend = next((word for word in ("cuda", "triton") if f"[{word}" in name), "other")
+        words = name.rpartition("[")[2].removesuffix("]").split("-")
+        backend = next((word for word in ("cuda", "triton") if word in words), "other")
         by_file.setdefault(f"{path} {backend}", Counter())[case["outcome"]] += 1
     return {
         "counts": dict(Counter(case["outcome"] for case in record)),

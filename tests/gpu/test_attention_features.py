@@ -10,9 +10,9 @@ from features import FEATURES
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 pytestmark = [
-    pytest.mark.parametrize("dtype", DTYPES),
-    pytest.mark.parametrize("head_dim", [16, 40, 64, 96, 128, 192, 256], ids=lambda d: f"d{d}"),
     pytest.mark.parametrize("feature", FEATURES),
+    pytest.mark.parametrize("head_dim", [16, 40, 64, 96, 128, 192, 256], ids=lambda d: f"d{d}"),
+    pytest.mark.parametrize("dtype", DTYPES),
 ]
 
 
