@@ -149,7 +149,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "int64": ({"cu_seqlens_q": ints(0, 70, 200, 201, 265, dtype=torch.int64)}, "int32"),
     "float": ({"cu_seqlens_k": ints(0, 90, 130, 330, 394, dtype=torch.float32)}, "int32"),
     "two-dimensions": ({"cu_seqlens_q": ints(0, 70, 200, 201, 265)[None]}, "cu_seqlens_q"),
-    "one-bound": ({"cu_seqlens_q": ints(0)}, "cu_seqlens_q"),
+    "one-bound": ({"cu_seqlens_q": ints(0)}, "cu_seqlens"),
     "other-length": ({"cu_seqlens_k": ints(0, 90, 394)}, "cu_seqlens_k"),
     "not-contiguous": ({"cu_seqlens_q": ints(*([0, 9] * 5))[::2]}, "contiguous"),
     "used-int64": ({"seqused_k": ints(1, 2, 3, 4, dtype=torch.int64)}, "int32"),
