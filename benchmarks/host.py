@@ -1,8 +1,9 @@
 """Host time of one small attention call: what Python, torch and the launch cost.
 
 The ways of a call are timed apart: eager without gradients, through torch's dispatcher alone, with
-inputs that require gradients (the forward of a step), and such a forward with its backward. Calls are enqueued in runs short enough for the launch queue, without waiting inside a run, and
-contenders take turns. SDPA's backend choice is made outside of the clock.
+inputs that require gradients (the forward of a step), and such a forward with its backward. Calls
+are enqueued in runs short enough for the launch queue, without waiting inside a run, and contenders
+take turns. SDPA's backend choice is made outside of the clock.
 """
 
 from __future__ import annotations
