@@ -39,6 +39,12 @@ struct ScoreFeatures {
   float dropout_scale;         // of the weights that are kept
 };
 
+// Whether every row of a tensor starts on 16 bytes.
+inline bool rows_are_aligned(const TensorView& tensor) {
+  int64_t const strides = tensor.batch_stride | tensor.seq_stride | tensor.head_stride;
+  return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0 && strides % 8 == 0;
+}
+
 // What forward and backward share.
 struct AttentionProblem {
   TensorView q, k, v, out;
@@ -62,6 +68,11 @@ struct AttentionProblem {
     return features.softcap != 0.f || features.alibi_slopes != nullptr ||
            features.bias.data != nullptr || features.rng != nullptr;
   }
+
+  bool rows_are_aligned() const {
+    return flashvar::rows_are_aligned(q) && flashvar::rows_are_aligned(k) &&
+           flashvar::rows_are_aligned(v) && flashvar::rows_are_aligned(out);
+  }
 };
 
 struct AttentionFwdProblem : AttentionProblem {};  // lse may be null
@@ -72,6 +83,12 @@ struct AttentionBwdProblem : AttentionProblem {
   const float* grad_lse;  // like lse, or null
   unsigned char* workspace;
   bool deterministic;
+
+  bool rows_are_aligned() const {
+    return AttentionProblem::rows_are_aligned() && flashvar::rows_are_aligned(grad_out) &&
+           flashvar::rows_are_aligned(grad_q) && flashvar::rows_are_aligned(grad_k) &&
+           flashvar::rows_are_aligned(grad_v);
+  }
 };
 
 }  // namespace flashvar
