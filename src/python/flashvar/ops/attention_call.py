@@ -10,7 +10,8 @@ from torch.autograd import forward_ad
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention_autograd import differentiable
 from flashvar.ops.attention_flops import tell_flop_counters
-from flashvar.ops.attention_inputs import inspect
+from flashvar.ops.attention_inputs import inspect_symbolic
+from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
 from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.torch_library import attention_fwd
@@ -36,8 +37,8 @@ def call(
     if not _is_plain(q, k, v) or (extras is not NO_EXTRAS and not _are_plain(extras)):
         inputs = Inputs(*_cast(q, k, v, extras))
         # Here too the words of an error are ours rather than the dispatcher's.
-        if torch._C._functorch.peek_interpreter_stack() is None and _concrete(inputs):
-            inspect(inputs, Options._make(options))
+        check_options(Options._make(options))
+        inspect_symbolic(inputs, Options._make(options))
         _refuse_forward_mode(inputs)
         tell_flop_counters()
         out, lse = attention_fwd(*inputs, *options)
@@ -82,10 +83,6 @@ def _are_plain(extras: Extras) -> bool:
 
 def _any_requires_grad(extras: Extras) -> bool:
     return any(x is not None and x.requires_grad for x in extras)
-
-
-def _concrete(inputs: Inputs) -> bool:
-    return not any(isinstance(size, torch.SymInt) for x in inputs[:3] for size in x.shape)
 
 
 def _cast(
