@@ -17,6 +17,7 @@
 #include "sm80/attention_fwd_block.cuh"
 #include "sm80/attention_fwd_scores.cuh"
 #include "sm80/config.cuh"
+#include "sm80/outside_rows.cuh"
 #include "sm80/tiles.cuh"
 
 namespace flashvar::sm80 {
@@ -182,6 +183,21 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                                    problem.head_dim_v);
 }
 
+// Queries of no sequence see no key.
+__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem) {
+  auto const store = [&](int32_t row, int32_t head) {
+    uint16_t* const gO =
+        problem.out.data + row * problem.out.seq_stride + head * problem.out.head_stride;
+    for (int32_t column = threadIdx.x; column < problem.head_dim_v; column += blockDim.x) {
+      gO[column] = 0;
+    }
+    if (problem.lse != nullptr && threadIdx.x == 0) {
+      problem.lse[int64_t{head} * problem.queries.total + row] = -infinity();
+    }
+  };
+  for_each_outside_row(problem.queries, problem.batch, problem.heads_q, store);
+}
+
 // Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
 // sequences and all else cost the loop nothing and are always served.
 template <class Config, bool kAligned>
@@ -200,6 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sO = smem;  // over Q and K
   SharedBlock& shared = *reinterpret_cast<SharedBlock*>(sV + LayoutV::kBytes);
 
+  store_outside_rows(problem);
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
   if (queries <= 0) return;
@@ -235,6 +252,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     ptx::cp_async_wait<0>();
     __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
     if (n > blocks.begin) {
+      if constexpr (Config::kFeatures) {
+        prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
+      }
       load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
                                                       problem.head_dim);
     }
