@@ -83,6 +83,12 @@ struct AttentionBwdProblem : AttentionProblem {
   const float* grad_lse;  // like lse, or null
   unsigned char* workspace;
   bool deterministic;
+
+  bool rows_are_aligned() const {
+    return AttentionProblem::rows_are_aligned() && flashvar::rows_are_aligned(grad_out) &&
+           flashvar::rows_are_aligned(grad_q) && flashvar::rows_are_aligned(grad_k) &&
+           flashvar::rows_are_aligned(grad_v);
+  }
 };
 
 }  // namespace flashvar
