@@ -151,9 +151,9 @@ def functions_of(name: str) -> tuple[str, ...]:
     return (f"_Z{name}_aligned", f"_Z{name}_any")
 
 
-def manifest(code: str = "80") -> Manifest:
-    """Two kernels, bf16 with head dims 32 and 64."""
-    paper = simulated.manifest(code, (32, 64), ("bf16",))
+def manifest(code: str = "80", ops: tuple[str, ...] = ("attention_fwd",)) -> Manifest:
+    """Two kernels of each op, bf16 with head dims 32 and 64."""
+    paper = simulated.manifest(code, (32, 64), ("bf16",), ops)
     kernels = tuple(replace(row, functions=functions_of(row.name)) for row in paper.kernels)
     return replace(paper, kernels=kernels, platform="linux_x86_64")
 
@@ -169,7 +169,8 @@ def images(code: str, described: Manifest) -> list[Image]:
 def library(described: Manifest, *device: Image) -> Library:
     """What the manifest describes, with this device code or its own."""
     every = device or images(described.architecture.code, described)
-    names = ("abi_version", "build_info", "last_error", "attention_fwd")
+    ops = dict.fromkeys(row.op for row in described.kernels)
+    names = ("abi_version", "build_info", "last_error", *ops)
     return Library(
         exported=tuple(f"flashvar_{name}" for name in names),
         fatbin=b"".join(fatbin(image) for image in every),

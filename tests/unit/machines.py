@@ -20,12 +20,21 @@ BIG_TILE_WHEEL = replace(
         sim.binary(
             "80",
             kernels=tuple(
-                sim.kernel(dtype=dtype, head_dim=head_dim, shared_memory=needed * sim.KIB)
+                sim.kernel(op, dtype=dtype, head_dim=head_dim, shared_memory=needed * sim.KIB)
+                for op in sim.OPS
                 for dtype in ("bf16", "fp16")
                 for head_dim, needed in ((128, 64), (256, 160))
             ),
         ),
     ),
+)
+# Forward kernels alone: in a wheel of an older flashvar, and in a build of a subset.
+FORWARD = sim.manifest("80", ops=("attention_fwd",)).kernels
+OLDER_WHEEL = replace(
+    NO_WHEEL, binaries=(sim.binary("80", kernels=FORWARD, version="0.0.9"), sim.binary("90a"))
+)
+PARTIAL_BUILD = replace(
+    NO_WHEEL, binaries=(sim.binary("80", kernels=FORWARD, version="0.1.0+attention.fwd"),)
 )
 DAMAGED_WHEEL = replace(
     NO_WHEEL,
@@ -51,13 +60,23 @@ class Machine:
     """A machine and what is expected of it; `runs` has an entry per device (one for the CPU)."""
 
     system: System
-    runs: tuple[str | None, ...]
+    runs: tuple[str | None, ...]  # the forward, and the backward where nothing else is said
     why: tuple[str, str]  # a candidate on the first device, and words of its reason
     fixes: tuple[str, ...] = ()  # all of those that doctor names
     exit_code: int = 0
     wheels: Inventory = EVERY_WHEEL
     dtype: str = "bf16"
     head_dim: int = 64
+    backward: tuple[str | None, ...] | None = None
+    why_backward: tuple[str, str] | None = None
+
+    def expected(self, op: str) -> tuple[str | None, ...]:
+        """What runs `op` on each device."""
+        return self.runs if op == "attention_fwd" or self.backward is None else self.backward
+
+    def reason(self, op: str) -> tuple[str, str]:
+        """A candidate for `op` on the first device, and words of its reason."""
+        return self.why if op == "attention_fwd" else self.why_backward or self.why
 
 
 def pip(extra: str) -> str:
@@ -186,6 +205,33 @@ MACHINES = {
         (CUDA_80, "runs on 8.0 and higher minors, the device is 9.0"),
         fixes=(pip("sm90"),),
         wheels=SM80_WHEEL,
+    ),
+    "an older wheel without backward kernels": Machine(
+        sim.system(sim.A100, sim.H100),
+        (CUDA_80, CUDA_90),
+        (CUDA_80, "serves"),
+        fixes=('pip install --upgrade "flashvar[sm80]"',),
+        wheels=OLDER_WHEEL,
+        backward=("triton", CUDA_90),
+        why_backward=(CUDA_80, "holds no kernel for attention_bwd"),
+    ),
+    "a build of the forward alone": Machine(
+        sim.system(sim.A100),
+        (CUDA_80,),
+        (CUDA_80, "serves"),
+        fixes=("nox -s build-dev -- arch=sm_80 hdim=32,64,128,256",),
+        wheels=PARTIAL_BUILD,
+        backward=("triton",),
+        why_backward=(CUDA_80, "holds no kernel for attention_bwd"),
+    ),
+    "a build of the forward alone, no triton": Machine(
+        sim.system(sim.A100, triton=None),
+        (CUDA_80,),
+        (CUDA_80, "serves"),
+        fixes=("nox -s build-dev -- arch=sm_80 hdim=32,64,128,256", "pip install triton"),
+        wheels=PARTIAL_BUILD,
+        backward=(None,),
+        why_backward=("triton", "triton is not installed"),
     ),
     "damaged wheel": Machine(
         sim.system(sim.H100),

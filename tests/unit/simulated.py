@@ -21,6 +21,7 @@ from flashvar.variant import Architecture, Kernel
 
 KIB = 1024
 HEAD_DIMS = (32, 64, 128, 256)
+OPS = ("attention_fwd", "attention_bwd")
 
 
 def kernel(
@@ -43,9 +44,12 @@ def kernel(
 
 
 def manifest(
-    code: str, head_dims: tuple[int, ...] = HEAD_DIMS, dtypes: tuple[str, ...] = ("bf16", "fp16")
+    code: str,
+    head_dims: tuple[int, ...] = HEAD_DIMS,
+    dtypes: tuple[str, ...] = ("bf16", "fp16"),
+    ops: tuple[str, ...] = OPS,
 ) -> Manifest:
-    """A manifest of one architecture with a kernel per dtype and head dim."""
+    """A manifest of one architecture with a kernel per op, dtype and head dim."""
     architecture = Architecture.parse(code)
     return Manifest(
         abi=ABI,
@@ -60,7 +64,10 @@ def manifest(
         platform=platform_tag(),
         library=LibraryFile(f"libflashvar_{architecture.extra}.so", 4, "0" * 64),
         kernels=tuple(
-            kernel(dtype=dtype, head_dim=head_dim) for head_dim in head_dims for dtype in dtypes
+            kernel(op, dtype=dtype, head_dim=head_dim)
+            for op in ops
+            for head_dim in head_dims
+            for dtype in dtypes
         ),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fabricated
 import pytest
+import simulated
 from audited import faults
 from fabricated import Image, Wheel
 
@@ -250,6 +251,17 @@ def test_config_knows_the_ops(tmp_path: Path) -> None:
     expected = Expectations(ops=frozenset({"attention_fwd", "attention_bwd"}))
     (fault,) = faults(Wheel().write(tmp_path), expected)
     assert "expected the ABI's flashvar_attention_bwd, found none" in fault
+
+
+@pytest.mark.parametrize("op", ["attention_bwd", "attention_wbd"])
+def test_an_op_may_ask_for_a_workspace_and_no_other(op: str, tmp_path: Path) -> None:
+    described = fabricated.manifest(ops=simulated.OPS)
+    plain = fabricated.library(described)
+    more = replace(plain, exported=(*plain.exported, f"flashvar_{op}_workspace"))
+    found = faults(Wheel(described, more).write(tmp_path))
+    strange = [] if op == "attention_bwd" else [f"found flashvar_{op}_workspace"]
+    assert [part for part in strange if part not in found[0]] == []
+    assert len(found) == len(strange)
 
 
 def test_emptied_wheel_of_the_factory(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fabricated
 import pytest
+import simulated
 from fabricated import Image, Wheel
 
 from flashvar_factory import archive, audit
@@ -37,6 +38,25 @@ def test_ledger_adds_up(tmp_path: Path) -> None:
         ("sm_80", "attention_fwd", "bf16", 64),
     ]
     assert [(row["code"], row["kernels"]) for row in kernels] == [(2000, 2), (2000, 2)]
+
+
+def test_ledger_tells_directions_and_pairs_apart(tmp_path: Path) -> None:
+    described = fabricated.manifest(ops=simulated.OPS)
+    pair = simulated.kernel("attention_bwd", dtype="bf16", head_dim=192, head_dim_v=128)
+    pair = replace(pair, functions=fabricated.functions_of(pair.name))
+    described = replace(described, kernels=(*described.kernels, pair))
+    report = audit.audit(Wheel(described).write(tmp_path))
+    assert report.findings == ()
+    rows = [row for row in json.loads(report.to_json())["ledger"] if row["kind"] == "sass"]
+    assert [(row["op"], row["head_dim"], row.get("head_dim_v")) for row in rows] == [
+        ("attention_bwd", 32, None),
+        ("attention_bwd", 64, None),
+        ("attention_bwd", 192, 128),
+        ("attention_fwd", 32, None),
+        ("attention_fwd", 64, None),
+    ]
+    assert all(row["stored"] > 0 and row["code"] == 2000 for row in rows)
+    assert "attention_bwd" in report.text()
 
 
 def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:

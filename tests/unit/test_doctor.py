@@ -39,7 +39,7 @@ def report(
             sim.system(sim.GB200, triton=None), ALL, False, "No backend", id="nothing serves"
         ),
         pytest.param(
-            sim.system(sim.H100, sim.GB200), ALL, True, "cuda 8, triton 8", id="two devices"
+            sim.system(sim.H100, sim.GB200), ALL, True, "cuda 16, triton 16", id="two devices"
         ),
     ],
 )
@@ -59,7 +59,7 @@ def test_asks_about_everything_installed_and_the_usual() -> None:
         (one.request.op, one.request.dtype, one.request.head_dim)
         for one in report(sim.system(sim.A100), inventory).decisions
     }
-    usual = {("attention_fwd", dtype, dim) for dtype in ("bf16", "fp16") for dim in (64, 128)}
+    usual = {(op, dtype, dim) for op in sim.OPS for dtype in ("bf16", "fp16") for dim in (64, 128)}
     assert asked == usual | {("attention_fwd", "bf16", 96), ("rms_norm", "fp16", None)}
 
 
@@ -91,21 +91,36 @@ def test_fixes_are_those_that_would_change_what_runs(
 def test_text_of_a_machine_with_two_devices() -> None:
     inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
     text = doctor_text.render(report(sim.system(sim.L40S, sim.GB200), inventory))
-    assert text.endswith("Of 16 requests asked about: cuda 8, triton 8.\n")
+    assert text.endswith("Of 32 requests asked about: cuda 16, triton 16.\n")
     what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0].splitlines()
     assert what_runs == [
-        "  cuda:0  attention_fwd bf16, fp16, head dim 32, 64, 128, 256: cuda sm_89",
+        "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: cuda sm_89",
         "      cuda sm_89: chosen: serves",
         "      cuda sm_89: no: wheel b: shadowed by wheel a",
         "      triton: serves, compiled at the first call, but cuda sm_89 is preferred",
         '      reference: no: serves CUDA tensors only when named: backend="reference"',
-        "  cuda:1  attention_fwd bf16, fp16, head dim 32, 64, 128, 256: triton",
+        "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: triton",
         "      cuda sm_100: no: flashvar has no wheel for this architecture",
         "      cuda sm_89: no: runs on 8.9 and higher minors, the device is 10.0",
         "      cuda sm_89: no: wheel b: shadowed by wheel a",
         "      triton: chosen: serves, compiled at the first call",
         '      reference: no: serves CUDA tensors only when named: backend="reference"',
     ]
+
+
+def test_directions_that_run_on_different_backends_stand_apart() -> None:
+    forward = sim.manifest("89", head_dims=(64, 128), ops=("attention_fwd",)).kernels
+    pair = sim.kernel("attention_fwd", dtype="bf16", head_dim=192, head_dim_v=128)
+    inventory = Inventory((sim.binary("89", kernels=(*forward, pair), version="0.1.0+part"),))
+    text = doctor_text.render(report(sim.system(sim.L40S), inventory))
+    assert "  attention_fwd bf16, fp16, head dims 64, 128, 192x128\n" in text
+    heads = [line for line in text.splitlines() if line.startswith("  cuda:0  attention")]
+    assert heads == [
+        "  cuda:0  attention_fwd bf16, fp16, head dim 64, 128, 192x128: cuda sm_89",
+        "  cuda:0  attention_bwd bf16, fp16, head dim 64, 128: triton",
+    ]
+    reason = "cuda sm_89: no: holds no kernel for attention_bwd"
+    assert f"{reason} -> nox -s build-dev -- arch=sm_89 hdim=64,128,192x128\n" in text
 
 
 def test_text_names_every_binary_and_every_refusal() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,26 @@ def test_axes_of_a_kernel_are_the_keys_that_are_not_fixed() -> None:
     row = manifests.parse(WHOLE.to_json()).kernels[0]
     assert row.axes == (("dtype", "bf16"), ("head_dim", 32))
     assert (row.dtype, row.head_dim) == ("bf16", 32)
+
+
+def test_kernel_with_a_pair_of_head_dims() -> None:
+    pair = sim.kernel(dtype="bf16", head_dim=192, head_dim_v=128)
+    text = replace(WHOLE, kernels=(pair,)).to_json()
+    row = json.loads(text)["kernels"][0]
+    assert (row["name"], row["head_dim"], row["head_dim_v"]) == (
+        "attention_fwd_bf16_hdim192x128",
+        192,
+        128,
+    )
+    (read,) = manifests.parse(text).kernels
+    assert read == pair
+    assert (read.head_dim, read.head_dim_v, read.dim_words) == (192, 128, "192x128")
+
+
+def test_without_a_pair_values_are_as_wide_as_keys() -> None:
+    row = manifests.parse(WHOLE.to_json()).kernels[0]
+    assert (row.head_dim, row.head_dim_v) == (32, 32)
+    assert "head_dim_v" not in document()["kernels"][0]
 
 
 def test_kernel_without_head_dim() -> None:

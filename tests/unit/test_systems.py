@@ -9,6 +9,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import simulated as sim
 from machines import MACHINES, Machine
 
 from flashvar import cli
@@ -23,18 +24,19 @@ def devices(machine: Machine) -> list[int | None]:
 
 
 @every_machine
-def test_selection(machine: Machine) -> None:
+@pytest.mark.parametrize("op", sim.OPS)
+def test_selection(machine: Machine, op: str) -> None:
     decisions = [
         select(
-            Request("attention_fwd", machine.dtype, index, machine.head_dim),
+            Request(op, machine.dtype, index, machine.head_dim),
             machine.system,
             machine.wheels,
         )
         for index in devices(machine)
     ]
     chosen = tuple(one.chosen.candidate if one.chosen else None for one in decisions)
-    assert chosen == machine.runs
-    candidate, words = machine.why
+    assert chosen == machine.expected(op)
+    candidate, words = machine.reason(op)
     reasons = [one.reason for one in decisions[0].verdicts if one.candidate == candidate]
     assert [reason for reason in reasons if words in reason], decisions[0].explain()
 
@@ -61,24 +63,27 @@ def check_json(machine: Machine, printed: str) -> None:
     document = json.loads(printed)
     assert document["healthy"] is (machine.exit_code == 0)
     assert set(document["fixes"]) == set(machine.fixes)
-    asked = [
-        one
-        for one in document["requests"]
-        if (one["dtype"], one["head_dim"]) == (machine.dtype, machine.head_dim)
-    ]
-    assert tuple(one["chosen"] for one in asked) == machine.runs
-    candidate, words = machine.why
-    verdicts = asked[0]["verdicts"]
-    assert any(one["candidate"] == candidate and words in one["reason"] for one in verdicts)
+    for op in sim.OPS:
+        asked = [
+            one
+            for one in document["requests"]
+            if (one["op"], one["dtype"], one["head_dim"]) == (op, machine.dtype, machine.head_dim)
+        ]
+        assert tuple(one["chosen"] for one in asked) == machine.expected(op)
+        candidate, words = machine.reason(op)
+        verdicts = asked[0]["verdicts"]
+        assert any(one["candidate"] == candidate and words in one["reason"] for one in verdicts)
 
 
 def check_text(machine: Machine, printed: str) -> None:
     _, _, better = printed.partition("\nTo run something better\n")
     shown = [line.strip() for line in better.partition("\n\n")[0].splitlines()]
     assert set(shown) == set(machine.fixes)
-    assert machine.why[1] in printed
-    for index, candidate in zip(devices(machine), machine.runs, strict=True):
-        where = "CPU" if index is None else f"cuda:{index}"
-        heads = [line for line in printed.splitlines() if line.startswith(f"  {where}  ")]
-        served = [line.rpartition(": ")[2] for line in heads if machine.dtype in line]
-        assert (candidate or "nothing") in served, printed
+    for op in sim.OPS:
+        assert machine.reason(op)[1] in printed
+        for index, candidate in zip(devices(machine), machine.expected(op), strict=True):
+            where = "CPU" if index is None else f"cuda:{index}"
+            heads = [line for line in printed.splitlines() if line.startswith(f"  {where}  ")]
+            mine = [line for line in heads if op in line and machine.dtype in line]
+            served = [line.rpartition(": ")[2] for line in mine]
+            assert (candidate or "nothing") in served, printed

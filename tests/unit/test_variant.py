@@ -48,6 +48,10 @@ def test_architectures_sort_by_number_not_by_text() -> None:
         ((("dtype", "fp16"),), "op_fp16"),
         ((("page_size", 16), ("mode", "paged")), "op_page_size16_paged"),
         ((), "op"),
+        ((("dtype", "bf16"), ("head_dim", 192), ("head_dim_v", 128)), "op_bf16_hdim192x128"),
+        ((("size", 2), ("size_v", 1), ("step", 3)), "op_size2x1_step3"),
+        ((("size", 2), ("step", 3), ("size_v", 1)), "op_size2_step3_size_v1"),
+        ((("size", 2), ("size_v", "b")), "op_size2_b"),
     ],
 )
 def test_kernel_names(axes: tuple[tuple[str, str | int], ...], name: str) -> None:

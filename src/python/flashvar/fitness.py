@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from flashvar.manifest import KernelRow
 from flashvar.registry import Binary
 from flashvar.system import Device, System
-from flashvar.variant import Architecture
+from flashvar.variant import Architecture, pair_words
 from flashvar.verdicts import Overrides, Request
 
 # The kernels read rows in 16-byte pieces, and keep one row of the output in registers.
@@ -31,15 +31,18 @@ class Fault:
 
 
 def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow | None:
-    """The kernel of the request's op and dtype with the smallest head dim that is enough."""
+    """The cheapest kernel of the request's op and dtype whose head dims are enough.
+
+    Of equals the first, as the library's own search takes it.
+    """
     fitting = [
         row
         for row in rows
         if (row.op, row.dtype) == (request.op, request.dtype)
         and (row.head_dim is None) == (request.head_dim is None)
-        and (row.head_dim or 0) >= (request.head_dim or 0)
+        and all(held >= asked for held, asked in zip(row.dims, request.dims, strict=True))
     ]
-    return min(fitting, key=lambda row: row.head_dim or 0, default=None)
+    return min(fitting, key=lambda row: sum(row.dims), default=None)
 
 
 def runs(architecture: Architecture, capability: tuple[int, int]) -> bool:
@@ -82,15 +85,15 @@ def binary_faults(
             f"found {_driver(system)}",
             f"update the NVIDIA driver to {minimum.display} or newer",
         )
-    if request.head_dim is not None and request.head_dim % HEAD_DIM_STEP:
-        yield Fault(f"expected a head dim in steps of {HEAD_DIM_STEP}, found {request.head_dim}")
+    if any(dim % HEAD_DIM_STEP for dim in request.dims):
+        yield Fault(f"expected a head dim in steps of {HEAD_DIM_STEP}, found {request.dim_words}")
     if kernel is None:
         yield _no_kernel(request, binary)
         return
-    compiled, asked = kernel.head_dim or 0, request.head_dim or 0
-    if compiled > _CHEAP_HEAD_DIM and compiled > 2 * asked:
+    # Two matrix products, as wide as either head dim: their sum is the work.
+    if max(kernel.dims) > _CHEAP_HEAD_DIM and sum(kernel.dims) > 2 * sum(request.dims):
         yield Fault(
-            f"compiled head dim {compiled} would waste more than half of the work",
+            f"compiled head dim {kernel.dim_words} would waste more than half of the work",
             _rebuild(request, binary),
         )
     yield from _launch_faults(kernel, device)
@@ -111,23 +114,44 @@ def _launch_faults(kernel: KernelRow, device: Device) -> Iterator[Fault]:
 def _no_kernel(request: Request, binary: Binary) -> Fault:
     rows = [row for row in binary.manifest.kernels if row.op == request.op]
     if not rows:
-        return Fault(f"holds no kernel for {request.op}")
+        return Fault(f"holds no kernel for {request.op}", _complete(request, binary))
     dtypes = sorted({row.dtype for row in rows if row.dtype is not None})
     if dtypes and request.dtype not in dtypes:
         return Fault(f"holds dtypes {', '.join(dtypes)}, not {request.dtype}")
-    dims = sorted({row.head_dim for row in rows if row.head_dim and row.dtype == request.dtype})
-    found = ", ".join(map(str, dims))
-    return Fault(f"holds head dims {found}, none for {request.head_dim}", _rebuild(request, binary))
+    mine = [row for row in rows if row.dtype == request.dtype]
+    found = ", ".join(dim_words(row.dims for row in mine))
+    reason = f"holds head dims {found}, none for {request.dim_words}"
+    return Fault(reason, _rebuild(request, binary))
+
+
+def dim_words(dims: Iterable[tuple[int, int]]) -> list[str]:
+    """Head dims as people and commands write them, each once, in order: 64, 128, 192x128."""
+    return [pair_words(*one) for one in sorted(set(dims)) if any(one)]
 
 
 def _rebuild(request: Request, binary: Binary) -> str | None:
     """The command that adds the head dim to a build of a subset and keeps the others."""
-    if "+" not in binary.manifest.version or (request.head_dim or 0) > HEAD_DIM_MAX:
+    if not _is_subset(binary) or max(request.dims) > HEAD_DIM_MAX:
         return None
-    held = {row.head_dim for row in binary.manifest.kernels if row.op == request.op}
-    dims = sorted(dim for dim in {*held, request.head_dim} if dim is not None)
-    words = ",".join(map(str, dims))
-    return f"nox -s build-dev -- arch={binary.architecture.name} hdim={words}"
+    return _build(binary, (*(row.dims for row in binary.manifest.kernels), request.dims))
+
+
+def _complete(request: Request, binary: Binary) -> str | None:
+    """The command that adds the request's op: to a build of a subset, or to an older wheel."""
+    if _is_subset(binary):
+        return _rebuild(request, binary)
+    if binary.skew is None:  # the wheel of this very version lacks it
+        return None
+    return f'pip install --upgrade "flashvar[{binary.architecture.extra}]"'
+
+
+def _is_subset(binary: Binary) -> bool:
+    return "+" in binary.manifest.version
+
+
+def _build(binary: Binary, dims: Iterable[tuple[int, int]]) -> str:
+    words = f"arch={binary.architecture.name} hdim={','.join(dim_words(dims))}"
+    return f"nox -s build-dev -- {words}"
 
 
 def _driver(system: System) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from flashvar.errors import ManifestError
 from flashvar.strict_json import Table, wrong
-from flashvar.variant import Architecture, Kernel
+from flashvar.variant import SECOND, Architecture, Kernel, pair_words
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA: Final = 1
@@ -100,6 +100,22 @@ class KernelRow:
         """The value of the axis head_dim; None when the op has none."""
         value = dict(self.axes).get("head_dim")
         return value if isinstance(value, int) else None
+
+    @property
+    def head_dim_v(self) -> int | None:
+        """The head dim of the values: the axis's second integer; head_dim where there is one."""
+        value = dict(self.axes).get(f"head_dim{SECOND}")
+        return value if isinstance(value, int) else self.head_dim
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Both head dims; 0 where the op has none."""
+        return self.head_dim or 0, self.head_dim_v or 0
+
+    @property
+    def dim_words(self) -> str:
+        """`64`, or `192x128` where the values have their own."""
+        return pair_words(*self.dims)
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,8 @@ def _judge_binary(
         fault = next(binary_faults(request, device, system, binary, overrides, kernel), None)
     if fault is not None:
         return Verdict(candidate, "cuda", False, fault.reason, fault.fix, binary)
-    padded = kernel is not None and kernel.head_dim != request.head_dim
-    detail = f" with compiled head dim {kernel.head_dim}" if kernel and padded else ""
+    padded = kernel is not None and kernel.dims != request.dims
+    detail = f" with compiled head dim {kernel.dim_words}" if kernel and padded else ""
     made_for = binary.architecture.capability
     if device is not None and made_for != device.capability:
         detail += f", compiled for {dotted(made_for)}"
@@ -187,10 +187,10 @@ def _triton_faults(
             f"{request.dtype} needs capability {dotted(lowest)} or higher, "
             f"the device is {dotted(device.capability)}"
         )
-    head_dim = request.head_dim
-    if head_dim is not None and (head_dim % HEAD_DIM_STEP or head_dim > HEAD_DIM_MAX):
+    if any(dim % HEAD_DIM_STEP or dim > HEAD_DIM_MAX for dim in request.dims):
         yield Fault(
-            f"serves head dims to {HEAD_DIM_MAX} in steps of {HEAD_DIM_STEP}, not {head_dim}"
+            f"serves head dims to {HEAD_DIM_MAX} in steps of {HEAD_DIM_STEP}, "
+            f"not {request.dim_words}"
         )
     if system.triton is None:
         yield Fault("triton is not installed", "pip install triton")

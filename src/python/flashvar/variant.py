@@ -11,6 +11,13 @@ _SPELLING = re.compile(r"(?:sm_?)?(?P<major>[1-9][0-9]*)(?P<minor>[0-9])(?P<spec
 
 # Axes that names print, and commands take, shorter than they are called; others go as they are.
 SHORT_AXES: Final = MappingProxyType({"head_dim": "hdim"})
+# The second integer of a pair stands right behind the first, under its axis with this at the end.
+SECOND: Final = "_v"
+
+
+def pair_words(first: int, second: int) -> str:
+    """`64`, or `192x128` of two that differ: as commands and people write them."""
+    return f"{first}" if first == second else f"{first}x{second}"
 
 
 @dataclass(frozen=True, order=True)
@@ -56,19 +63,32 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled instance of an op: a value for each of the op's axes, in the op's order."""
+    """One compiled instance of an op: a value for each of the op's axes, in the op's order.
+
+    Where an axis has a pair of integers, (axis, first) is followed by (axis + SECOND, second).
+    """
 
     op: str
     axes: tuple[tuple[str, str | int], ...]
 
     @property
     def name(self) -> str:
-        """`<op>_<value>...`; integer values carry their axis, e.g. `hdim64`."""
-        words = (
-            value if isinstance(value, str) else f"{SHORT_AXES.get(axis, axis)}{value}"
-            for axis, value in self.axes
-        )
-        return "_".join((self.op, *words))
+        """`<op>_<value>...`; integer values carry their axis, e.g. `hdim64`, `hdim192x128`."""
+        return "_".join((self.op, *self.words.values()))
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The value of each axis as names spell it."""
+        spelled: dict[str, str] = {}
+        before = None
+        for axis, value in self.axes:
+            if before is not None and axis == before + SECOND and isinstance(value, int):
+                spelled[before] += f"x{value}"
+            else:
+                text = isinstance(value, str)
+                spelled[axis] = str(value) if text else f"{SHORT_AXES.get(axis, axis)}{value}"
+            before = None if isinstance(value, str) else axis
+        return spelled
 
     def axis(self, name: str) -> str | int:
         """The value of the axis `name`; KeyError when the op has no such axis."""

@@ -10,7 +10,7 @@ from typing import Final
 from flashvar.errors import ConfigurationError
 from flashvar.manifest import KernelRow
 from flashvar.registry import Binary
-from flashvar.variant import Architecture
+from flashvar.variant import Architecture, pair_words
 
 BACKENDS: Final = ("auto", "cuda", "triton", "reference")
 
@@ -23,10 +23,22 @@ class Request:
     dtype: str  # "bf16", "fp16", "fp32" or "fp64"
     device: int | None  # CUDA device ordinal; None for CPU tensors
     head_dim: int | None = None  # None for ops without one
+    head_dim_v: int | None = None  # of the values; None: head_dim
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """The head dim of queries and keys, and that of the values; 0 for ops without one."""
+        head_dim = self.head_dim or 0
+        return head_dim, head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def dim_words(self) -> str:
+        """`64`, or `192x128` where the values have their own."""
+        return pair_words(*self.dims)
 
     def __str__(self) -> str:
         """The request in words, for errors and the log."""
-        head_dim = "" if self.head_dim is None else f" head dim {self.head_dim}"
+        head_dim = "" if self.head_dim is None else f" head dim {self.dim_words}"
         device = "CPU" if self.device is None else f"cuda:{self.device}"
         return f"{self.op} {self.dtype}{head_dim} on {device}"
 

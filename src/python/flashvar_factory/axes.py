@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashvar.errors import ConfigurationError
+from flashvar.variant import SECOND
 from flashvar_factory import names
 from flashvar_factory.spelling import listed
 from flashvar_factory.toml_table import Table, Value
 
+_PAIR = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension an op is compiled over: named choices, or integers in steps."""
+    """One dimension an op is compiled over: named choices, or integers in steps.
+
+    With `pairs` a kernel may have two different integers instead of one; their value is the text
+    "192x128", and a kernel has them under the axis and under its name with `_v` behind.
+    """
 
     name: str
     choices: tuple[str, ...] = ()
     integers: range = range(0)
+    pairs: bool = False
 
     def accepts(self, value: Value) -> bool:
         """Whether a kernel may be compiled for `value`."""
-        return value in self.choices if isinstance(value, str) else value in self.integers
+        if self.choices or not isinstance(value, str):
+            return value in (self.choices or self.integers)
+        two = set(_numbers(value)).intersection(self.integers)
+        return self.pairs and len(two) == 2
+
+    def said(self, word: str) -> Value | None:
+        """The value that a command says by `word`; None where no kernel may be compiled for it."""
+        value = int(word) if word.isdecimal() and word.isascii() else word
+        return value if str(value) == word and self.accepts(value) else None
+
+    def rank(self, value: Value) -> tuple[int, ...]:
+        """Orders the values that are accepted."""
+        if isinstance(value, str):
+            return (self.choices.index(value),) if self.choices else _numbers(value)
+        return (value,)
+
+    def entries(self, value: Value) -> tuple[tuple[str, Value], ...]:
+        """What a kernel of `value` has among its axes."""
+        if self.choices or not isinstance(value, str):
+            return ((self.name, value),)
+        return tuple(zip((self.name, self.name + SECOND), _numbers(value), strict=True))
 
     @property
-    def spellings(self) -> Mapping[str, Value]:
-        """Every value that a kernel may be compiled for, by how a command says it."""
-        return {str(value): value for value in self.choices or self.integers}
+    def spellings(self) -> tuple[str, ...]:
+        """How commands say the values, pairs left out."""
+        return tuple(str(value) for value in self.choices or self.integers)
 
     def __str__(self) -> str:
         if self.choices:
             return f"one of {listed(self.choices)}"
         steps = self.integers
-        return f"an integer from {steps[0]} to {steps[-1]} in steps of {steps.step}"
+        pairs = f', or two different ones as "{steps[-1]}x{steps[0]}"' if self.pairs else ""
+        return f"an integer from {steps[0]} to {steps[-1]} in steps of {steps.step}{pairs}"
+
+
+def _numbers(value: str) -> tuple[int, ...]:
+    """The integers of a pair; none of any other text."""
+    match = _PAIR.fullmatch(value)
+    return () if match is None else (int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True)
@@ -57,7 +93,12 @@ def read(tables: Sequence[tuple[str, Table]]) -> dict[str, Op]:
 def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
     _check_name(table, name, names.why_not(name))
     axes = table.table("axes")
-    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in list(axes.rest)))
+    there = list(axes.rest)
+    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there))
+    for axis in op.axes:
+        if axis.pairs and axis.name + SECOND in there:
+            expected = f"another name than that of the second integer of {axis.name}'s pairs"
+            raise axes.wrong(axis.name + SECOND, expected, axis.name + SECOND)
     table.end()
     return op
 
@@ -69,10 +110,14 @@ def _axis(name: str, table: Table, ops: Sequence[str]) -> Axis:
         table.end()
         return Axis(name, choices=choices)
     low, high, step = (table.positive(key) for key in ("min", "max", "step"))
-    table.end(also=["choices"])
+    pairs = "pairs" in table.rest and table.flag("pairs")
+    table.end(also=["choices", "pairs"])
     if high < low:
         raise table.wrong("max", f"at least min, {low}", high)
-    return Axis(name, integers=range(low, high + 1, step))
+    integers = range(low, high + 1, step)
+    if pairs and len(integers) < 2:
+        raise table.wrong("pairs", "at least two integers to pair", len(integers))
+    return Axis(name, integers=integers, pairs=pairs)
 
 
 def _check_name(table: Table, name: str, expected: str | None) -> None:

@@ -120,9 +120,8 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
 def _kernels(op: str, config: Config, said: Mapping[str, tuple[Value, ...]]) -> list[Kernel]:
     axes = config.ops[op].axes
     values = (_values(axis, said.get(axis.name, ()), config.defaults[op]) for axis in axes)
-    names = [axis.name for axis in axes]
     return [
-        Kernel(op, tuple(zip(names, combination, strict=True)))
+        Kernel(op, tuple(itertools.chain.from_iterable(map(Axis.entries, axes, combination))))
         for combination in itertools.product(*values)
     ]
 

@@ -94,6 +94,13 @@ class Table:
             raise self.wrong(key, "an integer above 0", value)
         return value
 
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self.take(key)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false", value)
+        return value
+
     def table(self, key: str) -> Table:
         """A table below this one."""
         return Table(self.take(key), f"{self.where}.{key}" if self.where else key, self.file)

@@ -38,7 +38,7 @@ def _missing(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]
     ops = sorted({kernel.op for kernel in kernels})
     if set(ops) != {kernel.op for kernel in full}:
         label += [op.replace("_", ".") for op in ops]
-    for axis in dict.fromkeys(name for kernel in full for name, _ in kernel.axes):
+    for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
         there = _words(kernels, axis)
         if there and set(there) != set(_words(full, axis)):
             label += there
@@ -47,10 +47,5 @@ def _missing(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]
 
 def _words(kernels: tuple[Kernel, ...], axis: str) -> list[str]:
     """The values of `axis` as kernel names spell them, e.g. hdim64, without repetition."""
-    spelled = (
-        Kernel("", ((axis, value),)).name.lstrip("_").replace("_", ".")
-        for kernel in kernels
-        for name, value in kernel.axes
-        if name == axis
-    )
-    return list(dict.fromkeys(spelled))
+    spelled = (kernel.words[axis] for kernel in kernels if axis in kernel.words)
+    return list(dict.fromkeys(word.replace("_", ".") for word in spelled))

@@ -128,14 +128,19 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
         )
     if parts == [ALL]:
         return ()
-    spellings = {text: value for kind in kinds for text, value in kind.spellings.items()}
+    ranks: dict[Value, tuple[int, ...]] = {}
     for part in parts:
-        if part not in spellings:
+        said = [(kind, value) for kind in kinds if (value := kind.said(part)) is not None]
+        if not said:
+            valid = (str(value) for value in config.axes[axis])
+            near = [*valid, *(spelling for kind in kinds for spelling in kind.spellings)]
             raise ConfigurationError(
                 f"{axis}={part}: expected {_limits(kinds)}, or {ALL} that variants.toml lists "
-                f"({listed(config.axes[axis])}){did_you_mean(part, spellings)}"
+                f"({listed(config.axes[axis])}){did_you_mean(part, near)}"
             )
-    return tuple(value for text, value in spellings.items() if text in parts)
+        kind, value = said[0]
+        ranks[value] = kind.rank(value)
+    return tuple(sorted(ranks, key=ranks.__getitem__))
 
 
 def _limits(kinds: Sequence[Axis]) -> str:

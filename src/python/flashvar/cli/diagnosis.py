@@ -15,7 +15,7 @@ from flashvar.selection import Decision, Overrides, Request, Verdict, select
 from flashvar.system import System, gather
 
 # Asked about even where nothing is installed: what almost every model needs.
-_USUAL_OP: Final = "attention_fwd"
+_USUAL_OPS: Final = ("attention_fwd", "attention_bwd")
 _USUAL_DTYPES: Final = ("bf16", "fp16")
 _USUAL_HEAD_DIMS: Final = (64, 128)
 
@@ -105,12 +105,17 @@ def examine(system: System, inventory: Inventory, overrides: Overrides) -> Repor
 def questions(system: System, inventory: Inventory) -> Iterator[Request]:
     """Every kernel of the installed manifests and the usual ones, on every device or the CPU."""
     rows = [row for binary in inventory.binaries for row in binary.manifest.kernels]
-    usual = product((_USUAL_OP,), _USUAL_DTYPES, _USUAL_HEAD_DIMS)
-    kinds = {(row.op, row.dtype or "", row.head_dim) for row in rows} | set(usual)
-    in_order = sorted(kinds, key=lambda kind: (kind[0], kind[1], kind[2] or 0))
+    usual = product(_USUAL_OPS, _USUAL_DTYPES, ((dim, dim) for dim in _USUAL_HEAD_DIMS))
+    kinds = {(row.op, row.dtype or "", row.dims) for row in rows} | set(usual)
+    # The usual ops in their own order, others behind them by name.
+    places = {op: place for place, op in enumerate(_USUAL_OPS)}
+    in_order = sorted(kinds, key=lambda kind: (places.get(kind[0], len(places)), kind))
     devices: list[int | None] = [device.index for device in system.devices]
-    for device, (op, dtype, head_dim) in product(devices or [None], in_order):
-        yield Request(op, dtype, device, head_dim)
+    for device, (op, dtype, (head_dim, head_dim_v)) in product(devices or [None], in_order):
+        if not head_dim:
+            yield Request(op, dtype, device)
+        else:
+            yield Request(op, dtype, device, head_dim, head_dim_v)
 
 
 def _fix_of_machine(system: System) -> str | None:
@@ -166,6 +171,7 @@ def _decision_to_json(decision: Decision) -> dict[str, Any]:
         "op": request.op,
         "dtype": request.dtype,
         "head_dim": request.head_dim,
+        "head_dim_v": request.head_dim_v,
         "device": request.device,
         "chosen": chosen.candidate if chosen else None,
         "backend": chosen.backend if chosen else None,

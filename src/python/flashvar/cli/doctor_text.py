@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from flashvar._version import __version__
 from flashvar.cli.diagnosis import Report
+from flashvar.fitness import dim_words
 from flashvar.manifest import KernelRow
 from flashvar.selection import Decision
 from flashvar.system import System
@@ -96,28 +97,31 @@ def _binaries(report: Report) -> list[str]:
 
 def _holdings(rows: tuple[KernelRow, ...]) -> str:
     """What a binary holds, per op: its dtypes and head dims."""
-    words = []
+    ops_of: dict[str, list[str]] = {}
     for op in dict.fromkeys(row.op for row in rows):
         mine = [row for row in rows if row.op == op]
         dtypes = ", ".join(sorted({row.dtype for row in mine if row.dtype is not None}))
-        dims = _numbers({row.head_dim for row in mine if row.head_dim is not None})
-        words.append(f"{op} {dtypes}" + (f", head dims {dims}" if dims else ""))
-    return "; ".join(words)
+        dims = ", ".join(dim_words(row.dims for row in mine))
+        ops_of.setdefault(dtypes + (f", head dims {dims}" if dims else ""), []).append(op)
+    return "; ".join(f"{', '.join(ops)} {what}" for what, ops in ops_of.items())
 
 
 def _answers(decisions: Sequence[Decision]) -> Iterator[str]:
-    """One block per group of requests whose verdicts read the same."""
+    """One block per group of requests whose verdicts read the same, ops asked alike together."""
     groups: dict[tuple[int | None, str, str], list[Decision]] = {}
     for decision in decisions:
         key = (decision.request.device, decision.request.op, decision.explain())
         groups.setdefault(key, []).append(decision)
+    ops_of: dict[tuple[int | None, str, str, str], list[str]] = {}
     for (device, op, trace), members in groups.items():
         dtypes = ", ".join(dict.fromkeys(one.request.dtype for one in members))
-        dims = _numbers({one.request.head_dim for one in members if one.request.head_dim})
+        dims = ", ".join(dim_words(one.request.dims for one in members))
+        chosen = members[0].chosen.candidate if members[0].chosen else "nothing"
+        what = dtypes + (f", head dim {dims}" if dims else "")
+        ops_of.setdefault((device, what, chosen, trace), []).append(op)
+    for (device, what, chosen, trace), ops in ops_of.items():
         where = "CPU" if device is None else f"cuda:{device}"
-        chosen = members[0].chosen
-        what = f"{op} {dtypes}" + (f", head dim {dims}" if dims else "")
-        yield f"  {where}  {what}: {chosen.candidate if chosen else 'nothing'}"
+        yield f"  {where}  {', '.join(ops)} {what}: {chosen}"
         for line in trace.splitlines():
             yield f"      {line}"
 
@@ -130,10 +134,6 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _numbers(values: set[int]) -> str:
-    return ", ".join(map(str, sorted(values)))
 
 
 def _dotted(version: tuple[int, int]) -> str:

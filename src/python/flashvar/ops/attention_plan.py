@@ -174,7 +174,8 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         inner = _make(padded, options._replace(scale=problem.scale))
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
         return Plan(problem, inner.verdict, launch, options, reads_offsets)
-    request = Request("attention_fwd", problem.dtype, problem.device, problem.head_dim)
+    dims = problem.head_dim, problem.head_dim_v
+    request = Request("attention_fwd", problem.dtype, problem.device, *dims)
     verdict = _choose(request, options.backend)
     launch = None
     if not problem.empty:
@@ -191,7 +192,8 @@ def _make_backward(
 ) -> BackwardPlan:
     problem = inspect_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
     forward = problem.forward
-    request = Request("attention_bwd", forward.dtype, forward.device, forward.head_dim)
+    dims = forward.head_dim, forward.head_dim_v
+    request = Request("attention_bwd", forward.dtype, forward.device, *dims)
     verdict = _choose(request, options.backend)
     launch = None
     if not forward.empty:

@@ -12,8 +12,11 @@ from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.audit.stated import pairs
 
-# What every project's libraries show beside their ops; <project>_last_error they may.
+# What every project's libraries show beside their ops.
 _COMMON: Final = ("abi_version", "build_info")
+# What they may show: words on the last failure, and of each op how much memory it wants for itself.
+_LAST_ERROR: Final = "last_error"
+_WORKSPACE: Final = "workspace"
 _SYSTEM: Final = frozenset(
     {
         "ld-linux-aarch64.so.1",
@@ -52,8 +55,9 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for library, stated in pairs(wheel):
         ops = expected.ops or {kernel.op for kernel in stated.kernels}
         wanted = {f"{stated.project}_{name}" for name in (*_COMMON, *ops)}
+        optional = (_LAST_ERROR, *(f"{op}_{_WORKSPACE}" for op in ops))
         found = set(library.dynamic.exported)
-        for name in sorted(found - wanted - {f"{stated.project}_last_error"}):
+        for name in sorted(found - wanted - {f"{stated.project}_{name}" for name in optional}):
             yield Finding(
                 "exports",
                 library.path,
