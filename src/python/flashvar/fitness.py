@@ -90,8 +90,8 @@ def binary_faults(
     if kernel is None:
         yield _no_kernel(request, binary)
         return
-    # Two matrix products, as wide as either head dim: their sum is the work.
-    if max(kernel.dims) > _CHEAP_HEAD_DIM and sum(kernel.dims) > 2 * sum(request.dims):
+    # The larger head dim counts: a call with two runs in the size that holds both.
+    if max(kernel.dims) > _CHEAP_HEAD_DIM and max(kernel.dims) > 2 * max(request.dims):
         yield Fault(
             f"compiled head dim {kernel.dim_words} would waste more than half of the work",
             _rebuild(request, binary),
