@@ -14,6 +14,10 @@ struct bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
   }
+
+  static __device__ __forceinline__ float unpack(uint16_t value) {
+    return __uint_as_float(static_cast<uint32_t>(value) << 16);
+  }
 };
 
 struct fp16 {
@@ -23,6 +27,12 @@ struct fp16 {
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
+  }
+
+  static __device__ __forceinline__ float unpack(uint16_t value) {
+    float unpacked;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(unpacked) : "h"(value));
+    return unpacked;
   }
 };
 

@@ -1,0 +1,83 @@
+// What becomes of a score between q . k and the mask, and what a backward needs to undo it. Every
+// function is of one element at a (row, column) of its sequence, so that a kernel may hold scores
+// in any orientation. All of it in natural-log units:
+//   s = scale (q . k);  s = softcap(s);  s += alibi;  s += bias
+// Which features a call has is uniform over the grid: ask before a loop, not within it.
+#pragma once
+#include <cstdint>
+
+#include "core/online_softmax.cuh"
+#include "core/problem.h"
+
+namespace flashvar {
+
+// s -> cap tanh(s / cap), within 5e-7 cap. By exp2, as tanh.approx errs by 5e-4.
+struct Softcap {
+  float cap;
+  float exponent;  // of s: exp2(s * exponent) = exp(2 s / cap)
+
+  explicit __device__ __forceinline__ Softcap(float cap_)
+      : cap(cap_), exponent(2.f / kLn2 / cap_) {}
+
+  __device__ __forceinline__ float operator()(float score) const {
+    // 1 - 2 / (e + 1), which is right for an e of 0 and of infinity as well.
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_approx(score * exponent) + 1.f));
+    return cap - 2.f * cap * inverse;
+  }
+
+  // d capped / d score, from the capped score before anything is added to it.
+  __device__ __forceinline__ float derivative(float capped) const {
+    float const tanh = __fdividef(capped, cap);
+    return 1.f - tanh * tanh;
+  }
+};
+
+// -slope |diagonal(row) - column|.
+struct Alibi {
+  float slope;
+  int32_t shift;  // diagonal(row) - row
+
+  __device__ __forceinline__ Alibi(const AttentionProblem& problem, uint32_t batch, uint32_t head,
+                                   int32_t seqlen_q, int32_t seqlen_k)
+      : slope(problem.features.alibi_slopes[batch * problem.features.alibi_batch_stride + head]),
+        shift(seqlen_k - seqlen_q) {}
+
+  // From the diagonal of a row to a column. A float: unrolled loops add their constants to it.
+  __device__ __forceinline__ float distance(int32_t row, int32_t column) const {
+    return static_cast<float>(row + shift - column);
+  }
+
+  __device__ __forceinline__ float operator()(float distance) const {
+    return -slope * fabsf(distance);
+  }
+};
+
+// The bias of one head: elements of Dtype or fp32, aligned to their own size only.
+template <class Dtype>
+struct Bias {
+  const void* data;  // of the head's row 0
+  int64_t row_stride;
+  int32_t rows, columns;  // of the tensor: nothing is read outside of them
+  bool is_fp32;
+
+  __device__ __forceinline__ Bias(const AttentionProblem& problem, uint32_t batch, uint32_t head)
+      : row_stride(problem.features.bias.query_stride),
+        rows(problem.queries.seqlen),
+        columns(problem.keys.seqlen),
+        is_fp32(problem.features.bias_is_fp32 != 0) {
+    const BiasView& bias = problem.features.bias;
+    int64_t const offset = batch * bias.batch_stride + head * bias.head_stride;
+    data = static_cast<const unsigned char*>(bias.data) + offset * (is_fp32 ? 4 : 2);
+  }
+
+  // 0 outside of the tensor.
+  __device__ __forceinline__ float operator()(int32_t row, int32_t column) const {
+    if (row >= rows || column >= columns) return 0.f;
+    int64_t const offset = row * row_stride + column;
+    return is_fp32 ? static_cast<const float*>(data)[offset]
+                   : Dtype::unpack(static_cast<const uint16_t*>(data)[offset]);
+  }
+};
+
+}  // namespace flashvar
