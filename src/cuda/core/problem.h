@@ -39,6 +39,12 @@ struct ScoreFeatures {
   float dropout_scale;         // of the weights that are kept
 };
 
+// Whether every row of a tensor starts on 16 bytes.
+inline bool rows_are_aligned(const TensorView& tensor) {
+  int64_t const strides = tensor.batch_stride | tensor.seq_stride | tensor.head_stride;
+  return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0 && strides % 8 == 0;
+}
+
 // What forward and backward share.
 struct AttentionProblem {
   TensorView q, k, v, out;
@@ -61,6 +67,11 @@ struct AttentionProblem {
   bool has_features() const {
     return features.softcap != 0.f || features.alibi_slopes != nullptr ||
            features.bias.data != nullptr || features.rng != nullptr;
+  }
+
+  bool rows_are_aligned() const {
+    return flashvar::rows_are_aligned(q) && flashvar::rows_are_aligned(k) &&
+           flashvar::rows_are_aligned(v) && flashvar::rows_are_aligned(out);
   }
 };
 

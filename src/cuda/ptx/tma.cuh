@@ -30,6 +30,10 @@ __device__ __forceinline__ void tma_load_4d(uint32_t smem, const CUtensorMap* ma
       : "memory");
 }
 
+__device__ __forceinline__ void store_zeros_16(uint32_t smem) {
+  asm volatile("st.shared.v4.b32 [%0], {0, 0, 0, 0};" ::"r"(smem) : "memory");
+}
+
 // Makes this thread's ordinary writes to shared memory visible to the copy engine and to wgmma.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -94,6 +94,8 @@ struct Wgmma;
   FLASHVAR_WGMMA(kN_, bf16, "bf16", __VA_ARGS__) \
   FLASHVAR_WGMMA(kN_, fp16, "f16", __VA_ARGS__)
 
+FLASHVAR_WGMMA_BOTH(32, "%16", "%17", "%18", "%19", "%20", "%21", "%22",
+                    FLASHVAR_R0 ", " FLASHVAR_R1, FLASHVAR_D(0), FLASHVAR_D(8))
 FLASHVAR_WGMMA_BOTH(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38",
                     FLASHVAR_R0 ", " FLASHVAR_R1 ", " FLASHVAR_R2 ", " FLASHVAR_R3, FLASHVAR_D(0),
                     FLASHVAR_D(8), FLASHVAR_D(16), FLASHVAR_D(24))

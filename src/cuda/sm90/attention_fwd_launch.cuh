@@ -1,5 +1,7 @@
-// Launches attention_fwd_kernel: tensor maps, grid, shared memory.
+// Launches attention_fwd_kernel: which copy of it, tensor maps, grid, shared memory.
 #pragma once
+#include <algorithm>
+
 #include "abi/kernel_table.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
@@ -9,45 +11,75 @@
 
 namespace flashvar::sm90 {
 
-template <class Target, class Dtype, int kHeadDim>
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct AttentionFwdLaunch {
-  using Config = AttentionFwdConfig<Target, Dtype, kHeadDim>;
+  template <Purpose kPurpose>
+  using Config = AttentionFwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kPurpose>;
+  using Plain = Config<Purpose::kPlain>;
 
-  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDim, &launch}; }
+  template <class Launch = AttentionFwdLaunch>
+  static constexpr AttentionFwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, &Launch::launch};
+  }
 
   static constexpr KernelFacts facts(const char* name) {
-    return KernelFacts::make(name, Config::kThreads, Config::kSharedMemory, Config::kBlockQ,
-                             Config::kBlockKV);
+    return KernelFacts::make(name, Plain::kThreads, Plain::kSharedMemory, Plain::kBlockQ,
+                             Plain::kBlockKV);
+  }
+
+  // The copy engine wants rows that start on 16 bytes.
+  static bool serves(const AttentionFwdProblem& problem) {
+    return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
+  }
+
+  static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
+    constexpr bool kHasShort = Config<Purpose::kShort>::kBlockQ != Plain::kBlockQ;
+    bool const masked = problem.window_right != kUnbounded || problem.window_left != kUnbounded;
+    if (problem.has_features()) {
+      return launch_copy<Config<Purpose::kFeatures>>(problem, device, stream);
+    }
+    if constexpr (kHasShort) {
+      if (masked && problem.queries.seqlen <= kShortSeqlen) {
+        return launch_copy<Config<Purpose::kShort>>(problem, device, stream);
+      }
+    }
+    return launch_copy<Plain>(problem, device, stream);
   }
 
  private:
-  static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
+  static constexpr int kShortSeqlen = 1536;
+
+  template <class Copy>
+  static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,
+                                 cudaStream_t stream) {
     AttentionFwdArguments arguments;
     arguments.problem = problem;
-    bool const bf16 = Dtype::kAbi == 0;
-    TensorSizes const queries{problem.batch, problem.queries.seqlen, problem.heads_q,
-                              problem.head_dim};
-    TensorSizes const keys{problem.batch, problem.keys.seqlen, problem.heads_q / problem.group,
-                           problem.head_dim};
-    cudaError_t error = encode_tensor_map(arguments.q, problem.q, queries, bf16, Config::kBlockQ);
+    TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi};
+    cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Copy::kBlockQ);
     if (error == cudaSuccess) {
-      error = encode_tensor_map(arguments.k, problem.k, keys, bf16, Config::kBlockKV);
+      error = make.keys(arguments.k, problem.k, problem.head_dim, Copy::kBlockKV);
     }
     if (error == cudaSuccess) {
-      error = encode_tensor_map(arguments.v, problem.v, keys, bf16, Config::kBlockKV);
+      error = make.keys(arguments.v, problem.v, problem.head_dim_v, Copy::kBlockKV);
+    }
+    int multiprocessors = 0;
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    int multiprocessors = 0;
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    int64_t const heads = problem.batch * problem.heads_q;
-    int64_t const per_head = problem.queries.tiles(1, Config::kBlockQ);
-    arguments.paired =
-        problem.window_right != kUnbounded && heads * per_head >= 2 * multiprocessors;
-    int64_t const items = heads * (arguments.paired ? (per_head + 1) / 2 : per_head);
-    arguments.items = static_cast<uint32_t>(items);
-    LaunchShape const shape{items < multiprocessors ? items : multiprocessors, Config::kThreads,
-                            Config::kSharedMemory};
-    return launch_kernel<attention_fwd_kernel<Config>>(arguments, shape, device, stream);
+
+    bool const packed = problem.queries.offsets != nullptr;
+    int64_t const rows = packed ? problem.heads_q : problem.heads_q * problem.batch;
+    int64_t const tiles = problem.queries.tiles(packed ? problem.batch : 1, Copy::kBlockQ);
+    arguments.paired = !packed && problem.window_right != kUnbounded &&
+                       rows * tiles >= int64_t{2} * multiprocessors;
+    int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
+    if (rows * row_items > INT32_MAX) return cudaErrorInvalidConfiguration;
+    arguments.row_items = static_cast<uint32_t>(row_items);
+    arguments.items = static_cast<uint32_t>(rows * row_items);
+    LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
+                            Copy::kSharedMemory};
+    return launch_kernel<attention_fwd_kernel<Copy>>(arguments, shape, device, stream);
   }
 };
 
