@@ -7,6 +7,7 @@ namespace flashvar::dtype {
 
 struct bf16 {
   static constexpr unsigned kAbi = 0;  // FLASHVAR_BF16
+  using Word = uint16_t;
 
   // Two fp32 values, rounded to nearest even; `lo` goes to the lower address.
   static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
@@ -22,6 +23,7 @@ struct bf16 {
 
 struct fp16 {
   static constexpr unsigned kAbi = 1;  // FLASHVAR_FP16
+  using Word = uint16_t;
 
   static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     uint32_t packed;
@@ -34,6 +36,13 @@ struct fp16 {
     asm("cvt.f32.f16 %0, %1;" : "=f"(unpacked) : "h"(value));
     return unpacked;
   }
+};
+
+// Of a bias alone: kernels are not compiled for it.
+struct fp32 {
+  using Word = float;
+
+  static __device__ __forceinline__ float unpack(float value) { return value; }
 };
 
 }  // namespace flashvar::dtype

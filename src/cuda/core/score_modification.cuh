@@ -53,30 +53,26 @@ struct Alibi {
   }
 };
 
-// The bias of one head: elements of Dtype or fp32, aligned to their own size only.
-template <class Dtype>
+// The bias of one head, whose elements are aligned to their own size only. Element is the kernel's
+// Dtype or dtype::fp32: which, is uniform over the grid as well (bias_is_fp32).
+template <class Element>
 struct Bias {
-  const void* data;  // of the head's row 0
+  using Word = typename Element::Word;
+  const Word* data;  // of the head's row 0
   int64_t row_stride;
   int32_t rows, columns;  // of the tensor: nothing is read outside of them
-  bool is_fp32;
 
   __device__ __forceinline__ Bias(const AttentionProblem& problem, uint32_t batch, uint32_t head)
-      : row_stride(problem.features.bias.query_stride),
+      : data(static_cast<const Word*>(problem.features.bias.data) +
+             batch * problem.features.bias.batch_stride + head * problem.features.bias.head_stride),
+        row_stride(problem.features.bias.query_stride),
         rows(problem.queries.seqlen),
-        columns(problem.keys.seqlen),
-        is_fp32(problem.features.bias_is_fp32 != 0) {
-    const BiasView& bias = problem.features.bias;
-    int64_t const offset = batch * bias.batch_stride + head * bias.head_stride;
-    data = static_cast<const unsigned char*>(bias.data) + offset * (is_fp32 ? 4 : 2);
-  }
+        columns(problem.keys.seqlen) {}
 
   // 0 outside of the tensor.
   __device__ __forceinline__ float operator()(int32_t row, int32_t column) const {
     if (row >= rows || column >= columns) return 0.f;
-    int64_t const offset = row * row_stride + column;
-    return is_fp32 ? static_cast<const float*>(data)[offset]
-                   : Dtype::unpack(static_cast<const uint16_t*>(data)[offset]);
+    return Element::unpack(data[row * row_stride + column]);
   }
 };
 

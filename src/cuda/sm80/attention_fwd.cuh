@@ -8,69 +8,19 @@
 #pragma once
 #include <cstdint>
 
-#include "core/mask.cuh"
 #include "core/online_softmax.cuh"
 #include "core/problem.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/special_registers.cuh"
+#include "sm80/attention_fwd_block.cuh"
+#include "sm80/attention_fwd_scores.cuh"
 #include "sm80/config.cuh"
 #include "sm80/tiles.cuh"
 
 namespace flashvar::sm80 {
 
-// Which rows of which head a block computes. Blocks lie on the grid's x alone (y and z end at
-// 65,535), the query block fastest and the last one first: under a causal mask it has the most to
-// do.
-struct BlockPosition {
-  uint32_t batch, head;
-  int32_t first_query;
-
-  __device__ __forceinline__ BlockPosition(const AttentionFwdProblem& problem, int32_t rows) {
-    uint32_t const block = ptx::block_index();
-    uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
-    uint32_t const head_and_batch = block / blocks_q;
-    batch = head_and_batch / problem.heads_q;
-    head = head_and_batch % problem.heads_q;
-    first_query = (blocks_q - 1 - block % blocks_q) * rows;
-  }
-
-  // Of the block's first row in a tensor of queries.
-  __device__ __forceinline__ int64_t offset(const TensorView& tensor) const {
-    return batch * tensor.batch_stride + head * tensor.head_stride +
-           first_query * tensor.seq_stride;
-  }
-
-  __device__ __forceinline__ int64_t lse_row(const AttentionFwdProblem& problem) const {
-    return (static_cast<int64_t>(batch) * problem.heads_q + head) * problem.queries.seqlen +
-           first_query;
-  }
-};
-
-// Accumulators of a warp: kWarpRows x kCols as mma tiles of 16 x 8.
-template <class Config, int kCols>
-struct Accumulator {
-  static constexpr int kMmaRows = Config::kWarpRows / 16;
-  static constexpr int kMmaCols = kCols / 8;
-  float tile[kMmaRows][kMmaCols][4];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int m = 0; m < kMmaRows; ++m) {
-#pragma unroll
-      for (int n = 0; n < kMmaCols; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) tile[m][n][e] = 0.f;
-      }
-    }
-  }
-};
-
-template <class Config>
-using Scores = Accumulator<Config, Config::kBlockKV>;
-template <class Config>
-using Output = Accumulator<Config, Config::kHeadDim>;
 template <class Config>
 using Softmax = OnlineSoftmax<2 * Scores<Config>::kMmaRows>;
 
@@ -79,7 +29,7 @@ template <class Config>
 __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned char* sQ,
                                             const unsigned char* sK) {
   using LayoutQ = typename Config::SmemLayoutQ;
-  using LayoutK = typename Config::SmemLayoutKV;
+  using LayoutK = typename Config::SmemLayoutK;
   uint32_t const aQ = ptx::smem_address(sQ);
   uint32_t const aK = ptx::smem_address(sK);
   uint32_t const offset_q = fragment_offset<LayoutQ>();
@@ -110,7 +60,7 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
 template <class Config>
 __device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Config>& rP,
                                             const unsigned char* sV) {
-  using LayoutV = typename Config::SmemLayoutKV;
+  using LayoutV = typename Config::SmemLayoutV;
   using Dtype = typename Config::Dtype;
   uint32_t const aV = ptx::smem_address(sV);
   uint32_t const offset_v = fragment_offset<LayoutV>();
@@ -133,41 +83,6 @@ __device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Con
       for (int m = 0; m < rP.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(rO.tile[m][n], a[m], rV[0], rV[1]);
         ptx::mma_m16n8k16<Dtype>(rO.tile[m][n + 1], a[m], rV[2], rV[3]);
-      }
-    }
-  }
-}
-
-// Scores times the sign of the caller's scale: only for scales that are not positive.
-template <class Config>
-__device__ __forceinline__ void apply_sign(Scores<Config>& rS, float sign) {
-#pragma unroll
-  for (int m = 0; m < rS.kMmaRows; ++m) {
-#pragma unroll
-    for (int n = 0; n < rS.kMmaCols; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) rS.tile[m][n][e] *= sign;
-    }
-  }
-}
-
-// -inf for keys that a row does not see. Columns are compared as constants with one limit per row.
-template <class Config>
-__device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Mask& mask, int32_t first_row,
-                                           int32_t first_key) {
-  int const lane = ptx::thread_index() % 32;
-#pragma unroll
-  for (int m = 0; m < rS.kMmaRows; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const row = first_row + m * 16 + half * 8 + lane / 4;
-      int const limit = mask.visible_end(row) - first_key - lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < rS.kMmaCols; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (n * 8 + e >= limit) rS.tile[m][n][half * 2 + e] = -infinity();
-        }
       }
     }
   }
@@ -221,22 +136,22 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
 template <class Config, bool kAligned>
 __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                              Softmax<Config>& softmax, const Output<Config>& rO,
-                                             unsigned char* sO) {
-  using LayoutO = typename Config::SmemLayoutQ;
+                                             const Block& block, unsigned char* sO) {
+  using LayoutO = typename Config::SmemLayoutO;
   int const lane = threadIdx.x % 32;
   int const warp_row = threadIdx.x / 32 * Config::kWarpRows;
-  // Worked out again: kept from the start, it would cost the loop its registers.
-  BlockPosition const position(problem, Config::kBlockQ);
-  int32_t const rows = problem.queries.seqlen - position.first_query - warp_row;
-  float* const gLSE = problem.lse + position.lse_row(problem) + warp_row;
+  int32_t const rows = block.queries.count - block.first_query - warp_row;
+  float* const gLSE = problem.lse + block.lse_offset(problem) + warp_row;
   uint16_t* const gO =
-      problem.out.data + position.offset(problem.out) + warp_row * problem.out.seq_stride;
+      problem.out.data + block.query_offset(problem.out) + warp_row * problem.out.seq_stride;
+  float const scale_log2 = Config::kFeatures ? 1.f / kLn2 : problem.scale_log2;
 #pragma unroll
   for (int m = 0; m < rO.kMmaRows; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float row_lse;
-      float const inverse = softmax.finish(m * 2 + half, problem.scale_log2, row_lse);
+      float inverse = softmax.finish(m * 2 + half, scale_log2, row_lse);
+      if constexpr (Config::kFeatures) inverse *= problem.features.dropout_scale;
       int const row = m * 16 + half * 8 + lane / 4;
       if (problem.lse != nullptr && lane % 4 == 0 && row < rows) gLSE[row] = row_lse;
 #pragma unroll
@@ -250,42 +165,55 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
   }
   __syncwarp();  // all lanes have written their part of the warp's rows
   store_rows<LayoutO, Config::kWarpRows, kAligned>(gO, problem.out.seq_stride, sO, warp_row, rows,
-                                                   problem.head_dim);
+                                                   problem.head_dim_v);
 }
 
+// Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
+// sequences and all else cost the loop nothing and are always served.
 template <class Config, bool kAligned>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     attention_fwd_kernel(const __grid_constant__ AttentionFwdProblem problem) {
   using LayoutQ = typename Config::SmemLayoutQ;
-  using LayoutKV = typename Config::SmemLayoutKV;
+  using LayoutK = typename Config::SmemLayoutK;
+  using LayoutV = typename Config::SmemLayoutV;
   constexpr int kThreads = Config::kThreads;
   constexpr int kBlockKV = Config::kBlockKV;
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  unsigned char* const sQ = smem;  // later sO: a warp reads and writes its own rows only
+  unsigned char* const sQ = smem;
   unsigned char* const sK = sQ + LayoutQ::kBytes;
-  unsigned char* const sV = sK + LayoutKV::kBytes;
+  unsigned char* const sV = sK + LayoutK::kBytes;
+  unsigned char* const sO = smem;  // over Q and K
+  // The loop reads here what its accumulators leave no registers for.
+  Block& sBlock = *reinterpret_cast<Block*>(sV + LayoutV::kBytes);
 
-  BlockPosition const position(problem, Config::kBlockQ);
-  int32_t const first_query = position.first_query;
-  int32_t const queries = min(problem.queries.seqlen - first_query, Config::kBlockQ);
-  uint32_t const head_kv = position.head / problem.group;
-  const uint16_t* const gK =
-      problem.k.data + position.batch * problem.k.batch_stride + head_kv * problem.k.head_stride;
-  const uint16_t* const gV =
-      problem.v.data + position.batch * problem.v.batch_stride + head_kv * problem.v.head_stride;
+  Block const block(problem, Config::kBlockQ);
+  int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
+  if (queries <= 0) return;
+  if (ptx::thread_index() == 0) sBlock = block;
+  Mask const mask = block.mask(problem);
+  int32_t const last_query = block.first_query + queries - 1;
+  int32_t const end_n = (mask.visible_end(last_query) + kBlockKV - 1) / kBlockKV;
+  int32_t const begin_n = mask.visible_begin(block.first_query) / kBlockKV;
 
-  auto load_kv = [&](unsigned char* tile, const uint16_t* gmem, int64_t stride, int32_t n) {
+  auto load_k = [&](const Block& block, int32_t n) {
     int32_t const first_key = n * kBlockKV;
-    load_tile<LayoutKV, kThreads, kAligned>(tile, gmem + first_key * stride, stride,
-                                            problem.keys.seqlen - first_key, problem.head_dim);
+    int64_t const stride = problem.k.seq_stride;
+    const uint16_t* const gK =
+        problem.k.data + block.key_offset(problem.k, problem.group) + first_key * stride;
+    load_tile<LayoutK, kThreads, kAligned>(sK, gK, stride, block.keys.count - first_key,
+                                           problem.head_dim);
     ptx::cp_async_commit();
   };
-
-  Mask const mask{problem.queries.seqlen, problem.keys.seqlen, problem.window_left,
-                  problem.window_right};
-  int32_t const visible = mask.visible_end(first_query + queries - 1);
-  int32_t const blocks_kv = (visible + kBlockKV - 1) / kBlockKV;
+  auto load_v = [&](const Block& block, int32_t n) {
+    int32_t const first_key = n * kBlockKV;
+    int64_t const stride = problem.v.seq_stride;
+    const uint16_t* const gV =
+        problem.v.data + block.key_offset(problem.v, problem.group) + first_key * stride;
+    load_tile<LayoutV, kThreads, kAligned>(sV, gV, stride, block.keys.count - first_key,
+                                           problem.head_dim_v);
+    ptx::cp_async_commit();
+  };
 
   int const warp_row = ptx::thread_index() / 32 * Config::kWarpRows;
 
@@ -293,33 +221,40 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   rO.clear();
   Softmax<Config> softmax;
 
-  if (blocks_kv > 0) {
-    const uint16_t* const gQ = problem.q.data + position.offset(problem.q);
+  if (end_n > begin_n) {
+    const uint16_t* const gQ = problem.q.data + block.query_offset(problem.q);
     load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries, problem.head_dim);
-    load_kv(sK, gK, problem.k.seq_stride, blocks_kv - 1);
+    load_k(block, end_n - 1);
+  } else {
+    __syncthreads();  // sBlock is there for all
   }
-  for (int32_t n = blocks_kv - 1; n >= 0; --n) {
+  for (int32_t n = end_n - 1; n >= begin_n; --n) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // K(n), and at first Q, is there for all; all are done with V(n + 1)
-    load_kv(sV, gV, problem.v.seq_stride, n);
+    __syncthreads();  // K(n), and at first Q and sBlock, is there for all; all are done with V(n +
+                      // 1)
+    load_v(sBlock, n);
 
     Scores<Config> rS;
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     ptx::cp_async_wait<0>();
-    __syncthreads();  // V(n) is there for all; all are done with K(n)
-    if (n > 0) load_kv(sK, gK, problem.k.seq_stride, n - 1);
+    __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
+    if (n > begin_n) load_k(sBlock, n - 1);
 
-    if (problem.score_sign != 1.f) apply_sign<Config>(rS, problem.score_sign);
-    if (mask.hides_any(first_query, first_query + queries - 1, n * kBlockKV, (n + 1) * kBlockKV)) {
-      apply_mask<Config>(rS, mask, first_query + warp_row, n * kBlockKV);
+    if constexpr (Config::kFeatures) {
+      modify_scores<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+    } else if (problem.score_sign != 1.f) {
+      apply_sign<Config>(rS, problem.score_sign);
     }
-    softmax_step<Config>(softmax, rS, rO, problem.scale_log2);
+    apply_mask<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+    softmax_step<Config>(softmax, rS, rO, Config::kFeatures ? 1.f / kLn2 : problem.scale_log2);
+    if constexpr (Config::kFeatures) {
+      drop_weights<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+    }
     multiply_pv<Config>(rO, rS, sV);
   }
 
-  __syncwarp();  // all lanes have read the warp's rows of Q, which O now takes
-  store_output<Config, kAligned>(problem, softmax, rO, sQ);
+  store_output<Config, kAligned>(problem, softmax, rO, sBlock, sO);
 }
 
 }  // namespace flashvar::sm80

@@ -1,7 +1,5 @@
-// Launches attention_fwd_kernel: grid, shared memory, and which of the two copies of it.
+// Launches attention_fwd_kernel: grid, shared memory, and which of its three copies.
 #pragma once
-#include <climits>
-
 #include "abi/kernel_table.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
@@ -10,35 +8,33 @@
 
 namespace flashvar::sm80 {
 
-template <class Target, class Dtype, int kHeadDim>
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct AttentionFwdLaunch {
-  using Config = AttentionFwdConfig<Target, Dtype, kHeadDim>;
+  template <bool kFeatures>
+  using Config = AttentionFwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kFeatures>;
 
-  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDim, &launch}; }
+  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDimV, &launch}; }
 
   static constexpr KernelFacts facts(const char* name) {
-    return KernelFacts::make(name, Config::kThreads, Config::kSharedMemory, Config::kBlockQ,
-                             Config::kBlockKV);
+    using Plain = Config<false>;
+    return KernelFacts::make(name, Plain::kThreads, Plain::kSharedMemory, Plain::kBlockQ,
+                             Plain::kBlockKV);
   }
 
  private:
   static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
-    int64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
-    LaunchShape const shape{tiles * problem.heads_q, Config::kThreads, Config::kSharedMemory};
-    return rows_are_aligned(problem)
-               ? launch_kernel<attention_fwd_kernel<Config, true>>(problem, shape, device, stream)
-               : launch_kernel<attention_fwd_kernel<Config, false>>(problem, shape, device, stream);
+    if (!problem.rows_are_aligned()) return launch_copy<true, false>(problem, device, stream);
+    return problem.has_features() ? launch_copy<true, true>(problem, device, stream)
+                                  : launch_copy<false, true>(problem, device, stream);
   }
 
-  static bool rows_are_aligned(const AttentionFwdProblem& problem) {
-    for (const TensorView* tensor : {&problem.q, &problem.k, &problem.v, &problem.out}) {
-      int64_t const strides = tensor->batch_stride | tensor->seq_stride | tensor->head_stride;
-      if (reinterpret_cast<uintptr_t>(tensor->data) % kChunkBytes != 0 ||
-          strides % kChunkElements != 0) {
-        return false;
-      }
-    }
-    return true;
+  template <bool kFeatures, bool kAligned>
+  static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,
+                                 cudaStream_t stream) {
+    using C = Config<kFeatures>;
+    int64_t const tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
+    LaunchShape const shape{tiles * problem.heads_q, C::kThreads, C::kSharedMemory};
+    return launch_kernel<attention_fwd_kernel<C, kAligned>>(problem, shape, device, stream);
   }
 };
 

@@ -3,11 +3,12 @@
 #pragma once
 #include "core/smem_layout.cuh"
 #include "core/target.h"
+#include "sm80/attention_fwd_block.cuh"
 
 namespace flashvar::sm80 {
 
 struct AttentionFwdTile {
-  int max_head_dim;   // serves head dims up to this
+  int max_head_dim;   // serves head dims of values up to this: registers hold the output
   int block_q;        // query rows of a block
   int block_kv;       // keys and values of one step of the loop
   int warps;          // each owns block_q / warps rows
@@ -36,14 +37,20 @@ inline constexpr int kReservedSharedMemory = 1024;
 // Columns of a tile in shared memory: whole pages, the head dim's tail zero-filled.
 constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; }
 
-constexpr int attention_fwd_shared_memory(int head_dim, const AttentionFwdTile& tile) {
-  return (tile.block_q + 2 * tile.block_kv) * padded_head_dim(head_dim) * 2;
+constexpr int attention_fwd_shared_memory(int head_dim, int head_dim_v,
+                                          const AttentionFwdTile& tile) {
+  int const d = padded_head_dim(head_dim), dv = padded_head_dim(head_dim_v);
+  return 2 * (tile.block_q * d + tile.block_kv * (d + dv)) + static_cast<int>(sizeof(Block));
 }
 
-constexpr AttentionFwdTile attention_fwd_tile(int head_dim, int shared_memory) {
-  for (const AttentionFwdTile& tile : kAttentionFwdTiles) {
-    int const block = attention_fwd_shared_memory(head_dim, tile) + kReservedSharedMemory;
-    if (head_dim <= tile.max_head_dim &&
+constexpr AttentionFwdTile attention_fwd_tile(int head_dim, int head_dim_v, int shared_memory,
+                                              bool features) {
+  for (AttentionFwdTile tile : kAttentionFwdTiles) {
+    // Features need registers that wide blocks of scores do not leave.
+    if (features && tile.block_kv > 64) tile.block_kv = 64;
+    int const block =
+        attention_fwd_shared_memory(head_dim, head_dim_v, tile) + kReservedSharedMemory;
+    if (head_dim_v <= tile.max_head_dim &&
         tile.blocks_per_sm * block <= shared_memory + kReservedSharedMemory) {
       return tile;
     }
@@ -51,13 +58,17 @@ constexpr AttentionFwdTile attention_fwd_tile(int head_dim, int shared_memory) {
   return {};
 }
 
-template <class Target, class Dtype_, int kMaxHeadDim>
+// kFeatures: for kernels that evaluate ScoreFeatures.
+template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kFeatures_>
 struct AttentionFwdConfig {
   using Dtype = Dtype_;
-  static constexpr AttentionFwdTile kTile = attention_fwd_tile(kMaxHeadDim, Target::kSharedMemory);
+  static constexpr bool kFeatures = kFeatures_;
+  static constexpr AttentionFwdTile kTile =
+      attention_fwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory, kFeatures);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 
   static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
+  static constexpr int kHeadDimV = padded_head_dim(kMaxHeadDimV);
   static constexpr int kBlockQ = kTile.block_q;
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kWarps = kTile.warps;
@@ -67,8 +78,13 @@ struct AttentionFwdConfig {
   static_assert(kWarpRows % 16 == 0, "a warp owns whole mma tiles");
 
   using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;
-  using SmemLayoutKV = SmemLayout<kBlockKV, kHeadDim>;
-  static constexpr int kSharedMemory = SmemLayoutQ::kBytes + 2 * SmemLayoutKV::kBytes;
+  using SmemLayoutK = SmemLayout<kBlockKV, kHeadDim>;
+  using SmemLayoutV = SmemLayout<kBlockKV, kHeadDimV>;
+  using SmemLayoutO = SmemLayout<kBlockQ, kHeadDimV>;
+  static_assert(SmemLayoutO::kBytes <= SmemLayoutQ::kBytes + SmemLayoutK::kBytes,
+                "O is written while V is read");
+  static constexpr int kSharedMemory =
+      attention_fwd_shared_memory(kMaxHeadDim, kMaxHeadDimV, kTile);
 };
 
 }  // namespace flashvar::sm80

@@ -1,0 +1,66 @@
+// What a block computes: rows of one head of one sequence, and the keys that they see.
+#pragma once
+#include <cstdint>
+
+#include "core/mask.cuh"
+#include "core/problem.h"
+#include "ptx/special_registers.cuh"
+
+namespace flashvar::sm80 {
+
+// Blocks lie on the grid's x alone (y and z end at 65,535), the query block fastest and the last
+// one first: under a causal mask it has the most to do.
+struct Block {
+  uint32_t batch, head;
+  int32_t first_query;  // in its sequence; at the end or past it when there is nothing to do
+  Span queries, keys;   // of the sequence
+
+  __device__ __forceinline__ Block(const AttentionProblem& problem, int32_t rows) {
+    uint32_t const block = ptx::block_index();
+    uint32_t const batches = static_cast<uint32_t>(problem.batch);
+    if (problem.queries.offsets == nullptr) {
+      uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
+      uint32_t const head_and_batch = block / blocks_q;
+      batch = head_and_batch / problem.heads_q;
+      head = head_and_batch % problem.heads_q;
+      first_query = (blocks_q - 1 - block % blocks_q) * rows;
+    } else {
+      uint32_t const tiles = problem.queries.total / rows + batches;
+      head = block / tiles;
+      TilePosition const tile = problem.queries.find(tiles - 1 - block % tiles, batches, rows);
+      batch = tile.batch;
+      first_query = tile.first;
+    }
+    queries = problem.queries.span(batch);
+    keys = problem.keys.span(batch);
+    if (problem.seqused_k != nullptr) {
+      keys.count = min(max(problem.seqused_k[batch], 0), keys.count);
+    }
+  }
+
+  __device__ __forceinline__ Mask mask(const AttentionProblem& problem) const {
+    return {queries.count, keys.count, problem.window_left, problem.window_right};
+  }
+
+  // Of the block's first row in a tensor of queries.
+  __device__ __forceinline__ int64_t query_offset(const TensorView& tensor) const {
+    return batch * tensor.batch_stride + head * tensor.head_stride +
+           int64_t{queries.first + first_query} * tensor.seq_stride;
+  }
+
+  // Of the sequence's first row in a tensor of keys or values.
+  __device__ __forceinline__ int64_t key_offset(const TensorView& tensor, int32_t group) const {
+    return batch * tensor.batch_stride + head / group * tensor.head_stride +
+           keys.first * tensor.seq_stride;
+  }
+
+  __device__ __forceinline__ int64_t lse_offset(const AttentionProblem& problem) const {
+    int64_t const row =
+        problem.queries.offsets == nullptr
+            ? (static_cast<int64_t>(batch) * problem.heads_q + head) * problem.queries.seqlen
+            : int64_t{head} * problem.queries.total + queries.first;
+    return row + first_query;
+  }
+};
+
+}  // namespace flashvar::sm80
