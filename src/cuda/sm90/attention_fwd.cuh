@@ -132,9 +132,9 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     }
     for (--n; n >= tile.begin; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage), k.phase);
-      ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
       ptx::named_barrier_sync(kTurn + warpgroup, 256);  // the one before has started its products
       consumer.multiply_qk(sQ, smem.k(k.stage));
+      ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
       consumer.multiply_pv(smem.v(v.stage));
       ptx::named_barrier_arrive(kTurn + next, 256);
       ptx::wgmma_wait<1>();

@@ -17,17 +17,13 @@ struct AttentionFwdLaunch {
   using Config = AttentionFwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kPurpose>;
   using Plain = Config<Purpose::kPlain>;
 
-  template <class Launch = AttentionFwdLaunch>
-  static constexpr AttentionFwdKernel row() {
-    return {Dtype::kAbi, kHeadDim, kHeadDimV, &Launch::launch};
-  }
-
+  // Of the copy with two consumers, whose threads have the most registers.
   static constexpr KernelFacts facts(const char* name) {
-    return KernelFacts::make(name, Plain::kThreads, Plain::kSharedMemory, Plain::kBlockQ,
-                             Plain::kBlockKV);
+    return KernelFacts::make(name, Config<Purpose::kFeatures>::kThreads, Plain::kSharedMemory,
+                             Plain::kBlockQ, Plain::kBlockKV);
   }
 
-  // The copy engine wants rows that start on 16 bytes.
+  // The copy engine takes rows that start on 16 bytes alone.
   static bool serves(const AttentionFwdProblem& problem) {
     return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
   }
