@@ -72,8 +72,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Test on the GPU of this machine, what build-dev built: wraps `python -m pytest tests/gpu`."""
-    command = ("-m", "pytest", "tests/gpu", "--require-device", *session.posargs)
+    """Test on the GPU of this machine what build-dev built; `-- sanitize` under its sanitizer."""
+    if session.posargs[:1] == ["sanitize"]:
+        command = ["tests/gpu/sanitized.py", *session.posargs[1:]]
+    else:
+        command = ["-m", "pytest", "tests/gpu", "--require-device", *session.posargs]
     session.run(dev_python(session), *command, external=True)
 
 
@@ -81,6 +84,13 @@ def gpu(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure: `-- build`, `-- attention --json OUT`, ... (benchmarks/run.py)."""
     session.run(dev_python(session), "benchmarks/run.py", *session.posargs, external=True)
+
+
+@nox.session(reuse_venv=True)
+def draw(session: nox.Session) -> None:
+    """Draw pictures of measured rates: `-- benchmarks/results/attention-h200-sm80-ptx.json`."""
+    install(session, "draw")
+    session.run("python", "benchmarks/draw.py", *session.posargs)
 
 
 @nox.session(reuse_venv=True)

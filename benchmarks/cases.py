@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +14,18 @@ else:
     import tomli as tomllib
 
 _FILE: Final = Path(__file__).with_name("cases.toml")
-# Matrix products of one attention call, each 2 * batch * heads * seqlen^2 * head_dim operations.
-_PRODUCTS: Final = {"forward": 2}
+# Matrix products of one attention call, each 2 * heads * seqlen^2 * head_dim operations a sequence.
+_PRODUCTS: Final = {"forward": 2, "backward": 5}
+DIRECTIONS: Final = tuple(_PRODUCTS)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One attention problem: q, k and v are [batch, seqlen, heads, head_dim]."""
+    """One attention problem: q is [batch, seqlen, heads, head_dim], k and v have heads_kv heads.
+
+    With `lengths` there are so many sequences, none longer than seqlen: packed one behind the
+    other, or padded to seqlen.
+    """
 
     name: str
     direction: str
@@ -27,37 +33,97 @@ class Cell:
     batch: int
     seqlen: int
     heads: int
+    heads_kv: int
     head_dim: int
     causal: bool
+    lengths: tuple[int, ...] = ()
 
     @property
     def operations(self) -> float:
         """Floating-point operations that the result needs; half of them under a causal mask."""
-        full = 2.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        lengths = self.lengths or (self.seqlen,) * self.batch
+        pairs = sum(float(length) ** 2 for length in lengths)
+        full = 2.0 * self.heads * self.head_dim * pairs
         return _PRODUCTS[self.direction] * full / (2 if self.causal else 1)
 
 
 def attention() -> list[Cell]:
-    """The cells of the attention benchmark, in the file's order."""
+    """The cells of the attention benchmark in the file's order, each in both directions."""
     table = _table("attention")
     return [
         Cell(
-            name=name,
-            direction=table["direction"],
+            name=f"{name}-{direction}",
+            direction=direction,
             dtype=table["dtype"],
             batch=table["tokens"] // cell["seqlen"],
             seqlen=cell["seqlen"],
             heads=table["width"] // cell["head_dim"],
+            heads_kv=table["width"] // cell["head_dim"],
             head_dim=cell["head_dim"],
             causal=cell["causal"],
         )
         for name, cell in table["cells"].items()
+        for direction in DIRECTIONS
     ]
+
+
+def forms() -> list[tuple[str, dict[str, Cell]]]:
+    """Pairs of forms of the same work, in both directions: name, and form -> cell."""
+    return [*_grouped_heads(), *_packed_sequences()]
 
 
 def host() -> Cell:
     """The small call of the host-time benchmark."""
-    return Cell(name="host", direction="forward", causal=False, **_table("host"))
+    table = _table("host")
+    return Cell(name="host", direction="forward", causal=False, heads_kv=table["heads"], **table)
+
+
+def _grouped_heads() -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Key heads that several query heads share, and as many key heads as query heads."""
+    table = _table("gqa")
+    for name, cell in table["cells"].items():
+        for direction in DIRECTIONS:
+            heads = table["width"] // cell["head_dim"]
+            yield (
+                f"{name}-{direction}",
+                {
+                    form: Cell(
+                        name=f"{name}-{direction}",
+                        direction=direction,
+                        dtype=table["dtype"],
+                        batch=table["tokens"] // cell["seqlen"],
+                        seqlen=cell["seqlen"],
+                        heads=heads,
+                        heads_kv=heads_kv,
+                        head_dim=cell["head_dim"],
+                        causal=cell["causal"],
+                    )
+                    for form, heads_kv in (("gqa", heads // table["group"]), ("mha", heads))
+                },
+            )
+
+
+def _packed_sequences() -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Sequences of unequal length, packed; and as many that are all as long as the longest."""
+    table = _table("varlen")
+    for name, cell in table["cells"].items():
+        lengths = tuple(cell["lengths"]) * cell.get("times", 1)
+        for direction in DIRECTIONS:
+            common = {
+                "name": f"{name}-{direction}",
+                "direction": direction,
+                "dtype": table["dtype"],
+                "batch": len(lengths),
+                "seqlen": max(lengths),
+                "heads": table["width"] // cell["head_dim"],
+                "heads_kv": table["width"] // cell["head_dim"],
+                "head_dim": cell["head_dim"],
+                "causal": cell["causal"],
+            }
+            yield (
+                f"{name}-{direction}",
+                {"packed": Cell(**common, lengths=lengths), "padded": Cell(**common)},
+            )
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Host time of one small attention call: what Python, torch and the launch cost.
 
-Calls are enqueued in runs short enough for the launch queue, without waiting inside a run, and
-contenders take turns. SDPA's backend choice is made outside of the clock.
+The ways of a call are timed apart: eager without gradients, through torch's dispatcher alone, with
+inputs that require gradients (the forward of a step), and such a forward with its backward. Calls
+are enqueued in runs short enough for the launch queue, without waiting inside a run, and contenders
+take turns. SDPA's backend choice is made outside of the clock.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import cases
-from benchmarks.attention import DTYPES, heads_first
+from benchmarks.contenders import DTYPES, heads_first
 from benchmarks.report import Options, Report, Row, chosen, reason
 
 _CALLS: Final = 200
@@ -76,28 +78,60 @@ def _contenders(device: str) -> dict[str, Contender]:
 
     case = cases.host()
     shape = (case.batch, case.seqlen, case.heads, case.head_dim)
-    dtype = DTYPES[case.dtype]
-    q, k, v = (torch.randn(shape, dtype=dtype, device=device) for _ in range(3))
-    q_grad, k_grad, v_grad = (tensor.clone().requires_grad_() for tensor in (q, k, v))
+    tensors = [torch.randn(shape, dtype=DTYPES[case.dtype], device=device) for _ in range(3)]
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    # Leaves, not views of leaves: those would add a step of their own to the graph.
+    theirs = [view.detach() for view in heads_first(*tensors)]
+    their_leaves = [view.detach().requires_grad_() for view in heads_first(*leaves)]
+    grad_out, their_grad_out = tensors[0], theirs[0]
 
-    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], object]:
-        # Leaves, not views of leaves: those would add a step of their own to the graph.
-        queries, keys, values = (
-            view.detach().requires_grad_(view.requires_grad) for view in heads_first(q, k, v)
-        )
-        return lambda: scaled_dot_product_attention(queries, keys, values)
+    def ours(backend: str) -> dict[str, Contender]:
+        # The options of the op, as `attention` fills them in: no extras, no mask.
+        extras = (None,) * 6
+        options = (False, None, -1, -1, 0.0, 0.0, False, "bshd", backend, None, None)
 
-    def dispatched() -> object:
-        return torch.ops.flashvar.attention_fwd(q, k, v, False, None, "bshd", "cuda")
+        def forward(inputs: list[torch.Tensor]) -> torch.Tensor:
+            out: torch.Tensor = attention(*inputs, backend=backend)
+            return out
+
+        def dispatched() -> object:
+            return torch.ops.flashvar.attention_fwd.default(*tensors, *extras, *options)
+
+        def step() -> object:
+            return torch.autograd.grad(forward(leaves), leaves, grad_out)
+
+        name = "flashvar" if backend == "cuda" else f"flashvar-{backend}"
+        return {
+            f"{name}-eager": Contender(lambda: forward(tensors)),
+            f"{name}-dispatcher": Contender(dispatched),
+            f"{name}-gradient": Contender(lambda: forward(leaves)),
+            f"{name}-step": Contender(step),
+        }
+
+    def sdpa(name: str, backend: SDPBackend) -> dict[str, Contender]:
+        def step() -> object:
+            out = scaled_dot_product_attention(*their_leaves)
+            return torch.autograd.grad(out, their_leaves, their_grad_out)
+
+        return {
+            f"sdpa-{name}-eager": Contender(lambda: scaled_dot_product_attention(*theirs), backend),
+            f"sdpa-{name}-gradient": Contender(
+                lambda: scaled_dot_product_attention(*their_leaves), backend
+            ),
+            f"sdpa-{name}-step": Contender(step, backend),
+        }
+
+    def flash_op() -> object:
+        """The op behind SDPA: what is left without its choice of a backend."""
+        return torch.ops.aten._scaled_dot_product_flash_attention.default(*theirs)
 
     return {
-        "flashvar-eager": Contender(lambda: attention(q, k, v, backend="cuda")),
-        "flashvar-dispatcher": Contender(dispatched),
-        "flashvar-gradient": Contender(lambda: attention(q_grad, k_grad, v_grad, backend="cuda")),
-        "sdpa-flash": Contender(sdpa(q, k, v), SDPBackend.FLASH_ATTENTION),
-        "sdpa-flash-gradient": Contender(sdpa(q_grad, k_grad, v_grad), SDPBackend.FLASH_ATTENTION),
-        "sdpa-cudnn": Contender(sdpa(q, k, v), SDPBackend.CUDNN_ATTENTION),
-        "empty-like": Contender(lambda: torch.empty_like(q)),
+        **ours("cuda"),
+        **ours("triton"),
+        **sdpa("flash", SDPBackend.FLASH_ATTENTION),
+        "sdpa-flash-dispatcher": Contender(flash_op),
+        **sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
+        "empty-like": Contender(lambda: torch.empty_like(tensors[0])),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
@@ -28,28 +28,34 @@ class Options:
 
 @dataclass(frozen=True)
 class Report:
-    """Results of one run: every row, and the columns of the table with its lines."""
+    """Results of one run: every row, the columns of the table with its lines, and what they say."""
 
     rows: list[Row]
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
+    closing: list[tuple[str, ...]] = field(default_factory=list)  # a table of its own, printed last
 
     def table(self) -> str:
-        """The lines under their column heads, first column left, others right aligned."""
-        cells = [self.columns, *self.lines]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
-        return "\n".join(
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        )
+        """The lines under their column heads, and the closing ones below them."""
+        closing = ["", aligned(self.closing)] if self.closing else []
+        return "\n".join([aligned([self.columns, *self.lines]), *closing])
 
     def notes(self) -> list[str]:
         """Why contenders did not run, each reason once."""
         skipped = [row for row in self.rows if "skipped" in row]
         return list(dict.fromkeys(f"{row['contender']}: {row['skipped']}" for row in skipped))
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    """Lines of equally many cells, the first column left, others right aligned."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def reason(error: Exception) -> str:

@@ -1,11 +1,13 @@
-"""The one runner: `python benchmarks/run.py attention|host|build|import|size|index --json OUT`.
+"""The one runner: `python benchmarks/run.py attention --json OUT`; forms, host, ... likewise.
 
-Needs nothing but Python, and torch (with triton) for the first two; flashvar is imported from where
-Python finds it, so from a working tree:
+Needs nothing but Python, and torch (with triton) for the first three; flashvar is imported from
+where Python finds it, so from a working tree:
 
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
 
-A table is printed last. The JSON file, schema 1:
+`--prepare N` first compiles what Triton and torch compile for the chosen cases, in N processes.
+A table is printed last; `draw.py` draws pictures from the files of `attention`.
+The JSON file, schema 1:
 
     {
       "schema": 1,
@@ -18,7 +20,7 @@ A table is printed last. The JSON file, schema 1:
         "python": "3.12.3", "platform": "Linux x86_64", "libc": "...", "cpu": {"model", "count"},
         "versions": {"torch", "triton", "numpy"}, "nvcc": "..." or null,
         "settings": {FLASHVAR_* variables that change what runs},
-        "device": {             this and the next: attention and host only
+        "device": {             this and the next: attention, forms and host only
           "name", "capability": [9, 0], "multiprocessors", "memory_bytes", "l2_bytes", "driver",
           "cuda_of_torch", "cudnn", "clocks_before": {clocks}},
         "binaries": [           what flashvar found, from the manifests
@@ -27,12 +29,14 @@ A table is printed last. The JSON file, schema 1:
       "rows": [{...}]           one per case and contender:
     }
 
-    attention  cell, contender, direction, dtype, batch, seqlen, heads, head_dim, causal; then
-               median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
+    attention  cell, contender, direction, dtype, batch, seqlen, heads, heads_kv, head_dim, causal;
+               then median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
                difference_to_reference (relative distance from the first contender's output),
                to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
                contender that is not flashvar), and clocks under load: sm_mhz, memory_mhz,
                power_w, power_limit_w, temperature_c; or skipped: why it did not run
+    forms      cell, contender, form (gqa or mha, packed or padded); the rest as attention; ratio to
+               the plain form: of rates (to_plain) and of times (faster)
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     build      step, command, seconds
     import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
@@ -45,6 +49,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -53,18 +58,19 @@ from typing import Final
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import environment
-from benchmarks.report import BenchmarkError, Options, Report
+from benchmarks import cases, environment
+from benchmarks.report import BenchmarkError, Options, Report, chosen
 
 _MODULES: Final = {
     "attention": "attention",
+    "forms": "forms",
     "host": "host",
     "build": "build",
     "import": "import_time",
     "size": "size",
     "index": "index",
 }
-_ON_DEVICE: Final = ("attention", "host")
+_ON_DEVICE: Final = ("attention", "forms", "host")
 
 
 def main() -> int:
@@ -75,6 +81,8 @@ def main() -> int:
         # Loaded by name, for only two of them need torch.
         module = importlib.import_module(f"benchmarks.{_MODULES[arguments.benchmark]}")
         facts = environment.gather(device=arguments.benchmark in _ON_DEVICE)
+        if arguments.prepare:
+            _prepare(arguments.benchmark, options, arguments.prepare)
         report: Report = module.run(options)
     except BenchmarkError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
@@ -99,6 +107,26 @@ def main() -> int:
     return 0
 
 
+def _prepare(benchmark: str, options: Options, processes: int) -> None:
+    """Let other processes call every case once: what they compile stays in the caches on disk."""
+    known = cases.forms() if benchmark == "forms" else cases.attention()
+    names = chosen(
+        [case[0] if isinstance(case, tuple) else case.name for case in known], options.only
+    )
+    command = [sys.executable, __file__, benchmark, "--seconds", "0"]
+    command += [word for name in options.contenders for word in ("--contender", name)]
+    shares = [names[first::processes] for first in range(min(processes, len(names)))]
+    running = [
+        subprocess.Popen(
+            [*command, *(word for name in share for word in ("--only", name))],
+            stdout=subprocess.DEVNULL,
+        )
+        for share in shares
+    ]
+    for process in running:
+        process.wait()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py",
@@ -119,13 +147,20 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="attention: who runs, e.g. flex; may be repeated",
+        help="attention, forms: who runs, e.g. flex; may be repeated",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=0.25,
-        help="attention: device time per contender and case (%(default)s)",
+        help="attention, forms: device time per contender and case (%(default)s); 0: call once",
+    )
+    parser.add_argument(
+        "--prepare",
+        type=int,
+        default=0,
+        metavar="N",
+        help="attention, forms: first call every case once, in N processes that share the work",
     )
     return parser
 

@@ -1,17 +1,18 @@
 """Options, backends and the record of the GPU tests, which need pytest, torch and a device alone.
 
     python -m pytest tests/gpu --require-device --results results.json --shard 1/2 --seed 7
+    python -m pytest tests/gpu --rehearse            # the tests themselves, on the CPU's reference
+    python tests/gpu/shards.py -j 14 --results results.json
 
 Fresh random inputs each time; the seed is in the header and in the record.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
-from dataclasses import asdict
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 _NO_DEVICE = "torch sees no CUDA device"
 _SEED = pytest.StashKey[int]()
 _RECORD = pytest.StashKey[list[dict[str, Any]]]()
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,12 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write every case, run or skipped, as JSON",
     )
     group.addoption(
-        "--shard", metavar="I/N", default="1/1", help="run every N-th test from the I-th"
+        "--shard", metavar="I/N", default="1/1", help="run the I-th of N parts, kernel by kernel"
     )
     group.addoption(
         "--require-device",
         action="store_true",
         help="fail where there is no CUDA device, or no binary that serves it",
+    )
+    group.addoption(
+        "--rehearse", action="store_true", help="run on the CPU, with the reference as the backend"
     )
     group.addoption("--seed", type=int, default=None, help="of all random inputs; fresh by default")
 
@@ -48,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seed = config.getoption("--seed")
     config.stash[_SEED] = random.SystemRandom().getrandbits(32) if seed is None else seed
     config.stash[_RECORD] = []
+    config.stash[_LEFT_OUT] = 0
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -61,6 +67,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         cases = covering(metafunc.config.stash[_SEED])
         metafunc.parametrize("random_case", cases, ids=str)
+    if "backend" in metafunc.fixturenames:
+        rehearsed = metafunc.config.getoption("--rehearse")
+        backends = ["reference"] if rehearsed else ["cuda", "triton"]
+        metafunc.parametrize("backend", backends, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -68,15 +78,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, got {index}/{count}")
     part, of = int(index) - 1, int(count)
-    config.hook.pytest_deselected(
-        items=[item for number, item in enumerate(items) if number % of != part]
-    )
-    items[:] = items[part::of]
+    chosen = [item for item in items if zlib.crc32(_kernel(item).encode()) % of == part]
+    others = set(items).difference(chosen)
+    config.stash[_LEFT_OUT] = len(others)
+    config.hook.pytest_deselected(items=list(others))
+    items[:] = chosen
     if config.getoption("--require-device") and (lacking := _lacking()):
         raise pytest.UsageError(f"--require-device: {lacking}")
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_available() or config.getoption("--rehearse")):
         for item in items:
             item.add_marker(pytest.mark.skip(reason=_NO_DEVICE))
+
+
+def _kernel(item: pytest.Item) -> str:
+    """What decides the kernels of a test, so that a shard compiles Triton's once: not its name."""
+    params = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    return f"{item.path.name} {sorted((name, str(value)) for name, value in params.items())}"
 
 
 def _lacking() -> str | None:
@@ -109,11 +130,20 @@ def seed(request: pytest.FixtureRequest) -> int:
     return own
 
 
-@pytest.fixture(params=["cuda", "triton"])
-def backend(request: pytest.FixtureRequest, seed: int) -> str:
-    """Each backend in turn; inputs are seeded before it is used."""
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each backend in turn; inputs are seeded before it is used, and nothing stands in for it."""
     name: str = request.param
+    if name != "reference":
+        from flashvar.backends import reference
+
+        for function in ("prepare_attention_fwd", "prepare_attention_bwd"):
+            monkeypatch.setattr(reference, function, _refuse)
     return name
+
+
+def _refuse(*_: object) -> None:
+    raise AssertionError("the reference was asked in place of the backend that was named")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -135,35 +165,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     target = session.config.getoption("--results")
-    if not target:
-        return
-    record = session.config.stash[_RECORD]
-    outcomes = [case["outcome"] for case in record]
-    document = {
-        "seed": session.config.stash[_SEED],
-        "shard": session.config.getoption("--shard"),
-        "forced_architecture": os.environ.get("FLASHVAR_FORCE_ARCH"),
-        **_environment(),
-        "counts": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
-        "cases": record,
-    }
-    Path(target).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if target:
+        from record import write
 
-
-def _environment() -> dict[str, Any]:
-    from flashvar import registry
-    from flashvar.system import gather
-
-    return {
-        "system": asdict(gather()),
-        "binaries": [
-            {
-                "architecture": binary.architecture.name,
-                "code_kinds": binary.manifest.code_kinds,
-                "version": binary.manifest.version,
-                "source": asdict(binary.manifest.source),
-                "toolkit": asdict(binary.manifest.toolkit),
-            }
-            for binary in registry.installed().binaries
-        ],
-    }
+        about = {
+            "seed": session.config.stash[_SEED],
+            "shard": session.config.getoption("--shard"),
+            "left_to_other_shards": session.config.stash[_LEFT_OUT],
+        }
+        write(Path(target), about, session.config.stash[_RECORD])

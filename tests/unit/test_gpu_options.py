@@ -1,22 +1,48 @@
-"""A GPU test run that was promised a device fails where there is none."""
+"""A GPU test run that was promised a device fails without one; a rehearsal and shards need none."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+NO_DEVICE = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=NO_DEVICE, capture_output=True, text=True
+    )
 
 
 def test_required_device_that_is_not_there_is_an_error() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/gpu/test_attention_runtime.py", "--require-device"],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
+    done = run("-m", "pytest", "tests/gpu/test_attention_runtime.py", "--require-device")
     assert done.returncode == 4  # pytest's own, of a usage error
     assert "--require-device: torch sees no CUDA device" in done.stderr
+
+
+def test_a_rehearsal_runs_on_the_cpu() -> None:
+    words = ("-m", "pytest", "tests/gpu/test_attention_features.py", "-q", "-p", "no:cacheprovider")
+    done = run(*words, "--rehearse", "-k", "reference-packed-extras-d16")
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
+def test_shards_together_are_the_whole(tmp_path: Path) -> None:
+    target = tmp_path / "all.json"
+    words = ("-j", "3", "--seed", "5", "--results", str(target))
+    done = run("tests/gpu/shards.py", *words, "--", "-k", "test_forward and d40")
+    assert done.returncode == 0, done.stdout
+    document = json.loads(target.read_text(encoding="utf-8"))
+    cases = [case["case"] for case in document["cases"]]
+    assert len(cases) == len(set(cases))
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    from features import FEATURES
+
+    assert len(cases) == len(FEATURES) * 2 * 2  # dtypes and backends
+    assert document["counts"] == {"skipped": len(cases)}
+    assert list(document["not_run"].values()) == [len(cases)]
+    assert document["seed"] == 5

@@ -30,10 +30,11 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
                                             const unsigned char* sK) {
   using LayoutQ = typename Config::SmemLayoutQ;
   using LayoutK = typename Config::SmemLayoutK;
+  using Dtype = typename Config::Dtype;
   uint32_t const aQ = ptx::smem_address(sQ);
   uint32_t const aK = ptx::smem_address(sK);
   uint32_t const offset_q = fragment_offset<LayoutQ>();
-  uint32_t const offset_k = fragment_offset<LayoutK>();
+  uint32_t const offset_k = fragment_offset_b<LayoutK>();
   rS.clear();
 #pragma unroll
   for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
@@ -49,8 +50,8 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
       ptx::ldmatrix_x4(rK, aK + LayoutK::advance(offset_k, 2 * kk) + n * 8 * LayoutK::kRowBytes);
 #pragma unroll
       for (int m = 0; m < rS.kMmaRows; ++m) {
-        ptx::mma_m16n8k16<typename Config::Dtype>(rS.tile[m][n], rQ[m], rK[0], rK[2]);
-        ptx::mma_m16n8k16<typename Config::Dtype>(rS.tile[m][n + 1], rQ[m], rK[1], rK[3]);
+        ptx::mma_m16n8k16<Dtype>(rS.tile[m][n], rQ[m], rK[0], rK[1]);
+        ptx::mma_m16n8k16<Dtype>(rS.tile[m][n + 1], rQ[m], rK[2], rK[3]);
       }
     }
   }
@@ -184,34 +185,24 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sK = sQ + LayoutQ::kBytes;
   unsigned char* const sV = sK + LayoutK::kBytes;
   unsigned char* const sO = smem;  // over Q and K
-  // The loop reads here what its accumulators leave no registers for.
-  Block& sBlock = *reinterpret_cast<Block*>(sV + LayoutV::kBytes);
+  SharedBlock& shared = *reinterpret_cast<SharedBlock*>(sV + LayoutV::kBytes);
 
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
   if (queries <= 0) return;
-  if (ptx::thread_index() == 0) sBlock = block;
-  Mask const mask = block.mask(problem);
-  int32_t const last_query = block.first_query + queries - 1;
-  int32_t const end_n = (mask.visible_end(last_query) + kBlockKV - 1) / kBlockKV;
-  int32_t const begin_n = mask.visible_begin(block.first_query) / kBlockKV;
+  KeyBlocks const blocks = block.key_blocks(problem, Config::kBlockQ, kBlockKV);
+  if (ptx::thread_index() == 0) shared = {block, blocks};
+  const uint16_t* const gK = problem.k.data + block.key_offset(problem.k, problem.group);
+  const uint16_t* const gV = problem.v.data + block.key_offset(problem.v, problem.group);
 
-  auto load_k = [&](const Block& block, int32_t n) {
-    int32_t const first_key = n * kBlockKV;
-    int64_t const stride = problem.k.seq_stride;
-    const uint16_t* const gK =
-        problem.k.data + block.key_offset(problem.k, problem.group) + first_key * stride;
-    load_tile<LayoutK, kThreads, kAligned>(sK, gK, stride, block.keys.count - first_key,
-                                           problem.head_dim);
+  auto load_k = [&](int32_t n, int32_t rows) {
+    load_tile<LayoutK, kThreads, kAligned>(sK, gK + n * kBlockKV * problem.k.seq_stride,
+                                           problem.k.seq_stride, rows, problem.head_dim);
     ptx::cp_async_commit();
   };
-  auto load_v = [&](const Block& block, int32_t n) {
-    int32_t const first_key = n * kBlockKV;
-    int64_t const stride = problem.v.seq_stride;
-    const uint16_t* const gV =
-        problem.v.data + block.key_offset(problem.v, problem.group) + first_key * stride;
-    load_tile<LayoutV, kThreads, kAligned>(sV, gV, stride, block.keys.count - first_key,
-                                           problem.head_dim_v);
+  auto load_v = [&](int32_t n, int32_t rows) {
+    load_tile<LayoutV, kThreads, kAligned>(sV, gV + n * kBlockKV * problem.v.seq_stride,
+                                           problem.v.seq_stride, rows, problem.head_dim_v);
     ptx::cp_async_commit();
   };
 
@@ -221,40 +212,41 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   rO.clear();
   Softmax<Config> softmax;
 
-  if (end_n > begin_n) {
+  if (blocks.end > blocks.begin) {
     const uint16_t* const gQ = problem.q.data + block.query_offset(problem.q);
     load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries, problem.head_dim);
-    load_k(block, end_n - 1);
+    load_k(blocks.end - 1, block.keys.count - (blocks.end - 1) * kBlockKV);
   } else {
-    __syncthreads();  // sBlock is there for all
+    __syncthreads();  // `shared` is there for all
   }
-  for (int32_t n = end_n - 1; n >= begin_n; --n) {
+  for (int32_t n = blocks.end - 1; n >= blocks.begin; --n) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // K(n), and at first Q and sBlock, is there for all; all are done with V(n +
-                      // 1)
-    load_v(sBlock, n);
+    __syncthreads();  // K(n), and at first Q and `shared`, is there for all; all are done with
+                      // V(n+1)
+    load_v(n, shared.block.keys.count - n * kBlockKV);
 
     Scores<Config> rS;
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     ptx::cp_async_wait<0>();
     __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
-    if (n > begin_n) load_k(sBlock, n - 1);
+    if (n > blocks.begin) load_k(n - 1, kAllRows);
 
     if constexpr (Config::kFeatures) {
-      modify_scores<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+      modify_scores<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
     } else if (problem.score_sign != 1.f) {
       apply_sign<Config>(rS, problem.score_sign);
     }
-    apply_mask<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+    if (shared.key_blocks.has_mask(n))
+      apply_mask<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
     softmax_step<Config>(softmax, rS, rO, Config::kFeatures ? 1.f / kLn2 : problem.scale_log2);
     if constexpr (Config::kFeatures) {
-      drop_weights<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+      drop_weights<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
     }
     multiply_pv<Config>(rO, rS, sV);
   }
 
-  store_output<Config, kAligned>(problem, softmax, rO, sBlock, sO);
+  store_output<Config, kAligned>(problem, softmax, rO, shared.block, sO);
 }
 
 }  // namespace flashvar::sm80

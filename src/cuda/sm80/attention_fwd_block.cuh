@@ -8,6 +8,24 @@
 
 namespace flashvar::sm80 {
 
+// Blocks of keys that rows of queries see: [begin, end). All of the rows see all keys of
+// [all_begin, all_end).
+struct KeyBlocks {
+  int32_t begin, end;
+  int32_t all_begin, all_end;
+
+  __device__ __forceinline__ KeyBlocks(const Mask& mask, int32_t first_query, int32_t last_query,
+                                       int32_t keys)
+      : begin(mask.visible_begin(first_query) / keys),
+        end((mask.visible_end(last_query) + keys - 1) / keys),
+        all_begin((mask.visible_begin(last_query) + keys - 1) / keys),
+        all_end(mask.visible_end(first_query) / keys) {}
+
+  __device__ __forceinline__ bool has_mask(int32_t n) const {
+    return n < all_begin || n >= all_end;
+  }
+};
+
 // Blocks lie on the grid's x alone (y and z end at 65,535), the query block fastest and the last
 // one first: under a causal mask it has the most to do.
 struct Block {
@@ -38,6 +56,12 @@ struct Block {
     }
   }
 
+  __device__ __forceinline__ KeyBlocks key_blocks(const AttentionProblem& problem, int32_t rows,
+                                                  int32_t columns) const {
+    int32_t const last_query = min(first_query + rows, queries.count) - 1;
+    return KeyBlocks(mask(problem), first_query, last_query, columns);
+  }
+
   __device__ __forceinline__ Mask mask(const AttentionProblem& problem) const {
     return {queries.count, keys.count, problem.window_left, problem.window_right};
   }
@@ -61,6 +85,12 @@ struct Block {
             : int64_t{head} * problem.queries.total + queries.first;
     return row + first_query;
   }
+};
+
+// What the loop reads in shared memory, as its accumulators leave no registers for it.
+struct SharedBlock {
+  Block block;
+  KeyBlocks key_blocks;
 };
 
 }  // namespace flashvar::sm80

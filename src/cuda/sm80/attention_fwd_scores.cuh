@@ -138,10 +138,6 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const AttentionPr
                                            const Block& block, int32_t warp_row,
                                            int32_t first_key) {
   Mask const mask = block.mask(problem);
-  if (!mask.hides_any(block.first_query, block.first_query + Config::kBlockQ - 1, first_key,
-                      first_key + Config::kBlockKV)) {
-    return;
-  }
   ScorePlace const place(block, warp_row, first_key);
 #pragma unroll
   for (int m = 0; m < rS.kMmaRows; ++m) {

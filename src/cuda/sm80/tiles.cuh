@@ -26,9 +26,11 @@ __device__ __forceinline__ void store_unaligned(uint16_t* target, uint4 value) {
   }
 }
 
-// Starts copying rows [0, rows) of `gmem` into a tile; rows past them and columns past `head_dim`
-// become zeros. kAligned says that every row starts on 16 bytes: then the copies are asynchronous.
-// All kThreads threads take part.
+inline constexpr int32_t kAllRows = -1;
+
+// Starts copying rows [0, rows) of `gmem`, or all of them, into a tile; rows past them and columns
+// past `head_dim` become zeros. kAligned says that every row starts on 16 bytes: then the copies
+// are asynchronous. All kThreads threads take part.
 template <class Layout, int kThreads, bool kAligned>
 __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
                                           int32_t rows, int32_t head_dim) {
@@ -46,7 +48,7 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
 #pragma unroll kUnroll
     for (int page = 0; page < Layout::kPages; ++page) {
       int const column = page * Layout::kPageCols + chunk * kChunkElements;
-      bool const valid = row + step < rows && column < head_dim;
+      bool const valid = (rows == kAllRows || row + step < rows) && column < head_dim;
       unsigned char* const slot = target + step * Layout::kRowBytes + page * Layout::kPageBytes;
       const uint16_t* const from = source + page * Layout::kPageCols;
       if constexpr (kAligned) {
@@ -89,13 +91,21 @@ __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
 
 // Offset in a tile from which a lane reads its part of the 16 x 16 fragment at row 0, column 0 by
 // ldmatrix_x4. The second of the four 8 x 8 matrices is eight rows down, the third one chunk to the
-// right: the register order of operand a. Read so, the rows of K are columns of operand b:
-// registers 0 and 2 are its first eight, 1 and 3 its second eight; with .trans, the columns of V
-// are in order.
+// right: the register order of operand a. Read so with .trans, the columns of V are operand b's:
+// registers 0 and 1 are its first eight, 2 and 3 its second eight.
 template <class Layout>
 __device__ __forceinline__ uint32_t fragment_offset() {
   int const lane = threadIdx.x % 32;
   return Layout::chunk_offset(lane % 16, lane / 16);
+}
+
+// The same for rows that are columns of operand b, as those of K are: here the second matrix is one
+// chunk to the right, the third eight rows down. In the other order each mma would want registers 0
+// and 2 or 1 and 3, which have to be moved side by side first.
+template <class Layout>
+__device__ __forceinline__ uint32_t fragment_offset_b() {
+  int const lane = threadIdx.x % 32;
+  return Layout::chunk_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 }  // namespace flashvar::sm80

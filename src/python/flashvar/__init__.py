@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ToolchainError,
     )
     from flashvar.ops.attention import attention
+    from flashvar.ops.attention_varlen import attention_varlen
 
 __all__ = [
     "AuditError",
@@ -58,6 +59,7 @@ __all__ = [
     "ToolchainError",
     "__version__",
     "attention",
+    "attention_varlen",
 ]
 
 
@@ -69,7 +71,7 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562) and keep it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "flashvar.errors" if name.endswith("Error") else "flashvar.ops.attention"
+    home = "flashvar.errors" if name.endswith("Error") else f"flashvar.ops.{name}"
     value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

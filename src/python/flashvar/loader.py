@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import logging
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ class Library:
         self.path = path
         self._attention_fwd = _function(handle, "flashvar_attention_fwd", ctypes.c_int)
         self._attention_fwd.argtypes = [ctypes.c_char_p]
+        self._handle = handle
         self._last_error = _function(handle, "flashvar_last_error", ctypes.c_char_p)
 
     def attention_fwd(self, packed: bytes) -> None:
@@ -42,6 +44,39 @@ class Library:
         """
         if self._attention_fwd(packed) != _OK:
             raise BinaryError(f"{self.path.name}: {self.last_error()}")
+
+    def attention_bwd(self, packed: bytes) -> None:
+        """Enqueue one backward; `packed` is a whole flashvar_attention_bwd_params.
+
+        Raises:
+            BinaryError: as for attention_fwd.
+        """
+        if self._attention_bwd(packed) != _OK:
+            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+
+    def attention_bwd_workspace(self, packed: bytes) -> int:
+        """Bytes of workspace that a backward wants.
+
+        Raises:
+            BinaryError: as for attention_fwd.
+        """
+        size = ctypes.c_uint64()
+        if self._attention_bwd_workspace(packed, ctypes.byref(size)) != _OK:
+            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+        return size.value
+
+    # A binary from before the backward has neither function, and serves the forward all the same.
+    @cached_property
+    def _attention_bwd(self) -> Any:
+        function = _function(self._handle, "flashvar_attention_bwd", ctypes.c_int)
+        function.argtypes = [ctypes.c_char_p]
+        return function
+
+    @cached_property
+    def _attention_bwd_workspace(self) -> Any:
+        function = _function(self._handle, "flashvar_attention_bwd_workspace", ctypes.c_int)
+        function.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]
+        return function
 
     def last_error(self) -> str:
         """The message of this thread's last failed call; empty when none failed."""

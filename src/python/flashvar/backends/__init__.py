@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 if TYPE_CHECKING:
     import torch
 
-    from flashvar.ops.attention_inputs import Problem
+    from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Problem
     from flashvar.verdicts import Verdict
 
 BACKENDS: Final = {
@@ -25,13 +25,22 @@ BACKENDS: Final = {
 class Launch(Protocol):
     """Writes attention of one problem into `out` and, unless it is None, `lse`."""
 
+    def __call__(self, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Enqueue and return; tensors come in the user's layout."""
+        ...
+
+
+class BackwardLaunch(Protocol):
+    """Writes every element of the gradients, and adds to that of the bias."""
+
     def __call__(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        inputs: Inputs,
         out: torch.Tensor,
-        lse: torch.Tensor | None,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
     ) -> None:
         """Enqueue and return; tensors come in the user's layout."""
         ...
@@ -42,6 +51,10 @@ class Backend(Protocol):
 
     def prepare_attention_fwd(self, problem: Problem, verdict: Verdict) -> Launch:
         """Make the launch of a problem that is not empty."""
+        ...
+
+    def prepare_attention_bwd(self, problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+        """Make the launch of a backward that is not empty."""
         ...
 
 

@@ -1,86 +1,214 @@
-"""Attention through a compiled binary: the C struct of `flashvar.h`, filled in one go."""
+"""Attention through a compiled binary: the C structs of `flashvar.h`, each filled in one go."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from flashvar import loader, manifest
 from flashvar.errors import BackendUnavailableError
+from flashvar.loader import Library
 
 if TYPE_CHECKING:
-    from flashvar.backends import Launch
-    from flashvar.ops.attention_inputs import Problem
+    from flashvar.backends import BackwardLaunch, Launch
+    from flashvar.ops.attention_problem import (
+        BackwardProblem,
+        BiasStrides,
+        Gradients,
+        Inputs,
+        Problem,
+    )
     from flashvar.verdicts import Verdict
 
-# flashvar_attention_fwd_params, field by field.
-_PARAMS: Final = struct.Struct(
-    "<"
-    "IIiI"  # struct_size abi_version device dtype
-    "Q"  # stream
-    "Qqqq"  # q: data, batch, sequence and head stride
-    "Qqqq"  # k
-    "Qqqq"  # v
-    "Qqqq"  # out
-    "Q"  # lse
-    "qqq"  # batch seqlen_q seqlen_k
-    "iiiI"  # heads_q heads_kv head_dim flags
-    "fI"  # scale reserved
+_HEAD: Final = "IIiIQ"  # struct_size abi_version device dtype stream
+_TENSOR: Final = "Qqqq"  # data, batch, sequence and head stride
+_SIZES: Final = "qqqiiiIfI"  # batch seqlen_q seqlen_k heads_q heads_kv head_dim flags scale -
+# flashvar_attention_features.
+_FEATURES: Final = (
+    "QQQqq"  # cu_seqlens_q cu_seqlens_k seqused_k total_q total_k
+    "Qq"  # alibi_slopes alibi_batch_stride
+    f"{_TENSOR}"  # bias
+    "QffiiiI"  # rng dropout_p softcap window_left window_right head_dim_v bias_dtype
 )
+# flashvar_attention_fwd_params: q, k, v and out, then lse.
+_FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}")
+# flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
+# lse, grad_lse, workspace and workspace_size.
+_BACKWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 9}QQQQ{_SIZES}{_FEATURES}")
+_NO_TENSOR: Final = (0, 0, 0, 0)
+
 _ABI_VERSION: Final = manifest.ABI
 _DTYPES: Final = {"bf16": 0, "fp16": 1}
 _CAUSAL: Final = 1
+_WINDOW_LEFT: Final = 2
+_WINDOW_RIGHT: Final = 4
+_DETERMINISTIC: Final = 8
+_BIAS_FLOAT32: Final = 1
 
 
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     """Bind the binary that the verdict names and everything of the struct but the addresses."""
+    library, device = _binary(problem, verdict)
+    run = library.attention_fwd
+    pack = _FORWARD.pack
+    stream_of = torch._C._cuda_getCurrentRawStream
+    head = (_FORWARD.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
+    q_strides, k_strides, v_strides, out_strides = problem.q, problem.k, problem.v, problem.out
+    sizes = _sizes(problem)
+    features = _features(problem)
+    # Without any of the tensors behind v the features are the same bytes at every call.
+    constant = None if _has_tensors(problem) else (*sizes, *features(None))
+
+    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        run(
+            pack(
+                *head,
+                stream_of(device),
+                inputs[0].data_ptr(),
+                *q_strides,
+                inputs[1].data_ptr(),
+                *k_strides,
+                inputs[2].data_ptr(),
+                *v_strides,
+                out.data_ptr(),
+                *out_strides,
+                0 if lse is None else lse.data_ptr(),
+                *(constant or (*sizes, *features(inputs))),
+            )
+        )
+
+    return launch
+
+
+def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+    """Bind the binary, and ask it once how much workspace the problem wants."""
+    forward = problem.forward
+    library, device = _binary(forward, verdict)
+    run, workspace_of = library.attention_bwd, library.attention_bwd_workspace
+    stream_of = torch._C._cuda_getCurrentRawStream
+    head = (_BACKWARD.size, _ABI_VERSION, device, _DTYPES[forward.dtype])
+    sizes = _sizes(forward)
+    features = _features(forward)
+    wanted: list[int] = []
+
+    def launch(
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
+    ) -> None:
+        tensors = (
+            *_tensor(inputs.q, forward.q),
+            *_tensor(inputs.k, forward.k),
+            *_tensor(inputs.v, forward.v),
+            *_tensor(out, forward.out),
+            *_tensor(grad_out, problem.grad_out),
+            *_tensor(grads.q, problem.grad_q),
+            *_tensor(grads.k, problem.grad_k),
+            *_tensor(grads.v, problem.grad_v),
+            *_bias(grads.bias, problem.grad_bias),
+            lse.data_ptr(),
+            0 if grad_lse is None else grad_lse.data_ptr(),
+        )
+        tail = (*sizes, *features(inputs))
+
+        def packed(workspace: int, size: int) -> bytes:
+            return _BACKWARD.pack(*head, stream_of(device), *tensors, workspace, size, *tail)
+
+        if not wanted:
+            wanted.append(workspace_of(packed(0, 0)))
+        size = wanted[0]
+        if size == 0:
+            run(packed(0, 0))
+            return
+        workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
+        run(packed(workspace.data_ptr(), size))
+
+    return launch
+
+
+def _binary(problem: Problem, verdict: Verdict) -> tuple[Library, int]:
     if verdict.binary is None or problem.device is None:
         raise BackendUnavailableError(
             "the cuda backend serves CUDA tensors through an installed binary, got "
             f"{verdict.candidate}: run `flashvar doctor` to see what is installed"
         )
-    run = loader.load(verdict.binary).attention_fwd
-    pack = _PARAMS.pack
-    stream_of = torch._C._cuda_getCurrentRawStream
-    device = problem.device
-    head = (_PARAMS.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
-    q_strides, k_strides, v_strides, out_strides = problem.q, problem.k, problem.v, problem.out
-    tail = (
+    return loader.load(verdict.binary), problem.device
+
+
+def _sizes(problem: Problem) -> tuple[float, ...]:
+    flags = _CAUSAL if problem.window_right == 0 else 0
+    flags |= _WINDOW_LEFT if problem.window_left >= 0 else 0
+    flags |= _WINDOW_RIGHT if problem.window_right > 0 else 0
+    flags |= _DETERMINISTIC if problem.deterministic else 0
+    return (
         problem.batch,
         problem.seqlen_q,
         problem.seqlen_k,
         problem.heads_q,
         problem.heads_kv,
         problem.head_dim,
-        _CAUSAL if problem.causal else 0,
+        flags,
         problem.scale,
         0,
     )
 
-    def launch(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
-        run(
-            pack(
-                *head,
-                stream_of(device),
-                q.data_ptr(),
-                *q_strides,
-                k.data_ptr(),
-                *k_strides,
-                v.data_ptr(),
-                *v_strides,
-                out.data_ptr(),
-                *out_strides,
-                0 if lse is None else lse.data_ptr(),
-                *tail,
-            )
+
+def _has_tensors(problem: Problem) -> bool:
+    return (
+        problem.total_q is not None
+        or problem.has_seqused_k
+        or problem.bias is not None
+        or problem.alibi_batch_stride is not None
+        or problem.dropout_p > 0
+    )
+
+
+def _features(problem: Problem) -> Any:
+    """A function that gives the features with the addresses of a call; None has no tensors."""
+    totals = (problem.total_q or 0, problem.total_k or 0)
+    alibi_stride = problem.alibi_batch_stride or 0
+    tail = (
+        problem.dropout_p,
+        problem.softcap,
+        max(problem.window_left, 0),
+        max(problem.window_right, 0),
+        problem.head_dim_v,
+        _BIAS_FLOAT32 if problem.bias_dtype == "fp32" else 0,
+    )
+
+    def features(inputs: Inputs | None) -> tuple[float, ...]:
+        if inputs is None:
+            return (0, 0, 0, *totals, 0, alibi_stride, *_NO_TENSOR, 0, *tail)
+        return (
+            _address(inputs.cu_seqlens_q),
+            _address(inputs.cu_seqlens_k),
+            _address(inputs.seqused_k),
+            *totals,
+            _address(inputs.alibi_slopes),
+            alibi_stride,
+            *_bias(inputs.bias, problem.bias),
+            # The ABI has the generator's state exactly where something is dropped.
+            _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
+            *tail,
         )
 
-    return launch
+    return features
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _tensor(tensor: torch.Tensor, strides: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    return (tensor.data_ptr(), *strides)
+
+
+def _bias(tensor: torch.Tensor | None, strides: BiasStrides | None) -> tuple[int, int, int, int]:
+    if tensor is None or strides is None:
+        return _NO_TENSOR
+    return (tensor.data_ptr(), strides.batch, strides.query, strides.heads)

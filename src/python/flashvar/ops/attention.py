@@ -1,16 +1,14 @@
-"""`flashvar.attention`: the public function, and when it may call a kernel without torch's help."""
+"""`flashvar.attention`: attention of dense tensors."""
 
 from __future__ import annotations
 
 from typing import Literal, overload
 
 import torch
-from torch.autograd import forward_ad
 
-from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention_inputs import inspect
-from flashvar.ops.attention_plan import plan
-from flashvar.ops.torch_library import attention_fwd
+from flashvar.ops.attention_call import call, draw_rng_state
+from flashvar.ops.attention_options import window_pair
+from flashvar.ops.attention_plan import NO_EXTRAS
 
 Layout = Literal["bshd", "bhsd"]
 BackendName = Literal["auto", "cuda", "triton", "reference"]
@@ -24,6 +22,13 @@ def attention(
     *,
     causal: bool = ...,
     scale: float | None = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    bias: torch.Tensor | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    rng_state: torch.Tensor | None = ...,
+    deterministic: bool = ...,
     return_lse: Literal[False] = ...,
     layout: Layout = ...,
     backend: BackendName = ...,
@@ -38,6 +43,13 @@ def attention(
     *,
     causal: bool = ...,
     scale: float | None = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    bias: torch.Tensor | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    rng_state: torch.Tensor | None = ...,
+    deterministic: bool = ...,
     return_lse: Literal[True],
     layout: Layout = ...,
     backend: BackendName = ...,
@@ -51,27 +63,49 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
+    deterministic: bool = False,
     return_lse: bool = False,
     layout: Layout = "bshd",
     backend: BackendName = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Exact attention, softmax(scale * q k^T + mask) v, without the matrix of scores.
 
-    The kernels follow FlashAttention-2 (Dao 2023); sums are kept in float32.
+    The kernels follow FlashAttention-2 (Dao 2023); sums are kept in float32. Query i and key j
+    have a score s(i, j), and i has the diagonal key d(i) = i + seqlen_k - seqlen_q:
 
-    Gradients of q, k and v (also through the log-sum-exp) are right but slow: they are recomputed
-    in plain torch operations, on the device of the inputs, whatever the backend. There are no
-    second derivatives and none in forward mode.
+        s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |d(i) - j|
+
+    There are gradients of q, k, v and bias, also through the log-sum-exp; none of second order and
+    none in forward mode.
 
     Args:
         q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, on the CPU float32 and float64
-            too. Any strides, 0 among them, with a contiguous last dimension. The head dim is a
-            multiple of 8 up to 256 on CUDA devices and anything on the CPU.
+            too. Any strides, 0 among them, with a contiguous last dimension. The head dim is at
+            most 256 on CUDA devices, where one that is no multiple of 8 costs padded copies, and
+            anything on the CPU.
         k: [batch, seqlen_k, heads_kv, head_dim]; heads_q is a multiple of heads_kv, and query head
             h reads key head h // (heads_q / heads_kv). Dtype and device of q.
-        v: Shape, dtype and device of k.
-        causal: Hide key j from query i where j > i + seqlen_k - seqlen_q: the last query sees all.
+        v: [batch, seqlen_k, heads_kv, head_dim_v]. Dtype and device of k.
+        causal: Hide key j from query i where j > d(i): the last query sees all.
         scale: Factor of the scores, any finite number; head_dim ** -0.5 by default.
+        window_size: (left, right): query i sees d(i) - left <= j <= d(i) + right; -1 is unbounded.
+        softcap: Bound of the scores before bias; 0 is none.
+        bias: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in either layout, contiguous in the
+            keys; dtype of q or float32. Added to the scores.
+        alibi_slopes: float32 [heads_q] or [batch, heads_q] (Press et al. 2022); no gradient.
+        dropout_p: Probability, below 1, that a weight becomes 0; the others grow by
+            1 / (1 - dropout_p).
+        rng_state: int64 [seed, offset] on the device of q, which decide the dropped weights
+            (Philox, Salmon et al. 2011: the same ones in every backend). Drawn from torch's
+            generator of that device by default.
+        deterministic: The same bits of the gradients on every run; implied by
+            torch.use_deterministic_algorithms.
         return_lse: Return the log-sum-exp of the scores too.
         layout: "bshd" for the shapes above, "bhsd" for [batch, heads, sequence, head_dim] in q, k,
             v and the output; neither is copied.
@@ -79,9 +113,10 @@ def attention(
             plain torch operations.
 
     Returns:
-        The output, contiguous, in shape and dtype of q; with `return_lse` also the natural
-        log-sum-exp [batch, heads_q, seqlen_q] in float32 (float64 for float64 inputs). A query that
-        sees no key, or an empty sequence of keys, gives 0 and -inf.
+        The output, contiguous, in dtype and shape of q but with the head dim of v; with
+        `return_lse` also the natural log-sum-exp [batch, heads_q, seqlen_q] in float32 (float64 for
+        float64 inputs), of all weights, dropped ones too. A query that sees no key, or an empty
+        sequence of keys, gives 0 and -inf.
 
     Raises:
         InvalidInputError: shapes, dtypes, devices, strides or options that attention does not take
@@ -89,43 +124,25 @@ def attention(
         BackendUnavailableError: nothing serves the call; the message says why for each candidate.
         BinaryError: the driver refused a launch.
     """
-    if torch.compiler.is_compiling() or not _is_plain(q, k, v):
-        if not torch.compiler.is_compiling():
-            # Here too the words of an error are ours rather than the dispatcher's.
-            inspect(q, k, v, causal=causal, scale=scale, layout=layout, backend=backend)
-            _refuse_forward_mode(q, k, v)
-        both = attention_fwd(q, k, v, causal, scale, layout, backend)
-        return both if return_lse else both[0]
-    out, lse = plan(q, k, v, causal, scale, layout, backend).run(q, k, v, return_lse)
-    return out if lse is None else (out, lse)
-
-
-def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether nothing but this call needs to know of it: then torch's dispatcher is not asked."""
-    plain = torch.Tensor
-    return (
-        type(q) is plain
-        and type(k) is plain
-        and type(v) is plain
-        and not (
-            (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-        )
-        and not q.is_meta
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
+    if bias is None and alibi_slopes is None and rng_state is None and dropout_p == 0.0:
+        extras = NO_EXTRAS
+    else:
+        if rng_state is None and dropout_p > 0.0:
+            rng_state = draw_rng_state(q)
+        extras = (bias, alibi_slopes, rng_state, None, None, None)
+    left, right = window_pair(window_size)
+    options = (
+        causal,
+        scale,
+        left,
+        right,
+        softcap,
+        dropout_p,
+        deterministic,
+        layout,
+        backend,
+        None,
+        None,
     )
-
-
-def _refuse_forward_mode(*tensors: torch.Tensor) -> None:
-    """Torch would take the tangent of an op that it cannot differentiate forward for 0."""
-    if forward_ad._current_level < 0:
-        return
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise BackendUnavailableError(
-            "flashvar.attention has no forward-mode derivative, got an input with a tangent (jvp, "
-            "jacfwd or a dual tensor): use reverse mode, or "
-            "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
-        )
+    out, lse = call(q, k, v, extras, options, return_lse)
+    return (out, lse) if lse is not None and return_lse else out

@@ -12,13 +12,20 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.backends import Launch, backend
+from flashvar.backends import BackwardLaunch, Launch, backend
 from flashvar.decide import choose
-from flashvar.ops.attention_inputs import Problem, check_options, inspect
-from flashvar.verdicts import Request, Verdict
+from flashvar.ops.attention_extras import check_offsets
+from flashvar.ops.attention_inputs import inspect, inspect_backward
+from flashvar.ops.attention_options import check_options
+from flashvar.ops.attention_padding import pad_inputs, padded_launch, wants_padding
+from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Options, Problem
+from flashvar.verdicts import Overrides, Request, Verdict
 
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
 _PLANS_KEPT: Final = 4096
+
+Extras = tuple[torch.Tensor | None, ...]
+NO_EXTRAS: Final[Extras] = (None,) * 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +35,18 @@ class Plan:
     problem: Problem
     verdict: Verdict
     launch: Launch | None
+    options: Options
+    reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
-    def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Out, contiguous in the user's layout, and the log-sum-exp if it is wanted."""
-        problem = self.problem
+        problem, q = self.problem, inputs.q
+        if self.reads_offsets:
+            check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
         out = q.new_empty(problem.out_shape)
         lse = q.new_empty(problem.lse_shape, dtype=problem.lse_dtype) if with_lse else None
         if self.launch is not None:
-            self.launch(q, k, v, out, lse)
+            self.launch(inputs, out, lse)
         else:
             out.zero_()
             if lse is not None:
@@ -45,28 +54,92 @@ class Plan:
         return out, lse
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """The plan of a backward."""
+
+    problem: BackwardProblem
+    verdict: Verdict
+    launch: BackwardLaunch | None
+
+    def run(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+    ) -> Gradients:
+        """The gradients, contiguous in the shapes of their inputs."""
+        q, k, v, bias = inputs[:4]
+        grad_bias = None
+        if self.problem.grad_bias is not None and bias is not None:
+            grad_bias = bias.new_zeros(bias.shape, dtype=self.problem.forward.lse_dtype)
+        make = torch.Tensor.new_empty if self.launch is not None else torch.Tensor.new_zeros
+        grads = Gradients(make(q, q.shape), make(k, k.shape), make(v, v.shape), grad_bias)
+        if self.launch is not None:
+            self.launch(inputs, out, lse, grad_out, grad_lse, grads)
+        return grads
+
+
 _plans: dict[tuple[Any, ...], Plan] = {}
+_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
 
 
 def plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    layout: str,
-    named: str,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
 ) -> Plan:
     """The plan of a call; made, which checks every argument, the first time it is asked for.
+
+    `extras` are the other fields of Inputs, `options` those of Options in their order.
 
     Raises:
         InvalidInputError: an argument is not what attention takes.
         BackendUnavailableError: nothing can serve the call.
     """
-    # The key tells by equality: options of other types (1 for True, a tensor that changes) would
-    # find the plan of another call, or could not be looked up at all.
-    check_options(causal, scale, layout, named)
+    key = _key(q, k, v, extras, options)
+    try:
+        found = _plans.get(key)
+    except TypeError:  # an option that cannot be looked up is not one
+        check_options(Options._make(options))
+        raise
+    if found is None:
+        found = _make(Inputs(q, k, v, *extras), Options._make(options))
+        _keep(_plans, key, found)
+    return found
+
+
+def backward_plan(
+    inputs: Inputs,
+    options: Options,
+    grad_out: torch.Tensor,
+    has_grad_lse: bool,
+    wants_bias: bool,
+) -> BackwardPlan:
+    """The plan of a backward, made the first time it is asked for."""
+    q, k, v, *extras = inputs
     key = (
+        _key(q, k, v, tuple(extras), options),
+        grad_out.stride(),
+        has_grad_lse,
+        wants_bias,
+    )
+    found = _backward_plans.get(key)
+    if found is None:
+        found = _make_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
+        _keep(_backward_plans, key, found)
+    return found
+
+
+def _key(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    facts = None
+    if extras is not NO_EXTRAS:
+        facts = tuple(
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras
+        )
+    return (
         q.shape,
         k.shape,
         v.shape,
@@ -79,36 +152,51 @@ def plan(
         q.device,
         k.device,
         v.device,
-        causal,
-        scale,
-        layout,
-        named,
+        facts,
+        options,
+        type(options[0]),  # 1 equals True, but is none
     )
-    found = _plans.get(key)
-    if found is None:
-        found = _make(q, k, v, causal, scale, layout, named)
-        if len(_plans) >= _PLANS_KEPT:
-            _plans.clear()
-        _plans[key] = found
-    return found
 
 
-def _make(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    layout: str,
-    named: str,
-) -> Plan:
-    problem = inspect(q, k, v, causal=causal, scale=scale, layout=layout, backend=named)
+def _keep(plans: dict[tuple[Any, ...], Any], key: tuple[Any, ...], made: object) -> None:
+    if len(plans) >= _PLANS_KEPT:
+        plans.clear()
+    plans[key] = made
+
+
+def _make(inputs: Inputs, options: Options) -> Plan:
+    problem = inspect(inputs, options)
+    reads_offsets = inputs.cu_seqlens_q is not None and (
+        inputs.q.device.type == "cpu" or Overrides.from_environment().strict
+    )
+    if wants_padding(problem, options.backend):
+        padded = pad_inputs(inputs)
+        inner = _make(padded, options._replace(scale=problem.scale))
+        launch = None if inner.launch is None else padded_launch(problem, inner.launch)
+        return Plan(problem, inner.verdict, launch, options, reads_offsets)
     request = Request("attention_fwd", problem.dtype, problem.device, problem.head_dim)
-    verdict = _choose(request, named)
+    verdict = _choose(request, options.backend)
     launch = None
     if not problem.empty:
         launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
-    return Plan(problem, verdict, launch)
+    return Plan(problem, verdict, launch, options, reads_offsets)
+
+
+def _make_backward(
+    inputs: Inputs,
+    options: Options,
+    grad_out: torch.Tensor,
+    has_grad_lse: bool,
+    wants_bias: bool,
+) -> BackwardPlan:
+    problem = inspect_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
+    forward = problem.forward
+    request = Request("attention_bwd", forward.dtype, forward.device, forward.head_dim)
+    verdict = _choose(request, options.backend)
+    launch = None
+    if not forward.empty:
+        launch = backend(verdict.backend).prepare_attention_bwd(problem, verdict)
+    return BackwardPlan(problem, verdict, launch)
 
 
 @cache

@@ -31,6 +31,22 @@ class Inputs(NamedTuple):
     seqused_k: torch.Tensor | None = None  # int32 [batch]
 
 
+class Options(NamedTuple):
+    """How attention is asked for: everything about a call but its tensors, and hashable."""
+
+    causal: bool = False
+    scale: float | None = None  # None: head_dim ** -0.5
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    deterministic: bool = False
+    layout: str = "bshd"
+    backend: str = "auto"
+    max_seqlen_q: int | None = None  # upper bounds of packed sequences; None: the total
+    max_seqlen_k: int | None = None
+
+
 class Gradients(NamedTuple):
     """What a backward writes, each in shape and layout of its input."""
 

@@ -1,7 +1,7 @@
 """How torch knows the ops: their schemas, implementations, fakes and derivatives.
 
 Registered with `Library.define` and `impl` (2 us a call; `custom_op` takes 11). Everything that is
-traced, compiled, exported, differentiated or intercepted by a mode comes through here.
+traced, compiled, exported, transformed or intercepted by a mode comes through here.
 """
 
 from __future__ import annotations
@@ -10,51 +10,44 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.backends import reference
-from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention_inputs import inspect
-from flashvar.ops.attention_plan import plan
+from flashvar.ops import attention_run
+from flashvar.ops.attention_autograd import backward_at_autograd_key, forward_at_autograd_key
+from flashvar.ops.attention_inputs import inspect_symbolic
+from flashvar.ops.attention_problem import Inputs, Options
 
 _LIBRARY: Final = torch.library.Library("flashvar", "DEF")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
 
+_ARGUMENTS: Final = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? rng_state, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, bool causal, float? scale, "
+    "SymInt window_left, SymInt window_right, float softcap, float dropout_p, bool deterministic, "
+    "str layout, str backend, SymInt? max_seqlen_q, SymInt? max_seqlen_k"
+)
+_LIBRARY.define(f"attention_fwd({_ARGUMENTS}) -> (Tensor out, Tensor lse)", tags=_TAGS)
+# grad_bias is empty where it is not wanted.
 _LIBRARY.define(
-    "attention_fwd(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout, "
-    "str backend) -> (Tensor out, Tensor lse)",
+    "attention_bwd(Tensor? grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool wants_bias, "
+    f"{_ARGUMENTS}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_bias)",
     tags=_TAGS,
 )
-_LIBRARY.define(
-    "attention_bwd(Tensor? grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, bool causal, "
-    "float? scale, str layout) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)",
-    tags=_TAGS,
-)
+
+_TENSORS: Final = len(Inputs._fields)
+_Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _attention_fwd(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    layout: str,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = plan(q, k, v, causal, scale, layout, backend).run(q, k, v, with_lse=True)
-    assert lse is not None
-    return out, lse
+def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options]:
+    return Inputs._make(arguments[:_TENSORS]), Options._make(arguments[_TENSORS:])
 
 
-def _attention_fwd_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    layout: str,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    # A scale may be symbolic here; its value is checked when the op runs.
-    problem = inspect(q, k, v, causal=causal, scale=None, layout=layout, backend=backend)
+def _attention_fwd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return attention_run.forward(*_split(arguments))
+
+
+def _attention_fwd_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, options = _split(arguments)
+    problem = inspect_symbolic(inputs, options)
+    q = inputs.q
     return (
         q.new_empty(problem.out_shape),
         q.new_empty(problem.lse_shape, dtype=problem.lse_dtype),
@@ -64,54 +57,31 @@ def _attention_fwd_fake(
 def _attention_bwd(
     grad_out: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    layout: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    problem = inspect(q, k, v, causal=causal, scale=scale, layout=layout, backend="reference")
-    return reference.attention_bwd(problem, grad_out, grad_lse, q, k, v)
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    wants_bias: bool,
+    *arguments: Any,
+) -> _Four:
+    inputs, options = _split(arguments)
+    grads = attention_run.backward(grad_out, grad_lse, inputs, out, lse, options, wants_bias)
+    if grads.bias is None or inputs.bias is None:
+        return grads.q, grads.k, grads.v, lse.new_empty(0)
+    return grads.q, grads.k, grads.v, grads.bias.to(inputs.bias.dtype)
 
 
 def _attention_bwd_fake(
     grad_out: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    layout: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    q, k, v, causal, scale, layout, _backend = inputs
-    ctx.save_for_backward(q, k, v)
-    ctx.options = (causal, scale, layout)
-    # An output that nothing used has gradient None instead of a tensor of zeros.
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    none = (None,) * 7
-    if grad_out is None and grad_lse is None:
-        return none
-    grads = torch.ops.flashvar.attention_bwd(grad_out, grad_lse, *ctx.saved_tensors, *ctx.options)
-    return (*grads, *none[3:])
-
-
-def _differentiate_twice(ctx: Any, *grads: torch.Tensor) -> None:
-    raise BackendUnavailableError(
-        "flashvar.attention has first derivatives only, got a request for the second (a backward "
-        "through create_graph=True): use torch.nn.functional.scaled_dot_product_attention with "
-        "SDPBackend.MATH there"
-    )
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    wants_bias: bool,
+    *arguments: Any,
+) -> _Four:
+    q, k, v, bias = _split(arguments)[0][:4]
+    grad_bias = lse.new_empty(0)
+    if wants_bias and bias is not None:
+        grad_bias = bias.new_empty(bias.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
 
 for _key in ("CPU", "CUDA"):
@@ -119,9 +89,7 @@ for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("attention_bwd", _attention_bwd, _key)
 torch.library.register_fake("flashvar::attention_fwd", _attention_fwd_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::attention_bwd", _attention_bwd_fake, lib=_LIBRARY)
-torch.library.register_autograd(
-    "flashvar::attention_fwd", _differentiate, setup_context=_save, lib=_LIBRARY
-)
-torch.library.register_autograd("flashvar::attention_bwd", _differentiate_twice, lib=_LIBRARY)
+_LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl("attention_bwd", backward_at_autograd_key, "Autograd", with_keyset=True)
 
 attention_fwd: Final = torch.ops.flashvar.attention_fwd.default

@@ -1,0 +1,86 @@
+"""The same work in two forms: grouped key heads and full ones; packed sequences and padded ones.
+
+Rates count what the form's own result needs, for padded sequences the padding too: at a ratio of 1
+the special form does as many useful operations a second as a plain call full of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import geometric_mean
+
+from benchmarks import cases
+from benchmarks.attention import describe, describe_timing, named, number, time
+from benchmarks.contenders import REFERENCE, Contender
+from benchmarks.report import Options, Report, Row, chosen
+
+DEFAULT = (REFERENCE, "flashvar-cuda", "flashvar-triton")
+
+
+def run(options: Options) -> Report:
+    """Times the chosen pairs on the current CUDA device.
+
+    Raises:
+        BenchmarkError: for an unknown pair or contender.
+    """
+    contenders = named(options.contenders or DEFAULT)
+    pairs = dict(cases.forms())
+    names = chosen(list(pairs), options.only)
+    rows = [row for name in names for row in _rows(name, pairs[name], contenders, options.seconds)]
+    special = {
+        (row["cell"], row["contender"]): row for row in rows if row["form"] in ("gqa", "packed")
+    }
+    return Report(
+        rows=rows,
+        columns=("rate of special form / plain form (time of plain / special)", *contenders),
+        lines=[(name, *(_shown(special[name, who]) for who in contenders)) for name in names],
+        closing=[("geometric mean", *(_mean(special.values(), who) for who in contenders))],
+    )
+
+
+def _rows(
+    name: str, pair: dict[str, cases.Cell], contenders: dict[str, Contender], seconds: float
+) -> list[Row]:
+    works = {
+        f"{who} {form}": (contender, cell)
+        for who, contender in contenders.items()
+        for form, cell in pair.items()
+    }
+    measured, _, skipped = time(works, seconds)
+    rows: list[Row] = []
+    for who in contenders:
+        both: list[Row] = []
+        for form, cell in pair.items():
+            row: Row = {"cell": name, "contender": who, "form": form, **describe(cell)}
+            timing = measured.timings.get(f"{who} {form}")
+            if timing is None:
+                row["skipped"] = skipped[f"{who} {form}"]
+            else:
+                row |= describe_timing(timing)
+                row["tflops"] = cell.operations / timing.median_ms / 1e9
+                row |= dict(measured.clocks)
+            both.append(row)
+        special, plain = both
+        if "skipped" not in special and "skipped" not in plain:
+            special["to_plain"] = _number(special, "tflops") / _number(plain, "tflops")
+            special["faster"] = _number(plain, "median_ms") / _number(special, "median_ms")
+        rows += both
+    return rows
+
+
+def _number(row: Row, column: str) -> float:
+    value = row[column]
+    assert isinstance(value, float)
+    return value
+
+
+def _shown(row: Row) -> str:
+    if "to_plain" not in row:
+        return "-"
+    return f"{number(row['to_plain'], '.3f')} ({number(row['faster'], '.2f')}x)"
+
+
+def _mean(special: Iterable[Row], who: str) -> str:
+    ratios = (row.get("to_plain") for row in special if row["contender"] == who)
+    found = [ratio for ratio in ratios if isinstance(ratio, float)]
+    return f"{geometric_mean(found):.3f}" if found else "-"

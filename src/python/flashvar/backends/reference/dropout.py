@@ -1,0 +1,74 @@
+"""Which weights dropout keeps, bit for bit as in the kernels (src/cuda/core/dropout.cuh).
+
+Philox 4x32 with 7 rounds (Salmon et al., 2011) gives four words for the weights at rows r, r + 8
+and columns c, c + 8 of a 16 x 16 patch. Words are held in int64, whose products wrap as they
+should.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+_ROUNDS: Final = 7
+_WORD: Final = 0xFFFFFFFF
+_FACTORS: Final = (0xD2511F53, 0xCD9E8D57)
+_WEYL: Final = (0x9E3779B9, 0xBB67AE85)
+
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
+    """Four random words of each counter; all are int64 that hold 32 bits, and broadcast."""
+    c0, c1, c2, c3 = counter
+    key0, key1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(c0, _FACTORS[0])
+        high1, low1 = _multiply(c2, _FACTORS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0, key1 = (key0 + _WEYL[0]) & _WORD, (key1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def keeps(
+    rng_state: torch.Tensor,
+    places: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    dropout_p: float,
+) -> torch.Tensor:
+    """True where a weight is kept, [*places, rows, columns].
+
+    `places` are batch * heads_q + head of the sequence, `rows` and `columns` places in it.
+    """
+    seed, offset = rng_state.unbind()
+    key = (seed & _WORD, (seed >> 32) & _WORD)
+    i, j = rows[:, None], columns
+    counter = (
+        i // 16 * 8 + i % 8,
+        j // 16 * 8 + j % 8,
+        (places & _WORD)[..., None, None],
+        offset & _WORD,
+    )
+    words = philox(counter, key)
+    low, high = i // 8 % 2 == 0, j // 8 % 2 == 0
+    word = torch.where(
+        low, torch.where(high, words[0], words[1]), torch.where(high, words[2], words[3])
+    )
+    return word >= threshold(dropout_p)
+
+
+def threshold(dropout_p: float) -> int:
+    """The first word that is kept, with the probability rounded to float32."""
+    return int(float(torch.tensor(dropout_p, dtype=torch.float32)) * 2**32)
+
+
+def growth(dropout_p: float) -> float:
+    """What the kept weights are multiplied by."""
+    return 1.0 / (1.0 - float(torch.tensor(dropout_p, dtype=torch.float32)))
+
+
+def _multiply(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    product = word * factor
+    return (product >> 32) & _WORD, product & _WORD

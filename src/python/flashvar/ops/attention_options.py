@@ -1,0 +1,126 @@
+"""Are the options of a call such as attention takes, and what do they come to?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import InvalidInputError, LayoutError
+from flashvar.ops.attention_problem import Options
+from flashvar.verdicts import BACKENDS
+
+LAYOUTS: Final = ("bshd", "bhsd")
+
+# Largest finite float32: what a scale has to fit in.
+_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+# Numbers may also be symbolic, while a graph is traced.
+_INTEGERS: Final = (int, torch.SymInt)
+_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt)
+
+
+def check_options(options: Options) -> None:
+    """Refuse options of other types or values than attention takes.
+
+    Raises:
+        InvalidInputError: with what was expected, what was found and what to do.
+    """
+    for name in ("causal", "deterministic"):
+        if type(getattr(options, name)) is not bool:
+            raise InvalidInputError(
+                f"{name} must be True or False, got {getattr(options, name)!r}: pass a bool"
+            )
+    layout, backend, scale = options.layout, options.backend, options.scale
+    if type(layout) is not str or layout not in LAYOUTS:
+        raise LayoutError(
+            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
+            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
+        )
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
+        )
+    if scale is not None and not isinstance(scale, _NUMBERS):
+        raise InvalidInputError(
+            f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
+        )
+    for side in (options.window_left, options.window_right):
+        if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
+            raise InvalidInputError(
+                "window_size must be two integers, each -1 (unbounded) or more, got "
+                f"{side!r}: count the keys that a query sees beside its own place"
+            )
+    if not _is_number(options.softcap) or not 0 <= options.softcap <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"softcap must be a finite number, not negative, got {options.softcap!r}: "
+            "pass 0.0 for none"
+        )
+    if not _is_number(options.dropout_p) or not 0 <= options.dropout_p < 1:
+        raise InvalidInputError(
+            f"dropout_p must be a probability from 0 to less than 1, got {options.dropout_p!r}: "
+            "pass 0.0 for none"
+        )
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        bound = getattr(options, name)
+        if bound is not None and (
+            not isinstance(bound, _INTEGERS) or type(bound) is bool or bound < 0
+        ):
+            raise InvalidInputError(
+                f"{name} must be a whole number, not negative, got {bound!r}: leave it out, or "
+                "pass int(lengths.max())"
+            )
+
+
+def window_pair(window_size: Any) -> tuple[Any, Any]:
+    """The two sides of a window.
+
+    Raises:
+        InvalidInputError: it does not have two.
+    """
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise InvalidInputError(
+            f"window_size must be two integers (left, right), got {window_size!r}: "
+            "pass (-1, -1) for no window"
+        ) from None
+    return left, right
+
+
+def scale_of(scale: float | None, head_dim: int) -> float:
+    """The factor of the scores.
+
+    Raises:
+        InvalidInputError: float32 cannot hold it.
+    """
+    if scale is None:
+        return float(head_dim**-0.5)
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"scale must be a finite number that float32 can hold, got {scale!r}: "
+            "leave it out for head_dim**-0.5"
+        )
+    return value
+
+
+def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+    """Keys before and after the diagonal that a query sees; -1 where that is all of them.
+
+    The lengths are upper bounds: no key is further than they allow.
+    """
+    left, right = options.window_left, 0 if options.causal else options.window_right
+    if left >= seqlen_k - 1:
+        left = -1
+    if right >= seqlen_q - 1 and not options.causal:
+        right = -1
+    return left, right
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, _NUMBERS) and type(value) is not bool

@@ -1,0 +1,75 @@
+"""What a run of the GPU tests leaves behind: where it ran, every case, and what was not run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+Record = list[dict[str, Any]]
+
+
+def write(target: Path, about: dict[str, Any], record: Record) -> None:
+    """Write the JSON of one run; `about` says which part of the tests it was."""
+    document = {
+        **about,
+        "forced_architecture": os.environ.get("FLASHVAR_FORCE_ARCH"),
+        **_environment(),
+        **summary(record),
+        "cases": record,
+    }
+    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """Counts by outcome, by file and backend, and by reason of what was not run."""
+    by_file: dict[str, Counter[str]] = {}
+    for case in record:
+        path, _, name = case["case"].rpartition("/")[2].partition("::")
+        words = name.rpartition("[")[2].removesuffix("]").split("-")
+        backend = next((word for word in ("cuda", "triton") if word in words), "other")
+        by_file.setdefault(f"{path} {backend}", Counter())[case["outcome"]] += 1
+    return {
+        "counts": dict(Counter(case["outcome"] for case in record)),
+        "counts_by_file": {name: dict(counts) for name, counts in sorted(by_file.items())},
+        "not_run": dict(Counter(case["reason"] for case in record if case["reason"])),
+    }
+
+
+def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
+    """One document of the shards of one run; returns it."""
+    documents = [json.loads(part.read_text(encoding="utf-8")) for part in parts]
+    record = sorted(
+        (case for document in documents for case in document["cases"]), key=lambda c: c["case"]
+    )
+    merged = {
+        **documents[0],
+        "shard": f"{len(documents)} together",
+        "left_to_other_shards": 0,
+        **summary(record),
+    }
+    merged["cases"] = record
+    target.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    return merged
+
+
+def _environment() -> dict[str, Any]:
+    from flashvar import registry
+    from flashvar.system import gather
+
+    return {
+        "system": asdict(gather()),
+        "binaries": [
+            {
+                "architecture": binary.architecture.name,
+                "code_kinds": binary.manifest.code_kinds,
+                "version": binary.manifest.version,
+                "source": asdict(binary.manifest.source),
+                "toolkit": asdict(binary.manifest.toolkit),
+            }
+            for binary in registry.installed().binaries
+        ],
+    }

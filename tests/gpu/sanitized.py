@@ -1,0 +1,111 @@
+"""Run a representative set of calls under NVIDIA's compute-sanitizer: all of its four tools.
+
+    python tests/gpu/sanitized.py                        # cuda and triton, every tool
+    python tests/gpu/sanitized.py --tool racecheck --backend cuda
+
+Forward and backward of each call, on memory that torch's allocator does not cache, so that an
+access beyond a tensor is one beyond an allocation. Results are not compared here. Ends with 1 where
+a tool found something, 2 where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+_FOUND = 7  # exit code that compute-sanitizer is told to use
+# Together they take every path of a kernel that differs in its memory accesses or barriers.
+_FEATURES = (
+    "causal-more-queries",
+    "window-both",
+    "softcap",
+    "mqa-causal",
+    "bias-that-hides",
+    "dropout-causal",
+    "head-dim-v",
+    "deterministic",
+    "packed-zero-lengths",
+    "packed-offset",
+    "packed-cache",
+    "packed-extras",
+)
+_HEAD_DIMS = (40, 64, 128, 256)
+
+
+def main() -> int:
+    """Under the sanitizer (`--calls`) make the calls; else start it, tool by tool."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--tool", action="append", choices=_TOOLS, help="all four by default")
+    parser.add_argument("--backend", action="append", help="cuda and triton by default")
+    parser.add_argument("--head-dim", type=int, action="append", help=f"{_HEAD_DIMS} by default")
+    parser.add_argument("--calls", action="store_true", help="make the calls, without a sanitizer")
+    options = parser.parse_args()
+    backends = options.backend or ["cuda", "triton"]
+    head_dims = options.head_dim or list(_HEAD_DIMS)
+    if options.calls:
+        _make_calls(backends, head_dims)
+        return 0
+    if shutil.which("compute-sanitizer") is None:
+        print("expected compute-sanitizer of the CUDA toolkit on the PATH, found none: install it")
+        return 2
+    again = [sys.executable, __file__, "--calls", *(f"--backend={name}" for name in backends)]
+    again += [f"--head-dim={head_dim}" for head_dim in head_dims]
+    subprocess.run(again, check=True)  # Triton compiles outside of the sanitizer
+    return max([_run(tool, again) for tool in options.tool or _TOOLS])
+
+
+def _run(tool: str, command: list[str]) -> int:
+    start = time.monotonic()
+    sanitizer = ["compute-sanitizer", f"--tool={tool}", f"--error-exitcode={_FOUND}"]
+    done = subprocess.run(
+        [*sanitizer, "--print-limit=5", *command],
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    said = [line for line in done.stdout.splitlines() if line.startswith("=========")]
+    print(f"{tool}: {said[-1] if said else 'no word'} in {time.monotonic() - start:.0f} s")
+    if done.returncode:
+        print("\n".join(said[:40]) or done.stdout[-3000:], done.stderr[-3000:], sep="\n")
+    return int(done.returncode != 0)
+
+
+def _make_calls(backends: list[str], head_dims: list[int]) -> None:
+    sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+    import torch
+    from device_call import DEVICE, replace_inputs, run
+    from features import FEATURES
+
+    for backend in backends:
+        for number, name in enumerate(_FEATURES):
+            for head_dim in head_dims:
+                dtype = (torch.bfloat16, torch.float16)[number % 2]
+                case = FEATURES[name](head_dim, dtype)
+                named = {n: getattr(case.call, n) for n in ("q", "k", "v", "bias")}
+                leaves = {
+                    n: tensor.detach().requires_grad_()
+                    for n, tensor in named.items()
+                    if tensor is not None
+                }
+                out, lse = run(
+                    replace_inputs(case.call, leaves),
+                    backend,
+                    case.layout,
+                    case.max_seqlen,
+                    case.deterministic,
+                )
+                ones = (torch.ones_like(out), torch.ones_like(lse))
+                torch.autograd.grad((out, lse), list(leaves.values()), ones)
+                if DEVICE == "cuda":
+                    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

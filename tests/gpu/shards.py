@@ -1,0 +1,79 @@
+"""Run the GPU tests in several processes on one device, and put their records together.
+
+    python tests/gpu/shards.py -j 14 --results results.json -- -k "not sizes"
+
+Most of the time goes into Triton's compiler, which the processes share out; tests that fill the
+device's memory have a process of their own. Words after `--` go to pytest. Ends with 1 where a test
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from record import merge
+
+_HERE = Path(__file__).parent
+_SIZES = "test_attention_sizes.py"
+_NO_TESTS = 5  # pytest's exit code where nothing was selected
+
+
+def main() -> int:
+    """Start the shards, wait for all, report and merge."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("-j", "--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--results", type=Path, metavar="FILE", help="the record of all, as JSON")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("pytest", nargs="*", help="words for pytest")
+    options = parser.parse_args()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        shards = [
+            [str(_HERE), f"--ignore={_HERE / _SIZES}", f"--shard={index}/{options.processes}"]
+            for index in range(1, options.processes + 1)
+        ]
+        running = [
+            _start(Path(folder, str(number)), [*words, f"--seed={options.seed}", *options.pytest])
+            for number, words in enumerate([*shards, [str(_HERE / _SIZES)]])
+        ]
+        codes = [process.wait() for process in running]
+        for number, code in enumerate(codes):
+            if code not in (0, _NO_TESTS):
+                print(f"--- process {number}: exit code {code}")
+                print(_failures(Path(folder, f"{number}.log").read_text(encoding="utf-8")))
+        target = options.results or Path(folder, "all.json")
+        parts = sorted(Path(folder).glob("*.json"))
+        counts = merge(target, parts)["counts"] if parts else {}
+    print(f"--seed {options.seed}: {counts} in {time.monotonic() - start:.0f} s")
+    return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1
+
+
+def _start(stem: Path, words: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    with stem.with_suffix(".log").open("w", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [*command, f"--results={stem.with_suffix('.json')}", *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # One compiler thread each: the processes are the parallelism.
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        )
+
+
+def _failures(log: str) -> str:
+    """The lines that say what failed and why; all of a log that has none."""
+    lines = log.splitlines()
+    said = [line for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))]
+    return "\n".join(said or lines[-40:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

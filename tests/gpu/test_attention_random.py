@@ -1,0 +1,18 @@
+"""Random combinations of features, sizes, dtypes and storages, forward and backward."""
+
+from __future__ import annotations
+
+from device_call import check, check_gradients
+from random_cases import RandomCase
+
+
+def test_random(random_case: RandomCase, backend: str) -> None:
+    case = random_case.make()
+    check(case.call, backend, case.layout)
+    check_gradients(
+        case.call,
+        backend,
+        layout=case.layout,
+        deterministic=case.deterministic,
+        lse_gradient=case.lse_gradient,
+    )
