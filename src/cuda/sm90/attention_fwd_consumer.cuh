@@ -218,11 +218,21 @@ struct Consumer {
       }
     }
     if (features.bias.data != nullptr) {
-      Bias<Dtype> const bias(problem, tile.batch, tile.head);
-#pragma unroll
-      for (int i = 0; i < 4 * kColumns; ++i) {
-        rS[i] += bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
+      if (features.bias_is_fp32) {
+        add_bias<dtype::fp32>(problem, tile, row, key);
+      } else {
+        add_bias<Dtype>(problem, tile, row, key);
       }
+    }
+  }
+
+  template <class Element>
+  __device__ __forceinline__ void add_bias(const AttentionFwdProblem& problem,
+                                           const Tile<Config>& tile, int32_t row, int32_t key) {
+    Bias<Element> const bias(problem, tile.batch, tile.head);
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) {
+      rS[i] += bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
     }
   }
 
