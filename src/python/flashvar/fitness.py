@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -18,8 +17,6 @@ HEAD_DIM_STEP: Final = 8
 HEAD_DIM_MAX: Final = 256
 # Up to here a kernel is bound by memory, so a head dim that is compiled larger costs little.
 _CHEAP_HEAD_DIM: Final = 64
-# Registers are handed to a thread in pieces of this many.
-_REGISTER_UNIT: Final = 8
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,6 @@ def _launch_faults(kernel: KernelRow, device: Device) -> Iterator[Fault]:
             f"{kernel.name} needs {kernel.shared_memory} bytes of shared memory, "
             f"a block may have {device.shared_memory}"
         )
-    per_thread = math.ceil(kernel.registers / _REGISTER_UNIT) * _REGISTER_UNIT
-    registers = per_thread * kernel.threads
-    if registers > device.registers:
-        yield Fault(f"{kernel.name} needs {registers} registers, a block has {device.registers}")
 
 
 def _no_kernel(request: Request, binary: Binary) -> Fault:
