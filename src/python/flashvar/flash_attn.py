@@ -1,9 +1,9 @@
 """The functions of FlashAttention 2, with its names, argument order, defaults and semantics.
 
-Import them from `flashvar.flash_attn` instead of `flash_attn`; nothing else changes. What differs from FlashAttention 2, on purpose: tensors may be on the CPU too; a query that sees no
-key has log-sum-exp -inf rather than +inf; with ALiBi the log-sum-exp is the true one under a causal
-mask too; the log-sum-exp has a gradient; v may have a head dim of its own; every backend drops the
-same weights.
+Import them from here instead of from `flash_attn`; nothing else changes. What differs, on purpose:
+tensors may be on the CPU too; a query that sees no key has log-sum-exp -inf rather than +inf; with
+ALiBi the log-sum-exp is the true one under a causal mask too; the log-sum-exp has a gradient; v may
+have a head dim of its own; every backend drops the same weights.
 
 Everywhere:
 
@@ -52,7 +52,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Answer:
-    """Attention of q [batch, seqlen_q, heads_q, head_dim], k and v [batch, seqlen_k, heads_kv, ...].
+    """Attention of q [batch, seqlen_q, heads_q, head_dim] on k, v [batch, seqlen_k, heads_kv, .].
 
     heads_q is a multiple of heads_kv. Gives out [batch, seqlen_q, heads_q, head_dim of v].
     """
@@ -91,7 +91,8 @@ def flash_attn_qkvpacked_func(
         deterministic,
         return_attn_probs,
     )
-    return dense(*unpacked("qkv", qkv, 5, 3), wanted)
+    q, k, v = unpacked("qkv", qkv, 5, 3)
+    return dense(q, k, v, wanted)
 
 
 def flash_attn_kvpacked_func(
@@ -117,7 +118,8 @@ def flash_attn_kvpacked_func(
         deterministic,
         return_attn_probs,
     )
-    return dense(q, *unpacked("kv", kv, 5, 2), wanted)
+    k, v = unpacked("kv", kv, 5, 2)
+    return dense(q, k, v, wanted)
 
 
 def flash_attn_varlen_func(
@@ -188,7 +190,8 @@ def flash_attn_varlen_qkvpacked_func(
         return_attn_probs,
     )
     packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return varlen(*unpacked("qkv", qkv, 4, 3), *packing, wanted)
+    q, k, v = unpacked("qkv", qkv, 4, 3)
+    return varlen(q, k, v, *packing, wanted)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -219,4 +222,5 @@ def flash_attn_varlen_kvpacked_func(
         return_attn_probs,
     )
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return varlen(q, *unpacked("kv", kv, 4, 2), *packing, wanted)
+    k, v = unpacked("kv", kv, 4, 2)
+    return varlen(q, k, v, *packing, wanted)

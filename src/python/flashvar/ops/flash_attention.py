@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -14,7 +14,7 @@ from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_weights import dropped_weights
 
 Window = tuple[int, int]
-Answer = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Answer: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Wanted(NamedTuple):

@@ -6,7 +6,7 @@ they return has a history, and the backward writes into tensors that it is given
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 # Out, log-sum-exp, the dropped weights or an empty tensor, and the state of the dropout mask.
-Forward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 _ROUNDED_TO = 128
 
 
@@ -209,11 +209,11 @@ def _inputs(
     return Inputs(q, k, v, **extras)
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def _forward(inputs: Inputs, options: Options, return_softmax: bool) -> Forward:
     if options.dropout_p > 0:
         inputs = inputs._replace(rng_state=draw_rng_state(inputs.q))
-    out, lse = torch.ops.flashvar.attention_fwd.default(*inputs, *options)
+    with torch.no_grad():
+        out, lse = torch.ops.flashvar.attention_fwd.default(*inputs, *options)
     weights = out.new_empty(0)
     if return_softmax and options.dropout_p > 0:
         weights = dropped_weights(inputs, options)
@@ -223,7 +223,6 @@ def _forward(inputs: Inputs, options: Options, return_softmax: bool) -> Forward:
     return out, lse, weights, state
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def _backward(
     inputs: Inputs,
     options: Options,
@@ -234,12 +233,13 @@ def _backward(
 ) -> None:
     if options.dropout_p == 0:
         inputs = inputs._replace(rng_state=None)
-    grads = torch.ops.flashvar.attention_bwd.default(
-        dout, None, out, softmax_lse, False, *inputs, *options
-    )
-    for grad, target in zip(grads, targets, strict=False):
-        if target is not None:
-            target.copy_(grad)
+    with torch.no_grad():
+        grads = torch.ops.flashvar.attention_bwd.default(
+            dout, None, out, softmax_lse, False, *inputs, *options
+        )
+        for grad, target in zip(grads, targets, strict=False):
+            if target is not None:
+                target.copy_(grad)
 
 
 def _refuse(what: str) -> NoReturn:
