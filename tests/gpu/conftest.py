@@ -151,16 +151,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
     # The phase that decides: a skip or an error may come in setup, everything else from the call.
     if report.when == "call" or report.outcome != "passed":
-        skipped = report.outcome == "skipped"
         item.config.stash[_RECORD].append(
             {
                 "case": item.nodeid,
                 "outcome": report.outcome,
                 "seconds": round(report.duration, 4),
-                "reason": report.longrepr[2] if skipped else None,
+                "reason": _reason(report),
             }
         )
     return report
+
+
+def _reason(report: pytest.TestReport) -> str | None:
+    """Why a test was skipped, or the first line of what failed."""
+    if report.outcome == "skipped":
+        reason: str = report.longrepr[2]  # type: ignore[index]
+        return reason
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return None if crash is None else crash.message.partition("\n")[0]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

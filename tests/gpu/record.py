@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -35,8 +36,23 @@ def summary(record: Record) -> dict[str, Any]:
     return {
         "counts": dict(Counter(case["outcome"] for case in record)),
         "counts_by_file": {name: dict(counts) for name, counts in sorted(by_file.items())},
-        "not_run": dict(Counter(case["reason"] for case in record if case["reason"])),
+        "not_run": dict(Counter(c["reason"] for c in record if c["outcome"] == "skipped")),
     }
+
+
+def failures(record: Record) -> str:
+    """What failed, the same reason once: how often, and the first cases."""
+    by_reason: dict[str, list[str]] = {}
+    for case in record:
+        if case["outcome"] == "failed":
+            # Numbers differ from case to case where the reason is one.
+            alike = re.sub(r"[0-9][0-9.e+-]*", "N", case["reason"] or "no reason")
+            by_reason.setdefault(alike, []).append(f"{case['case']}: {case['reason']}")
+    paragraphs = (
+        "\n  ".join([f"{len(cases)} x {reason}", *cases[:4]])
+        for reason, cases in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    )
+    return "\n".join(paragraphs)
 
 
 def merge(target: Path, parts: list[Path]) -> dict[str, Any]:

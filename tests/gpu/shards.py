@@ -18,11 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from record import merge
+from record import failures, merge
 
 _HERE = Path(__file__).parent
 _SIZES = "test_attention_sizes.py"
-_NO_TESTS = 5  # pytest's exit code where nothing was selected
+# Exit codes of pytest: some test failed, and nothing was selected.
+_FAILED, _NO_TESTS = 1, 5
 
 
 def main() -> int:
@@ -45,13 +46,14 @@ def main() -> int:
         ]
         codes = [process.wait() for process in running]
         for number, code in enumerate(codes):
-            if code not in (0, _NO_TESTS):
-                print(f"--- process {number}: exit code {code}")
-                print(_failures(Path(folder, f"{number}.log").read_text(encoding="utf-8")))
+            if code not in (0, _FAILED, _NO_TESTS):
+                log = Path(folder, f"{number}.log").read_text(encoding="utf-8")
+                print(f"--- process {number}: exit code {code}", *log.splitlines()[-40:], sep="\n")
         target = options.results or Path(folder, "all.json")
         parts = sorted(Path(folder).glob("*.json"))
-        counts = merge(target, parts)["counts"] if parts else {}
-    print(f"--seed {options.seed}: {counts} in {time.monotonic() - start:.0f} s")
+        merged = merge(target, parts) if parts else {"cases": [], "counts": {}}
+    print(failures(merged["cases"]))
+    print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - start:.0f} s")
     return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1
 
 
@@ -66,13 +68,6 @@ def _start(stem: Path, words: list[str]) -> subprocess.Popen[str]:
             # One compiler thread each: the processes are the parallelism.
             env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
-
-
-def _failures(log: str) -> str:
-    """The lines that say what failed and why; all of a log that has none."""
-    lines = log.splitlines()
-    said = [line for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))]
-    return "\n".join(said or lines[-40:])
 
 
 if __name__ == "__main__":

@@ -17,12 +17,26 @@
 #include "sm80/attention_fwd_block.cuh"
 #include "sm80/attention_fwd_scores.cuh"
 #include "sm80/config.cuh"
+#include "sm80/outside_rows.cuh"
 #include "sm80/tiles.cuh"
 
 namespace flashvar::sm80 {
 
 template <class Config>
 using Softmax = OnlineSoftmax<2 * Scores<Config>::kMmaRows>;
+
+inline constexpr bool kWhole = true;  // all keys of a block exist
+
+// Starts copying block n of a sequence of keys or values.
+template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
+__device__ __forceinline__ void load_block(unsigned char* tile, const uint16_t* gmem,
+                                           int64_t stride, int32_t n, int32_t keys,
+                                           int32_t head_dim) {
+  int32_t const first_key = n * Layout::kRows;
+  load_tile<Layout, kThreads, kAligned, kAllRows>(tile, gmem + first_key * stride, stride,
+                                                  keys - first_key, head_dim);
+  ptx::cp_async_commit();
+}
 
 // rS = Q K^T; `sQ` points at the warp's first row.
 template <class Config>
@@ -169,6 +183,21 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                                    problem.head_dim_v);
 }
 
+// Queries of no sequence see no key.
+__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem) {
+  auto const store = [&](int32_t row, int32_t head) {
+    uint16_t* const gO =
+        problem.out.data + row * problem.out.seq_stride + head * problem.out.head_stride;
+    for (int32_t column = threadIdx.x; column < problem.head_dim_v; column += blockDim.x) {
+      gO[column] = 0;
+    }
+    if (problem.lse != nullptr && threadIdx.x == 0) {
+      problem.lse[int64_t{head} * problem.queries.total + row] = -infinity();
+    }
+  };
+  for_each_outside_row(problem.queries, problem.batch, problem.heads_q, store);
+}
+
 // Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
 // sequences and all else cost the loop nothing and are always served.
 template <class Config, bool kAligned>
@@ -187,24 +216,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sO = smem;  // over Q and K
   SharedBlock& shared = *reinterpret_cast<SharedBlock*>(sV + LayoutV::kBytes);
 
+  store_outside_rows(problem);
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
   if (queries <= 0) return;
   KeyBlocks const blocks = block.key_blocks(problem, Config::kBlockQ, kBlockKV);
-  if (ptx::thread_index() == 0) shared = {block, blocks};
   const uint16_t* const gK = problem.k.data + block.key_offset(problem.k, problem.group);
   const uint16_t* const gV = problem.v.data + block.key_offset(problem.v, problem.group);
-
-  auto load_k = [&](int32_t n, int32_t rows) {
-    load_tile<LayoutK, kThreads, kAligned>(sK, gK + n * kBlockKV * problem.k.seq_stride,
-                                           problem.k.seq_stride, rows, problem.head_dim);
-    ptx::cp_async_commit();
-  };
-  auto load_v = [&](int32_t n, int32_t rows) {
-    load_tile<LayoutV, kThreads, kAligned>(sV, gV + n * kBlockKV * problem.v.seq_stride,
-                                           problem.v.seq_stride, rows, problem.head_dim_v);
-    ptx::cp_async_commit();
-  };
+  if (ptx::thread_index() == 0) shared = {block, blocks, gK, gV};
 
   int const warp_row = ptx::thread_index() / 32 * Config::kWarpRows;
 
@@ -215,7 +234,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   if (blocks.end > blocks.begin) {
     const uint16_t* const gQ = problem.q.data + block.query_offset(problem.q);
     load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries, problem.head_dim);
-    load_k(blocks.end - 1, block.keys.count - (blocks.end - 1) * kBlockKV);
+    load_block<LayoutK, kThreads, kAligned>(sK, gK, problem.k.seq_stride, blocks.end - 1,
+                                            block.keys.count, problem.head_dim);
   } else {
     __syncthreads();  // `shared` is there for all
   }
@@ -223,14 +243,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     ptx::cp_async_wait<0>();
     __syncthreads();  // K(n), and at first Q and `shared`, is there for all; all are done with
                       // V(n+1)
-    load_v(n, shared.block.keys.count - n * kBlockKV);
+    load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
+                                            shared.block.keys.count, problem.head_dim_v);
 
     Scores<Config> rS;
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     ptx::cp_async_wait<0>();
     __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
-    if (n > blocks.begin) load_k(n - 1, kAllRows);
+    if (n > blocks.begin) {
+      if constexpr (Config::kFeatures) {
+        prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
+      }
+      load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
+                                                      problem.head_dim);
+    }
 
     if constexpr (Config::kFeatures) {
       modify_scores<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);

@@ -91,6 +91,8 @@ struct Block {
 struct SharedBlock {
   Block block;
   KeyBlocks key_blocks;
+  const uint16_t* gK;  // first row of the sequence
+  const uint16_t* gV;
 };
 
 }  // namespace flashvar::sm80

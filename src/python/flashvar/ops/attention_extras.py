@@ -35,7 +35,8 @@ def sequences(cu_seqlens_q: torch.Tensor) -> int:
             "cu_seqlens_q must have shape (batch + 1,), got "
             f"{tuple(cu_seqlens_q.shape)}: pass torch.cumsum of the lengths behind a 0"
         )
-    return cu_seqlens_q.shape[0] - 1
+    batch: int = cu_seqlens_q.shape[0] - 1
+    return batch
 
 
 def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.device) -> int:

@@ -46,7 +46,8 @@ def check_options(options: Options) -> None:
         raise InvalidInputError(
             f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
         )
-    for side in (options.window_left, options.window_right):
+    sides: tuple[object, ...] = (options.window_left, options.window_right)
+    for side in sides:
         if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
             raise InvalidInputError(
                 "window_size must be two integers, each -1 (unbounded) or more, got "

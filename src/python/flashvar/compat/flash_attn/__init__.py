@@ -1,0 +1,83 @@
+"""A stand-in for the module `flash_attn` (FlashAttention 2).
+
+    import flashvar.compat.flash_attn
+    flashvar.compat.flash_attn.install()
+
+From then on `import flash_attn` gives this module, in this process. What dependants import is here:
+the public functions, `bert_padding`, `layers.rotary.apply_rotary_emb` and the forward and backward
+below autograd. `__version__` is the version of FlashAttention 2 whose behavior this has, for those
+that compare it, marked as ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Final
+
+from flashvar.compat.flash_attn.flash_attn_interface import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+from flashvar.errors import ConfigurationError
+
+__version__ = "2.8.3+flashvar"
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "install",
+    "uninstall",
+]
+
+_NAME: Final = "flash_attn"
+_PARTS: Final = ("", ".flash_attn_interface", ".bert_padding", ".layers", ".layers.rotary")
+# What `install` took out of sys.modules, to be put back.
+_replaced: dict[str, ModuleType] = {}
+
+
+def install(*, replace: bool = False) -> None:
+    """Make `import flash_attn` give this module; a second call does nothing.
+
+    Args:
+        replace: Also where another `flash_attn` is imported already. Code that took functions from
+            it keeps them.
+
+    Raises:
+        ConfigurationError: another one is imported, and `replace` is False.
+    """
+    ours = sys.modules[__name__]
+    found = sys.modules.get(_NAME)
+    if found is ours:
+        return
+    if found is not None and not replace:
+        where = getattr(found, "__file__", None) or "an unknown place"
+        raise ConfigurationError(
+            f"install() must come before flash_attn is imported, found it imported from {where}: "
+            "call it earlier, or pass replace=True"
+        )
+    others = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
+    _replaced.update({name: sys.modules.pop(name) for name in others})
+    for part in _PARTS:
+        sys.modules[_NAME + part] = importlib.import_module(__name__ + part)
+
+
+def uninstall() -> None:
+    """Undo `install`; does nothing where it was not called."""
+    if sys.modules.get(_NAME) is not sys.modules[__name__]:
+        return
+    for part in _PARTS:
+        sys.modules.pop(_NAME + part, None)
+    sys.modules.update(_replaced)
+    _replaced.clear()

@@ -1,0 +1,249 @@
+"""What `flash_attn.flash_attn_interface` holds: the functions, and those below autograd.
+
+The latter are for code with an autograd function of its own, such as context parallelism: nothing
+they return has a history, and the backward writes into tensors that it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from flashvar.ops.attention_call import draw_rng_state
+from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.ops.attention_weights import dropped_weights
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+# Out, log-sum-exp, the dropped weights or an empty tensor, and the state of the dropout mask.
+Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_ROUNDED_TO = 128
+
+
+def _flash_attn_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    return_softmax: bool = False,
+) -> Forward:
+    """The forward of `flash_attn_func`."""
+    options = _options(
+        dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
+    )
+    return _forward(_inputs(q, k, v, alibi_slopes=alibi_slopes), options, return_softmax)
+
+
+def _flash_attn_varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Forward:
+    """The forward of `flash_attn_varlen_func`; `zero_tensors` changes nothing."""
+    if block_table is not None or leftpad_k is not None:
+        _refuse("block_table and leftpad_k")
+    options = _options(
+        dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
+    )._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    inputs = _inputs(
+        q,
+        k,
+        v,
+        alibi_slopes=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_k=seqused_k,
+    )
+    return _forward(inputs, options, return_softmax)
+
+
+def _flash_attn_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    rng_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write dq, dk and dv; gives the row sums of dout * out, [batch, heads, rows up to 128]."""
+    options = _options(
+        dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
+    )._replace(deterministic=deterministic)
+    inputs = _inputs(q, k, v, alibi_slopes=alibi_slopes, rng_state=rng_state)
+    _backward(inputs, options, dout, out, softmax_lse, (dq, dk, dv))
+    sums = (dout.float() * out.float()).sum(-1).transpose(1, 2)
+    return torch.nn.functional.pad(sums, (0, -sums.shape[-1] % _ROUNDED_TO))
+
+
+def _flash_attn_varlen_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    rng_state: torch.Tensor | None = None,
+    zero_tensors: bool = False,
+) -> torch.Tensor:
+    """Write dq, dk and dv; gives the row sums of dout * out, [heads, total + 128 * batch]."""
+    options = _options(
+        dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
+    )._replace(deterministic=deterministic, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    inputs = _inputs(
+        q,
+        k,
+        v,
+        alibi_slopes=alibi_slopes,
+        rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+    _backward(inputs, options, dout, out, softmax_lse, (dq, dk, dv))
+    sums = (dout.float() * out.float()).sum(-1).transpose(0, 1)
+    return torch.nn.functional.pad(sums, (0, _ROUNDED_TO * (cu_seqlens_q.shape[0] - 1)))
+
+
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
+
+
+def flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> NoReturn:
+    """Refused: there is no kernel for it yet."""
+    raise BackendUnavailableError(
+        "flash_attn_with_kvcache is not served yet, got a call: write the new keys into the cache "
+        "and call flashvar.attention_varlen with seqused_k, which reads it up to that length"
+    )
+
+
+def _options(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+) -> Options:
+    return Options(
+        causal=bool(causal),
+        scale=softmax_scale,
+        window_left=max(window_left, -1),
+        window_right=max(window_right, -1),
+        softcap=softcap,
+        dropout_p=dropout_p,
+    )
+
+
+def _inputs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **extras: torch.Tensor | None
+) -> Inputs:
+    q, k, v = (x.contiguous() if x.stride(-1) != 1 else x for x in (q, k, v))
+    return Inputs(q, k, v, **extras)
+
+
+def _forward(inputs: Inputs, options: Options, return_softmax: bool) -> Forward:
+    if options.dropout_p > 0:
+        inputs = inputs._replace(rng_state=draw_rng_state(inputs.q))
+    with torch.no_grad():
+        out, lse = torch.ops.flashvar.attention_fwd.default(*inputs, *options)
+    weights = out.new_empty(0)
+    if return_softmax and options.dropout_p > 0:
+        weights = dropped_weights(inputs, options)
+    state = inputs.rng_state
+    if state is None:
+        state = torch.zeros(2, dtype=torch.int64, device=out.device)
+    return out, lse, weights, state
+
+
+def _backward(
+    inputs: Inputs,
+    options: Options,
+    dout: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    targets: tuple[torch.Tensor | None, ...],
+) -> None:
+    if options.dropout_p == 0:
+        inputs = inputs._replace(rng_state=None)
+    with torch.no_grad():
+        grads = torch.ops.flashvar.attention_bwd.default(
+            dout, None, out, softmax_lse, False, *inputs, *options
+        )
+        for grad, target in zip(grads, targets, strict=False):
+            if target is not None:
+                target.copy_(grad)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise BackendUnavailableError(
+        f"flash_attn_varlen_func reads packed keys, got {what}: gather the keys into one tensor "
+        "first"
+    )

@@ -1,0 +1,226 @@
+"""The functions of FlashAttention 2, with its names, argument order, defaults and semantics.
+
+Import them from here instead of from `flash_attn`; nothing else changes. What differs, on purpose:
+tensors may be on the CPU too; a query that sees no key has log-sum-exp -inf rather than +inf; with
+ALiBi the log-sum-exp is the true one under a causal mask too; the log-sum-exp has a gradient; v may
+have a head dim of its own; every backend drops the same weights.
+
+Everywhere:
+
+    dropout_p: Probability, below 1, that a weight becomes 0; not together with softcap.
+    softmax_scale: Factor of the scores; head_dim ** -0.5 by default.
+    causal: Hide keys after the diagonal, which ends in the bottom right corner.
+    window_size: (left, right) keys beside the diagonal that a query sees; negative: all.
+    softcap: Bound of the scores, softcap * tanh(score / softcap); 0 is none.
+    alibi_slopes: float32 [heads_q] or [batch, heads_q]; -slope * distance is added to the scores.
+    deterministic: The same bits of the gradients on every run.
+    return_attn_probs: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
+        seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
+        [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128,
+        whose sign says what was dropped; `flashvar.ops.attention_weights` has the rest.
+
+Errors are those of `flashvar.attention`. The batch must not be empty.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.ops.flash_attention import Answer, Wanted, Window, dense, unpacked, varlen
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+]
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Answer:
+    """Attention of q [batch, seqlen_q, heads_q, head_dim] on k, v [batch, seqlen_k, heads_kv, .].
+
+    heads_q is a multiple of heads_kv. Gives out [batch, seqlen_q, heads_q, head_dim of v].
+    """
+    wanted = Wanted(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return dense(q, k, v, wanted)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Answer:
+    """`flash_attn_func` of the slices of qkv [batch, seqlen, 3, heads, head_dim], not copied."""
+    wanted = Wanted(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    q, k, v = unpacked("qkv", qkv, 5, 3)
+    return dense(q, k, v, wanted)
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Answer:
+    """`flash_attn_func` of q and the slices of kv [batch, seqlen_k, 2, heads_kv, head_dim]."""
+    wanted = Wanted(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    k, v = unpacked("kv", kv, 5, 2)
+    return dense(q, k, v, wanted)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Answer:
+    """Attention within each of many sequences, packed in q [total_q, heads_q, head_dim], k and v.
+
+    Sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k and v; both
+    are int32 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the lengths.
+    block_table, the pages of a paged cache, is refused: no kernel reads one yet.
+    """
+    wanted = Wanted(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    if block_table is not None:
+        raise BackendUnavailableError(
+            "flash_attn_varlen_func reads packed keys, got a block_table: gather the pages into "
+            "one tensor first"
+        )
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return varlen(q, k, v, *packing, wanted)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Answer:
+    """`flash_attn_varlen_func` of the slices of qkv [total, 3, heads, head_dim], not copied."""
+    wanted = Wanted(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    q, k, v = unpacked("qkv", qkv, 4, 3)
+    return varlen(q, k, v, *packing, wanted)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Answer:
+    """`flash_attn_varlen_func` of q and the slices of kv [total_k, 2, heads_kv, head_dim]."""
+    wanted = Wanted(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    k, v = unpacked("kv", kv, 4, 2)
+    return varlen(q, k, v, *packing, wanted)
