@@ -241,8 +241,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   }
   for (int32_t n = blocks.end - 1; n >= blocks.begin; --n) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // K(n), and at first Q and `shared`, is there for all; all are done with
-                      // V(n+1)
+    // K(n), and at first Q and `shared`, is there for all; all are done with V(n + 1)
+    __syncthreads();
     load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
                                             shared.block.keys.count, problem.head_dim_v);
 
@@ -250,7 +250,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     ptx::cp_async_wait<0>();
-    __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
+    // V(n) is there for all; all are done with K(n), and at last with Q
+    __syncthreads();
     if (n > blocks.begin) {
       if constexpr (Config::kFeatures) {
         prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
@@ -264,8 +265,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     } else if (problem.score_sign != 1.f) {
       apply_sign<Config>(rS, problem.score_sign);
     }
-    if (shared.key_blocks.has_mask(n))
+    if (shared.key_blocks.has_mask(n)) {
       apply_mask<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
+    }
     softmax_step<Config>(softmax, rS, rO, Config::kFeatures ? 1.f / kLn2 : problem.scale_log2);
     if constexpr (Config::kFeatures) {
       drop_weights<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
