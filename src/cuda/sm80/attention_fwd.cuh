@@ -17,7 +17,6 @@
 #include "sm80/attention_fwd_block.cuh"
 #include "sm80/attention_fwd_scores.cuh"
 #include "sm80/config.cuh"
-#include "sm80/outside_rows.cuh"
 #include "sm80/tiles.cuh"
 
 namespace flashvar::sm80 {
@@ -183,19 +182,26 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                                    problem.head_dim_v);
 }
 
-// Queries of no sequence see no key.
-__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem) {
-  auto const store = [&](int32_t row, int32_t head) {
+// Rows of packed queries before the first sequence and after the last, of one head, see no key.
+__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem,
+                                                   uint32_t head) {
+  int32_t const total = problem.queries.total;
+  int32_t const begin = problem.queries.span(0).first;
+  Span const last = problem.queries.span(static_cast<uint32_t>(problem.batch) - 1);
+  int32_t const end = last.first + last.count;
+  int32_t const warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  for (int32_t row = threadIdx.x / 32; row < total; row += warps) {
+    if (begin <= row && row < end) {
+      row += (end - row - 1) / warps * warps;  // the warp's last row of a sequence
+      continue;
+    }
     uint16_t* const gO =
         problem.out.data + row * problem.out.seq_stride + head * problem.out.head_stride;
-    for (int32_t column = threadIdx.x; column < problem.head_dim_v; column += blockDim.x) {
-      gO[column] = 0;
+    for (int32_t column = lane; column < problem.head_dim_v; column += 32) gO[column] = 0;
+    if (problem.lse != nullptr && lane == 0) {
+      problem.lse[int64_t{head} * total + row] = -infinity();
     }
-    if (problem.lse != nullptr && threadIdx.x == 0) {
-      problem.lse[int64_t{head} * problem.queries.total + row] = -infinity();
-    }
-  };
-  for_each_outside_row(problem.queries, problem.batch, problem.heads_q, store);
+  }
 }
 
 // Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
@@ -216,10 +222,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sO = smem;  // over Q and K
   SharedBlock& shared = *reinterpret_cast<SharedBlock*>(sV + LayoutV::kBytes);
 
-  store_outside_rows(problem);
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
-  if (queries <= 0) return;
+  if (queries <= 0) {
+    if (block.is_spare) store_outside_rows(problem, block.head);
+    return;
+  }
   KeyBlocks const blocks = block.key_blocks(problem, Config::kBlockQ, kBlockKV);
   const uint16_t* const gK = problem.k.data + block.key_offset(problem.k, problem.group);
   const uint16_t* const gV = problem.v.data + block.key_offset(problem.v, problem.group);
