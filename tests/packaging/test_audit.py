@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
 LIBRARY = "flashvar_sm80/libflashvar_sm80.so"
 MANIFEST = "flashvar_sm80/manifest.json"
-WORDS = ("wheels", "hdim=32", "dtype=bf16")
+WORDS = ("wheels", "op=attention_fwd", "hdim=32", "dtype=bf16")
 
 # The ABI of a binary around the device code of a real one; a fault is added at its end.
 SOURCE = """\
@@ -37,6 +37,8 @@ unsigned flashvar_abi_version(void) { return 1; }
 const char* flashvar_build_info(void) { return "{}"; }
 const char* flashvar_last_error(void) { return ""; }
 int flashvar_attention_fwd(const void* params) { return params == 0; }
+int flashvar_attention_bwd(const void* params) { return params == 0; }
+int flashvar_attention_bwd_workspace(const void* params) { return params == 0; }
 """
 EXTRA_SYMBOL = "int flashvar_extra(void) { return 0; }\n"
 # As the C++ of torch is called: c10::Error::what() const.

@@ -59,6 +59,27 @@ def test_ledger_tells_directions_and_pairs_apart(tmp_path: Path) -> None:
     assert "attention_bwd" in report.text()
 
 
+def test_a_function_that_kernels_share_counts_for_each_that_has_a_copy(tmp_path: Path) -> None:
+    rows = tuple(replace(row, functions=(*row.functions, "_Zshared")) for row in PAPER.kernels)
+    described = replace(PAPER, kernels=rows)
+    report = audit.audit(Wheel(described).write(tmp_path))
+    assert report.findings == ()
+    kernels = [row for key, row in report.ledger.items() if key.op]
+    assert [(row.code, row.kernels) for row in kernels] == [(3000, 3), (3000, 3)]
+
+
+def test_kernels_that_spill_are_named(tmp_path: Path) -> None:
+    rows = (PAPER.kernels[0], replace(PAPER.kernels[1], spill_bytes=8, stack_bytes=16))
+    report = audit.audit(Wheel(replace(PAPER, kernels=rows)).write(tmp_path))
+    assert report.findings == ()
+    assert json.loads(report.to_json())["spilling"] == [
+        {"kernel": rows[1].name, "registers": 168, "spill_bytes": 8, "stack_bytes": 16}
+    ]
+    sentence = f"{rows[1].name} spills: 8 bytes, and has 16 bytes of local memory, per thread"
+    assert sentence in report.text()
+    assert rows[0].name not in report.text()
+
+
 def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:
     small, large = (row.functions[0] for row in PAPER.kernels)
     image = Image("80", fabricated.cubin({small: 100, large: 300}), compression=None)

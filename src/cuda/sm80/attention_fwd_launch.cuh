@@ -21,7 +21,6 @@ struct AttentionFwdLaunch {
                              Plain::kBlockKV);
   }
 
- private:
   static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
     if (!problem.rows_are_aligned()) return launch_copy<true, false>(problem, device, stream);
     return problem.has_features() ? launch_copy<true, true>(problem, device, stream)
@@ -32,7 +31,7 @@ struct AttentionFwdLaunch {
   static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,
                                  cudaStream_t stream) {
     using C = Config<kFeatures>;
-    int64_t const tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
+    int64_t const tiles = Block::tiles(problem, C::kBlockQ);
     LaunchShape const shape{tiles * problem.heads_q, C::kThreads, C::kSharedMemory};
     return launch_kernel<attention_fwd_kernel<C, kAligned>>(problem, shape, device, stream);
   }

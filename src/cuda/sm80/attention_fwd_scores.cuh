@@ -66,9 +66,40 @@ template <class Config, class Element>
 __device__ __forceinline__ void add_bias(Scores<Config>& rS, const AttentionProblem& problem,
                                          const Block& block, const ScorePlace& place) {
   Bias<Element> const bias(problem, block.batch, block.head);
-  for_each_score<Config>(rS, [&](float& s, int m, int n, int e) {
-    s += bias(place.row + m * 16 + e / 2 * 8, place.column + n * 8 + e % 2);
-  });
+  if (bias.has_pairs()) {
+#pragma unroll
+    for (int m = 0; m < rS.kMmaRows; ++m) {
+#pragma unroll
+      for (int n = 0; n < rS.kMmaCols; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+          float2 const pair = bias.pair(place.row + m * 16 + e / 2 * 8, place.column + n * 8);
+          rS.tile[m][n][e] += pair.x;
+          rS.tile[m][n][e + 1] += pair.y;
+        }
+      }
+    }
+  } else {
+    for_each_score<Config>(rS, [&](float& s, int m, int n, int e) {
+      s += bias(place.row + m * 16 + e / 2 * 8, place.column + n * 8 + e % 2);
+    });
+  }
+}
+
+// Fetches from afar what add_bias will want of a block of keys: a row per thread.
+template <class Config>
+__device__ __forceinline__ void prefetch_bias(const AttentionProblem& problem, const Block& block,
+                                              int32_t first_key) {
+  static_assert(Config::kThreads >= Config::kBlockQ);
+  if (problem.features.bias.data == nullptr || ptx::thread_index() >= Config::kBlockQ) return;
+  int32_t const row = block.first_query + ptx::thread_index();
+  if (problem.features.bias_is_fp32) {
+    Bias<dtype::fp32> const bias(problem, block.batch, block.head);
+    bias.prefetch(row, first_key, Config::kBlockKV);
+  } else {
+    Bias<typename Config::Dtype> const bias(problem, block.batch, block.head);
+    bias.prefetch(row, first_key, Config::kBlockKV);
+  }
 }
 
 // Turns q . k into final scores in natural-log units, but for the mask.

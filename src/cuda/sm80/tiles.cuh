@@ -26,12 +26,10 @@ __device__ __forceinline__ void store_unaligned(uint16_t* target, uint4 value) {
   }
 }
 
-inline constexpr int32_t kAllRows = -1;
-
-// Starts copying rows [0, rows) of `gmem`, or all of them, into a tile; rows past them and columns
-// past `head_dim` become zeros. kAligned says that every row starts on 16 bytes: then the copies
-// are asynchronous. All kThreads threads take part.
-template <class Layout, int kThreads, bool kAligned>
+// Starts copying rows [0, rows) of `gmem` into a tile, or all of them where kAllRows; rows past
+// them and columns past `head_dim` become zeros. kAligned says that every row starts on 16 bytes:
+// then the copies are asynchronous. All kThreads threads take part.
+template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
 __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
                                           int32_t rows, int32_t head_dim) {
   constexpr int kRowStep = kThreads / Layout::kPageChunks;
@@ -40,6 +38,9 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   int const thread = ptx::thread_index();
   int const chunk = thread % Layout::kPageChunks;
   int const row = thread / Layout::kPageChunks;
+  // Counted from the thread's own place: constants are then compared with one register each.
+  int32_t const rows_left = rows - row;
+  int32_t const columns_left = head_dim - chunk * kChunkElements;
   unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
   const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
   constexpr int kUnroll = kAligned ? Layout::kRows / kRowStep : 1;  // few registers, slow as it is
@@ -47,8 +48,7 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   for (int step = 0; step < Layout::kRows; step += kRowStep) {
 #pragma unroll kUnroll
     for (int page = 0; page < Layout::kPages; ++page) {
-      int const column = page * Layout::kPageCols + chunk * kChunkElements;
-      bool const valid = (rows == kAllRows || row + step < rows) && column < head_dim;
+      bool const valid = (kAllRows || step < rows_left) && page * Layout::kPageCols < columns_left;
       unsigned char* const slot = target + step * Layout::kRowBytes + page * Layout::kPageBytes;
       const uint16_t* const from = source + page * Layout::kPageCols;
       if constexpr (kAligned) {

@@ -78,17 +78,25 @@ class Kernel:
 
     @property
     def words(self) -> dict[str, str]:
-        """The value of each axis as names spell it."""
-        spelled: dict[str, str] = {}
+        """The value of each axis as names spell it: `bf16`, `hdim64`, `hdim192x128`."""
+        named = {axis for axis, value in self.axes if isinstance(value, str)}
+        return {
+            axis: value if axis in named else f"{SHORT_AXES.get(axis, axis)}{value}"
+            for axis, value in self.values.items()
+        }
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The value of each axis as commands say it: `bf16`, `64`, `192x128`."""
+        said: dict[str, str] = {}
         before = None
         for axis, value in self.axes:
             if before is not None and axis == before + SECOND and isinstance(value, int):
-                spelled[before] += f"x{value}"
+                said[before] += f"x{value}"
             else:
-                text = isinstance(value, str)
-                spelled[axis] = str(value) if text else f"{SHORT_AXES.get(axis, axis)}{value}"
+                said[axis] = str(value)
             before = None if isinstance(value, str) else axis
-        return spelled
+        return said
 
     def axis(self, name: str) -> str | int:
         """The value of the axis `name`; KeyError when the op has no such axis."""

@@ -44,8 +44,8 @@ def selection(build: Build) -> list[str]:
     """The words that select this build, on whatever processor they are said."""
     axes: dict[str, dict[str, None]] = {}
     for kernel in build.kernels:
-        for axis, value in (("op", kernel.op), *kernel.axes):
-            axes.setdefault(axis, {})[str(value)] = None
+        for axis, value in (("op", kernel.op), *kernel.values.items()):
+            axes.setdefault(axis, {})[value] = None
     said = [f"{axis}={','.join(values)}" for axis, values in axes.items()]
     return [build.architecture.name, *said, *(["ptx=1"] if "ptx" in build.code_kinds else [])]
 

@@ -37,17 +37,22 @@ def ledger(wheel: Wheel) -> dict[Key, Row]:
     stated = {library.path: manifest for library, manifest in pairs(wheel)}
     for library in wheel.libraries:
         manifest = stated.get(library.path)
-        owners = (
-            {name: row for row in manifest.kernels for name in row.functions} if manifest else {}
-        )
+        kernels = manifest.kernels if manifest else ()
         for image in library.images:
-            for key, share in _shares(image, owners):
+            for key, share in _shares(image, _owners(image, kernels)):
                 row = rows[key]
                 row.stored += share.stored
                 row.code += share.code
                 row.kernels += share.kernels
         rows[Key("host", "host", None, ())].stored += library.size - _device_bytes(library)
     return dict(sorted(rows.items(), key=lambda item: _order(item[0])))
+
+
+def _owners(image: Image, kernels: tuple[KernelRow, ...]) -> dict[str, KernelRow]:
+    """Whose the functions of an image are: of those that share one, the kernel that has all."""
+    held = {function.name for function in image.functions or ()}
+    last = sorted(kernels, key=lambda row: held <= set(row.functions))
+    return {name: row for row in last for name in row.functions}
 
 
 def _shares(image: Image, owners: dict[str, KernelRow]) -> Iterator[tuple[Key, Row]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from flashvar.manifest import KernelRow
 from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.fatbin import SASS
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.ledger import Key, Row
+from flashvar_factory.audit.stated import pairs
 
 _UNKNOWN = "not known"
 
@@ -33,6 +35,12 @@ class Report:
         """What its device code is for, e.g. sm_90a, and compute_80 for PTX."""
         return tuple(dict.fromkeys(key.architecture for key in self.ledger if key.kind != "host"))
 
+    @property
+    def spilling(self) -> tuple[KernelRow, ...]:
+        """The kernels whose threads keep registers in memory, by their manifests."""
+        rows = (row for _, stated in pairs(self.wheel) for row in stated.kernels)
+        return tuple(row for row in rows if row.spill_bytes or row.stack_bytes)
+
     def to_json(self) -> str:
         """All of it as one document."""
         document = {
@@ -56,6 +64,15 @@ class Report:
                 for library in self.wheel.libraries
             ],
             "ledger": [_entry(key, row) for key, row in self.ledger.items()],
+            "spilling": [
+                {
+                    "kernel": row.name,
+                    "registers": row.registers,
+                    "spill_bytes": row.spill_bytes,
+                    "stack_bytes": row.stack_bytes,
+                }
+                for row in self.spilling
+            ],
         }
         return json.dumps(document, indent=1) + "\n"
 
@@ -82,6 +99,11 @@ class Report:
                 f"  {row.stored:>12,} {row.code:>12,} {row.kernels:>8,}  {_words(key)}"
                 for key, row in self.ledger.items()
             ]
+        lines += [
+            f"  {row.name} spills: {row.spill_bytes} bytes, and has {row.stack_bytes} bytes of "
+            "local memory, per thread"
+            for row in self.spilling
+        ]
         lines += [f"  FAULT {finding}" for finding in self.findings]
         verdict = "passed" if self.passed else f"faults: {len(self.findings)}"
         lines.append(f"  {verdict} (checked: {', '.join(self.checks)})")
