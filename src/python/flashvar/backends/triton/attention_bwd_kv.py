@@ -204,7 +204,7 @@ def attention_bwd_kv_kernel(
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, count_k, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     i_key = i_block * BLOCK_KV
-    if p_offsets_k is not None:
+    if p_offsets_k is not None:  # noqa: SIM102 - the outer one is for the compiler
         if i_key >= count_k:
             return
     i_sequence = i_batch

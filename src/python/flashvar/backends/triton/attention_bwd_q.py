@@ -247,7 +247,7 @@ def attention_bwd_q_kernel(
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, _, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     blocks = tl.cdiv(seqlen_q, BLOCK_Q)
-    if p_offsets_q is not None:
+    if p_offsets_q is not None:  # noqa: SIM102 - the outer one is for the compiler
         if i_block >= blocks:
             return
     if RIGHT:
@@ -319,7 +319,8 @@ def attention_bwd_q_kernel(
     gap = masked - unmasked
     b_dq, b_dq_tail = _gather(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
-        p_rng, k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap, seqlen_q, seqlen_k,
+        p_rng, k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
+        seqlen_q, seqlen_k,
         window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
         dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,

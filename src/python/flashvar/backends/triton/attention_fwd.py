@@ -83,7 +83,7 @@ def _attend(
         )
         b_s = times_transposed(b_q, b_q_tail, b_k, b_k_tail, TAIL)
         if MODIFIED:
-            b_s, b_slope = modified(
+            b_s, _ = modified(
                 b_s, o_query, o_key, diagonal, seqlen_q, seqlen_k, scale_log2, softcap_in,
                 softcap_out, p_bias, bias_query, slope, SOFTCAP, ALIBI,
             )  # fmt: skip
@@ -218,7 +218,7 @@ def attention_fwd_kernel(
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, _, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     blocks = tl.cdiv(seqlen_q, BLOCK_Q)
-    if p_offsets_q is not None:
+    if p_offsets_q is not None:  # noqa: SIM102 - the outer one is for the compiler
         if i_block >= blocks:
             return
     if RIGHT:
@@ -270,7 +270,8 @@ def attention_fwd_kernel(
     gap = masked - unmasked
     b_acc, b_acc_tail, b_max, b_sum = _attend(
         b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
-        k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap, seqlen_q, seqlen_k,
+        k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
+        seqlen_q, seqlen_k,
         window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
         dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
         HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,

@@ -113,7 +113,7 @@ def _check(numbers: Any) -> None:
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Only one process at a time reads, merges and writes."""
-    with open(file.with_suffix(".lock"), "a", encoding="utf-8") as lock:
+    with file.with_suffix(".lock").open("a", encoding="utf-8") as lock:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         yield
@@ -121,12 +121,8 @@ def _locked(file: Path) -> Iterator[None]:
 
 def _replace(file: Path, document: dict[str, Any]) -> None:
     """Readers see the old file or the new one, never half of it."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-    try:
-        with open(handle, "w", encoding="utf-8") as temporary:
-            json.dump(document, temporary, indent=1, sort_keys=True)
-            temporary.write("\n")
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        temporary = Path(folder) / file.name
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
