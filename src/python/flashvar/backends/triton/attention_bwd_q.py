@@ -105,7 +105,7 @@ def _gather(
     i_query,
     start,
     stop,
-    gap_at,  # with MASKED: place from which on this many more are left out
+    gap_at,  # with MASKED and LEFT: place from which on this many more are left out
     gap,
     seqlen_q,
     seqlen_k,
@@ -136,7 +136,7 @@ def _gather(
     o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
     for i_place in range(start, stop, BLOCK_KV):
         i_key = i_place
-        if MASKED:
+        if MASKED and LEFT:
             i_key += tl.where(i_place >= gap_at, gap, 0)
         left = seqlen_k - i_key
         o_key = i_key + tl.arange(0, BLOCK_KV)[None, :]
@@ -317,6 +317,16 @@ def attention_bwd_q_kernel(
         unmasked = tl.minimum(tl.cdiv(unmasked, BLOCK_KV) * BLOCK_KV, tl.maximum(start, stop))
     masked = tl.maximum(masked // BLOCK_KV * BLOCK_KV, unmasked)
     gap = masked - unmasked
+    if not LEFT:
+        start = masked
+        gap = 0
+    b_dq, b_dq_tail = _gather(
+        b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
+        p_rng, k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
+        HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
+    )  # fmt: skip
     b_dq, b_dq_tail = _gather(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
         p_rng, k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
@@ -324,13 +334,6 @@ def attention_bwd_q_kernel(
         window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
         dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
-    )  # fmt: skip
-    b_dq, b_dq_tail = _gather(
-        b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
-        p_rng, k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
-        dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-        HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
     )  # fmt: skip
     store_rows(
         p_grad_q, dq_stride, m_rows, b_dq * scale, b_dq_tail * scale, BLOCK_Q, HEAD_DIM, HEAD, TAIL

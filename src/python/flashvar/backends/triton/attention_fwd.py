@@ -42,7 +42,7 @@ def _attend(
     i_query,
     start,
     stop,
-    gap_at,  # with MASKED: place from which on this many more are left out
+    gap_at,  # with MASKED and LEFT: place from which on this many more are left out
     gap,
     seqlen_q,
     seqlen_k,
@@ -74,7 +74,7 @@ def _attend(
     diagonal = seqlen_k - seqlen_q
     for i_place in range(start, stop, BLOCK_KV):
         i_key = i_place
-        if MASKED:
+        if MASKED and LEFT:
             i_key += tl.where(i_place >= gap_at, gap, 0)
         left = seqlen_k - i_key
         o_key = i_key + tl.arange(0, BLOCK_KV)[None, :]
@@ -268,6 +268,16 @@ def attention_fwd_kernel(
         unmasked = tl.minimum(tl.cdiv(unmasked, BLOCK_KV) * BLOCK_KV, tl.maximum(start, stop))
     masked = tl.maximum(masked // BLOCK_KV * BLOCK_KV, unmasked)
     gap = masked - unmasked
+    if not LEFT:
+        start = masked
+        gap = 0
+    b_acc, b_acc_tail, b_max, b_sum = _attend(
+        b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
+        k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
+        HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
+    )  # fmt: skip
     b_acc, b_acc_tail, b_max, b_sum = _attend(
         b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
         k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
@@ -275,13 +285,6 @@ def attention_fwd_kernel(
         window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
         dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
         HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
-    )  # fmt: skip
-    b_acc, b_acc_tail, b_max, b_sum = _attend(
-        b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
-        k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
-        dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
-        HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
     )  # fmt: skip
 
     # A row that saw nothing has sum 0: its output is 0 and its log-sum-exp -inf.
