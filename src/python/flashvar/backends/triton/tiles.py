@@ -54,7 +54,7 @@ _AMPERE: Final[_Tables] = {
     "backward_kv": {
         64: (Tile(32, 64, 4, 3), Tile(32, 64, 4, 2)),
         128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
-        192: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
+        192: (Tile(32, 32, 4, 2),),
         256: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
     },
     "backward_bias": _BIAS,
@@ -108,7 +108,10 @@ _BLACKWELL: Final[_Tables] = {
         192: (Tile(128, 64, 8, 2),),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
-    "backward_q": _HOPPER["backward_q"],
+    "backward_q": {
+        **_HOPPER["backward_q"],
+        256: (Tile(64, 32, 4, 2),),
+    },
     "backward_kv": {
         64: (Tile(64, 64, 8, 3),),
         128: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2)),
@@ -187,9 +190,10 @@ def shared_bytes(
     in_use = _SHARED_OPERANDS_SINCE <= capability < _SHARED_OPERANDS_BEFORE
     buffers = tile.stages if in_use else max(1, tile.stages - 1)
     rest = bias_bytes * scores * buffers + _BARRIERS
-    if _TENSOR_MEMORY_SINCE <= capability < _SHARED_OPERANDS_BEFORE:
-        # Operands on their way to tensor memory are seen to need one more block of rows.
+    if direction != "forward" and _TENSOR_MEMORY_SINCE <= capability < _SHARED_OPERANDS_BEFORE:
+        # Operands of tensor memory pass through copies: as much as was seen, and a little more.
         rest += max(tile.block_q, tile.block_kv) * max(padded, padded_v)
+        buffers += direction == "backward_kv"
     if direction == "forward":
         # q stays, k and v pass, the weights are an operand.
         return 2 * tile.block_q * padded + buffers * tile.block_kv * both + 2 * scores + rest
