@@ -114,7 +114,7 @@ def _lacking() -> str | None:
     explained = "no binary is installed"
     rows = (row for binary in inventory.binaries for row in binary.manifest.kernels)
     for row in rows:
-        request = Request(row.op, row.dtype or "", device, row.head_dim)
+        request = Request(row.op, row.dtype or "", device, row.head_dim, row.head_dim_v)
         decision = select(request, system, inventory, overrides)
         if decision.chosen:
             return None

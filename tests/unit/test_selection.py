@@ -132,15 +132,6 @@ def test_lower_minor_that_does_not_fit_in_shared_memory_is_passed_over() -> None
     assert chosen(select(BF16_64, sim.system(sim.A100), inventory)) == "cuda sm_80"
 
 
-def test_kernel_with_too_many_registers_is_passed_over() -> None:
-    wide = replace(sim.kernel(dtype="bf16", head_dim=64), threads=384, registers=169)
-    decision = select(
-        BF16_64, sim.system(sim.A100), Inventory((sim.binary("80", kernels=(wide,)),))
-    )
-    assert chosen(decision) == "triton"
-    assert "67584 registers" in verdict(decision, "cuda sm_80").reason
-
-
 def test_two_different_devices_get_different_binaries() -> None:
     system = sim.system(sim.RTX_3090, sim.H100)
     chosen_on = [chosen(select(replace(BF16_64, device=i), system, ALL)) for i in (0, 1)]

@@ -28,6 +28,8 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+inline constexpr float kSlack = 8.f;
+
 template <int kRows_>
 struct OnlineSoftmax {
   static constexpr int kRows = kRows_;
@@ -46,7 +48,10 @@ struct OnlineSoftmax {
   // what was summed up so far, and in `shift` what to subtract in the exponent.
   __device__ __forceinline__ float advance(int r, float block_max, float scale_log2, float& shift) {
     float const before = row_max[r];
-    row_max[r] = fmaxf(before, quad_max(block_max));
+    float const highest = fmaxf(before, quad_max(block_max));
+    // A maximum that grew little stays in use: weights then reach 2^kSlack instead of 1, and what
+    // was summed up need not be multiplied.
+    row_max[r] = (highest - before) * scale_log2 <= kSlack ? before : highest;
     // A row that has seen nothing keeps -inf as its maximum; exponents are then taken against 0.
     shift = row_max[r] == -infinity() ? 0.f : row_max[r] * scale_log2;
     // Exactly 1 where the maximum stands: the rounding of a product would drift over many blocks.

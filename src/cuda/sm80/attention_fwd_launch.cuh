@@ -21,7 +21,6 @@ struct AttentionFwdLaunch {
                              Plain::kBlockKV);
   }
 
- private:
   static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
     if (!problem.rows_are_aligned()) return launch_copy<true, false>(problem, device, stream);
     return problem.has_features() ? launch_copy<true, true>(problem, device, stream)

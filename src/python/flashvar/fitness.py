@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -18,8 +17,6 @@ HEAD_DIM_STEP: Final = 8
 HEAD_DIM_MAX: Final = 256
 # Up to here a kernel is bound by memory, so a head dim that is compiled larger costs little.
 _CHEAP_HEAD_DIM: Final = 64
-# Registers are handed to a thread in pieces of this many.
-_REGISTER_UNIT: Final = 8
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,8 @@ def binary_faults(
     if kernel is None:
         yield _no_kernel(request, binary)
         return
-    # Two matrix products, as wide as either head dim: their sum is the work.
-    if max(kernel.dims) > _CHEAP_HEAD_DIM and sum(kernel.dims) > 2 * sum(request.dims):
+    # The larger head dim counts: a call with two runs in the size that holds both.
+    if max(kernel.dims) > _CHEAP_HEAD_DIM and max(kernel.dims) > 2 * max(request.dims):
         yield Fault(
             f"compiled head dim {kernel.dim_words} would waste more than half of the work",
             _rebuild(request, binary),
@@ -105,10 +102,6 @@ def _launch_faults(kernel: KernelRow, device: Device) -> Iterator[Fault]:
             f"{kernel.name} needs {kernel.shared_memory} bytes of shared memory, "
             f"a block may have {device.shared_memory}"
         )
-    per_thread = math.ceil(kernel.registers / _REGISTER_UNIT) * _REGISTER_UNIT
-    registers = per_thread * kernel.threads
-    if registers > device.registers:
-        yield Fault(f"{kernel.name} needs {registers} registers, a block has {device.registers}")
 
 
 def _no_kernel(request: Request, binary: Binary) -> Fault:

@@ -33,7 +33,6 @@ class Device:
     shared_memory: int  # bytes that a block may opt in to
     multiprocessors: int
     memory: int  # bytes
-    registers: int = 65536  # 32-bit, per block; the same on every capability since 7.0
     tegra: bool = False  # the integrated GPU of a Jetson
 
 

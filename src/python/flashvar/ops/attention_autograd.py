@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.ops.attention_plan import Plan
@@ -76,6 +77,10 @@ def differentiable(
     return out, lse
 
 
+# At the Autograd key functorch (torch.func.grad) has had its turn, and one level is differentiated.
+_apply_twice: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Twice)
+
+
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_fwd."""
     op = torch.ops.flashvar.attention_fwd.default
@@ -88,7 +93,8 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)):
         return compute(inputs, options)
     refuse_gradient_of_slopes(inputs)
-    return _Attention.apply(compute, options, *inputs)
+    with enable_single_level_autograd_function():
+        return _apply(compute, options, *inputs)
 
 
 def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
@@ -100,7 +106,8 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-        return _Twice.apply(compute, *arguments)
+        with enable_single_level_autograd_function():
+            return _apply_twice(compute, *arguments)
     return compute(*arguments)
 
 

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention_autograd import differentiable
+from flashvar.ops.attention_flops import tell_flop_counters
 from flashvar.ops.attention_inputs import inspect
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
 from flashvar.ops.attention_problem import Inputs, Options
@@ -38,6 +39,7 @@ def call(
         if torch._C._functorch.peek_interpreter_stack() is None and _concrete(inputs):
             inspect(inputs, Options._make(options))
         _refuse_forward_mode(inputs)
+        tell_flop_counters()
         out, lse = attention_fwd(*inputs, *options)
         return out, lse
     found = plan(q, k, v, extras, options)

@@ -14,6 +14,7 @@ from flashvar.ops import attention_run
 from flashvar.ops.attention_autograd import backward_at_autograd_key, forward_at_autograd_key
 from flashvar.ops.attention_inputs import inspect_symbolic
 from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.ops.attention_vmap import backward_batched, forward_batched
 
 _LIBRARY: Final = torch.library.Library("flashvar", "DEF")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
@@ -91,5 +92,7 @@ torch.library.register_fake("flashvar::attention_fwd", _attention_fwd_fake, lib=
 torch.library.register_fake("flashvar::attention_bwd", _attention_bwd_fake, lib=_LIBRARY)
 _LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("attention_bwd", backward_at_autograd_key, "Autograd", with_keyset=True)
+torch.library.register_vmap("flashvar::attention_fwd", forward_batched, lib=_LIBRARY)
+torch.library.register_vmap("flashvar::attention_bwd", backward_batched, lib=_LIBRARY)
 
 attention_fwd: Final = torch.ops.flashvar.attention_fwd.default

@@ -1,0 +1,63 @@
+// Tensor maps: what the copy engine knows of a tensor. Host only; encoded by the driver, whose
+// entry point is found at run time.
+#pragma once
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace flashvar {
+
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static auto const found = [] {
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    void* address = nullptr;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
+                                         cudaEnableDefault, &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      cudaGetLastError();  // not the next caller's error
+      address = nullptr;
+    }
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(address);
+  }();
+  return found;
+}
+
+// Makes the maps of one problem's tensors [batch, sequence, heads, dim]: boxes of 64 columns x
+// `rows` rows of one head, which arrive as rows of 128 bytes, swizzled.
+struct TensorMapMaker {
+  const AttentionProblem& problem;
+  bool bf16;
+
+  cudaError_t queries(CUtensorMap& map, const TensorView& tensor, int64_t dim, int rows) const {
+    return encode(map, tensor, problem.queries, problem.heads_q, dim, rows);
+  }
+  cudaError_t keys(CUtensorMap& map, const TensorView& tensor, int64_t dim, int rows) const {
+    return encode(map, tensor, problem.keys, problem.heads_q / problem.group, dim, rows);
+  }
+
+ private:
+  cudaError_t encode(CUtensorMap& map, const TensorView& tensor, const Sequences& sequences,
+                     int64_t heads, int64_t dim, int rows) const {
+    bool const packed = sequences.offsets != nullptr;
+    // No dimension may be 0; what does not exist is never asked for.
+    auto const size = [](int64_t count) { return static_cast<cuuint64_t>(count > 0 ? count : 1); };
+    cuuint64_t const dims[4] = {size(dim), size(packed ? sequences.total : sequences.seqlen),
+                                size(heads), packed ? 1 : size(problem.batch)};
+    cuuint64_t const strides[3] = {static_cast<cuuint64_t>(tensor.seq_stride * 2),
+                                   static_cast<cuuint64_t>(tensor.head_stride * 2),
+                                   static_cast<cuuint64_t>(tensor.batch_stride * 2)};
+    cuuint32_t const box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
+    cuuint32_t const steps[4] = {1, 1, 1, 1};
+    CUresult const error = tensor_map_encoder()(
+        &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+        tensor.data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return error == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  }
+};
+
+}  // namespace flashvar

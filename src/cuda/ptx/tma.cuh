@@ -1,0 +1,42 @@
+// TMA: tiles of tensors from global to shared memory by the copy engine (sm_90 and newer).
+// Coordinates count elements from the innermost dimension on; what lies outside of the tensor is
+// read as zeros and counted as bytes.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace flashvar::ptx {
+
+// Cache policies of L2, as the hardware encodes them.
+enum class CacheHint : uint64_t {
+  kNormal = 0x1000000000000000,
+  kEvictFirst = 0x12F0000000000000,
+  kEvictLast = 0x14F0000000000000,
+};
+
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Completes on `barrier`, which must expect the bytes of the whole box.
+__device__ __forceinline__ void tma_load_4d(uint32_t smem, const CUtensorMap* map, uint32_t barrier,
+                                            CacheHint hint, int32_t c0, int32_t c1, int32_t c2,
+                                            int32_t c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(smem),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(hint)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_zeros_16(uint32_t smem) {
+  asm volatile("st.shared.v4.b32 [%0], {0, 0, 0, 0};" ::"r"(smem) : "memory");
+}
+
+// Makes this thread's ordinary writes to shared memory visible to the copy engine and to wgmma.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace flashvar::ptx

@@ -1,0 +1,182 @@
+// Attention forward with wgmma and TMA (the schedule of FlashAttention-3: Shah et al., 2024).
+//
+// A block is one producer warpgroup, of which one thread starts all copies, and two or three
+// consumer warpgroups of 64 query rows each. A consumer starts S(n) = Q K(n)^T and O += P(n+1)
+// V(n+1) together and computes the softmax of S(n) while the second is still running; consumers
+// take turns, so that one's softmax hides under another's products. Blocks stay and walk over
+// tiles.
+#pragma once
+#include <cstdint>
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/attention_fwd_consumer.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90 {
+
+// Named barriers: kTurn + i lets consumer i start its products; all consumers meet at kZeroed.
+enum : uint32_t { kZeroed = 1, kTurn = 2 };
+
+template <int kPages, int kPageBytes>
+__device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map, uint32_t full,
+                                          ptx::CacheHint hint, int32_t row, uint32_t head,
+                                          uint32_t batch) {
+  ptx::mbarrier_arrive_expect(full, kPages * kPageBytes);
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    ptx::tma_load_4d(smem + page * kPageBytes, map, full, hint, page * kPageCols, row, head, batch);
+  }
+}
+
+// One thread: all copies of the block's tiles, in the order in which consumers want them.
+template <class Config>
+__device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
+                                        const Smem<Config>& smem) {
+  const AttentionFwdProblem& problem = arguments.problem;
+  PipelineState<1> q;
+  PipelineState<Config::kStages> k, v;
+  for (Turn turn; turn.item < arguments.items; turn.advance(arguments)) {
+    Tile<Config> const tile(arguments, turn);
+    if (!tile.exists() || !tile.sees()) continue;
+    // Packed sequences share one batch index; their rows begin where their offsets say.
+    uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
+    uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
+    ptx::mbarrier_wait(smem.empty_q(), q.phase ^ 1);  // the tile before is done with Q
+    load_rows<Config::kPages, Config::kPageBytesQ>(
+        smem.q(), &arguments.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
+        tile.row_q + tile.first_query, tile.head, batch_q);
+    q.advance();
+    for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
+      if (n >= tile.begin) {
+        ptx::mbarrier_wait(smem.empty_k(k.stage), k.phase ^ 1);  // S from this buffer is computed
+        load_rows<Config::kPages, Config::kPageBytesKV>(
+            smem.k(k.stage), &arguments.k, smem.full_k(k.stage), ptx::CacheHint::kEvictLast,
+            tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
+        k.advance();
+      }
+      if (n + 1 < tile.end) {
+        ptx::mbarrier_wait(smem.empty_v(v.stage), v.phase ^ 1);  // P V from this buffer is added
+        load_rows<Config::kPagesV, Config::kPageBytesKV>(
+            smem.v(v.stage), &arguments.v, smem.full_v(v.stage), ptx::CacheHint::kEvictLast,
+            tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
+        v.advance();
+      }
+    }
+  }
+}
+
+// Rows of V past the sequence's end may hold anything where the tensor goes on: their weights are
+// 0, but 0 times infinity is not.
+template <class Config>
+__device__ __forceinline__ void zero_rows(uint32_t sV, int32_t first) {
+  int const chunk = ptx::thread_index() % 8;
+  for (int row = first + (ptx::thread_index() - 128) / 8; row < Config::kBlockKV;
+       row += Config::kConsumers * 16) {
+#pragma unroll
+    for (int page = 0; page < Config::kPagesV; ++page) {
+      ptx::store_zeros_16(sV + page * Config::kPageBytesKV + row * 128 + chunk * 16);
+    }
+  }
+  ptx::fence_async_proxy();
+  ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);  // the zeros are there for all
+}
+
+// One warpgroup: the scores, softmax and output of its 64 rows of every tile.
+template <class Config>
+__device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
+                                        const Smem<Config>& smem, uint32_t warpgroup) {
+  const AttentionFwdProblem& problem = arguments.problem;
+  bool const tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  uint32_t const next = (warpgroup + 1) % Config::kConsumers;
+  PipelineState<1> q;
+  PipelineState<Config::kStages> k, v;
+  if (next == 0) ptx::named_barrier_arrive(kTurn, 256);  // consumer 0 begins
+  for (Turn turn; turn.item < arguments.items; turn.advance(arguments)) {
+    Tile<Config> const tile(arguments, turn);
+    if (!tile.exists()) continue;
+    Consumer<Config> consumer;
+    if (!tile.sees()) {
+      consumer.store_output(problem, tile, warpgroup);
+      continue;
+    }
+    uint32_t const sQ = smem.q() + warpgroup * 64 * 128;
+    auto release = [&](uint32_t barrier) {
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    };
+    int32_t n = tile.end - 1;
+    auto take_scores = [&] {  // S(n) is computed: K(n), and with the last one Q, may go
+      ptx::wgmma_pin(consumer.rS);
+      release(smem.empty_k(k.stage));
+      if (n == tile.begin) release(smem.empty_q());
+      k.advance();
+      consumer.softmax_step(problem, tile, warpgroup, n);
+    };
+    auto take_output = [&] {  // P V(n + 1) is added: V(n + 1) may go
+      ptx::wgmma_pin(consumer.rO);
+      release(smem.empty_v(v.stage));
+      v.advance();
+    };
+
+    ptx::mbarrier_wait(smem.full_q(), q.phase);
+    q.advance();
+    ptx::mbarrier_wait(smem.full_k(k.stage), k.phase);
+    consumer.multiply_qk(sQ, smem.k(k.stage));
+    ptx::wgmma_wait<0>();
+    take_scores();
+    consumer.pack();
+    if (tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV) {
+      ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
+      zero_rows<Config>(smem.v(v.stage), tile.mask.seqlen_k - n * Config::kBlockKV);
+    }
+    for (--n; n >= tile.begin; --n) {
+      ptx::mbarrier_wait(smem.full_k(k.stage), k.phase);
+      ptx::named_barrier_sync(kTurn + warpgroup, 256);  // the one before has started its products
+      consumer.multiply_qk(sQ, smem.k(k.stage));
+      ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
+      consumer.multiply_pv(smem.v(v.stage));
+      ptx::named_barrier_arrive(kTurn + next, 256);
+      ptx::wgmma_wait<1>();
+      take_scores();
+      ptx::wgmma_wait<0>();
+      take_output();
+      consumer.pack();
+      consumer.rescale();
+    }
+    ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
+    consumer.multiply_pv(smem.v(v.stage));
+    ptx::wgmma_wait<0>();
+    take_output();
+    consumer.store_output(problem, tile, warpgroup);
+  }
+  if (warpgroup == 0) ptx::named_barrier_sync(kTurn, 256);  // the turn that nobody took
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_fwd_kernel(const __grid_constant__ AttentionFwdArguments arguments) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Smem<Config> const smem{smem_address(shared)};
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(smem.full_q(), 1);
+    ptx::mbarrier_init(smem.empty_q(), 4 * Config::kConsumers);
+    for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(smem.full_k(stage), 1);
+      ptx::mbarrier_init(smem.full_v(stage), 1);
+      ptx::mbarrier_init(smem.empty_k(stage), 4 * Config::kConsumers);
+      ptx::mbarrier_init(smem.empty_v(stage), 4 * Config::kConsumers);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();  // the barriers are there for all
+  if (threadIdx.x < 128) {
+    ptx::registers_give<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<Config>(arguments, smem);
+  } else {
+    ptx::registers_take<Config::kConsumerRegisters>();
+    consume<Config>(arguments, smem, threadIdx.x / 128 - 1);
+  }
+}
+
+}  // namespace flashvar::sm90

@@ -1,0 +1,262 @@
+// What a consumer warpgroup of the forward holds in registers, and the steps it takes with it.
+//
+// Warp w of the warpgroup has rows 16 w to 16 w + 15 as m16n8 accumulators: a thread has rows
+// lane / 4 and lane / 4 + 8 of them, and columns 2 (lane % 4) and the next of every eight.
+#pragma once
+#include <cstdint>
+
+#include "core/dropout.cuh"
+#include "core/online_softmax.cuh"
+#include "core/score_modification.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90 {
+
+// A quad's lanes hold two columns each of four neighbouring mma tiles; afterwards lane i holds all
+// eight columns of tile i.
+__device__ __forceinline__ uint4 transpose_quad(uint32_t (&word)[4]) {
+  int const lane = ptx::thread_index() % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    bool const upper = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      uint32_t const sent = upper ? word[i] : word[i | bit];
+      uint32_t const received = __shfl_xor_sync(0xffffffffu, sent, bit);
+      (upper ? word[i] : word[i | bit]) = received;
+    }
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+template <class Config>
+struct Consumer {
+  using Dtype = typename Config::Dtype;
+  static constexpr int kColumns = Config::kBlockKV / 8;  // mma tiles of a row of scores
+  static constexpr int kColumnsV = Config::kHeadDimV / 8;
+  float rS[4 * kColumns];
+  uint32_t rP[kColumns / 2][4];
+  float rO[4 * kColumnsV];
+  OnlineSoftmax<2> softmax;
+  float factor[2];  // what rO is yet to be multiplied by, per row
+
+  __device__ __forceinline__ Consumer() {
+#pragma unroll
+    for (float& x : rO) x = 0.f;
+  }
+
+  // Starts rS = Q K^T.
+  __device__ __forceinline__ void multiply_qk(uint32_t sQ, uint32_t sK) {
+    ptx::wgmma_pin(rS);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
+      uint32_t const page = kk / 4, column = kk % 4 * 32;
+      ptx::Wgmma<Dtype, Config::kBlockKV>::template ss<false>(
+          rS, ptx::wgmma_descriptor(sQ + page * Config::kPageBytesQ + column, 0),
+          ptx::wgmma_descriptor(sK + page * Config::kPageBytesKV + column, 0), kk > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Starts rO += P V.
+  __device__ __forceinline__ void multiply_pv(uint32_t sV) {
+    ptx::wgmma_pin(rO);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
+      ptx::Wgmma<Dtype, Config::kHeadDimV>::template rs<true>(
+          rO, rP[kk], ptx::wgmma_descriptor(sV + kk * 16 * 128, Config::kPageBytesKV), 1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Turns the scores of block n into weights against the maximum so far.
+  __device__ __forceinline__ void softmax_step(const AttentionFwdProblem& problem,
+                                               const Tile<Config>& tile, uint32_t warpgroup,
+                                               int32_t n) {
+    int32_t const first_row = tile.first_query + warpgroup * 64;
+    int32_t const first_key = n * Config::kBlockKV;
+    if constexpr (Config::kFeatures) {
+      modify_scores(problem, tile, first_row, first_key);
+    } else if (problem.score_sign != 1.f) {
+#pragma unroll
+      for (float& score : rS) score *= problem.score_sign;
+    }
+    if (tile.mask.hides_any(first_row, first_row + 63, first_key, first_key + Config::kBlockKV)) {
+      apply_mask(tile.mask, first_row, first_key);
+    }
+    float const scale_log2 = Config::kFeatures ? 1.f / kLn2 : problem.scale_log2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float block_max = -infinity();
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        block_max = fmaxf(block_max, fmaxf(rS[4 * c + 2 * r], rS[4 * c + 2 * r + 1]));
+      }
+      float shift;
+      factor[r] = softmax.advance(r, block_max, scale_log2, shift);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = rS[4 * c + 2 * r + e];
+          score = exp2_approx(score * scale_log2 - shift);
+          softmax.row_sum[r] += score;
+        }
+      }
+    }
+    if constexpr (Config::kFeatures) {
+      if (problem.features.rng != nullptr) drop_weights(problem, tile, first_row, first_key);
+    }
+  }
+
+  // Weights become operands. The products that read the ones before must be complete.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int kk = 0; kk < kColumns / 2; ++kk) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rP[kk][i] = Dtype::pack(rS[8 * kk + 2 * i], rS[8 * kk + 2 * i + 1]);
+      }
+    }
+  }
+
+  // Brings rO to the footing of the weights packed last: which it mostly is on.
+  __device__ __forceinline__ void rescale() {
+    if (!__any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f)) return;
+#pragma unroll
+    for (int i = 0; i < 4 * kColumnsV; ++i) rO[i] *= factor[i / 2 % 2];
+  }
+
+  // Completes the warpgroup's rows and writes them and their LSE.
+  __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
+                                               const Tile<Config>& tile, uint32_t warpgroup) {
+    // Special registers are read anew: addresses worked out early would cost the loop registers.
+    int const thread = ptx::thread_index() % 128;
+    int const lane = thread % 32;
+    bool const packed = problem.queries.offsets != nullptr;
+    int64_t const gLSE =
+        packed ? int64_t{tile.head} * problem.queries.total + tile.row_q
+               : (int64_t{tile.batch} * problem.heads_q + tile.head) * problem.queries.seqlen;
+    uint16_t* const gO = problem.out.data + tile.batch * problem.out.batch_stride +
+                         tile.head * problem.out.head_stride + tile.row_q * problem.out.seq_stride;
+    float const scale_log2 = Config::kFeatures ? 1.f / kLn2 : problem.scale_log2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const row =
+          tile.first_query + warpgroup * 64 + thread / 32 * 16 + half * 8 + lane / 4;
+      bool const exists = row < tile.mask.seqlen_q;
+      float lse;
+      float const inverse = softmax.finish(half, scale_log2, lse);
+      if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
+      uint16_t* const target = gO + row * problem.out.seq_stride;
+#pragma unroll
+      for (int n = 0; n < kColumnsV; n += 4) {
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          word[i] = Dtype::pack(rO[4 * (n + i) + 2 * half] * inverse,
+                                rO[4 * (n + i) + 2 * half + 1] * inverse);
+        }
+        uint4 const chunk = transpose_quad(word);
+        int const column = (n + lane % 4) * 8;
+        if (exists && column < problem.head_dim_v) {
+          *reinterpret_cast<uint4*>(target + column) = chunk;
+        }
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int row_of_warpgroup() {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+
+  // -inf for keys that a row does not see.
+  __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
+                                             int32_t first_key) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const row = first_row + row_of_warpgroup() + half * 8;
+      int32_t const own = first_key + threadIdx.x % 4 * 2;
+      int32_t const begin = mask.visible_begin(row) - own, end = mask.visible_end(row) - own;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          int const column = 8 * c + e;
+          if (column >= end || column < begin) rS[4 * c + 2 * half + e] = -infinity();
+        }
+      }
+    }
+  }
+
+  // Final scores in natural-log units from q . k.
+  __device__ __forceinline__ void modify_scores(const AttentionFwdProblem& problem,
+                                                const Tile<Config>& tile, int32_t first_row,
+                                                int32_t first_key) {
+    const ScoreFeatures& features = problem.features;
+    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const key = first_key + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (float& score : rS) score *= features.scale;
+    if (features.softcap != 0.f) {
+      Softcap const softcap(features.softcap);
+#pragma unroll
+      for (float& score : rS) score = softcap(score);
+    }
+    if (features.alibi_slopes != nullptr) {
+      Alibi const alibi(problem, tile.batch, tile.head, tile.mask.seqlen_q, tile.mask.seqlen_k);
+      float const distance = alibi.distance(row, key);
+#pragma unroll
+      for (int i = 0; i < 4 * kColumns; ++i) {
+        rS[i] += alibi(distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+      }
+    }
+    if (features.bias.data != nullptr) {
+      if (features.bias_is_fp32) {
+        add_bias<dtype::fp32>(problem, tile, row, key);
+      } else {
+        add_bias<Dtype>(problem, tile, row, key);
+      }
+    }
+  }
+
+  template <class Element>
+  __device__ __forceinline__ void add_bias(const AttentionFwdProblem& problem,
+                                           const Tile<Config>& tile, int32_t row, int32_t key) {
+    Bias<Element> const bias(problem, tile.batch, tile.head);
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) {
+      rS[i] += bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
+    }
+  }
+
+  // Dropout: weights are zeroed or grown after they have been counted into the sums.
+  __device__ __forceinline__ void drop_weights(const AttentionFwdProblem& problem,
+                                               const Tile<Config>& tile, int32_t first_row,
+                                               int32_t first_key) {
+    DropoutWords const words(problem.features.rng, tile.batch * problem.heads_q + tile.head);
+    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const key = first_key + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        PhiloxWords const four = words.at(row, key + 8 * c + e);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& weight = rS[4 * (c + i % 2) + 2 * (i / 2) + e];
+          bool const kept = four.word[i] >= problem.features.dropout_threshold;
+          weight = kept ? weight * problem.features.dropout_scale : 0.f;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flashvar::sm90

@@ -1,0 +1,82 @@
+// Launches attention_fwd_kernel: which copy of it, tensor maps, grid, shared memory.
+#pragma once
+#include <algorithm>
+
+#include "abi/kernel_table.h"
+#include "core/dtype.cuh"
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/tensor_map.h"
+#include "sm90/attention_fwd.cuh"
+
+namespace flashvar::sm90 {
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
+struct AttentionFwdLaunch {
+  template <Purpose kPurpose>
+  using Config = AttentionFwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kPurpose>;
+  using Plain = Config<Purpose::kPlain>;
+
+  // Of the copy with two consumers, whose threads have the most registers.
+  static constexpr KernelFacts facts(const char* name) {
+    return KernelFacts::make(name, Config<Purpose::kFeatures>::kThreads, Plain::kSharedMemory,
+                             Plain::kBlockQ, Plain::kBlockKV);
+  }
+
+  // The copy engine takes rows that start on 16 bytes alone.
+  static bool serves(const AttentionFwdProblem& problem) {
+    return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
+  }
+
+  static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
+    constexpr bool kHasShort = Config<Purpose::kShort>::kBlockQ != Plain::kBlockQ;
+    bool const masked = problem.window_right != kUnbounded || problem.window_left != kUnbounded;
+    if (problem.has_features()) {
+      return launch_copy<Config<Purpose::kFeatures>>(problem, device, stream);
+    }
+    if constexpr (kHasShort) {
+      if (masked && problem.queries.seqlen <= kShortSeqlen) {
+        return launch_copy<Config<Purpose::kShort>>(problem, device, stream);
+      }
+    }
+    return launch_copy<Plain>(problem, device, stream);
+  }
+
+ private:
+  static constexpr int kShortSeqlen = 1536;
+
+  template <class Copy>
+  static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,
+                                 cudaStream_t stream) {
+    AttentionFwdArguments arguments;
+    arguments.problem = problem;
+    TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi};
+    cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Copy::kBlockQ);
+    if (error == cudaSuccess) {
+      error = make.keys(arguments.k, problem.k, problem.head_dim, Copy::kBlockKV);
+    }
+    if (error == cudaSuccess) {
+      error = make.keys(arguments.v, problem.v, problem.head_dim_v, Copy::kBlockKV);
+    }
+    int multiprocessors = 0;
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (error != cudaSuccess) return error;
+
+    bool const packed = problem.queries.offsets != nullptr;
+    int64_t const rows = packed ? problem.heads_q : problem.heads_q * problem.batch;
+    int64_t const tiles = problem.queries.tiles(packed ? problem.batch : 1, Copy::kBlockQ);
+    arguments.paired = !packed && problem.window_right != kUnbounded &&
+                       rows * tiles >= int64_t{2} * multiprocessors;
+    int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
+    if (rows * row_items > INT32_MAX) return cudaErrorInvalidConfiguration;
+    arguments.row_items = static_cast<uint32_t>(row_items);
+    arguments.items = static_cast<uint32_t>(rows * row_items);
+    LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
+                            Copy::kSharedMemory};
+    return launch_kernel<attention_fwd_kernel<Copy>>(arguments, shape, device, stream);
+  }
+};
+
+}  // namespace flashvar::sm90

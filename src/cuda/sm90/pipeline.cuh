@@ -1,0 +1,126 @@
+// What producers and consumers share: the rings of buffers, their barriers, and the order of tiles.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/mask.cuh"
+#include "core/problem.h"
+#include "sm90/config.cuh"
+
+namespace flashvar::sm90 {
+
+struct AttentionFwdArguments {
+  AttentionFwdProblem problem;
+  CUtensorMap q, k, v;
+  uint32_t items;      // tiles of kBlockQ query rows, or pairs of them, over all heads and batches
+  uint32_t row_items;  // of one head: of one sequence, or of all where they are packed
+  bool paired;
+};
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Which buffer of a ring, and the parity of the phase that fills it.
+template <int kStages>
+struct PipelineState {
+  uint32_t stage = 0, phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Shared memory of a block: barriers, then tiles of whole 1024-byte swizzle periods.
+template <class Config>
+struct Smem {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q() const { return base + Config::kBarrierBytes; }
+  __device__ __forceinline__ uint32_t k(uint32_t stage) const {
+    return q() + Config::kBytesQ + stage * Config::kBytesK;
+  }
+  __device__ __forceinline__ uint32_t v(uint32_t stage) const {
+    return k(Config::kStages) + stage * Config::kBytesV;
+  }
+
+  // full: the tile has arrived; empty: all consumers are done with it.
+  __device__ __forceinline__ uint32_t full_q() const { return base; }
+  __device__ __forceinline__ uint32_t empty_q() const { return base + 8; }
+  __device__ __forceinline__ uint32_t full_k(uint32_t stage) const { return ring(0, stage); }
+  __device__ __forceinline__ uint32_t empty_k(uint32_t stage) const { return ring(1, stage); }
+  __device__ __forceinline__ uint32_t full_v(uint32_t stage) const { return ring(2, stage); }
+  __device__ __forceinline__ uint32_t empty_v(uint32_t stage) const { return ring(3, stage); }
+
+ private:
+  __device__ __forceinline__ uint32_t ring(int which, uint32_t stage) const {
+    return base + 16 + (which * Config::kStages + stage) * 8;
+  }
+};
+
+// What a block does one after the other. Under a causal mask an item is two tiles of one head, the
+// n-th from the end and the n-th from the start: so all items are equally long, and blocks that run
+// at the same time read the same keys.
+struct Turn {
+  uint32_t item;
+  bool second;
+
+  __device__ __forceinline__ explicit Turn() : item(blockIdx.x), second(false) {}
+
+  __device__ __forceinline__ void advance(const AttentionFwdArguments& arguments) {
+    second = arguments.paired && !second;
+    if (!second) item += gridDim.x;
+  }
+};
+
+// One tile of queries of one head, and the blocks of keys that they see.
+template <class Config>
+struct Tile {
+  Mask mask;
+  uint32_t batch, head, head_kv;
+  int32_t first_query;   // within the sequence
+  int32_t row_q, row_k;  // of the tensor, where the sequence begins
+  int32_t begin, end;    // blocks of keys
+
+  __device__ __forceinline__ Tile(const AttentionFwdArguments& arguments, const Turn& turn) {
+    const AttentionFwdProblem& problem = arguments.problem;
+    uint32_t const row = turn.item / arguments.row_items;
+    uint32_t place = turn.item % arguments.row_items;
+    if (problem.queries.offsets == nullptr) {
+      // The last queries first: under a causal mask they have the most to do.
+      uint32_t const blocks = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
+      if (!turn.second) place = blocks - 1 - place;
+      batch = row / problem.heads_q;
+      head = row % problem.heads_q;
+      first_query = place * Config::kBlockQ;
+      // The middle of an odd number of tiles is no pair.
+      if (turn.second && place == blocks - 1 - place) first_query = problem.queries.seqlen;
+    } else {
+      TilePosition const position = problem.queries.find(
+          arguments.row_items - 1 - place, static_cast<uint32_t>(problem.batch), Config::kBlockQ);
+      batch = position.batch;
+      head = row;
+      first_query = position.first;
+    }
+    head_kv = head / problem.group;
+    Span const queries = problem.queries.span(batch), keys = problem.keys.span(batch);
+    row_q = queries.first;
+    row_k = keys.first;
+    int32_t count_k = keys.count;
+    if (problem.seqused_k != nullptr) count_k = min(max(problem.seqused_k[batch], 0), count_k);
+    mask = {queries.count, count_k, problem.window_left, problem.window_right};
+    int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
+    begin = mask.visible_begin(first_query) / Config::kBlockKV;
+    end = (mask.visible_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+  }
+
+  // Whether the tile has rows at all; and whether these see any key.
+  __device__ __forceinline__ bool exists() const { return first_query < mask.seqlen_q; }
+  __device__ __forceinline__ bool sees() const { return begin < end; }
+};
+
+}  // namespace flashvar::sm90
