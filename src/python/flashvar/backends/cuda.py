@@ -34,6 +34,10 @@ _FEATURES: Final = (
 )
 # flashvar_attention_fwd_params: q, k, v and out, then lse.
 _FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}")
+# The same in one problem: head, stream, four tensors, lse and the rest, where what never changes is
+# bytes already.
+_TAIL: Final = struct.Struct(f"<{_SIZES}{_FEATURES}")
+_QUICK: Final = struct.Struct(f"<16sQ{'Q24s' * 4}Q{_TAIL.size}s")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
 # lse, grad_lse, workspace and workspace_size.
 _BACKWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 9}QQQQ{_SIZES}{_FEATURES}")
@@ -52,30 +56,32 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     """Bind the binary that the verdict names and everything of the struct but the addresses."""
     library, device = _binary(problem, verdict)
     run = library.attention_fwd
-    pack = _FORWARD.pack
     stream_of = torch._C._cuda_getCurrentRawStream
-    head = (_FORWARD.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
-    q_strides, k_strides, v_strides, out_strides = problem.q, problem.k, problem.v, problem.out
+    pack, pack_tail = _QUICK.pack, _TAIL.pack
+    head = struct.pack("<IIiI", _FORWARD.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
+    q_strides, k_strides, v_strides, out_strides = (
+        struct.pack("<qqq", *strides) for strides in (problem.q, problem.k, problem.v, problem.out)
+    )
     sizes = _sizes(problem)
     features = _features(problem)
-    # Without any of the tensors behind v the features are the same bytes at every call.
-    constant = None if _has_tensors(problem) else (*sizes, *features(None))
+    # Without any tensor behind v the rest is the same at every call.
+    constant = None if _has_tensors(problem) else pack_tail(*sizes, *features(None))
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         run(
             pack(
-                *head,
+                head,
                 stream_of(device),
                 inputs[0].data_ptr(),
-                *q_strides,
+                q_strides,
                 inputs[1].data_ptr(),
-                *k_strides,
+                k_strides,
                 inputs[2].data_ptr(),
-                *v_strides,
+                v_strides,
                 out.data_ptr(),
-                *out_strides,
+                out_strides,
                 0 if lse is None else lse.data_ptr(),
-                *(constant or (*sizes, *features(inputs))),
+                constant or pack_tail(*sizes, *features(inputs)),
             )
         )
 

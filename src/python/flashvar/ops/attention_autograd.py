@@ -12,7 +12,7 @@ import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
-from flashvar.ops.attention_plan import Plan
+from flashvar.ops.attention_plan import NO_EXTRAS, Extras, Plan
 from flashvar.ops.attention_problem import Inputs
 
 _TENSORS: Final = len(Inputs._fields)
@@ -20,7 +20,10 @@ _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """A forward that somebody else computes, and the op that differentiates it."""
+    """A forward that somebody else computes, and the op that differentiates it.
+
+    `inputs` are those of Inputs, of which the last may be left out.
+    """
 
     @staticmethod
     def forward(ctx: Any, compute: Any, options: Any, *inputs: Any) -> Any:
@@ -37,15 +40,12 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         if grad_out is None and grad_lse is None:
             return (None,) * len(wanted)
         *inputs, out, lse = ctx.saved_tensors
+        absent = (None,) * (_TENSORS - len(inputs))
         grads = torch.ops.flashvar.attention_bwd.default(
-            grad_out, grad_lse, out, lse, wanted[5], *inputs, *ctx.options
+            grad_out, grad_lse, out, lse, any(wanted[5:6]), *inputs, *absent, *ctx.options
         )
-        return (
-            None,
-            None,
-            *(grad if want else None for grad, want in zip(grads, wanted[2:6], strict=True)),
-            *(None,) * (len(wanted) - 6),
-        )
+        grads = (None, None, *grads, *(None,) * len(wanted))
+        return tuple(grad if want else None for grad, want in zip(grads, wanted, strict=False))
 
 
 class _Twice(torch.autograd.Function):  # type: ignore[misc]
@@ -69,11 +69,16 @@ _apply: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Attentio
 
 
 def differentiable(
-    plan: Plan, inputs: Inputs, options: tuple[Any, ...]
+    plan: Plan,
+    tensors: tuple[torch.Tensor | None, ...],
+    extras: Extras,
+    options: tuple[Any, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and log-sum-exp of plain tensors, with their history."""
-    refuse_gradient_of_slopes(inputs)
-    out, lse = _apply(lambda inputs, _: plan.run(Inputs._make(inputs), True), options, *inputs)
+    if extras is not NO_EXTRAS:
+        tensors = (*tensors, *extras)
+        refuse_gradient_of_slopes(tensors)
+    out, lse = _apply(plan.compute, options, *tensors)
     return out, lse
 
 

@@ -18,7 +18,14 @@ from flashvar.ops.attention_extras import check_offsets
 from flashvar.ops.attention_inputs import inspect, inspect_backward
 from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_padding import pad_inputs, padded_launch, wants_padding
-from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Options, Problem
+from flashvar.ops.attention_problem import (
+    BackwardProblem,
+    Gradients,
+    Inputs,
+    Options,
+    Problem,
+    make_inputs,
+)
 from flashvar.verdicts import Overrides, Request, Verdict
 
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
@@ -36,15 +43,16 @@ class Plan:
     verdict: Verdict
     launch: Launch | None
     options: Options
+    out_like: torch.Tensor  # what is allocated, without memory: empty_like is the fastest way
+    lse_like: torch.Tensor
     reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
     def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Out, contiguous in the user's layout, and the log-sum-exp if it is wanted."""
-        problem, q = self.problem, inputs.q
         if self.reads_offsets:
             check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
-        out = q.new_empty(problem.out_shape)
-        lse = q.new_empty(problem.lse_shape, dtype=problem.lse_dtype) if with_lse else None
+        out = _empty_like(self.out_like)
+        lse = _empty_like(self.lse_like) if with_lse else None
         if self.launch is not None:
             self.launch(inputs, out, lse)
         else:
@@ -52,6 +60,12 @@ class Plan:
             if lse is not None:
                 lse.fill_(-torch.inf)
         return out, lse
+
+    def compute(
+        self, inputs: tuple[torch.Tensor | None, ...], _options: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Both outputs; the last of the inputs may be left out."""
+        return self.run(make_inputs(inputs + NO_EXTRAS[len(inputs) - 3 :]), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,8 @@ class BackwardPlan:
         return grads
 
 
+_empty_like: Final = torch.empty_like
+
 _plans: dict[tuple[Any, ...], Plan] = {}
 _backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
 
@@ -104,7 +120,7 @@ def plan(
         check_options(Options._make(options))
         raise
     if found is None:
-        found = _make(Inputs(q, k, v, *extras), Options._make(options))
+        found = _make(make_inputs((q, k, v, *extras)), Options._make(options))
         _keep(_plans, key, found)
     return found
 
@@ -173,14 +189,19 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         padded = pad_inputs(inputs)
         inner = _make(padded, options._replace(scale=problem.scale))
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
-        return Plan(problem, inner.verdict, launch, options, reads_offsets)
-    dims = problem.head_dim, problem.head_dim_v
-    request = Request("attention_fwd", problem.dtype, problem.device, *dims)
-    verdict = _choose(request, options.backend)
-    launch = None
-    if not problem.empty:
-        launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
-    return Plan(problem, verdict, launch, options, reads_offsets)
+        verdict = inner.verdict
+    else:
+        dims = problem.head_dim, problem.head_dim_v
+        request = Request("attention_fwd", problem.dtype, problem.device, *dims)
+        verdict = _choose(request, options.backend)
+        launch = None
+        if not problem.empty and not inputs.q.is_meta:
+            launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
+    out = inputs.q.new_empty(problem.out_shape)
+    lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
+    for prototype in (out, lse):
+        prototype.untyped_storage().resize_(0)
+    return Plan(problem, verdict, launch, options, out, lse, reads_offsets)
 
 
 def _make_backward(
