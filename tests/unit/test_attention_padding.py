@@ -10,7 +10,7 @@ import torch
 
 import flashvar
 from flashvar.backends import reference
-from flashvar.ops import attention_padding, attention_plan, attention_run
+from flashvar.ops import attention_padding, attention_plan
 from flashvar.ops.attention_problem import Problem
 
 
@@ -30,7 +30,7 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(attention_plan, "_plans", {})
     monkeypatch.setattr(attention_plan, "_backward_plans", {})
     monkeypatch.setattr(reference, "prepare_attention_fwd", watched)
-    for module in (attention_padding, attention_plan, attention_run):
+    for module in (attention_padding, attention_plan):
         monkeypatch.setattr(module, "wants_padding", wants)
     return asked
 
@@ -62,7 +62,7 @@ def test_padding_changes_nothing(
     assert set(padded) == {(-(-dims[0] // 8) * 8, -(-dims[1] // 8) * 8)}
     attention_plan._plans.clear()
     with pytest.MonkeyPatch.context() as unpadded:
-        for module in (attention_padding, attention_plan, attention_run):
+        for module in (attention_padding, attention_plan):
             unpadded.setattr(module, "wants_padding", lambda *_: False)
         attention_plan._backward_plans.clear()
         expected = call()
