@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
           [&](int, int n, int e) { return stage.row_sums[lane_query + n * 8 + e % 2]; });
     } else {
-      if (masked) hide_queries(rS, place);
       exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
+      if (masked) hide_queries(rS, place);
       multiply_grad_out();
       differentiate_softmax(rdP, rS, stage.row_sums + lane_query);
     }
