@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,8 @@ import torch
 from flashvar import loader
 from flashvar.backends import cuda
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention_inputs import inspect
+from flashvar.ops.attention_inputs import inspect, inspect_backward
+from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
 from flashvar.registry import Binary
 from flashvar.verdicts import Verdict
 
@@ -26,6 +28,9 @@ C_TYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "void*": ctypes.c_uint64,
     "float*": ctypes.c_uint64,
+    "int32_t*": ctypes.c_uint64,
+    "int64_t*": ctypes.c_uint64,
+    "uint64_t": ctypes.c_uint64,
 }
 
 
@@ -38,81 +43,199 @@ def declared(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-@pytest.fixture
-def params(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a launch with unequal sizes, strides and options hands to the library."""
+STREAM = 1003
+SCALARS = {"abi_version": 1, "device": 3, "dtype": 1, "stream": STREAM}
+# 6 query heads of 3 queries on 2 heads of 5 keys, heads first.
+SIZES = {"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2, "head_dim": 16}
+VERDICT = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
+
+
+class Structs(SimpleNamespace):
+    """What launches handed to the library, and the tensors that they were given."""
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Collects what is handed to a library that does nothing and wants 512 bytes of workspace."""
     C_TYPES["flashvar_tensor"] = declared("flashvar_tensor")
-    packed: list[bytes] = []
-    monkeypatch.setattr(loader, "load", lambda binary: SimpleNamespace(attention_fwd=packed.append))
+    C_TYPES["flashvar_attention_features"] = declared("flashvar_attention_features")
+    collected: list[bytes] = []
+    library = SimpleNamespace(
+        attention_fwd=collected.append,
+        attention_bwd=collected.append,
+        attention_bwd_workspace=lambda packed: 512,
+    )
+    monkeypatch.setattr(loader, "load", lambda binary: library)
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False
     )
-    q = torch.empty(2, 6, 3, 16, dtype=torch.half)  # heads first: 6 heads of 3 queries
+    return collected
+
+
+def inputs(**extras: torch.Tensor) -> Inputs:
+    q = torch.empty(2, 6, 3, 16, dtype=torch.half)
     k = torch.empty(2, 2, 5, 24, dtype=torch.half)[..., :16]
-    v = torch.empty(1, 2, 5, 16, dtype=torch.half).expand(2, -1, -1, -1)
-    problem = inspect(q, k, v, causal=True, scale=-0.5, layout="bhsd")
-    object.__setattr__(problem, "device", 3)
-    verdict = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
-    out, lse = torch.empty_like(q), torch.empty(2, 6, 3)
-    cuda.prepare_attention_fwd(problem, verdict)(q, k, v, out, lse)
-    cuda.prepare_attention_fwd(problem, verdict)(q, k, v, out, None)
+    v = torch.empty(1, 2, 5, 8, dtype=torch.half).expand(2, -1, -1, -1)
+    return Inputs(q, k, v, **extras)
+
+
+def packed_inputs() -> Inputs:
+    q = torch.empty(7, 6, 16, dtype=torch.half)
+    k, v = torch.empty(2, 9, 2, 16, dtype=torch.half)
+    offsets, used = torch.zeros(3, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    return Inputs(q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets.clone(), seqused_k=used)
+
+
+def on_device_3(problem: Problem) -> Problem:
+    return replace(problem, device=3)
+
+
+def forward(given: Inputs, options: Options, packed: list[bytes], with_lse: bool = True) -> Structs:
+    problem = on_device_3(inspect(given, options))
+    out = torch.empty(problem.out_shape, dtype=torch.half)
+    lse = torch.empty(problem.lse_shape) if with_lse else None
+    cuda.prepare_attention_fwd(problem, VERDICT)(given, out, lse)
     structure = declared("flashvar_attention_fwd_params")
-    with_lse, without = (structure.from_buffer_copy(one) for one in packed)
-    assert all(len(one) == ctypes.sizeof(structure) for one in packed)
-    return SimpleNamespace(found=with_lse, without=without, q=q, k=k, v=v, out=out, lse=lse)
+    assert len(packed[-1]) == ctypes.sizeof(structure) == 328
+    return Structs(found=structure.from_buffer_copy(packed[-1]), out=out, lse=lse)
 
 
-def test_scalars(params: Any) -> None:
-    found = {
-        name: getattr(params.found, name)
-        for name, kind in params.found._fields_
-        if kind is not C_TYPES["flashvar_tensor"]
+def scalars(structure: ctypes.Structure) -> dict[str, Any]:
+    kinds = (C_TYPES["flashvar_tensor"], C_TYPES["flashvar_attention_features"])
+    return {
+        name: getattr(structure, name)
+        for name, kind in structure._fields_  # type: ignore[misc]
+        if kind not in kinds
     }
-    assert found == {
-        "struct_size": ctypes.sizeof(params.found),
-        "abi_version": 1,
-        "device": 3,
-        "dtype": 1,
-        "stream": 1003,
-        "lse": params.lse.data_ptr(),
-        "batch": 2,
-        "seqlen_q": 3,
-        "seqlen_k": 5,
-        "heads_q": 6,
-        "heads_kv": 2,
-        "head_dim": 16,
+
+
+def tensor(found: Any) -> tuple[int, ...]:
+    return (found.data, found.batch_stride, found.seq_stride, found.head_stride)
+
+
+def test_forward_scalars(packed: list[bytes]) -> None:
+    options = Options(causal=True, scale=-0.5, layout="bhsd")
+    structs = forward(inputs(), options, packed)
+    assert scalars(structs.found) == {
+        **SCALARS,
+        **SIZES,
+        "struct_size": 328,
+        "lse": structs.lse.data_ptr(),
         "flags": 1,
         "scale": -0.5,
         "reserved": 0,
     }
-    assert params.without.lse == 0
+    assert forward(inputs(), options, packed, with_lse=False).found.lse == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "strides"),
-    [
-        ("q", (288, 16, 48)),
-        ("k", (240, 24, 120)),
-        ("v", (0, 16, 80)),
-        ("out", (288, 16, 48)),
-    ],
-)
-def test_tensors(params: Any, name: str, strides: tuple[int, int, int]) -> None:
-    found = getattr(params.found, name)
-    assert found.data == getattr(params, name).data_ptr()
-    assert (found.batch_stride, found.seq_stride, found.head_stride) == strides
+def test_forward_tensors(packed: list[bytes]) -> None:
+    given = inputs()
+    structs = forward(given, Options(layout="bhsd"), packed)
+    assert tensor(structs.found.q) == (given.q.data_ptr(), 288, 16, 48)
+    assert tensor(structs.found.k) == (given.k.data_ptr(), 240, 24, 120)
+    assert tensor(structs.found.v) == (given.v.data_ptr(), 0, 8, 40)
+    assert tensor(structs.found.out) == (structs.out.data_ptr(), 144, 8, 24)
+
+
+def test_no_features_but_the_head_dim_of_v(packed: list[bytes]) -> None:
+    features = forward(inputs(), Options(layout="bhsd"), packed).found.features
+    assert tensor(features.bias) == (0, 0, 0, 0)
+    assert {name: value for name, value in scalars(features).items() if value} == {"head_dim_v": 8}
+
+
+def test_features(packed: list[bytes]) -> None:
+    bias = torch.empty(1, 6, 3, 8)[..., :5]
+    slopes = torch.empty(2, 8)[:, :6]
+    given = inputs(bias=bias, alibi_slopes=slopes, rng_state=torch.tensor([1, 2]))
+    options = Options(window_left=2, window_right=1, softcap=2.0, dropout_p=0.25, layout="bhsd")
+    found = forward(given, options, packed).found
+    assert given.rng_state is not None
+    assert found.flags == 2 | 4
+    assert tensor(found.features.bias) == (bias.data_ptr(), 0, 8, 24)
+    assert scalars(found.features) == {
+        "cu_seqlens_q": 0,
+        "cu_seqlens_k": 0,
+        "seqused_k": 0,
+        "total_q": 0,
+        "total_k": 0,
+        "alibi_slopes": slopes.data_ptr(),
+        "alibi_batch_stride": 8,
+        "rng": given.rng_state.data_ptr(),
+        "dropout_p": 0.25,
+        "softcap": 2.0,
+        "window_left": 2,
+        "window_right": 1,
+        "head_dim_v": 8,
+        "bias_dtype": 1,
+    }
+
+
+def test_packed_sequences(packed: list[bytes]) -> None:
+    given = packed_inputs()
+    found = forward(given, Options(max_seqlen_q=4), packed).found
+    assert (found.batch, found.seqlen_q, found.seqlen_k) == (2, 4, 9)
+    assert (found.features.total_q, found.features.total_k) == (7, 9)
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"):
+        assert getattr(found.features, name) == getattr(given, name).data_ptr()
+    assert tensor(found.q) == (given.q.data_ptr(), 0, 96, 16)
+
+
+def test_state_of_no_dropout_is_not_passed(packed: list[bytes]) -> None:
+    given = inputs(rng_state=torch.tensor([1, 2]))
+    assert forward(given, Options(layout="bhsd"), packed).found.features.rng == 0
+
+
+def test_backward(packed: list[bytes]) -> None:
+    given = inputs(bias=torch.empty(2, 1, 3, 5, dtype=torch.half))
+    options = Options(causal=True, window_left=1, deterministic=True, layout="bhsd")
+    out = torch.empty(2, 6, 3, 8, dtype=torch.half)
+    grad_out = torch.empty(2, 3, 6, 8, dtype=torch.half).transpose(1, 2)
+    problem = inspect_backward(given, options, grad_out, True, True)
+    problem = replace(problem, forward=on_device_3(problem.forward))
+    lse, grad_lse = torch.empty(2, 6, 3), torch.empty(2, 6, 3)
+    grads = Gradients(
+        *(x.new_empty(x.shape) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
+    )
+    launch = cuda.prepare_attention_bwd(problem, VERDICT)
+    launch(given, out, lse, grad_out, grad_lse, grads)
+    launch(given, out, lse, grad_out, None, grads)
+    structure = declared("flashvar_attention_bwd_params")
+    with_lse, without = (structure.from_buffer_copy(one) for one in packed)
+    assert ctypes.sizeof(structure) == 512
+    assert scalars(with_lse) == {
+        **SCALARS,
+        **SIZES,
+        "struct_size": 512,
+        "lse": lse.data_ptr(),
+        "grad_lse": grad_lse.data_ptr(),
+        "workspace": with_lse.workspace,
+        "workspace_size": 512,
+        "flags": 1 | 2 | 8,
+        "scale": 0.25,
+        "reserved": 0,
+    }
+    assert with_lse.workspace != 0
+    assert without.grad_lse == 0
+    assert grads.bias is not None
+    assert tensor(with_lse.grad_out) == (grad_out.data_ptr(), 144, 48, 8)
+    assert tensor(with_lse.grad_q) == (grads.q.data_ptr(), 288, 16, 48)
+    assert tensor(with_lse.grad_k) == (grads.k.data_ptr(), 160, 16, 80)
+    assert tensor(with_lse.grad_v) == (grads.v.data_ptr(), 80, 8, 40)
+    assert tensor(with_lse.grad_bias) == (grads.bias.data_ptr(), 15, 5, 0)
+    assert with_lse.features.bias_dtype == 0
 
 
 def test_constants_are_the_headers() -> None:
     constants = dict(re.findall(r"(FLASHVAR_\w+)(?: =)? (\d+)u?\b", HEADER))
     assert int(constants["FLASHVAR_ABI_VERSION"]) == cuda._ABI_VERSION
-    assert int(constants["FLASHVAR_CAUSAL"]) == cuda._CAUSAL
+    for name in ("CAUSAL", "WINDOW_LEFT", "WINDOW_RIGHT", "DETERMINISTIC"):
+        assert int(constants[f"FLASHVAR_{name}"]) == getattr(cuda, f"_{name}")
     for name, value in cuda._DTYPES.items():
         assert int(constants[f"FLASHVAR_{name.upper()}"]) == value
 
 
 def test_no_binary_no_launch() -> None:
     q = torch.empty(1, 1, 1, 8, dtype=torch.half)
-    problem = inspect(q, q, q, causal=False, scale=None, layout="bshd")
+    problem = inspect(Inputs(q, q, q), Options())
     with pytest.raises(BackendUnavailableError, match="through an installed binary, got triton"):
         cuda.prepare_attention_fwd(problem, Verdict("triton", "triton", True, ""))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from oracle import Call, assert_right
 
 import flashvar
-from flashvar.backends import reference
+from flashvar.backends.reference import forward, scores
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LENGTHS = [(1, 1), (1, 9), (9, 1), (5, 5), (7, 33), (33, 7)]
@@ -39,7 +41,7 @@ def check(call: Call) -> None:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run with all query rows at once, and with a few at a time."""
     if request.param == "many-chunks":
-        monkeypatch.setattr(reference, "_SCORES_AT_ONCE", 100)
+        monkeypatch.setattr(scores, "_SCORES_AT_ONCE", 100)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -169,15 +171,15 @@ def test_gradient_of_one_input_alone() -> None:
 
 def test_memory_stays_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     widest: list[int] = []
-    scores = reference._scores
+    compute = forward.scores
 
-    def watched(*arguments: object) -> torch.Tensor:
-        result: torch.Tensor = scores(*arguments)  # type: ignore[arg-type]
-        widest.append(result.numel())
+    def watched(*arguments: Any) -> scores.Scores:
+        result = compute(*arguments)
+        widest.append(result.final.numel())
         return result
 
-    monkeypatch.setattr(reference, "_scores", watched)
-    monkeypatch.setattr(reference, "_SCORES_AT_ONCE", 4096)
+    monkeypatch.setattr(forward, "scores", watched)
+    monkeypatch.setattr(scores, "_SCORES_AT_ONCE", 4096)
     check(Call(*make(200, 100, heads=(2, 1), head_dim=4)))
     assert max(widest) <= 4096
     assert len(widest) > 10

@@ -243,9 +243,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
           [&](int, int n, int e) { return stage.row_sums[lane_query + n * 8 + e % 2]; });
     } else {
-      if (masked) hide_queries(rS, place);
+      // No branch between the two, so that the exponentials run beside the product.
       exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
       multiply_grad_out();
+      if (masked) hide_queries(rS, place);
       differentiate_softmax(rdP, rS, stage.row_sums + lane_query);
     }
 
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       Fragment<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
       rdQ.clear();
       uint32_t const adS = LayoutS::advance(
-          ptx::smem_address(sdS) + transposed_fragment_offset<LayoutS>(), GradQ::row(warp) / 8);
+          ptx::smem_address(sdS) + turned_fragment_offset<LayoutS>(), GradQ::row(warp) / 8);
       multiply_columns<Dtype, LayoutK, Config::kBlockKV, GradQ::kColWarps>(
           rdQ,
           LayoutK::advance(ptx::smem_address(sK) + fragment_offset<LayoutK>(),

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   load_any_tile<LayoutDO, Config>(sdO, args.grad_out.data + block.query_offset(args.grad_out),
                                   args.grad_out.seq_stride, queries, args.head_dim_v,
                                   args.aligned);
+  ptx::cp_async_commit();
 
   int const warp_row = ptx::thread_index() / 32 * 16;
   float lse_log2[2], row_sum[2];

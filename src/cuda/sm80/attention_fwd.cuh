@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/online_softmax.cuh"
+#include "core/outside_rows.cuh"
 #include "core/problem.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -17,7 +18,6 @@
 #include "sm80/attention_fwd_block.cuh"
 #include "sm80/attention_fwd_scores.cuh"
 #include "sm80/config.cuh"
-#include "sm80/outside_rows.cuh"
 #include "sm80/tiles.cuh"
 
 namespace flashvar::sm80 {
@@ -183,21 +183,6 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                                    problem.head_dim_v);
 }
 
-// Queries of no sequence see no key.
-__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem) {
-  auto const store = [&](int32_t row, int32_t head) {
-    uint16_t* const gO =
-        problem.out.data + row * problem.out.seq_stride + head * problem.out.head_stride;
-    for (int32_t column = threadIdx.x; column < problem.head_dim_v; column += blockDim.x) {
-      gO[column] = 0;
-    }
-    if (problem.lse != nullptr && threadIdx.x == 0) {
-      problem.lse[int64_t{head} * problem.queries.total + row] = -infinity();
-    }
-  };
-  for_each_outside_row(problem.queries, problem.batch, problem.heads_q, store);
-}
-
 // Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
 // sequences and all else cost the loop nothing and are always served.
 template <class Config, bool kAligned>
@@ -216,10 +201,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sO = smem;  // over Q and K
   SharedBlock& shared = *reinterpret_cast<SharedBlock*>(sV + LayoutV::kBytes);
 
-  store_outside_rows(problem);
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
-  if (queries <= 0) return;
+  if (queries <= 0) {
+    if (block.is_spare) {
+      store_outside_rows(problem, block.head, threadIdx.x / 32, blockDim.x / 32);
+    }
+    return;
+  }
   KeyBlocks const blocks = block.key_blocks(problem, Config::kBlockQ, kBlockKV);
   const uint16_t* const gK = problem.k.data + block.key_offset(problem.k, problem.group);
   const uint16_t* const gV = problem.v.data + block.key_offset(problem.v, problem.group);
@@ -241,8 +230,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   }
   for (int32_t n = blocks.end - 1; n >= blocks.begin; --n) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // K(n), and at first Q and `shared`, is there for all; all are done with
-                      // V(n+1)
+    // K(n), and at first Q and `shared`, is there for all; all are done with V(n + 1)
+    __syncthreads();
     load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
                                             shared.block.keys.count, problem.head_dim_v);
 
@@ -250,7 +239,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     ptx::cp_async_wait<0>();
-    __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
+    // V(n) is there for all; all are done with K(n), and at last with Q
+    __syncthreads();
     if (n > blocks.begin) {
       if constexpr (Config::kFeatures) {
         prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
@@ -264,8 +254,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     } else if (problem.score_sign != 1.f) {
       apply_sign<Config>(rS, problem.score_sign);
     }
-    if (shared.key_blocks.has_mask(n))
+    if (shared.key_blocks.has_mask(n)) {
       apply_mask<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
+    }
     softmax_step<Config>(softmax, rS, rO, Config::kFeatures ? 1.f / kLn2 : problem.scale_log2);
     if constexpr (Config::kFeatures) {
       drop_weights<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);

@@ -32,6 +32,12 @@ struct Block {
   uint32_t batch, head;
   int32_t first_query;  // in its sequence; at the end or past it when there is nothing to do
   Span queries, keys;   // of the sequence
+  bool is_spare;        // one block of each head where sequences are packed: has no queries
+
+  // Of a head. Packed sequences get one more than they can need.
+  static __host__ __device__ int64_t tiles(const AttentionProblem& problem, int32_t rows) {
+    return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
+  }
 
   __device__ __forceinline__ Block(const AttentionProblem& problem, int32_t rows) {
     uint32_t const block = ptx::block_index();
@@ -42,10 +48,12 @@ struct Block {
       batch = head_and_batch / problem.heads_q;
       head = head_and_batch % problem.heads_q;
       first_query = (blocks_q - 1 - block % blocks_q) * rows;
+      is_spare = false;
     } else {
-      uint32_t const tiles = problem.queries.total / rows + batches;
-      head = block / tiles;
-      TilePosition const tile = problem.queries.find(tiles - 1 - block % tiles, batches, rows);
+      uint32_t const count = static_cast<uint32_t>(tiles(problem, rows));
+      head = block / count;
+      is_spare = block % count == 0;
+      TilePosition const tile = problem.queries.find(count - 1 - block % count, batches, rows);
       batch = tile.batch;
       first_query = tile.first;
     }

@@ -34,6 +34,11 @@ _FEATURES: Final = (
 )
 # flashvar_attention_fwd_params: q, k, v and out, then lse.
 _FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}")
+# The same in one problem: head, stream, four tensors, lse and the rest, where what never changes is
+# bytes already.
+_TAIL: Final = struct.Struct(f"<{_SIZES}{_FEATURES}")
+_QUICK_BACKWARD: Final = struct.Struct(f"<16sQ{'Q24s' * 9}QQQQ{_TAIL.size}s")
+_QUICK: Final = struct.Struct(f"<16sQ{'Q24s' * 4}Q{_TAIL.size}s")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
 # lse, grad_lse, workspace and workspace_size.
 _BACKWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 9}QQQQ{_SIZES}{_FEATURES}")
@@ -52,30 +57,32 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     """Bind the binary that the verdict names and everything of the struct but the addresses."""
     library, device = _binary(problem, verdict)
     run = library.attention_fwd
-    pack = _FORWARD.pack
     stream_of = torch._C._cuda_getCurrentRawStream
-    head = (_FORWARD.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
-    q_strides, k_strides, v_strides, out_strides = problem.q, problem.k, problem.v, problem.out
+    pack, pack_tail = _QUICK.pack, _TAIL.pack
+    head = struct.pack("<IIiI", _FORWARD.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
+    q_strides, k_strides, v_strides, out_strides = (
+        struct.pack("<qqq", *strides) for strides in (problem.q, problem.k, problem.v, problem.out)
+    )
     sizes = _sizes(problem)
     features = _features(problem)
-    # Without any of the tensors behind v the features are the same bytes at every call.
-    constant = None if _has_tensors(problem) else (*sizes, *features(None))
+    # Without any tensor behind v the rest is the same at every call.
+    constant = None if _has_tensors(problem) else pack_tail(*sizes, *features(None))
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         run(
             pack(
-                *head,
+                head,
                 stream_of(device),
                 inputs[0].data_ptr(),
-                *q_strides,
+                q_strides,
                 inputs[1].data_ptr(),
-                *k_strides,
+                k_strides,
                 inputs[2].data_ptr(),
-                *v_strides,
+                v_strides,
                 out.data_ptr(),
-                *out_strides,
+                out_strides,
                 0 if lse is None else lse.data_ptr(),
-                *(constant or (*sizes, *features(inputs))),
+                constant or pack_tail(*sizes, *features(inputs)),
             )
         )
 
@@ -88,9 +95,20 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
     library, device = _binary(forward, verdict)
     run, workspace_of = library.attention_bwd, library.attention_bwd_workspace
     stream_of = torch._C._cuda_getCurrentRawStream
-    head = (_BACKWARD.size, _ABI_VERSION, device, _DTYPES[forward.dtype])
+    head = struct.pack("<IIiI", _BACKWARD.size, _ABI_VERSION, device, _DTYPES[forward.dtype])
+    q_strides, k_strides, v_strides, out_strides, grad_out_strides = (
+        struct.pack("<qqq", *strides)
+        for strides in (forward.q, forward.k, forward.v, forward.out, problem.grad_out)
+    )
+    grad_q_strides, grad_k_strides, grad_v_strides = (
+        struct.pack("<qqq", *strides)
+        for strides in (problem.grad_q, problem.grad_k, problem.grad_v)
+    )
+    grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
+    pack, pack_tail = _QUICK_BACKWARD.pack, _TAIL.pack
     sizes = _sizes(forward)
     features = _features(forward)
+    constant = None if _has_tensors(forward) else pack_tail(*sizes, *features(None))
     wanted: list[int] = []
 
     def launch(
@@ -101,23 +119,36 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
         grad_lse: torch.Tensor | None,
         grads: Gradients,
     ) -> None:
-        tensors = (
-            *_tensor(inputs.q, forward.q),
-            *_tensor(inputs.k, forward.k),
-            *_tensor(inputs.v, forward.v),
-            *_tensor(out, forward.out),
-            *_tensor(grad_out, problem.grad_out),
-            *_tensor(grads.q, problem.grad_q),
-            *_tensor(grads.k, problem.grad_k),
-            *_tensor(grads.v, problem.grad_v),
-            *_bias(grads.bias, problem.grad_bias),
-            lse.data_ptr(),
-            0 if grad_lse is None else grad_lse.data_ptr(),
-        )
-        tail = (*sizes, *features(inputs))
+        tail = constant or pack_tail(*sizes, *features(inputs))
 
         def packed(workspace: int, size: int) -> bytes:
-            return _BACKWARD.pack(*head, stream_of(device), *tensors, workspace, size, *tail)
+            return pack(
+                head,
+                stream_of(device),
+                inputs[0].data_ptr(),
+                q_strides,
+                inputs[1].data_ptr(),
+                k_strides,
+                inputs[2].data_ptr(),
+                v_strides,
+                out.data_ptr(),
+                out_strides,
+                grad_out.data_ptr(),
+                grad_out_strides,
+                grads[0].data_ptr(),
+                grad_q_strides,
+                grads[1].data_ptr(),
+                grad_k_strides,
+                grads[2].data_ptr(),
+                grad_v_strides,
+                _address(grads[3]),
+                grad_bias_strides,
+                lse.data_ptr(),
+                _address(grad_lse),
+                workspace,
+                size,
+                tail,
+            )
 
         if not wanted:
             wanted.append(workspace_of(packed(0, 0)))
@@ -204,11 +235,10 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _tensor(tensor: torch.Tensor, strides: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    return (tensor.data_ptr(), *strides)
-
-
 def _bias(tensor: torch.Tensor | None, strides: BiasStrides | None) -> tuple[int, int, int, int]:
-    if tensor is None or strides is None:
-        return _NO_TENSOR
-    return (tensor.data_ptr(), strides.batch, strides.query, strides.heads)
+    return (_address(tensor), *_bias_strides(strides))
+
+
+def _bias_strides(strides: BiasStrides | None) -> tuple[int, int, int]:
+    """In the order of the struct: batch, query, heads."""
+    return (0, 0, 0) if strides is None else (strides.batch, strides.query, strides.heads)

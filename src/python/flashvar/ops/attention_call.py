@@ -10,12 +10,16 @@ from torch.autograd import forward_ad
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention_autograd import differentiable
 from flashvar.ops.attention_flops import tell_flop_counters
-from flashvar.ops.attention_inputs import inspect
+from flashvar.ops.attention_inputs import inspect_symbolic
+from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
-from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.ops.attention_problem import Inputs, Options, make_inputs
+from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 from flashvar.ops.torch_library import attention_fwd
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
+
+_grad_enabled: Final = torch.is_grad_enabled
 
 # Any 63 bits make a seed.
 _SEEDS: Final = 2**63 - 1
@@ -29,63 +33,45 @@ def call(
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> Outputs:
-    """Attention of tensors that may be anything; `options` are the fields of Options in order."""
-    if torch.compiler.is_compiling():
+    """Attention of tensors that may be anything; `options` are the fields of Options in order.
+
+    Written for the host: a small call takes as long as what is looked up here.
+    """
+    if is_compiling():
         out, lse = attention_fwd(*_cast(q, k, v, extras), *options)
         return out, lse
-    if not _is_plain(q, k, v) or (extras is not NO_EXTRAS and not _are_plain(extras)):
-        inputs = Inputs(*_cast(q, k, v, extras))
-        # Here too the words of an error are ours rather than the dispatcher's.
-        if torch._C._functorch.peek_interpreter_stack() is None and _concrete(inputs):
-            inspect(inputs, Options._make(options))
-        _refuse_forward_mode(inputs)
-        tell_flop_counters()
-        out, lse = attention_fwd(*inputs, *options)
-        return out, lse
+    if not (
+        type(q) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
+        and nothing_watches()
+        and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
+    ):
+        return _dispatched(Inputs(*_cast(q, k, v, extras)), options)
     found = plan(q, k, v, extras, options)
-    inputs = Inputs(q, k, v, *extras)
-    if torch.is_grad_enabled() and (
+    if (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (extras is not NO_EXTRAS and _any_requires_grad(extras))
-    ):
-        return differentiable(found, inputs, options)
-    return found.run(inputs, with_lse)
+        or (extras is not NO_EXTRAS and any(x is not None and x.requires_grad for x in extras))
+    ) and _grad_enabled():
+        return differentiable(found, (q, k, v), extras, options, with_lse)
+    return found.run(make_inputs((q, k, v, *extras)), with_lse)
+
+
+def _dispatched(inputs: Inputs, options: tuple[Any, ...]) -> Outputs:
+    """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
+    check_options(Options._make(options))
+    inspect_symbolic(inputs, Options._make(options))
+    _refuse_forward_mode(inputs)
+    tell_flop_counters()
+    out, lse = attention_fwd(*inputs, *options)
+    return out, lse
 
 
 def draw_rng_state(q: torch.Tensor) -> torch.Tensor:
     """Seed and offset of a dropout mask from torch's generator of the device of q."""
     return torch.randint(_SEEDS, (2,), dtype=torch.int64, device=q.device)
-
-
-def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether nothing but autograd needs to know of the call: then the dispatcher is not asked."""
-    plain = torch.Tensor
-    return (
-        (type(q) is plain or type(q) is torch.nn.Parameter)
-        and (type(k) is plain or type(k) is torch.nn.Parameter)
-        and (type(v) is plain or type(v) is torch.nn.Parameter)
-        and not q.is_meta
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
-        and not torch._C._is_any_autocast_enabled()
-    )
-
-
-def _are_plain(extras: Extras) -> bool:
-    return all(x is None or type(x) in (torch.Tensor, torch.nn.Parameter) for x in extras)
-
-
-def _any_requires_grad(extras: Extras) -> bool:
-    return any(x is not None and x.requires_grad for x in extras)
-
-
-def _concrete(inputs: Inputs) -> bool:
-    return not any(isinstance(size, torch.SymInt) for x in inputs[:3] for size in x.shape)
 
 
 def _cast(

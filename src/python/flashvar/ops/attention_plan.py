@@ -18,7 +18,14 @@ from flashvar.ops.attention_extras import check_offsets
 from flashvar.ops.attention_inputs import inspect, inspect_backward
 from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_padding import pad_inputs, padded_launch, wants_padding
-from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Options, Problem
+from flashvar.ops.attention_problem import (
+    BackwardProblem,
+    Gradients,
+    Inputs,
+    Options,
+    Problem,
+    make_inputs,
+)
 from flashvar.verdicts import Overrides, Request, Verdict
 
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
@@ -36,15 +43,16 @@ class Plan:
     verdict: Verdict
     launch: Launch | None
     options: Options
+    out_like: torch.Tensor  # what is allocated, without memory: empty_like is the fastest way
+    lse_like: torch.Tensor
     reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
     def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Out, contiguous in the user's layout, and the log-sum-exp if it is wanted."""
-        problem, q = self.problem, inputs.q
         if self.reads_offsets:
             check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
-        out = q.new_empty(problem.out_shape)
-        lse = q.new_empty(problem.lse_shape, dtype=problem.lse_dtype) if with_lse else None
+        out = _empty_like(self.out_like)
+        lse = _empty_like(self.lse_like) if with_lse else None
         if self.launch is not None:
             self.launch(inputs, out, lse)
         else:
@@ -53,14 +61,22 @@ class Plan:
                 lse.fill_(-torch.inf)
         return out, lse
 
+    def compute(
+        self, inputs: tuple[torch.Tensor | None, ...], _options: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Both outputs; the last of the inputs may be left out."""
+        return self.run(make_inputs(inputs + NO_EXTRAS[len(inputs) - 3 :]), True)
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
     """The plan of a backward."""
 
     problem: BackwardProblem
-    verdict: Verdict
     launch: BackwardLaunch | None
+    pads: bool  # whether the gradients are those of padded tensors, cut: another plan's
+    copies_grad_out: bool
+    like: Gradients  # what is allocated, without memory
 
     def run(
         self,
@@ -70,17 +86,23 @@ class BackwardPlan:
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
     ) -> Gradients:
-        """The gradients, contiguous in the shapes of their inputs."""
-        q, k, v, bias = inputs[:4]
-        grad_bias = None
-        if self.problem.grad_bias is not None and bias is not None:
-            grad_bias = bias.new_zeros(bias.shape, dtype=self.problem.forward.lse_dtype)
-        make = torch.Tensor.new_empty if self.launch is not None else torch.Tensor.new_zeros
-        grads = Gradients(make(q, q.shape), make(k, k.shape), make(v, v.shape), grad_bias)
+        """The gradients, contiguous in the shapes and dtypes of their inputs."""
+        make = torch.zeros_like if self.launch is None else _empty_like
+        like = self.like
+        bias = None if like.bias is None else torch.zeros_like(like.bias)
+        grads = Gradients(make(like.q), make(like.k), make(like.v), bias)
         if self.launch is not None:
-            self.launch(inputs, out, lse, grad_out, grad_lse, grads)
-        return grads
+            if self.copies_grad_out:
+                grad_out = grad_out.contiguous()
+            if grad_lse is not None:
+                grad_lse = grad_lse.contiguous()
+            self.launch(inputs, out.contiguous(), lse.contiguous(), grad_out, grad_lse, grads)
+        if bias is None or inputs.bias is None:
+            return grads
+        return grads._replace(bias=bias.to(inputs.bias.dtype))
 
+
+_empty_like: Final = torch.empty_like
 
 _plans: dict[tuple[Any, ...], Plan] = {}
 _backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
@@ -104,22 +126,23 @@ def plan(
         check_options(Options._make(options))
         raise
     if found is None:
-        found = _make(Inputs(q, k, v, *extras), Options._make(options))
+        found = _make(make_inputs((q, k, v, *extras)), Options._make(options))
         _keep(_plans, key, found)
     return found
 
 
 def backward_plan(
     inputs: Inputs,
+    extras: Extras,
     options: Options,
     grad_out: torch.Tensor,
     has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardPlan:
     """The plan of a backward, made the first time it is asked for."""
-    q, k, v, *extras = inputs
+    q, k, v = inputs[:3]
     key = (
-        _key(q, k, v, tuple(extras), options),
+        _key(q, k, v, extras, options),
         grad_out.stride(),
         has_grad_lse,
         wants_bias,
@@ -173,14 +196,17 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         padded = pad_inputs(inputs)
         inner = _make(padded, options._replace(scale=problem.scale))
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
-        return Plan(problem, inner.verdict, launch, options, reads_offsets)
-    dims = problem.head_dim, problem.head_dim_v
-    request = Request("attention_fwd", problem.dtype, problem.device, *dims)
-    verdict = _choose(request, options.backend)
-    launch = None
-    if not problem.empty:
-        launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
-    return Plan(problem, verdict, launch, options, reads_offsets)
+        verdict = inner.verdict
+    else:
+        dims = problem.head_dim, problem.head_dim_v
+        request = Request("attention_fwd", problem.dtype, problem.device, *dims)
+        verdict = _choose(request, options.backend)
+        launch = None
+        if not problem.empty and not inputs.q.is_meta:
+            launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
+    out = inputs.q.new_empty(problem.out_shape)
+    lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
+    return Plan(problem, verdict, launch, options, _prototype(out), _prototype(lse), reads_offsets)
 
 
 def _make_backward(
@@ -190,15 +216,30 @@ def _make_backward(
     has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardPlan:
+    copies = grad_out.stride(-1) != 1 and grad_out.shape[-1] > 1
+    if copies:
+        grad_out = grad_out.contiguous()
     problem = inspect_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
     forward = problem.forward
-    dims = forward.head_dim, forward.head_dim_v
-    request = Request("attention_bwd", forward.dtype, forward.device, *dims)
-    verdict = _choose(request, options.backend)
+    pads = wants_padding(forward, options.backend)
     launch = None
-    if not forward.empty:
+    if not forward.empty and not pads:
+        dims = forward.head_dim, forward.head_dim_v
+        request = Request("attention_bwd", forward.dtype, forward.device, *dims)
+        verdict = _choose(request, options.backend)
         launch = backend(verdict.backend).prepare_attention_bwd(problem, verdict)
-    return BackwardPlan(problem, verdict, launch)
+    q, k, v, bias = inputs[:4]
+    grad_bias = None
+    if wants_bias and bias is not None:
+        grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
+    like = Gradients(*(_prototype(x.new_empty(x.shape)) for x in (q, k, v)), grad_bias)
+    return BackwardPlan(problem, launch, pads, copies, like)
+
+
+def _prototype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its memory, for empty_like: the fastest way to allocate."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 @cache

@@ -11,8 +11,10 @@ is key d(i) = i + seqlen_k - seqlen_q:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 import torch
 
@@ -29,6 +31,12 @@ class Inputs(NamedTuple):
     cu_seqlens_q: torch.Tensor | None = None  # int32 [batch + 1]
     cu_seqlens_k: torch.Tensor | None = None  # int32 [batch + 1]
     seqused_k: torch.Tensor | None = None  # int32 [batch]
+
+
+# `Inputs._make` in a third of the time.
+make_inputs: Final[Callable[[tuple[torch.Tensor | None, ...]], Inputs]] = partial(
+    tuple.__new__, Inputs
+)
 
 
 class Options(NamedTuple):

@@ -1,0 +1,171 @@
+"""Bad options and bad tensors beside q, k and v end in words: expected, found, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashvar
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops import attention_plan
+
+Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 7, 2, 16)
+PACKED = torch.randn(9, 2, 8)
+
+
+def offsets(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "window of one side": ({"window_size": (3,)}, r"two integers \(left, right\), got \(3,\)"),
+    "window is no pair": ({"window_size": 3}, r"two integers \(left, right\), got 3"),
+    "window below -1": ({"window_size": (-2, 0)}, r"-1 \(unbounded\) or more, got -2"),
+    "window of floats": ({"window_size": (1.0, 0)}, r"two integers.*got 1\.0"),
+    "softcap negative": ({"softcap": -1.0}, r"softcap must be a finite number.*got -1\.0"),
+    "softcap nan": ({"softcap": float("nan")}, "softcap must be a finite number.*got nan"),
+    "softcap is a word": ({"softcap": "1"}, "softcap must be a finite number.*got '1'"),
+    "dropout of all": ({"dropout_p": 1.0}, r"from 0 to less than 1, got 1\.0"),
+    "dropout negative": ({"dropout_p": -0.1}, r"from 0 to less than 1, got -0\.1"),
+    "deterministic is a number": ({"deterministic": 1}, "deterministic must be True or False"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        flashvar.attention(Q, K, K, **options)
+
+
+BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "bias dtype": ({"bias": torch.zeros(1, 1, 5, 7).half()}, DtypeError, "dtype of q or float32"),
+    "bias rank": ({"bias": torch.zeros(5, 7)}, ShapeError, r"bias must have shape .*got \(5, 7\)"),
+    "bias heads": (
+        {"bias": torch.zeros(1, 2, 5, 7)},
+        ShapeError,
+        r"\(2 or 1, 4 or 1, 5, 7\), got \(1, 2, 5, 7\)",
+    ),
+    "bias of one query": ({"bias": torch.zeros(1, 1, 1, 7)}, ShapeError, r"expand\(\) the query"),
+    "bias keys strided": (
+        {"bias": torch.zeros(1, 1, 5, 14)[..., ::2]},
+        LayoutError,
+        "contiguous in the keys",
+    ),
+    "bias is a list": ({"bias": [0.0]}, InvalidInputError, "bias must be a torch.Tensor, got list"),
+    "bias elsewhere": (
+        {"bias": torch.zeros(1, 1, 5, 7, device="meta")},
+        DeviceError,
+        "bias must be on the device of q",
+    ),
+    "slopes dtype": ({"alibi_slopes": torch.zeros(4).half()}, DtypeError, "must be torch.float32"),
+    "slopes shape": (
+        {"alibi_slopes": torch.zeros(2)},
+        ShapeError,
+        r"shape \(4,\) or \(2, 4\), got \(2,\)",
+    ),
+    "slopes strided": (
+        {"alibi_slopes": torch.zeros(8)[::2]},
+        LayoutError,
+        "contiguous in the heads",
+    ),
+    "slopes with a gradient": (
+        {"alibi_slopes": torch.zeros(4, requires_grad=True)},
+        InvalidInputError,
+        r"alibi_slopes must not require a gradient.*detach\(\)",
+    ),
+    "state dtype": (
+        {"dropout_p": 0.5, "rng_state": torch.zeros(2)},
+        DtypeError,
+        "rng_state must be torch.int64",
+    ),
+    "state shape": (
+        {"dropout_p": 0.5, "rng_state": torch.zeros(3, dtype=torch.int64)},
+        ShapeError,
+        r"two contiguous numbers, got shape \(3,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "words"), BAD_TENSORS.values(), ids=list(BAD_TENSORS))
+def test_bad_tensors(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        flashvar.attention(Q, K, K, **options)
+
+
+BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "int64": (
+        {"cu_seqlens_q": offsets(0, 9).long()},
+        DtypeError,
+        r"must be torch.int32, got torch.int64: call .*\.to\(torch.int32\)",
+    ),
+    "elsewhere": ({"cu_seqlens_q": offsets(0, 9).to("meta")}, DeviceError, r"got meta: move it"),
+    "strided": ({"cu_seqlens_q": offsets(0, 1, 9, 2)[::2]}, LayoutError, "must be contiguous"),
+    "rank": ({"cu_seqlens_q": offsets(0, 9)[None]}, ShapeError, r"shape \(batch \+ 1,\)"),
+    "nothing": ({"cu_seqlens_q": offsets()}, ShapeError, r"shape \(batch \+ 1,\), got \(0,\)"),
+    "decreasing": ({"cu_seqlens_q": offsets(0, 6, 3, 9)}, InvalidInputError, "must not decrease"),
+    "beyond the rows": (
+        {"cu_seqlens_q": offsets(0, 10)},
+        InvalidInputError,
+        "stay within the 9 packed rows, got 0 to 10",
+    ),
+    "before the rows": ({"cu_seqlens_q": offsets(-1, 9)}, InvalidInputError, "got -1 to 9"),
+    "of another batch": (
+        {"cu_seqlens_q": offsets(0, 9), "cu_seqlens_k": offsets(0, 4, 9)},
+        ShapeError,
+        r"cu_seqlens_k must have shape \(2,\), got \(3,\)",
+    ),
+    "bound below the truth": (
+        {"cu_seqlens_q": offsets(0, 9), "max_seqlen_q": 8},
+        InvalidInputError,
+        "max_seqlen_q must be at least the longest sequence, got 8 and a sequence of 9",
+    ),
+    "bound negative": (
+        {"cu_seqlens_q": offsets(0, 9), "max_seqlen_q": -1},
+        InvalidInputError,
+        "max_seqlen_q must be a whole number",
+    ),
+    "used of another batch": (
+        {"cu_seqlens_q": offsets(0, 9), "seqused_k": offsets(1, 2)},
+        ShapeError,
+        r"seqused_k must have shape \(1,\)",
+    ),
+    "absent": ({"cu_seqlens_q": None}, InvalidInputError, "needs cu_seqlens_q, got None"),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "words"), BAD_PACKING.values(), ids=list(BAD_PACKING))
+def test_bad_packing(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        flashvar.attention_varlen(PACKED, PACKED, PACKED, **options)
+
+
+def test_rows_that_are_not_packed() -> None:
+    dense = torch.randn(1, 9, 2, 8)
+    with pytest.raises(ShapeError, match=r"packed q must have 3 dimensions.*flatten\(0, 1\)"):
+        flashvar.attention_varlen(dense, dense, dense, cu_seqlens_q=offsets(0, 9))
+
+
+def test_bad_values_are_found_in_every_call() -> None:
+    """A plan is kept by shapes; values are of each call."""
+    packing = offsets(0, 4, 9)
+    flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=packing)
+    packing[1] = 20
+    with pytest.raises(InvalidInputError, match="must not decrease"):
+        flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=packing)
+
+
+def test_values_are_not_read_where_that_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CUDA device: the kernels clamp; here the reference does."""
+    monkeypatch.setattr(attention_plan, "_plans", {})
+    monkeypatch.setattr(attention_plan, "check_offsets", lambda *_: None)
+    out = flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=offsets(0, 6, 3, 40))
+    assert out.isfinite().all()
+
+
+def test_an_empty_batch_is_served() -> None:
+    empty = torch.randn(0, 5, 2, 8)
+    assert flashvar.attention(empty, empty, empty).shape == empty.shape
+    rows = torch.randn(0, 2, 8)
+    assert flashvar.attention_varlen(rows, rows, rows, cu_seqlens_q=offsets(0)).shape == rows.shape

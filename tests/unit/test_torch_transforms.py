@@ -1,0 +1,265 @@
+"""What torch does around a call: autocast, checkpoints, transforms, counters, modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import flashvar
+from flashvar.backends import reference
+from flashvar.errors import BackendUnavailableError
+from flashvar.ops import attention_plan
+from flashvar.ops.attention_flops import visible_pairs
+from flashvar.ops.attention_plan import NO_EXTRAS
+from flashvar.ops.attention_problem import BackwardProblem, Inputs, Options
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RNG = torch.tensor([5, 6])
+
+
+def make(*lead: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensors:
+    q = torch.randn(*lead, 2, 5, 4, 16, dtype=dtype)
+    k, v = (torch.randn(*lead, 2, 7, 2, 16, dtype=dtype) for _ in range(2))
+    return (q.requires_grad_(grad), k.requires_grad_(grad), v.requires_grad_(grad))
+
+
+EXTRAS: dict[str, Any] = {
+    "bias": {"bias": torch.randn(2, 1, 5, 7)},
+    "alibi": {"alibi_slopes": torch.rand(4)},
+    "dropout": {"rng_state": RNG},
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_opcheck_of_extras(extra: str, grad: bool) -> None:
+    inputs = Inputs(*make(grad=grad), **EXTRAS[extra])
+    options = Options(window_left=3, softcap=2.0, dropout_p=0.3 if extra == "dropout" else 0.0)
+    torch.library.opcheck(torch.ops.flashvar.attention_fwd.default, (*inputs, *options))
+
+
+def test_opcheck_of_packed_sequences() -> None:
+    q = torch.randn(9, 2, 8, requires_grad=True)
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+    inputs = Inputs(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+    torch.library.opcheck(
+        torch.ops.flashvar.attention_fwd.default, (*inputs, *Options(max_seqlen_q=5))
+    )
+
+
+def test_opcheck_of_a_backward_with_bias() -> None:
+    inputs = Inputs(*make(), bias=torch.randn(1, 4, 5, 7))
+    out, lse = flashvar.attention(*make(), bias=inputs.bias, return_lse=True)
+    arguments = (torch.randn_like(out), torch.randn_like(lse), out, lse, True)
+    torch.library.opcheck(
+        torch.ops.flashvar.attention_bwd.default, (*arguments, *inputs, *Options())
+    )
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias"])
+def test_gradient_of_one_input_alone(wanted: str) -> None:
+    leaves = dict(zip(("q", "k", "v"), make(), strict=True), bias=torch.randn(1, 1, 5, 7))
+    every = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+    expected = torch.autograd.grad(flashvar.attention(**every).square().sum(), every[wanted])
+    leaves[wanted].requires_grad_()
+    found = torch.autograd.grad(flashvar.attention(**leaves).square().sum(), leaves[wanted])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("outputs", ["lse", "both"])
+def test_gradient_through_the_log_sum_exp_alone(outputs: str) -> None:
+    q, k, v = make(grad=True)
+    out, lse = flashvar.attention(q, k, v, return_lse=True)
+    if outputs == "lse":
+        (found,) = torch.autograd.grad(lse.sum(), q)
+        scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(2, 2)) / 4
+        torch.testing.assert_close(found, torch.autograd.grad(scores.logsumexp(-1).sum(), q)[0])
+    else:
+        assert torch.autograd.grad(lse.sum() + out.sum(), v)[0].shape == v.shape
+
+
+def test_packed_training_compiles() -> None:
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = flashvar.attention_varlen(
+            q, k, v, cu_seqlens_q=offsets, max_seqlen_q=5, causal=True, softcap=3.0
+        )
+        return out.square().sum()
+
+    leaves = [torch.randn(9, 2, 8, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad(step(*leaves), leaves))
+
+
+def test_features_compile() -> None:
+    bias, slopes = torch.randn(1, 1, 5, 7, requires_grad=True), torch.rand(4)
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = flashvar.attention(
+            q, k, v, bias=b, alibi_slopes=slopes, dropout_p=0.3, rng_state=RNG, window_size=(3, -1)
+        )
+        return out.square().sum()
+
+    leaves = (*make(grad=True), bias)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad(step(*leaves), leaves))
+
+
+def test_drawn_dropout_compiles() -> None:
+    compiled = torch.compile(
+        lambda q, k, v: flashvar.attention(q, k, v, dropout_p=0.5),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    assert compiled(*make()).isfinite().all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+def test_checkpointed_dropout(reentrant: bool) -> None:
+    leaves = make(grad=True)
+
+    def step(*inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = flashvar.attention(*inputs, dropout_p=0.4)
+        return out
+
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(step(*leaves).square().sum(), leaves)
+    torch.manual_seed(1)
+    out = checkpoint(step, *leaves, use_reentrant=reentrant)
+    if reentrant:
+        out.square().sum().backward()
+        found: tuple[torch.Tensor | None, ...] = tuple(leaf.grad for leaf in leaves)
+    else:
+        found = torch.autograd.grad(out.square().sum(), leaves)
+    torch.testing.assert_close(found, expected)
+
+
+def test_autocast_casts_as_sdpa_does() -> None:
+    leaves = make(grad=True)
+    bias = torch.randn(1, 1, 5, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = flashvar.attention(*leaves, bias=bias)
+        mixed = flashvar.attention(leaves[0].bfloat16(), *leaves[1:])
+        wide = flashvar.attention(*(leaf.double() for leaf in leaves))
+    assert (out.dtype, mixed.dtype, wide.dtype) == (torch.bfloat16, torch.bfloat16, torch.float64)
+    grads = torch.autograd.grad(out.float().sum(), leaves)
+    assert {grad.dtype for grad in grads} == {torch.float32}
+
+
+def test_autocast_compiles() -> None:
+    compiled = torch.compile(
+        lambda q, k, v: flashvar.attention(q, k, v), fullgraph=True, backend="aot_eager"
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert compiled(*make()).dtype == torch.bfloat16
+
+
+def test_deterministic_algorithms_reach_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    prepare = reference.prepare_attention_bwd
+
+    def watched(problem: BackwardProblem, verdict: Any) -> Any:
+        asked.append(problem.forward.deterministic)
+        return prepare(problem, verdict)
+
+    monkeypatch.setattr(reference, "prepare_attention_bwd", watched)
+    monkeypatch.setattr(attention_plan, "_backward_plans", {})
+    q, k, v = make(grad=True)
+    for everywhere, here in [(False, False), (True, False), (False, True)]:
+        monkeypatch.setattr(attention_plan, "_backward_plans", {})
+        torch.use_deterministic_algorithms(everywhere)
+        try:
+            flashvar.attention(q, k, v, deterministic=here).sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert asked == [False, True, True]
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (1, 2, 0)], ids=str)
+def test_vmap_of_gradients(in_dims: tuple[int | None, ...]) -> None:
+    bias = torch.randn(1, 4, 5, 7)
+    every = make(3)
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return flashvar.attention(q, k, v, bias=b, causal=True).square().sum()
+
+    gradients = torch.func.grad(step, argnums=(0, 1, 2, 3))
+    one = [x if dim is not None else x[0] for x, dim in zip(every, in_dims, strict=True)]
+    moved = [x if not dim else x.movedim(0, dim) for x, dim in zip(one, in_dims, strict=True)]
+    found = torch.vmap(gradients, in_dims=(*in_dims, None))(*moved, bias)
+    rows = [
+        gradients(*(x if dim is None else x[i] for x, dim in zip(one, in_dims, strict=True)), bias)
+        for i in range(3)
+    ]
+    expected = [torch.stack(column) for column in zip(*rows, strict=True)]
+    torch.testing.assert_close(list(found), expected)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["shared", "mapped"])
+def test_vmap_of_extras(mapped: bool) -> None:
+    q, k, v = make(3)
+    bias, slopes = torch.randn(3, 2, 1, 5, 7), torch.rand(3, 4)
+    dim = 0 if mapped else None
+
+    def step(*given: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = flashvar.attention(*given[:3], bias=given[3], alibi_slopes=given[4])
+        return out
+
+    shared = (bias, slopes) if mapped else (bias[0], slopes[0])
+    found = torch.vmap(step, in_dims=(0, 0, 0, dim, dim))(q, k, v, *shared)
+    expected = torch.stack(
+        [
+            step(q[i], k[i], v[i], *((bias[i], slopes[i]) if mapped else (bias[0], slopes[0])))
+            for i in range(3)
+        ]
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_packed_sequences_are_not_mapped() -> None:
+    q, offsets = torch.randn(3, 9, 2, 8), torch.tensor([0, 9], dtype=torch.int32)
+    with pytest.raises(BackendUnavailableError, match="packed sequences cannot be mapped"):
+        torch.vmap(lambda q: flashvar.attention_varlen(q, q, q, cu_seqlens_q=offsets))(q)
+
+
+@pytest.mark.parametrize("seqlen_q", [0, 1, 4, 6])
+@pytest.mark.parametrize("seqlen_k", [0, 1, 4, 6])
+def test_visible_pairs(seqlen_q: int, seqlen_k: int) -> None:
+    for left in range(-1, 6):
+        for right in range(-1, 6):
+            expected = sum(
+                (left < 0 or i + seqlen_k - seqlen_q - left <= j)
+                and (right < 0 or j <= i + seqlen_k - seqlen_q + right)
+                for i in range(seqlen_q)
+                for j in range(seqlen_k)
+            )
+            assert visible_pairs(seqlen_q, seqlen_k, left, right) == expected
+
+
+def test_flops_of_a_causal_step() -> None:
+    q, k, v = make(grad=True)
+    with FlopCounterMode(display=False) as counter:
+        flashvar.attention(q, k, v, causal=True).sum().backward()
+    pairs = 2 * 4 * sum(range(3, 8))  # batch, heads, and 3 to 7 keys for the 5 queries
+    assert counter.get_total_flops() == 2 * 16 * pairs * (2 + 5)
+
+
+def test_flops_of_packed_sequences() -> None:
+    q = torch.randn(9, 2, 8)
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+    with FlopCounterMode(display=False) as counter:
+        flashvar.attention_varlen(q, q, q, cu_seqlens_q=offsets)
+    assert counter.get_total_flops() == 2 * (16 + 25) * 2 * 16
+
+
+def test_options_of_the_op_are_those_of_options() -> None:
+    names = [one.name for one in torch.ops.flashvar.attention_fwd.default._schema.arguments]
+    assert names == [*Inputs._fields, *Options._fields]
+    assert len(NO_EXTRAS) == len(Inputs._fields) - 3
