@@ -33,7 +33,7 @@ typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
 #define INT32_MAX 2147483647
 """
 # It knows the runtime without a header; of the driver's, kernels take the type of tensor maps.
-CUDA_H = b"struct CUtensorMap { alignas(64) unsigned long opaque[16]; };"
+CUDA_H = b"#pragma once\nstruct CUtensorMap { alignas(64) unsigned long opaque[16]; };\n"
 HEADERS = {b"cstdint": CSTDINT, b"cuda_runtime_api.h": b"", b"cuda.h": CUDA_H}
 
 # The main kernels of each namespace; a family may have those of several.
