@@ -139,7 +139,8 @@ struct AttentionBwdLaunch {
                              int64_t tiles, int32_t head_dim, float scale,
                              const AttentionBwdArguments& args, int64_t blocks, int device,
                              cudaStream_t stream) {
-    ConvertArguments const arguments{sums, grad, sequences, args.batch, tiles, head_dim, scale};
+    ConvertArguments const arguments{sums, grad, sequences, args.batch, tiles, head_dim, scale,
+                                     args.aligned};
     return launch_kernel<attention_bwd_convert_kernel<Dtype, Tile>>(
         arguments, {blocks, 32 * Tile::kWarps, 0}, device, stream);
   }
