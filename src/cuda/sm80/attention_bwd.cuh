@@ -87,8 +87,7 @@ struct QueryStage {
     int32_t const first_query = m * Config::kBlockQ;
     load_any_tile<typename Config::SmemLayoutDO, Config>(
         grad_out, args.grad_out.data + block.query_offset(args.grad_out, head, first_query),
-        args.grad_out.seq_stride, block.queries.count - first_query, args.head_dim_v,
-        args.aligned);
+        args.grad_out.seq_stride, block.queries.count - first_query, args.head_dim_v, args.aligned);
     ptx::cp_async_commit();
   }
 };
@@ -131,18 +130,18 @@ __device__ __forceinline__ void differentiate_softmax(Accumulator& rdP, const Ac
 
 // Completes dK or dV: into the tensor by way of the tile `smem`, or into the group's sum.
 template <class Tile, class Layout, class Config, class Accumulator>
-__device__ __forceinline__ void store_grad(const AttentionBwdArguments& args,
-                                           const KeyBlock& block, const TensorView& grad,
-                                           float* sums, const Accumulator& c, float scale,
-                                           int32_t head_dim, unsigned char* smem) {
+__device__ __forceinline__ void store_grad(const AttentionBwdArguments& args, const KeyBlock& block,
+                                           const TensorView& grad, float* sums,
+                                           const Accumulator& c, float scale, int32_t head_dim,
+                                           unsigned char* smem) {
   int const warp = threadIdx.x / 32;
   if (sums != nullptr) {
     int64_t const tile = block.head_kv * args.key_tiles + block.key_tile;
     add_to_workspace<Tile>(sums + tile * Tile::kElements, c, warp);
     return;
   }
-  store_fragment<typename Config::Dtype, Layout>(
-      smem, c, Tile::row(warp), scale, [&](int n) { return Tile::column(warp, n) / 8; });
+  store_fragment<typename Config::Dtype, Layout>(smem, c, Tile::row(warp), scale,
+                                                 [&](int n) { return Tile::column(warp, n) / 8; });
   __syncthreads();  // the tile is complete
   store_any_tile<Layout, Config>(grad.data + block.key_offset(grad), grad.seq_stride, smem,
                                  block.key_rows - block.first_key, head_dim, args.aligned);
@@ -169,8 +168,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sP = sdS + LayoutS::kBytes;
   unsigned char* const sStages = sdS + (Config::kScoresInRegisters ? 1 : 2) * LayoutS::kBytes;
   // The loop reads here what its accumulators leave no registers for.
-  KeyBlock& sBlock =
-      *reinterpret_cast<KeyBlock*>(sStages + Config::kStages * Config::kStageBytes);
+  KeyBlock& sBlock = *reinterpret_cast<KeyBlock*>(sStages + Config::kStages * Config::kStageBytes);
 
   KeyBlock const block(args, Config::kBlockQ, Config::kBlockKV);
   if (block.first_key >= block.key_rows) return;
@@ -180,8 +178,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     Mask const mask = block.mask(args);
     int32_t const last_key = min(block.first_key + Config::kBlockKV, block.keys.count) - 1;
     begin = mask.seeing_begin(block.first_key) / Config::kBlockQ;
-    int32_t const end =
-        (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
+    int32_t const end = (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
   }
   int32_t const last_step = steps * block.heads - 1;
@@ -240,16 +237,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     };
     int32_t const first_query = m * Config::kBlockQ;
     Mask const mask = sBlock.mask(args);
-    bool const masked =
-        mask.hides_any(first_query, first_query + Config::kBlockQ - 1, sBlock.first_key,
-                       sBlock.first_key + Config::kBlockKV);
+    bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1,
+                                       sBlock.first_key, sBlock.first_key + Config::kBlockKV);
     int const lane_query = score_query + lane % 4 * 2;
-    ScorePlace const place{sBlock.batch,
-                           head,
-                           first_query + lane_query,
-                           sBlock.first_key + score_key + lane / 4,
-                           mask,
-                           masked};
+    ScorePlace const place{
+        sBlock.batch, head,  first_query + lane_query, sBlock.first_key + score_key + lane / 4,
+        mask,         masked};
     if constexpr (Config::kFeatures) {
       multiply_grad_out();
       differentiate<true, Dtype>(
@@ -273,19 +266,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
 
     {
       uint32_t const columns = warp / Config::kGradKVWarps * 2;
-      uint32_t const rows =
-          warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
-          fragment_offset<LayoutS>();
+      uint32_t const rows = warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
+                            fragment_offset<LayoutS>();
       uint32_t const aP = ptx::smem_address(sP) + rows;
       uint32_t const adS = ptx::smem_address(sdS) + rows;
-      auto load_p = [&](uint32_t(&a)[4], int m, int kk) {
+      auto load_p = [&](uint32_t (&a)[4], int m, int kk) {
         if constexpr (Config::kScoresInRegisters) {
           pack_operand<Dtype>(a, rS, m, kk);
         } else {
           ptx::ldmatrix_x4(a, LayoutS::advance(aP, 2 * kk) + m * 16 * LayoutS::kRowBytes);
         }
       };
-      auto load_ds = [&](uint32_t(&a)[4], int m, int kk) {
+      auto load_ds = [&](uint32_t (&a)[4], int m, int kk) {
         if constexpr (Config::kScoresInRegisters) {
           pack_operand<Dtype>(a, rdP, m, kk);
         } else {
@@ -321,9 +313,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           rdQ,
           LayoutK::advance(ptx::smem_address(sK) + fragment_offset<LayoutK>(),
                            warp / GradQ::kRowWarps * 2),
-          [&](uint32_t(&a)[4], int m, int kk) {
-            ptx::ldmatrix_x4_trans(a,
-                                   LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
+          [&](uint32_t (&a)[4], int m, int kk) {
+            ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
           });
       int64_t const tile = head * args.query_tiles + sBlock.first_query_tile + m;
       add_to_workspace<GradQ>(args.grad_q_sum + tile * GradQ::kElements, rdQ, warp);

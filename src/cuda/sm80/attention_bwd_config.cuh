@@ -101,7 +101,7 @@ struct AttentionBwdConfig {
                     kHeadDimV % (16 * kGradKVColumnWarps) == 0,
                 "warps share the columns evenly");
 
-  using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;    // also of K^T's other operand
+  using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;  // also of K^T's other operand
   using SmemLayoutDO = SmemLayout<kBlockQ, kHeadDimV>;
   using SmemLayoutK = SmemLayout<kBlockKV, kHeadDim>;
   using SmemLayoutV = SmemLayout<kBlockKV, kHeadDimV>;
