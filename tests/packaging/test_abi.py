@@ -9,17 +9,25 @@ from pathlib import Path
 
 import pytest
 
-SIZE, ABI = 208, 1
+FIRST_SIZE, SIZE, ABI = 208, 328, 1
 OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)
 # Offsets of fields in flashvar_attention_fwd_params (src/cuda/abi/layout_check.cc).
 STRUCT_SIZE, ABI_VERSION, DEVICE, DTYPE = 0, 4, 8, 12
-BATCH, SEQLEN_Q, HEADS_Q, HEADS_KV, HEAD_DIM, SCALE = 160, 168, 184, 188, 192, 200
+BATCH, SEQLEN_Q, HEADS_Q, HEADS_KV, HEAD_DIM, FLAGS, SCALE = 160, 168, 184, 188, 192, 196, 200
+# Of its features, which begin at 208.
+CU_SEQLENS_Q, TOTAL_Q, BIAS, DROPOUT_P, SOFTCAP = 208, 232, 264, 304, 308
+WINDOW_LEFT, HEAD_DIM_V, BIAS_DTYPE = 312, 320, 324
+POINTER = 4096  # is never followed
 
 Change = Callable[[bytearray], object]
 
 
 def put(layout: str, offset: int, value: float) -> Change:
     return lambda params: struct.pack_into(layout, params, offset, value)
+
+
+def all_of(*changes: Change) -> Change:
+    return lambda params: [change(params) for change in changes]
 
 
 def params() -> bytearray:
@@ -53,14 +61,40 @@ def call(library: ctypes.CDLL, given: bytes | None) -> tuple[int, str]:
         pytest.param(put("<I", ABI_VERSION, 2), INVALID_ARGUMENT, "found ABI 2", id="ABI"),
         pytest.param(put("<I", STRUCT_SIZE, 200), INVALID_ARGUMENT, "(200 bytes)", id="short"),
         pytest.param(put("<q", BATCH, -1), INVALID_ARGUMENT, "found batch -1", id="batch"),
-        pytest.param(put("<q", SEQLEN_Q, 2**40), INVALID_ARGUMENT, "0 to 2^30", id="seqlen"),
+        pytest.param(put("<q", SEQLEN_Q, 2**40), INVALID_ARGUMENT, "0 to 1073740800", id="seqlen"),
         pytest.param(put("<i", HEADS_Q, 0), INVALID_ARGUMENT, "found 0 and 1", id="heads"),
         pytest.param(put("<i", HEADS_KV, 2), INVALID_ARGUMENT, "found 1 and 2", id="group"),
-        pytest.param(put("<i", HEAD_DIM, 12), INVALID_ARGUMENT, "found 12", id="head dim"),
+        pytest.param(
+            put("<i", HEAD_DIM, 12), INVALID_ARGUMENT, "found 12 and 12 for values", id="head dim"
+        ),
         pytest.param(
             put("<f", SCALE, float("nan")), INVALID_ARGUMENT, "must be finite", id="scale"
         ),
-        pytest.param(put("<i", HEAD_DIM, 264), NO_KERNEL, "head_dim 264; this", id="no kernel"),
+        pytest.param(
+            put("<i", HEAD_DIM, 264), NO_KERNEL, "head_dim 264 / 264; this", id="no kernel"
+        ),
+        pytest.param(put("<i", HEAD_DIM_V, 264), NO_KERNEL, "head_dim 64 / 264; this", id="values"),
+        pytest.param(put("<i", HEAD_DIM_V, -8), INVALID_ARGUMENT, "64 and -8 for", id="value dim"),
+        pytest.param(put("<I", FLAGS, 16), INVALID_ARGUMENT, "found 0x10", id="flags"),
+        pytest.param(
+            all_of(put("<Q", CU_SEQLENS_Q, POINTER), put("<q", TOTAL_Q, -1)),
+            *(INVALID_ARGUMENT, "found total_q -1"),
+            id="packed rows",
+        ),
+        pytest.param(
+            all_of(put("<Q", CU_SEQLENS_Q, POINTER), put("<Q", BIAS, POINTER)),
+            *(INVALID_ARGUMENT, "a bias cannot be added"),
+            id="packed bias",
+        ),
+        pytest.param(put("<I", BIAS_DTYPE, 2), INVALID_ARGUMENT, "found 2", id="bias dtype"),
+        pytest.param(put("<f", DROPOUT_P, 0.5), INVALID_ARGUMENT, "0.5 without rng", id="no rng"),
+        pytest.param(put("<f", DROPOUT_P, 1.0), INVALID_ARGUMENT, "below 1", id="dropout"),
+        pytest.param(put("<f", SOFTCAP, -1.0), INVALID_ARGUMENT, "found -1", id="softcap"),
+        pytest.param(
+            all_of(put("<I", FLAGS, 2), put("<i", WINDOW_LEFT, -3)),
+            *(INVALID_ARGUMENT, "found -3 and 0"),
+            id="window",
+        ),
         pytest.param(put("<I", DTYPE, 9), NO_KERNEL, "for dtype 9", id="no dtype"),
         pytest.param(put("<i", DEVICE, 64), INVALID_ARGUMENT, "found 64", id="device"),
     ],
@@ -86,6 +120,19 @@ def test_nothing_to_write_needs_no_device(offset: int, library: ctypes.CDLL) -> 
     assert call(library, bytes(empty))[0] == OK
 
 
+def test_no_packed_rows_need_no_device(library: ctypes.CDLL) -> None:
+    empty = params()
+    put("<Q", CU_SEQLENS_Q, POINTER)(empty)
+    assert call(library, bytes(empty))[0] == OK
+
+
+def test_older_caller_knows_no_features(library: ctypes.CDLL) -> None:
+    older = params()
+    put("<q", BATCH, 0)(older)
+    put("<I", STRUCT_SIZE, FIRST_SIZE)(older)
+    assert call(library, bytes(older[:FIRST_SIZE]))[0] == OK
+
+
 @pytest.mark.parametrize(("tail", "status"), [(0, OK), (1, INVALID_ARGUMENT)], ids=["0", "asks"])
 def test_newer_caller_may_ask_for_nothing_new(tail: int, status: int, library: ctypes.CDLL) -> None:
     newer = params()
@@ -93,7 +140,7 @@ def test_newer_caller_may_ask_for_nothing_new(tail: int, status: int, library: c
     put("<I", STRUCT_SIZE, SIZE + 8)(newer)
     found, message = call(library, bytes(newer) + bytes([0] * 7 + [tail]))
     assert found == status
-    assert status == OK or "too old to know (byte 215" in message
+    assert status == OK or f"too old to know (byte {SIZE + 7}" in message
 
 
 def test_a_machine_without_a_driver_is_told_so(library: ctypes.CDLL) -> None:

@@ -28,7 +28,7 @@ flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* para
   if (kernel == nullptr) {
     return fail_no_kernel("attention_fwd", table, p.dtype, p.head_dim, head_dim_v(p));
   }
-  if (p.batch == 0 || p.seqlen_q == 0) return FLASHVAR_OK;
+  if (p.batch == 0 || query_rows(p) == 0) return FLASHVAR_OK;
 
   DeviceGuard const guard(p.device);
   if (guard.status() != FLASHVAR_OK) return guard.status();

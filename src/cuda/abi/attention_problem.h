@@ -25,6 +25,12 @@ int32_t head_dim_v(const Params& p) {
   return p.features.head_dim_v == 0 ? p.head_dim : p.features.head_dim_v;
 }
 
+// Of a dense sequence, or of all packed ones.
+template <class Params>
+int64_t query_rows(const Params& p) {
+  return p.features.cu_seqlens_q == nullptr ? p.seqlen_q : p.features.total_q;
+}
+
 inline flashvar_status check_features(const flashvar_attention_features& f, uint32_t flags) {
   if ((f.cu_seqlens_q != nullptr && !is_length(f.total_q)) ||
       (f.cu_seqlens_k != nullptr && !is_length(f.total_k))) {
@@ -66,6 +72,12 @@ flashvar_status check_attention(const Params& p) {
                 "seqlen_q %lld, seqlen_k %lld",
                 static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.batch),
                 static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k));
+  }
+  uint32_t const known =
+      FLASHVAR_CAUSAL | FLASHVAR_WINDOW_LEFT | FLASHVAR_WINDOW_RIGHT | FLASHVAR_DETERMINISTIC;
+  if ((p.flags & ~known) != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "flags must be some of 0x%x, found 0x%x", known,
+                p.flags);
   }
   if (p.heads_q <= 0 || p.heads_kv <= 0 || p.heads_q % p.heads_kv != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,

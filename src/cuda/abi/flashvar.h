@@ -139,8 +139,8 @@ FLASHVAR_API const char* flashvar_build_info(void);
 FLASHVAR_API const char* flashvar_last_error(void);
 
 /* out = softmax(scale * q k^T + mask) v and its log-sum-exp. Rows that see no key give out 0 and
- * lse -inf. Enqueues on `stream` and returns; empty problems return without a launch where there is
- * nothing to write. */
+ * lse -inf, and so do packed rows before the first sequence and after the last. Enqueues on
+ * `stream` and returns; empty problems return without a launch where there is nothing to write. */
 FLASHVAR_API flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params);
 
 /* The gradients of flashvar_attention_fwd, also through its log-sum-exp. Enqueues on `stream` and

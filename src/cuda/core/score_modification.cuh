@@ -74,6 +74,31 @@ struct Bias {
     if (row >= rows || column >= columns) return 0.f;
     return Element::unpack(data[row * row_stride + column]);
   }
+
+  // Whether pairs of elements at even columns may be read at once.
+  __device__ __forceinline__ bool has_pairs() const {
+    return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(Word)) == 0 && row_stride % 2 == 0 &&
+           columns % 2 == 0;
+  }
+
+  // Of an even column and the next.
+  __device__ __forceinline__ float2 pair(int32_t row, int32_t column) const {
+    if (row >= rows || column >= columns) return {0.f, 0.f};
+    struct alignas(2 * sizeof(Word)) Pair {
+      Word first, second;
+    };
+    Pair const words = *reinterpret_cast<const Pair*>(data + row * row_stride + column);
+    return {Element::unpack(words.first), Element::unpack(words.second)};
+  }
+
+  // Brings `count` columns of a row closer.
+  __device__ __forceinline__ void prefetch(int32_t row, int32_t column, int32_t count) const {
+    constexpr int32_t kLine = 128 / sizeof(Word);
+    if (row >= rows) return;
+    for (int32_t c = column; c < min(column + count, columns); c += kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * row_stride + c));
+    }
+  }
 };
 
 }  // namespace flashvar

@@ -24,16 +24,30 @@ namespace flashvar::sm80 {
 template <class Config>
 using Softmax = OnlineSoftmax<2 * Scores<Config>::kMmaRows>;
 
+inline constexpr bool kWhole = true;  // all keys of a block exist
+
+// Starts copying block n of a sequence of keys or values.
+template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
+__device__ __forceinline__ void load_block(unsigned char* tile, const uint16_t* gmem,
+                                           int64_t stride, int32_t n, int32_t keys,
+                                           int32_t head_dim) {
+  int32_t const first_key = n * Layout::kRows;
+  load_tile<Layout, kThreads, kAligned, kAllRows>(tile, gmem + first_key * stride, stride,
+                                                  keys - first_key, head_dim);
+  ptx::cp_async_commit();
+}
+
 // rS = Q K^T; `sQ` points at the warp's first row.
 template <class Config>
 __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned char* sQ,
                                             const unsigned char* sK) {
   using LayoutQ = typename Config::SmemLayoutQ;
   using LayoutK = typename Config::SmemLayoutK;
+  using Dtype = typename Config::Dtype;
   uint32_t const aQ = ptx::smem_address(sQ);
   uint32_t const aK = ptx::smem_address(sK);
   uint32_t const offset_q = fragment_offset<LayoutQ>();
-  uint32_t const offset_k = fragment_offset<LayoutK>();
+  uint32_t const offset_k = fragment_offset_b<LayoutK>();
   rS.clear();
 #pragma unroll
   for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
@@ -49,8 +63,8 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
       ptx::ldmatrix_x4(rK, aK + LayoutK::advance(offset_k, 2 * kk) + n * 8 * LayoutK::kRowBytes);
 #pragma unroll
       for (int m = 0; m < rS.kMmaRows; ++m) {
-        ptx::mma_m16n8k16<typename Config::Dtype>(rS.tile[m][n], rQ[m], rK[0], rK[2]);
-        ptx::mma_m16n8k16<typename Config::Dtype>(rS.tile[m][n + 1], rQ[m], rK[1], rK[3]);
+        ptx::mma_m16n8k16<Dtype>(rS.tile[m][n], rQ[m], rK[0], rK[1]);
+        ptx::mma_m16n8k16<Dtype>(rS.tile[m][n + 1], rQ[m], rK[2], rK[3]);
       }
     }
   }
@@ -168,6 +182,28 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                                    problem.head_dim_v);
 }
 
+// Rows of packed queries before the first sequence and after the last, of one head, see no key.
+__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem,
+                                                   uint32_t head) {
+  int32_t const total = problem.queries.total;
+  int32_t const begin = problem.queries.span(0).first;
+  Span const last = problem.queries.span(static_cast<uint32_t>(problem.batch) - 1);
+  int32_t const end = last.first + last.count;
+  int32_t const warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  for (int32_t row = threadIdx.x / 32; row < total; row += warps) {
+    if (begin <= row && row < end) {
+      row += (end - row - 1) / warps * warps;  // the warp's last row of a sequence
+      continue;
+    }
+    uint16_t* const gO =
+        problem.out.data + row * problem.out.seq_stride + head * problem.out.head_stride;
+    for (int32_t column = lane; column < problem.head_dim_v; column += 32) gO[column] = 0;
+    if (problem.lse != nullptr && lane == 0) {
+      problem.lse[int64_t{head} * total + row] = -infinity();
+    }
+  }
+}
+
 // Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
 // sequences and all else cost the loop nothing and are always served.
 template <class Config, bool kAligned>
@@ -184,36 +220,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sK = sQ + LayoutQ::kBytes;
   unsigned char* const sV = sK + LayoutK::kBytes;
   unsigned char* const sO = smem;  // over Q and K
-  // The loop reads here what its accumulators leave no registers for.
-  Block& sBlock = *reinterpret_cast<Block*>(sV + LayoutV::kBytes);
+  SharedBlock& shared = *reinterpret_cast<SharedBlock*>(sV + LayoutV::kBytes);
 
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
-  if (queries <= 0) return;
-  if (ptx::thread_index() == 0) sBlock = block;
-  Mask const mask = block.mask(problem);
-  int32_t const last_query = block.first_query + queries - 1;
-  int32_t const end_n = (mask.visible_end(last_query) + kBlockKV - 1) / kBlockKV;
-  int32_t const begin_n = mask.visible_begin(block.first_query) / kBlockKV;
-
-  auto load_k = [&](const Block& block, int32_t n) {
-    int32_t const first_key = n * kBlockKV;
-    int64_t const stride = problem.k.seq_stride;
-    const uint16_t* const gK =
-        problem.k.data + block.key_offset(problem.k, problem.group) + first_key * stride;
-    load_tile<LayoutK, kThreads, kAligned>(sK, gK, stride, block.keys.count - first_key,
-                                           problem.head_dim);
-    ptx::cp_async_commit();
-  };
-  auto load_v = [&](const Block& block, int32_t n) {
-    int32_t const first_key = n * kBlockKV;
-    int64_t const stride = problem.v.seq_stride;
-    const uint16_t* const gV =
-        problem.v.data + block.key_offset(problem.v, problem.group) + first_key * stride;
-    load_tile<LayoutV, kThreads, kAligned>(sV, gV, stride, block.keys.count - first_key,
-                                           problem.head_dim_v);
-    ptx::cp_async_commit();
-  };
+  if (queries <= 0) {
+    if (block.is_spare) store_outside_rows(problem, block.head);
+    return;
+  }
+  KeyBlocks const blocks = block.key_blocks(problem, Config::kBlockQ, kBlockKV);
+  const uint16_t* const gK = problem.k.data + block.key_offset(problem.k, problem.group);
+  const uint16_t* const gV = problem.v.data + block.key_offset(problem.v, problem.group);
+  if (ptx::thread_index() == 0) shared = {block, blocks, gK, gV};
 
   int const warp_row = ptx::thread_index() / 32 * Config::kWarpRows;
 
@@ -221,40 +239,51 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   rO.clear();
   Softmax<Config> softmax;
 
-  if (end_n > begin_n) {
+  if (blocks.end > blocks.begin) {
     const uint16_t* const gQ = problem.q.data + block.query_offset(problem.q);
     load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries, problem.head_dim);
-    load_k(block, end_n - 1);
+    load_block<LayoutK, kThreads, kAligned>(sK, gK, problem.k.seq_stride, blocks.end - 1,
+                                            block.keys.count, problem.head_dim);
   } else {
-    __syncthreads();  // sBlock is there for all
+    __syncthreads();  // `shared` is there for all
   }
-  for (int32_t n = end_n - 1; n >= begin_n; --n) {
+  for (int32_t n = blocks.end - 1; n >= blocks.begin; --n) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // K(n), and at first Q and sBlock, is there for all; all are done with V(n +
-                      // 1)
-    load_v(sBlock, n);
+    // K(n), and at first Q and `shared`, is there for all; all are done with V(n + 1)
+    __syncthreads();
+    load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
+                                            shared.block.keys.count, problem.head_dim_v);
 
     Scores<Config> rS;
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     ptx::cp_async_wait<0>();
-    __syncthreads();  // V(n) is there for all; all are done with K(n), and at last with Q
-    if (n > begin_n) load_k(sBlock, n - 1);
+    // V(n) is there for all; all are done with K(n), and at last with Q
+    __syncthreads();
+    if (n > blocks.begin) {
+      if constexpr (Config::kFeatures) {
+        prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
+      }
+      load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
+                                                      problem.head_dim);
+    }
 
     if constexpr (Config::kFeatures) {
-      modify_scores<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+      modify_scores<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
     } else if (problem.score_sign != 1.f) {
       apply_sign<Config>(rS, problem.score_sign);
     }
-    apply_mask<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+    if (shared.key_blocks.has_mask(n)) {
+      apply_mask<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
+    }
     softmax_step<Config>(softmax, rS, rO, Config::kFeatures ? 1.f / kLn2 : problem.scale_log2);
     if constexpr (Config::kFeatures) {
-      drop_weights<Config>(rS, problem, sBlock, warp_row, n * kBlockKV);
+      drop_weights<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);
     }
     multiply_pv<Config>(rO, rS, sV);
   }
 
-  store_output<Config, kAligned>(problem, softmax, rO, sBlock, sO);
+  store_output<Config, kAligned>(problem, softmax, rO, shared.block, sO);
 }
 
 }  // namespace flashvar::sm80

@@ -32,7 +32,7 @@ struct AttentionFwdLaunch {
   static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,
                                  cudaStream_t stream) {
     using C = Config<kFeatures>;
-    int64_t const tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
+    int64_t const tiles = Block::tiles(problem, C::kBlockQ);
     LaunchShape const shape{tiles * problem.heads_q, C::kThreads, C::kSharedMemory};
     return launch_kernel<attention_fwd_kernel<C, kAligned>>(problem, shape, device, stream);
   }

@@ -19,11 +19,13 @@ struct AttentionFwdTile {
 // In order of preference: the first row that serves the head dim and fits is taken.
 // clang-format off
 inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
-    { 32, 128,  64, 64, 4, 3},
+    { 32, 128,  64, 32, 4, 3},
     { 64, 128, 128, 64, 4, 2},
+    { 96, 128,  96, 64, 4, 2},
     { 96, 128,  64, 64, 4, 2},
     {128, 128,  64, 32, 4, 2},
     {128, 128,  32, 32, 4, 2},
+    {192,  64,  96, 64, 4, 2},
     {192,  64,  64, 64, 4, 2},
     {192, 128,  64, 64, 8, 1},
     {256,  64,  64, 64, 4, 2},
@@ -40,7 +42,7 @@ constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; 
 
 constexpr int attention_fwd_shared_memory(int head_dim, int head_dim_v, int block_q, int block_kv) {
   int const d = padded_head_dim(head_dim), dv = padded_head_dim(head_dim_v);
-  return 2 * (block_q * d + block_kv * (d + dv)) + static_cast<int>(sizeof(Block));
+  return 2 * (block_q * d + block_kv * (d + dv)) + static_cast<int>(sizeof(SharedBlock));
 }
 
 constexpr AttentionFwdTile attention_fwd_tile(int head_dim, int head_dim_v, int shared_memory) {

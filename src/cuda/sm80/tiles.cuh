@@ -26,10 +26,10 @@ __device__ __forceinline__ void store_unaligned(uint16_t* target, uint4 value) {
   }
 }
 
-// Starts copying rows [0, rows) of `gmem` into a tile; rows past them and columns past `head_dim`
-// become zeros. kAligned says that every row starts on 16 bytes: then the copies are asynchronous.
-// All kThreads threads take part.
-template <class Layout, int kThreads, bool kAligned>
+// Starts copying rows [0, rows) of `gmem` into a tile, or all of them where kAllRows; rows past
+// them and columns past `head_dim` become zeros. kAligned says that every row starts on 16 bytes:
+// then the copies are asynchronous. All kThreads threads take part.
+template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
 __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
                                           int32_t rows, int32_t head_dim) {
   constexpr int kRowStep = kThreads / Layout::kPageChunks;
@@ -38,6 +38,9 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   int const thread = ptx::thread_index();
   int const chunk = thread % Layout::kPageChunks;
   int const row = thread / Layout::kPageChunks;
+  // Counted from the thread's own place: constants are then compared with one register each.
+  int32_t const rows_left = rows - row;
+  int32_t const columns_left = head_dim - chunk * kChunkElements;
   unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
   const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
   constexpr int kUnroll = kAligned ? Layout::kRows / kRowStep : 1;  // few registers, slow as it is
@@ -45,8 +48,7 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   for (int step = 0; step < Layout::kRows; step += kRowStep) {
 #pragma unroll kUnroll
     for (int page = 0; page < Layout::kPages; ++page) {
-      int const column = page * Layout::kPageCols + chunk * kChunkElements;
-      bool const valid = row + step < rows && column < head_dim;
+      bool const valid = (kAllRows || step < rows_left) && page * Layout::kPageCols < columns_left;
       unsigned char* const slot = target + step * Layout::kRowBytes + page * Layout::kPageBytes;
       const uint16_t* const from = source + page * Layout::kPageCols;
       if constexpr (kAligned) {
@@ -89,13 +91,21 @@ __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
 
 // Offset in a tile from which a lane reads its part of the 16 x 16 fragment at row 0, column 0 by
 // ldmatrix_x4. The second of the four 8 x 8 matrices is eight rows down, the third one chunk to the
-// right: the register order of operand a. Read so, the rows of K are columns of operand b:
-// registers 0 and 2 are its first eight, 1 and 3 its second eight; with .trans, the columns of V
-// are in order.
+// right: the register order of operand a. Read so with .trans, the columns of V are operand b's:
+// registers 0 and 1 are its first eight, 2 and 3 its second eight.
 template <class Layout>
 __device__ __forceinline__ uint32_t fragment_offset() {
   int const lane = threadIdx.x % 32;
   return Layout::chunk_offset(lane % 16, lane / 16);
+}
+
+// The same for rows that are columns of operand b, as those of K are: here the second matrix is one
+// chunk to the right, the third eight rows down. In the other order each mma would want registers 0
+// and 2 or 1 and 3, which have to be moved side by side first.
+template <class Layout>
+__device__ __forceinline__ uint32_t fragment_offset_b() {
+  int const lane = threadIdx.x % 32;
+  return Layout::chunk_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 }  // namespace flashvar::sm80
