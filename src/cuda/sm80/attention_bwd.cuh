@@ -62,17 +62,13 @@ struct QueryStage {
         lse_log2(reinterpret_cast<float*>(grad_out + Config::SmemLayoutDO::kBytes)),
         row_sums(lse_log2 + Config::kBlockQ) {}
 
-  // Starts the copies of query block m of a head.
-  __device__ __forceinline__ void load(const AttentionBwdArguments& args, const KeyBlock& block,
-                                       int32_t head, int32_t m) const {
+  // Starts the copies of query block m of a head: of Q, the LSE and D.
+  __device__ __forceinline__ void load_q(const AttentionBwdArguments& args, const KeyBlock& block,
+                                         int32_t head, int32_t m) const {
     int32_t const first_query = m * Config::kBlockQ;
-    int32_t const rows = block.queries.count - first_query;
     load_any_tile<typename Config::SmemLayoutQ, Config>(
-        q, args.q.data + block.query_offset(args.q, head, first_query), args.q.seq_stride, rows,
-        args.head_dim, args.aligned);
-    load_any_tile<typename Config::SmemLayoutDO, Config>(
-        grad_out, args.grad_out.data + block.query_offset(args.grad_out, head, first_query),
-        args.grad_out.seq_stride, rows, args.head_dim_v, args.aligned);
+        q, args.q.data + block.query_offset(args.q, head, first_query), args.q.seq_stride,
+        block.queries.count - first_query, args.head_dim, args.aligned);
     constexpr int kChunks = Config::kBlockQ / 4;
     static_assert(2 * kChunks <= Config::kThreads, "a thread copies at most one chunk");
     int const thread = ptx::thread_index();
@@ -81,6 +77,17 @@ struct QueryStage {
       const float* const from = (thread < kChunks ? args.lse_log2 : args.row_sums) + row;
       ptx::cp_async_16(ptx::smem_address(lse_log2 + thread * 4), from + thread % kChunks * 4, true);
     }
+    ptx::cp_async_commit();
+  }
+
+  // Of dO.
+  __device__ __forceinline__ void load_grad_out(const AttentionBwdArguments& args,
+                                                const KeyBlock& block, int32_t head,
+                                                int32_t m) const {
+    int32_t const first_query = m * Config::kBlockQ;
+    load_any_tile<typename Config::SmemLayoutDO, Config>(
+        grad_out, args.grad_out.data + block.query_offset(args.grad_out, head, first_query),
+        args.grad_out.seq_stride, block.queries.count - first_query, args.head_dim_v, args.aligned);
     ptx::cp_async_commit();
   }
 };
@@ -123,18 +130,18 @@ __device__ __forceinline__ void differentiate_softmax(Accumulator& rdP, const Ac
 
 // Completes dK or dV: into the tensor by way of the tile `smem`, or into the group's sum.
 template <class Tile, class Layout, class Config, class Accumulator>
-__device__ __forceinline__ void store_grad(const AttentionBwdArguments& args,
-                                           const KeyBlock& block, const TensorView& grad,
-                                           float* sums, const Accumulator& c, float scale,
-                                           int32_t head_dim, unsigned char* smem) {
+__device__ __forceinline__ void store_grad(const AttentionBwdArguments& args, const KeyBlock& block,
+                                           const TensorView& grad, float* sums,
+                                           const Accumulator& c, float scale, int32_t head_dim,
+                                           unsigned char* smem) {
   int const warp = threadIdx.x / 32;
   if (sums != nullptr) {
     int64_t const tile = block.head_kv * args.key_tiles + block.key_tile;
     add_to_workspace<Tile>(sums + tile * Tile::kElements, c, warp);
     return;
   }
-  store_fragment<typename Config::Dtype, Layout>(
-      smem, c, Tile::row(warp), scale, [&](int n) { return Tile::column(warp, n) / 8; });
+  store_fragment<typename Config::Dtype, Layout>(smem, c, Tile::row(warp), scale,
+                                                 [&](int n) { return Tile::column(warp, n) / 8; });
   __syncthreads();  // the tile is complete
   store_any_tile<Layout, Config>(grad.data + block.key_offset(grad), grad.seq_stride, smem,
                                  block.key_rows - block.first_key, head_dim, args.aligned);
@@ -161,8 +168,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sP = sdS + LayoutS::kBytes;
   unsigned char* const sStages = sdS + (Config::kScoresInRegisters ? 1 : 2) * LayoutS::kBytes;
   // The loop reads here what its accumulators leave no registers for.
-  KeyBlock& sBlock =
-      *reinterpret_cast<KeyBlock*>(sStages + Config::kStages * Config::kStageBytes);
+  KeyBlock& sBlock = *reinterpret_cast<KeyBlock*>(sStages + Config::kStages * Config::kStageBytes);
 
   KeyBlock const block(args, Config::kBlockQ, Config::kBlockKV);
   if (block.first_key >= block.key_rows) return;
@@ -172,8 +178,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     Mask const mask = block.mask(args);
     int32_t const last_key = min(block.first_key + Config::kBlockKV, block.keys.count) - 1;
     begin = mask.seeing_begin(block.first_key) / Config::kBlockQ;
-    int32_t const end =
-        (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
+    int32_t const end = (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
   }
   int32_t const last_step = steps * block.heads - 1;
@@ -189,7 +194,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
                                    rows, args.head_dim, args.aligned);
     load_any_tile<LayoutV, Config>(sV, args.v.data + block.key_offset(args.v), args.v.seq_stride,
                                    rows, args.head_dim_v, args.aligned);
-    QueryStage<Config>(sStages).load(args, block, block.first_head, begin);
+    QueryStage<Config>(sStages).load_q(args, block, block.first_head, begin);
+    QueryStage<Config>(sStages).load_grad_out(args, block, block.first_head, begin);
   } else {
     __syncthreads();  // sBlock is there for all
   }
@@ -203,12 +209,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     }
     uint32_t const stage_offset = Config::kStages == 2 ? step % 2 * Config::kStageBytes : 0;
     QueryStage<Config> const stage(sStages + stage_offset);
-    ptx::cp_async_wait<0>();
-    __syncthreads();  // this step's queries, and at first K, V and sBlock, are there for all; all
-                      // are done with the step before
+    ptx::cp_async_wait<Config::kStages == 2 ? 0 : 1>();
+    __syncthreads();  // this step's Q (of two buffers: dO as well), and at first K, V and sBlock,
+                      // are there for all; all are done with the step before
     if (Config::kStages == 2 && step < last_step) {
-      QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
-          .load(args, sBlock, next_head, next_m);
+      QueryStage<Config> const next(sStages + (Config::kStageBytes - stage_offset));
+      next.load_q(args, sBlock, next_head, next_m);
+      next.load_grad_out(args, sBlock, next_head, next_m);
     }
     int const warp = ptx::thread_index() / 32;
     int const lane = ptx::thread_index() % 32;
@@ -220,22 +227,22 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
         rS, ptx::smem_address(sK) + score_key * LayoutK::kRowBytes,
         ptx::smem_address(stage.q) + score_query * LayoutQ::kRowBytes);
     auto multiply_grad_out = [&] {
+      if constexpr (Config::kStages == 1) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // this step's dO is there for all
+      }
       multiply_rows<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
           rdP, ptx::smem_address(sV) + score_key * LayoutV::kRowBytes,
           ptx::smem_address(stage.grad_out) + score_query * LayoutDO::kRowBytes);
     };
     int32_t const first_query = m * Config::kBlockQ;
     Mask const mask = sBlock.mask(args);
-    bool const masked =
-        mask.hides_any(first_query, first_query + Config::kBlockQ - 1, sBlock.first_key,
-                       sBlock.first_key + Config::kBlockKV);
+    bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1,
+                                       sBlock.first_key, sBlock.first_key + Config::kBlockKV);
     int const lane_query = score_query + lane % 4 * 2;
-    ScorePlace const place{sBlock.batch,
-                           head,
-                           first_query + lane_query,
-                           sBlock.first_key + score_key + lane / 4,
-                           mask,
-                           masked};
+    ScorePlace const place{
+        sBlock.batch, head,  first_query + lane_query, sBlock.first_key + score_key + lane / 4,
+        mask,         masked};
     if constexpr (Config::kFeatures) {
       multiply_grad_out();
       differentiate<true, Dtype>(
@@ -259,39 +266,42 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
 
     {
       uint32_t const columns = warp / Config::kGradKVWarps * 2;
-      uint32_t const rows =
-          warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
-          fragment_offset<LayoutS>();
+      uint32_t const rows = warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
+                            fragment_offset<LayoutS>();
       uint32_t const aP = ptx::smem_address(sP) + rows;
       uint32_t const adS = ptx::smem_address(sdS) + rows;
-      auto load_p = [&](uint32_t(&a)[4], int m, int kk) {
+      auto load_p = [&](uint32_t (&a)[4], int m, int kk) {
         if constexpr (Config::kScoresInRegisters) {
           pack_operand<Dtype>(a, rS, m, kk);
         } else {
           ptx::ldmatrix_x4(a, LayoutS::advance(aP, 2 * kk) + m * 16 * LayoutS::kRowBytes);
         }
       };
-      auto load_ds = [&](uint32_t(&a)[4], int m, int kk) {
+      auto load_ds = [&](uint32_t (&a)[4], int m, int kk) {
         if constexpr (Config::kScoresInRegisters) {
           pack_operand<Dtype>(a, rdP, m, kk);
         } else {
           ptx::ldmatrix_x4(a, LayoutS::advance(adS, 2 * kk) + m * 16 * LayoutS::kRowBytes);
         }
       };
+      multiply_columns<Dtype, LayoutQ, Config::kBlockQ, Config::kGradKVColumnWarps>(
+          rdK, LayoutQ::advance(ptx::smem_address(stage.q) + fragment_offset<LayoutQ>(), columns),
+          load_ds);
+      if constexpr (Config::kStages == 1) {
+        __syncthreads();  // all are done with Q, the LSE and D
+        if (step < last_step) stage.load_q(args, sBlock, next_head, next_m);
+      }
       multiply_columns<Dtype, LayoutDO, Config::kBlockQ, Config::kGradKVColumnWarps>(
           rdV,
           LayoutDO::advance(ptx::smem_address(stage.grad_out) + fragment_offset<LayoutDO>(),
                             columns),
           load_p);
-      multiply_columns<Dtype, LayoutQ, Config::kBlockQ, Config::kGradKVColumnWarps>(
-          rdK, LayoutQ::advance(ptx::smem_address(stage.q) + fragment_offset<LayoutQ>(), columns),
-          load_ds);
     }
     if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
-      __syncthreads();  // dS is there for all; all are done with this step's queries
+      __syncthreads();  // dS is there for all; all are done with dO
     }
     if (Config::kStages == 1 && step < last_step) {
-      stage.load(args, sBlock, next_head, next_m);
+      stage.load_grad_out(args, sBlock, next_head, next_m);
     }
 
     if (args.grad_q_sum != nullptr) {
@@ -303,9 +313,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           rdQ,
           LayoutK::advance(ptx::smem_address(sK) + fragment_offset<LayoutK>(),
                            warp / GradQ::kRowWarps * 2),
-          [&](uint32_t(&a)[4], int m, int kk) {
-            ptx::ldmatrix_x4_trans(a,
-                                   LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
+          [&](uint32_t (&a)[4], int m, int kk) {
+            ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
           });
       int64_t const tile = head * args.query_tiles + sBlock.first_query_tile + m;
       add_to_workspace<GradQ>(args.grad_q_sum + tile * GradQ::kElements, rdQ, warp);

@@ -31,7 +31,8 @@ struct Fragment {
 
 // Two neighbouring accumulator tiles hold what one operand of 16 x 16 wants.
 template <class Dtype, class Accumulator>
-__device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator& c, int m, int kk) {
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator& c, int m,
+                                             int kk) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float (&pair)[4] = c.tile[m][2 * kk + i / 2];
@@ -39,10 +40,10 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator
   }
 }
 
-// Like fragment_offset with the second and the third 8 x 8 matrix exchanged: the second is one chunk
-// to the right, the third eight rows down. Rows read so are columns of operand b, whose first eight
-// are in registers 0 and 1: an operand is a pair of neighbouring registers, any other costs moves.
-// With .trans it is operand a of the transposed tile.
+// Like fragment_offset with the second and the third 8 x 8 matrix exchanged: the second is one
+// chunk to the right, the third eight rows down. Rows read so are columns of operand b, whose first
+// eight are in registers 0 and 1: an operand is a pair of neighbouring registers, any other costs
+// moves. With .trans it is operand a of the transposed tile.
 template <class Layout>
 __device__ __forceinline__ uint32_t turned_fragment_offset() {
   int const lane = threadIdx.x % 32;
@@ -88,8 +89,7 @@ __device__ __forceinline__ void multiply_columns(Accumulator& c, uint32_t b, Loa
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; n += 2) {
       uint32_t rB[4];
-      ptx::ldmatrix_x4_trans(
-          rB, LayoutB::advance(b, n * kColWarps) + kk * 16 * LayoutB::kRowBytes);
+      ptx::ldmatrix_x4_trans(rB, LayoutB::advance(b, n * kColWarps) + kk * 16 * LayoutB::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
@@ -115,8 +115,8 @@ __device__ __forceinline__ void store_fragment(unsigned char* smem, const Accumu
           to / Layout::kPageChunks * Layout::kPageBytes + lane % 4 * 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<uint32_t*>(smem + offset + half * 8 * Layout::kRowBytes) = Dtype::pack(
-            c.tile[m][n][half * 2] * scale, c.tile[m][n][half * 2 + 1] * scale);
+        *reinterpret_cast<uint32_t*>(smem + offset + half * 8 * Layout::kRowBytes) =
+            Dtype::pack(c.tile[m][n][half * 2] * scale, c.tile[m][n][half * 2 + 1] * scale);
       }
     }
   }
