@@ -111,7 +111,7 @@ struct AttentionBwdLaunch {
       run([&](int64_t blocks) {
         return launch_kernel<attention_bwd_queries_kernel<Q, C::kBlockQ>>(
             args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
-      }, problem.queries.tiles(problem.batch, Q::kBlockQ) * problem.heads_q);
+      }, Block::tiles(problem, Q::kBlockQ) * problem.heads_q);
     } else {
       run([&](int64_t blocks) {
         return convert<typename C::GradQ>(args.grad_q_sum, problem.grad_q, problem.queries,
