@@ -6,6 +6,7 @@ Two ways lead here. The Autograd key of the op, for everything that is traced or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Final
 
@@ -60,13 +61,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         ):
             options = Options._make(ctx.options)
             given = make_inputs(inputs)
-            grads = attention_run.backward(grad_out, grad_lse, given, out, lse, options, bias)
+            grads: Sequence[torch.Tensor | None] = attention_run.backward(
+                grad_out, grad_lse, given, out, lse, options, bias
+            )
         else:
             grads = torch.ops.flashvar.attention_bwd.default(
                 grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
             )
-        grads = (*(None,) * _BEFORE, *grads, *(None,) * len(wanted))
-        return tuple(grad if want else None for grad, want in zip(grads, wanted, strict=False))
+        answers = (*(None,) * _BEFORE, *grads, *(None,) * len(wanted))
+        return tuple(grad if want else None for grad, want in zip(answers, wanted, strict=False))
 
 
 class _Twice(torch.autograd.Function):  # type: ignore[misc]

@@ -232,7 +232,8 @@ def _make_backward(
     grad_bias = None
     if wants_bias and bias is not None:
         grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
-    like = Gradients(*(_prototype(x.new_empty(x.shape)) for x in (q, k, v)), grad_bias)
+    grad_q, grad_k, grad_v = (_prototype(x.new_empty(x.shape)) for x in (q, k, v))
+    like = Gradients(grad_q, grad_k, grad_v, grad_bias)
     return BackwardPlan(problem, launch, pads, copies, like)
 
 

@@ -1,117 +1,185 @@
-"""How the Triton forward kernel is called for one problem."""
+"""How the Triton kernels are called for one problem."""
 
 from __future__ import annotations
 
 import contextlib
-import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from flashvar.backends.triton import tiles
+from flashvar.backends.triton.arguments import backward_arguments, forward_arguments
+from flashvar.backends.triton.attention_bwd_bias import attention_bwd_bias_kernel
+from flashvar.backends.triton.attention_bwd_kv import attention_bwd_kv_kernel
+from flashvar.backends.triton.attention_bwd_q import attention_bwd_q_kernel
 from flashvar.backends.triton.attention_fwd import STRIDE_UNIT, attention_fwd_kernel
-from flashvar.ops.attention_inputs import inspect
+from flashvar.ops.attention_problem import Strides
 from flashvar.system import gather
 
 if TYPE_CHECKING:
-    from flashvar.backends import Launch
-    from flashvar.ops.attention_inputs import Problem
+    from flashvar.backends import BackwardLaunch, Launch
+    from flashvar.backends.triton.tiles import Tile
+    from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Problem
     from flashvar.verdicts import Verdict
 
-_LOG2E: Final = math.log2(math.e)
-# Below this float32 is subnormal, which the device rounds to 0: the scale then is 0.
-_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
-_LARGEST: Final = float(torch.finfo(torch.float32).max)
 # 16 bytes of a 16-bit dtype: what one memory instruction moves.
 _WIDE: Final = STRIDE_UNIT.value
 _WIDE_BYTES: Final = 2 * _WIDE
 # What the interpreter, which has no device, pretends to be.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
+_BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     """Choose the tile and freeze every argument but the tensors.
 
-    The kernel reads rows in 16-byte pieces. Tensors that start or stride elsewhere are copied
+    The kernels read rows in 16-byte pieces. Tensors that start or stride elsewhere are copied
     first: Triton 3.6 gives wrong addresses to narrow tiles of unaligned rows.
     """
     del verdict
-    rows_aligned = all(stride % _WIDE == 0 for stride in _strides(problem).values())
-    run = _launcher(problem) if rows_aligned else None
+    run = _forward(problem) if _wide(problem.q, problem.k, problem.v) else None
 
-    def launch(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
+    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        q, k, v = inputs.q, inputs.k, inputs.v
         if run is not None and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _WIDE_BYTES == 0:
-            run(q, k, v, out, lse)
+            run(inputs, out, lse)
             return
-        q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
-        copied = inspect(q, k, v, causal=problem.causal, scale=problem.scale, layout=problem.layout)
-        _launcher(copied)(q, k, v, out, lse)
+        copied, inputs = _copied(problem, inputs)
+        _forward(copied)(inputs, out, lse)
 
     return launch
 
 
-def _launcher(problem: Problem) -> Launch:
-    """The launch of a problem whose rows are aligned."""
-    capability, shared_memory = _device(problem.device)
-    tile = tiles.choose(capability, shared_memory, problem.head_dim)
-    grid = (problem.batch * problem.heads_q * -(-problem.seqlen_q // tile.block_q),)
-    arguments = kernel_arguments(problem, tile)
-    device = problem.device
+def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+    """Choose the tiles and freeze every argument but the tensors; copies as the forward does."""
+    del verdict
+    forward = problem.forward
+    wide = _wide(forward.q, forward.k, forward.v, problem.grad_out)
+    run = _backward(problem) if wide else None
 
     def launch(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        inputs: Inputs,
         out: torch.Tensor,
-        lse: torch.Tensor | None,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
     ) -> None:
-        # Triton launches on the current device.
-        elsewhere = device is not None and device != torch.cuda.current_device()
-        with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
-            attention_fwd_kernel[grid](q, k, v, out, lse, **arguments)
+        tensors = (inputs.q, inputs.k, inputs.v, grad_out)
+        if run is not None and not any(one.data_ptr() % _WIDE_BYTES for one in tensors):
+            run(inputs, out, lse, grad_out, grad_lse, grads)
+            return
+        copied, inputs = _copied(forward, inputs)
+        grad_out = grad_out.clone(memory_format=torch.contiguous_format)
+        strides = _strides_of(grad_out, forward.layout)
+        moved = replace(problem, forward=copied, grad_out=strides)
+        _backward(moved)(inputs, out, lse, grad_out, grad_lse, grads)
 
     return launch
 
 
-def kernel_arguments(problem: Problem, tile: tiles.Tile) -> dict[str, Any]:
-    """Everything that the kernel takes besides the five tensors."""
-    factor = abs(problem.scale) * _LOG2E
-    head, tail = tiles.split(problem.head_dim)
-    return {
-        **{name: stride // _WIDE for name, stride in _strides(problem).items()},
-        "heads_q": problem.heads_q,
-        "group": problem.heads_q // problem.heads_kv,
-        "seqlen_q": problem.seqlen_q,
-        "seqlen_k": problem.seqlen_k,
-        "scale_log2": 1.0 if factor < _SMALLEST else min(factor, _LARGEST),
-        "SIGN": 0 if factor < _SMALLEST else int(math.copysign(1.0, problem.scale)),
-        "CAUSAL": problem.causal,
-        "HEAD_DIM": problem.head_dim,
-        "HEAD": head,
-        "TAIL": tail,
-        "BLOCK_Q": tile.block_q,
-        "BLOCK_KV": tile.block_kv,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
+def _forward(problem: Problem) -> Launch:
+    """The launch of a problem whose rows are aligned."""
+    tile = _tile(problem, "forward")
+    grid = (_programs(problem, tile),)
+    arguments = forward_arguments(problem, tile, attention_fwd_kernel)
+    run, device = attention_fwd_kernel[grid], problem.device
+
+    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        q, k, v, *extras = inputs
+        with _on(device):
+            run(q, k, v, out, lse, *extras, **arguments)
+
+    return launch
 
 
-def _strides(problem: Problem) -> dict[str, int]:
-    """By the kernel's names."""
-    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "out": problem.out}
-    return {
-        f"{name}_{axis}": stride
-        for name, strides in tensors.items()
-        for axis, stride in zip(("batch", "row", "head"), strides, strict=True)
-    }
+def _backward(problem: BackwardProblem) -> BackwardLaunch:
+    """The launches of a backward whose rows are aligned."""
+    forward = problem.forward
+    tile_q = _tile(forward, "backward_q")
+    tile_kv = _tile(forward, "backward_kv")
+    run_q = attention_bwd_q_kernel[(_programs(forward, tile_q),)]
+    run_kv = attention_bwd_kv_kernel[(_programs_kv(forward, tile_kv),)]
+    arguments_q = backward_arguments(problem, tile_q, attention_bwd_q_kernel)
+    arguments_kv = backward_arguments(problem, tile_kv, attention_bwd_kv_kernel)
+    run_bias, arguments_bias = None, {}
+    if problem.grad_bias is not None:
+        tile = _tile(forward, "backward_bias")
+        arguments_bias = backward_arguments(problem, tile, attention_bwd_bias_kernel)
+        matrices = arguments_bias["bias_batches"] * arguments_bias["bias_heads"]
+        rows, columns = -(-forward.seqlen_q // tile.block_q), -(-forward.seqlen_k // tile.block_kv)
+        run_bias = attention_bwd_bias_kernel[(matrices * rows * columns,)]
+    device = forward.device
+
+    def launch(
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
+    ) -> None:
+        q, k, v, bias, slopes, rng, *places = inputs
+        extras = (bias, slopes, rng)
+        base, delta = torch.empty_like(lse), torch.empty_like(lse)
+        given = (out, lse, grad_out, grad_lse)
+        with _on(device):
+            run_q(q, k, v, *given, grads.q, base, delta, *extras, *places, **arguments_q)
+            among = (q, k, v, grad_out, base, delta)
+            run_kv(*among, grads.k, grads.v, *extras, *places, **arguments_kv)
+            if run_bias is not None and grads.bias is not None:
+                run_bias(*among, grads.bias, *extras, **arguments_bias)
+
+    return launch
 
 
-def _device(index: int | None) -> tuple[tuple[int, int], int]:
-    device = None if index is None else gather().device(index)
-    return _NO_DEVICE if device is None else (device.capability, device.shared_memory)
+def _tile(problem: Problem, direction: str) -> Tile:
+    device = None if problem.device is None else gather().device(problem.device)
+    facts = _NO_DEVICE if device is None else (device.capability, device.shared_memory)
+    bias = _BIAS_BYTES[problem.bias_dtype]
+    return tiles.choose(direction, *facts, problem.head_dim, problem.head_dim_v, bias)
+
+
+def _programs(problem: Problem, tile: Tile) -> int:
+    rows = tile.block_q
+    if problem.total_q is not None:
+        return problem.heads_q * (problem.total_q // rows + problem.batch)
+    return problem.batch * problem.heads_q * -(-problem.seqlen_q // rows)
+
+
+def _programs_kv(problem: Problem, tile: Tile) -> int:
+    rows = tile.block_kv
+    if problem.total_k is not None:
+        return problem.heads_kv * (problem.total_k // rows + problem.batch)
+    return problem.batch * problem.heads_kv * -(-problem.seqlen_k // rows)
+
+
+def _on(device: int | None) -> Any:
+    """Triton launches on the current device."""
+    elsewhere = device is not None and device != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else contextlib.nullcontext()
+
+
+def _wide(*tensors: Strides) -> bool:
+    return all(stride % _WIDE == 0 for strides in tensors for stride in strides)
+
+
+def _copied(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    """The call with contiguous q, k and v."""
+    q, k, v = (
+        tensor.clone(memory_format=torch.contiguous_format)
+        for tensor in (inputs.q, inputs.k, inputs.v)
+    )
+    layout = problem.layout
+    strides = {"q": _strides_of(q, layout), "k": _strides_of(k, layout)}
+    copied = replace(problem, **strides, v=_strides_of(v, layout))
+    return copied, inputs._replace(q=q, k=k, v=v)
+
+
+def _strides_of(tensor: torch.Tensor, layout: str) -> Strides:
+    """Of [batch, sequence, heads] in whatever layout; packed rows have batch 0."""
+    if tensor.dim() == 3:
+        return Strides(0, tensor.stride(0), tensor.stride(1))
+    batch, second, third, _ = tensor.stride()
+    return Strides(batch, third, second) if layout == "bhsd" else Strides(batch, second, third)

@@ -26,33 +26,93 @@ class Split(NamedTuple):
 
 
 _Table = dict[int, tuple[Tile, ...]]  # largest padded head dim -> candidates, the fastest first
+_Tables = dict[str, _Table]  # by direction
 
+DIRECTIONS: Final = ("forward", "backward_q", "backward_kv", "backward_bias")
+
+# One tile of the gradient of a bias and what it is made of; nothing of it is worth tuning.
+_BIAS: Final[_Table] = {
+    64: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
+    128: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
+    192: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
+    256: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
+}
 # First choices keep registers from spilling, or nearly so (ptxas of Triton 3.7).
-_AMPERE: Final[_Table] = {
-    64: (Tile(128, 64, 4, 3),),
-    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
-    192: (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)),
-    256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+_AMPERE: Final[_Tables] = {
+    "forward": {
+        64: (Tile(128, 64, 4, 3),),
+        128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
+        192: (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)),
+        256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+    },
+    "backward_q": {
+        64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+        128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+        192: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+        256: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+    },
+    "backward_kv": {
+        64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+        128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
+        192: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
+        256: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
+    },
+    "backward_bias": _BIAS,
 }
-_SMALL: Final[_Table] = {  # 99 KiB a block
-    64: (Tile(128, 64, 4, 3),),
-    128: (Tile(128, 64, 8, 2),),
-    192: (Tile(64, 32, 8, 3),),
-    256: (Tile(64, 32, 8, 2),),
+_SMALL: Final[_Tables] = {  # 99 KiB a block
+    "forward": {
+        64: (Tile(128, 64, 4, 3),),
+        128: (Tile(128, 64, 8, 2),),
+        192: (Tile(64, 32, 8, 3),),
+        256: (Tile(64, 32, 8, 2),),
+    },
+    "backward_q": {
+        64: (Tile(64, 64, 4, 2),),
+        128: (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2)),
+        192: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+        256: (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1)),
+    },
+    "backward_kv": {
+        64: (Tile(64, 64, 4, 2),),
+        128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
+        192: (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1)),
+        256: (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)),
+    },
+    "backward_bias": _BIAS,
 }
-_HOPPER: Final[_Table] = {
-    64: (Tile(128, 128, 8, 3), Tile(128, 64, 4, 3)),
-    128: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 3)),
-    192: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
-    256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
+_HOPPER: Final[_Tables] = {
+    "forward": {
+        64: (Tile(128, 128, 8, 3), Tile(128, 64, 4, 3)),
+        128: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 3)),
+        192: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
+        256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
+    },
+    "backward_q": {
+        64: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),
+        128: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
+        192: (Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)),
+        256: (Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)),
+    },
+    "backward_kv": {
+        64: (Tile(64, 128, 8, 3), Tile(64, 64, 4, 3)),
+        128: (Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)),
+        192: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+        256: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+    },
+    "backward_bias": _BIAS,
 }
-_BLACKWELL: Final[_Table] = {
-    64: (Tile(128, 128, 8, 3),),
-    128: (Tile(128, 64, 8, 3),),
-    192: (Tile(128, 64, 8, 2),),
-    256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
+_BLACKWELL: Final[_Tables] = {
+    "forward": {
+        64: (Tile(128, 128, 8, 3),),
+        128: (Tile(128, 64, 8, 3),),
+        192: (Tile(128, 64, 8, 2),),
+        256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
+    },
+    "backward_q": _HOPPER["backward_q"],
+    "backward_kv": _HOPPER["backward_kv"],
+    "backward_bias": _BIAS,
 }
-_TABLE: Final[dict[tuple[int, int], _Table]] = {
+_TABLE: Final[dict[tuple[int, int], _Tables]] = {
     (8, 0): _AMPERE,
     (8, 6): _SMALL,
     (8, 9): _SMALL,
@@ -84,22 +144,49 @@ def split(head_dim: int) -> Split:
 
 
 @cache
-def choose(capability: tuple[int, int], shared_memory: int, head_dim: int) -> Tile:
+def choose(
+    direction: str,
+    capability: tuple[int, int],
+    shared_memory: int,
+    head_dim: int,
+    head_dim_v: int,
+    bias_bytes: int = 0,
+) -> Tile:
     """The fastest tile known that fits in `shared_memory` bytes a block."""
-    padded = sum(split(head_dim))
-    by_head_dim = _TABLE.get(capability, _SMALL)
-    candidates = next(tiles for limit, tiles in by_head_dim.items() if padded <= limit)
+    padded, padded_v = sum(split(head_dim)), sum(split(head_dim_v))
+    by_head_dim = _TABLE.get(capability, _SMALL)[direction]
+    size = max(padded, padded_v)
+    candidates = next(tiles for limit, tiles in by_head_dim.items() if size <= limit)
     for tile in (*candidates, *_LAST_RESORT):
-        if shared_bytes(tile, padded, capability) <= shared_memory:
+        needed = shared_bytes(direction, tile, padded, padded_v, capability, bias_bytes)
+        if needed <= shared_memory:
             return tile
     return _LAST_RESORT[-1]
 
 
-def shared_bytes(tile: Tile, padded: int, capability: tuple[int, int]) -> int:
-    """Upper bound of what Triton allocates for 16-bit inputs of a padded head dim."""
-    b_q, b_kv = 2 * tile.block_q * padded, 2 * tile.block_kv * padded
-    b_p = 2 * tile.block_q * tile.block_kv
+def shared_bytes(
+    direction: str,
+    tile: Tile,
+    padded: int,
+    padded_v: int,
+    capability: tuple[int, int],
+    bias_bytes: int = 0,
+) -> int:
+    """Upper bound of what Triton allocates for 16-bit inputs of padded head dims."""
+    both = 2 * (padded + padded_v)
+    scores = tile.block_q * tile.block_kv
     # Where the tensor cores read shared memory, the block in use needs a buffer of its own.
     in_use = _SHARED_OPERANDS_SINCE <= capability < _SHARED_OPERANDS_BEFORE
     buffers = tile.stages if in_use else max(1, tile.stages - 1)
-    return b_q + 2 * buffers * b_kv + b_p + _BARRIERS
+    rest = bias_bytes * scores * buffers + _BARRIERS
+    if direction == "forward":
+        # q stays, k and v pass, the weights are an operand.
+        return 2 * tile.block_q * padded + buffers * tile.block_kv * both + 2 * scores + rest
+    if direction == "backward_q":
+        # q and grad_out stay, k and v pass, dS is an operand.
+        return tile.block_q * both + buffers * tile.block_kv * both + 2 * scores + rest
+    if direction == "backward_kv":
+        # k and v stay, q, grad_out and two float32 of each row pass, P and dS are operands.
+        passing = buffers * tile.block_q * (both + 8)
+        return tile.block_kv * both + passing + 4 * scores + rest
+    return (tile.block_q + tile.block_kv) * both * buffers + 4 * scores + rest
