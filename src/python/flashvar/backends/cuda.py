@@ -208,7 +208,8 @@ def _features(problem: Problem) -> Any:
         problem.softcap,
         max(problem.window_left, 0),
         max(problem.window_right, 0),
-        problem.head_dim_v,
+        # 0 is the same, and what a binary from before the features may be given.
+        problem.head_dim_v if problem.head_dim_v != problem.head_dim else 0,
         _BIAS_FLOAT32 if problem.bias_dtype == "fp32" else 0,
     )
 
