@@ -117,7 +117,7 @@ struct AttentionBwdLaunch {
             return launch_kernel<attention_bwd_queries_kernel<Q, C::kBlockQ>>(
                 args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
           },
-          problem.queries.tiles(problem.batch, Q::kBlockQ) * problem.heads_q);
+          Block::tiles(problem, Q::kBlockQ) * problem.heads_q);
     } else {
       run(
           [&](int64_t blocks) {
