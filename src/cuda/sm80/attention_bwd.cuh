@@ -62,13 +62,17 @@ struct QueryStage {
         lse_log2(reinterpret_cast<float*>(grad_out + Config::SmemLayoutDO::kBytes)),
         row_sums(lse_log2 + Config::kBlockQ) {}
 
-  // Starts the copies of query block m of a head: of Q, the LSE and D.
-  __device__ __forceinline__ void load_q(const AttentionBwdArguments& args, const KeyBlock& block,
-                                         int32_t head, int32_t m) const {
+  // Starts the copies of query block m of a head.
+  __device__ __forceinline__ void load(const AttentionBwdArguments& args, const KeyBlock& block,
+                                       int32_t head, int32_t m) const {
     int32_t const first_query = m * Config::kBlockQ;
+    int32_t const rows = block.queries.count - first_query;
     load_any_tile<typename Config::SmemLayoutQ, Config>(
-        q, args.q.data + block.query_offset(args.q, head, first_query), args.q.seq_stride,
-        block.queries.count - first_query, args.head_dim, args.aligned);
+        q, args.q.data + block.query_offset(args.q, head, first_query), args.q.seq_stride, rows,
+        args.head_dim, args.aligned);
+    load_any_tile<typename Config::SmemLayoutDO, Config>(
+        grad_out, args.grad_out.data + block.query_offset(args.grad_out, head, first_query),
+        args.grad_out.seq_stride, rows, args.head_dim_v, args.aligned);
     constexpr int kChunks = Config::kBlockQ / 4;
     static_assert(2 * kChunks <= Config::kThreads, "a thread copies at most one chunk");
     int const thread = ptx::thread_index();
@@ -77,17 +81,6 @@ struct QueryStage {
       const float* const from = (thread < kChunks ? args.lse_log2 : args.row_sums) + row;
       ptx::cp_async_16(ptx::smem_address(lse_log2 + thread * 4), from + thread % kChunks * 4, true);
     }
-    ptx::cp_async_commit();
-  }
-
-  // Of dO.
-  __device__ __forceinline__ void load_grad_out(const AttentionBwdArguments& args,
-                                                const KeyBlock& block, int32_t head,
-                                                int32_t m) const {
-    int32_t const first_query = m * Config::kBlockQ;
-    load_any_tile<typename Config::SmemLayoutDO, Config>(
-        grad_out, args.grad_out.data + block.query_offset(args.grad_out, head, first_query),
-        args.grad_out.seq_stride, block.queries.count - first_query, args.head_dim_v, args.aligned);
     ptx::cp_async_commit();
   }
 };
@@ -194,8 +187,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
                                    rows, args.head_dim, args.aligned);
     load_any_tile<LayoutV, Config>(sV, args.v.data + block.key_offset(args.v), args.v.seq_stride,
                                    rows, args.head_dim_v, args.aligned);
-    QueryStage<Config>(sStages).load_q(args, block, block.first_head, begin);
-    QueryStage<Config>(sStages).load_grad_out(args, block, block.first_head, begin);
+    QueryStage<Config>(sStages).load(args, block, block.first_head, begin);
   } else {
     __syncthreads();  // sBlock is there for all
   }
@@ -209,13 +201,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     }
     uint32_t const stage_offset = Config::kStages == 2 ? step % 2 * Config::kStageBytes : 0;
     QueryStage<Config> const stage(sStages + stage_offset);
-    ptx::cp_async_wait<Config::kStages == 2 ? 0 : 1>();
-    __syncthreads();  // this step's Q (of two buffers: dO as well), and at first K, V and sBlock,
-                      // are there for all; all are done with the step before
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // this step's queries, and at first K, V and sBlock, are there for all; all
+                      // are done with the step before
     if (Config::kStages == 2 && step < last_step) {
-      QueryStage<Config> const next(sStages + (Config::kStageBytes - stage_offset));
-      next.load_q(args, sBlock, next_head, next_m);
-      next.load_grad_out(args, sBlock, next_head, next_m);
+      QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
+          .load(args, sBlock, next_head, next_m);
     }
     int const warp = ptx::thread_index() / 32;
     int const lane = ptx::thread_index() % 32;
@@ -227,10 +218,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
         rS, ptx::smem_address(sK) + score_key * LayoutK::kRowBytes,
         ptx::smem_address(stage.q) + score_query * LayoutQ::kRowBytes);
     auto multiply_grad_out = [&] {
-      if constexpr (Config::kStages == 1) {
-        ptx::cp_async_wait<0>();
-        __syncthreads();  // this step's dO is there for all
-      }
       multiply_rows<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
           rdP, ptx::smem_address(sV) + score_key * LayoutV::kRowBytes,
           ptx::smem_address(stage.grad_out) + score_query * LayoutDO::kRowBytes);
@@ -284,31 +271,28 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           ptx::ldmatrix_x4(a, LayoutS::advance(adS, 2 * kk) + m * 16 * LayoutS::kRowBytes);
         }
       };
-      multiply_columns<Dtype, LayoutQ, Config::kBlockQ, Config::kGradKVColumnWarps>(
-          rdK, LayoutQ::advance(ptx::smem_address(stage.q) + fragment_offset<LayoutQ>(), columns),
-          load_ds);
-      if constexpr (Config::kStages == 1) {
-        __syncthreads();  // all are done with Q, the LSE and D
-        if (step < last_step) stage.load_q(args, sBlock, next_head, next_m);
-      }
       multiply_columns<Dtype, LayoutDO, Config::kBlockQ, Config::kGradKVColumnWarps>(
           rdV,
           LayoutDO::advance(ptx::smem_address(stage.grad_out) + fragment_offset<LayoutDO>(),
                             columns),
           load_p);
+      multiply_columns<Dtype, LayoutQ, Config::kBlockQ, Config::kGradKVColumnWarps>(
+          rdK, LayoutQ::advance(ptx::smem_address(stage.q) + fragment_offset<LayoutQ>(), columns),
+          load_ds);
     }
     if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
-      __syncthreads();  // dS is there for all; all are done with dO
+      __syncthreads();  // dS is there for all; all are done with this step's queries
     }
     if (Config::kStages == 1 && step < last_step) {
-      stage.load_grad_out(args, sBlock, next_head, next_m);
+      stage.load(args, sBlock, next_head, next_m);
     }
 
     if (args.grad_q_sum != nullptr) {
       Fragment<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
       rdQ.clear();
-      uint32_t const adS = LayoutS::advance(
-          ptx::smem_address(sdS) + turned_fragment_offset<LayoutS>(), GradQ::row(warp) / 8);
+      // Read transposed, rows of keys give operand a as rows of queries would operand b.
+      uint32_t const adS = LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(),
+                                            GradQ::row(warp) / 8);
       multiply_columns<Dtype, LayoutK, Config::kBlockKV, GradQ::kColWarps>(
           rdQ,
           LayoutK::advance(ptx::smem_address(sK) + fragment_offset<LayoutK>(),

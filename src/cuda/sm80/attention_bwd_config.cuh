@@ -21,23 +21,21 @@ struct AttentionBwdTile {
   int grad_q_warps;   // along the queries, for dQ
   int stages;         // buffers of Q and dO
   int blocks_per_sm;  // that shared memory must leave room for, to hide each other's latencies
-  bool features;      // leaves the kernels with features enough registers
 };
 
 // In order of preference: the first row that serves the head dim and fits is taken.
 // clang-format off
 inline constexpr AttentionBwdTile kAttentionBwdTiles[] = {
-    { 64, 32, 128, 4, 4, 4, 2, 2, 2, true},
-    { 64, 32, 128, 4, 4, 4, 2, 1, 2, true},
-    { 96, 64, 128, 8, 4, 4, 4, 2, 1, false},
-    { 96, 64,  64, 4, 2, 2, 2, 1, 2, true},
-    { 96, 64,  64, 8, 4, 4, 4, 2, 1, true},
-    {128, 64, 128, 8, 4, 4, 2, 2, 1, true},
-    {128, 64,  64, 4, 2, 2, 2, 1, 2, true},
-    {128, 64,  64, 8, 4, 2, 2, 1, 1, true},
-    {192, 64,  64, 8, 4, 2, 2, 2, 1, true},
-    {256, 64,  64, 8, 4, 2, 2, 1, 1, true},
-    {256, 32,  32, 4, 2, 2, 2, 1, 1, true},
+    { 64, 32, 128, 4, 4, 4, 2, 2, 2},
+    { 64, 32, 128, 4, 4, 4, 2, 1, 2},
+    { 96, 64,  64, 4, 2, 2, 2, 1, 2},
+    { 96, 64,  64, 8, 4, 4, 4, 2, 1},
+    {128, 64, 128, 8, 4, 4, 2, 2, 1},
+    {128, 64,  64, 4, 2, 2, 2, 1, 2},
+    {128, 64,  64, 8, 4, 2, 2, 1, 1},
+    {192, 64,  96, 8, 2, 2, 2, 1, 1},
+    {256, 64,  64, 8, 4, 2, 2, 1, 1},
+    {256, 32,  32, 4, 2, 2, 2, 1, 1},
 };
 // clang-format on
 
@@ -51,12 +49,10 @@ constexpr int attention_bwd_shared_memory(int head_dim, int head_dim_v,
          static_cast<int>(sizeof(KeyBlock));
 }
 
-constexpr AttentionBwdTile attention_bwd_tile(int head_dim, int head_dim_v, bool features,
-                                              int shared_memory) {
+constexpr AttentionBwdTile attention_bwd_tile(int head_dim, int head_dim_v, int shared_memory) {
   for (const AttentionBwdTile& tile : kAttentionBwdTiles) {
     int const block =
         attention_bwd_shared_memory(head_dim, head_dim_v, tile) + kReservedSharedMemory;
-    if (features && !tile.features) continue;
     if (head_dim <= tile.max_head_dim && head_dim_v <= tile.max_head_dim &&
         tile.blocks_per_sm * block <= shared_memory + kReservedSharedMemory) {
       return tile;
@@ -71,7 +67,7 @@ struct AttentionBwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kFeatures = kFeatures_;
   static constexpr AttentionBwdTile kTile =
-      attention_bwd_tile(kMaxHeadDim, kMaxHeadDimV, kFeatures, Target::kSharedMemory);
+      attention_bwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 
   static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);

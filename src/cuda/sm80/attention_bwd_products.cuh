@@ -40,21 +40,11 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator
   }
 }
 
-// Like fragment_offset with the second and the third 8 x 8 matrix exchanged: the second is one
-// chunk to the right, the third eight rows down. Rows read so are columns of operand b, whose first
-// eight are in registers 0 and 1: an operand is a pair of neighbouring registers, any other costs
-// moves. With .trans it is operand a of the transposed tile.
-template <class Layout>
-__device__ __forceinline__ uint32_t turned_fragment_offset() {
-  int const lane = threadIdx.x % 32;
-  return Layout::chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-}
-
 // c = A B^T over kDepth columns; `a` and `b` are the addresses of the warp's first rows.
 template <class Dtype, class LayoutA, class LayoutB, int kDepth, class Accumulator>
 __device__ __forceinline__ void multiply_rows(Accumulator& c, uint32_t a, uint32_t b) {
   uint32_t const offset_a = a + fragment_offset<LayoutA>();
-  uint32_t const offset_b = b + turned_fragment_offset<LayoutB>();
+  uint32_t const offset_b = b + fragment_offset_b<LayoutB>();
   c.clear();
 #pragma unroll
   for (int kk = 0; kk < kDepth / 16; ++kk) {
