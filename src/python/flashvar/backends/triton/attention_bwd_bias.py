@@ -5,7 +5,7 @@ no atomics, no buffer larger than the gradient, and the same bits every time. S 
 once more, only for calls that want this gradient.
 """
 # Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ One program owns a block of keys and meets every query that sees them, of all he
 them. Scores are transposed, [keys, queries]: so the weights are the left operand of both products.
 """
 # Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def _collect(
     i_key,
     start,
     stop,
+    gap_at,  # with MASKED: place from which on this many more are left out
+    gap,
     seqlen_q,
     seqlen_k,
     window_left,
@@ -74,7 +76,10 @@ def _collect(
     """Add what queries `start` to `stop` give; without MASKED all of them see every key."""
     o_rows = tl.arange(0, BLOCK_Q)
     o_key = i_key + tl.arange(0, BLOCK_KV)[:, None]
-    for i_query in range(start, stop, BLOCK_Q):
+    for i_place in range(start, stop, BLOCK_Q):
+        i_query = i_place
+        if MASKED:
+            i_query += tl.where(i_place >= gap_at, gap, 0)
         left = seqlen_q - i_query
         o_query = i_query + o_rows[None, :]
         b_q, b_q_tail = load_rows(
@@ -199,7 +204,7 @@ def attention_bwd_kv_kernel(
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, count_k, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     i_key = i_block * BLOCK_KV
-    if p_offsets_k is not None:
+    if p_offsets_k is not None:  # noqa: SIM102 - the outer one is for the compiler
         if i_key >= count_k:
             return
     i_sequence = i_batch
@@ -242,6 +247,7 @@ def attention_bwd_kv_kernel(
     masked = tl.where(i_key + BLOCK_KV <= seqlen_k, masked, start)
     unmasked = tl.minimum(unmasked, tl.maximum(start, stop))
     masked = tl.maximum(masked // BLOCK_Q * BLOCK_Q, unmasked)
+    gap = masked - unmasked
     for i_member in range(0, group):
         i_head = i_head_kv * group + i_member
         place_of_head = i_sequence * heads_q + i_head.to(tl.int32)
@@ -255,30 +261,23 @@ def attention_bwd_kv_kernel(
         slope = 0.0
         if p_slopes is not None:
             slope = tl.load(p_slopes + i_batch * slopes_batch + i_head) * LOG2E
-        if RIGHT:
-            b_dk, b_dk_tail, b_dv, b_dv_tail = _collect(
-                b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
-                p_do_head, p_base + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
-                do_stride, bias_query, i_key, start, unmasked, seqlen_q, seqlen_k, window_left,
-                window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
-                dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-                HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
-            )  # fmt: skip
         b_dk, b_dk_tail, b_dv, b_dv_tail = _collect(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
             p_do_head, p_base + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
-            do_stride, bias_query, i_key, unmasked, masked, seqlen_q, seqlen_k, window_left,
+            do_stride, bias_query, i_key, start, stop - gap, unmasked, gap, seqlen_q,
+            seqlen_k, window_left,
             window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
             dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
+            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
         )  # fmt: skip
         b_dk, b_dk_tail, b_dv, b_dv_tail = _collect(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
             p_do_head, p_base + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
-            do_stride, bias_query, i_key, masked, stop, seqlen_q, seqlen_k, window_left,
+            do_stride, bias_query, i_key, unmasked, masked, 0, 0, seqlen_q,
+            seqlen_k, window_left,
             window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
             dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
+            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
         )  # fmt: skip
     if p_rng is not None:
         b_dv = b_dv * dropout_scale

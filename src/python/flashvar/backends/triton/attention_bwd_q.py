@@ -105,6 +105,8 @@ def _gather(
     i_query,
     start,
     stop,
+    gap_at,  # with MASKED and LEFT: place from which on this many more are left out
+    gap,
     seqlen_q,
     seqlen_k,
     window_left,
@@ -132,7 +134,10 @@ def _gather(
 ):
     """Add what keys `start` to `stop` give; without MASKED every row sees all of them."""
     o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
-    for i_key in range(start, stop, BLOCK_KV):
+    for i_place in range(start, stop, BLOCK_KV):
+        i_key = i_place
+        if MASKED and LEFT:
+            i_key += tl.where(i_place >= gap_at, gap, 0)
         left = seqlen_k - i_key
         o_key = i_key + tl.arange(0, BLOCK_KV)[None, :]
         b_k, b_k_tail = load_rows(
@@ -242,7 +247,7 @@ def attention_bwd_q_kernel(
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, _, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     blocks = tl.cdiv(seqlen_q, BLOCK_Q)
-    if p_offsets_q is not None:
+    if p_offsets_q is not None:  # noqa: SIM102 - the outer one is for the compiler
         if i_block >= blocks:
             return
     if RIGHT:
@@ -311,24 +316,21 @@ def attention_bwd_q_kernel(
         unmasked = tl.maximum(diagonal + BLOCK_Q - 1 - window_left, 0)
         unmasked = tl.minimum(tl.cdiv(unmasked, BLOCK_KV) * BLOCK_KV, tl.maximum(start, stop))
     masked = tl.maximum(masked // BLOCK_KV * BLOCK_KV, unmasked)
-    if LEFT:
-        b_dq, b_dq_tail = _gather(
-            b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
-            p_rng, k_stride, v_stride, bias_query, i_query, start, unmasked, seqlen_q, seqlen_k,
-            window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
-            dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
-        )  # fmt: skip
+    gap = masked - unmasked
+    if not LEFT:
+        start = masked
+        gap = 0
     b_dq, b_dq_tail = _gather(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
-        p_rng, k_stride, v_stride, bias_query, i_query, unmasked, masked, seqlen_q, seqlen_k,
+        p_rng, k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
         window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
         dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
     )  # fmt: skip
     b_dq, b_dq_tail = _gather(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
-        p_rng, k_stride, v_stride, bias_query, i_query, masked, stop, seqlen_q, seqlen_k,
+        p_rng, k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
+        seqlen_q, seqlen_k,
         window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
         dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,

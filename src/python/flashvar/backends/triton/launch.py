@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.backends.triton import tiles
+from flashvar.backends.triton import tiles, tuned
 from flashvar.backends.triton.arguments import backward_arguments, forward_arguments
 from flashvar.backends.triton.attention_bwd_bias import attention_bwd_bias_kernel
 from flashvar.backends.triton.attention_bwd_kv import attention_bwd_kv_kernel
@@ -136,9 +136,13 @@ def _backward(problem: BackwardProblem) -> BackwardLaunch:
 
 def _tile(problem: Problem, direction: str) -> Tile:
     device = None if problem.device is None else gather().device(problem.device)
-    facts = _NO_DEVICE if device is None else (device.capability, device.shared_memory)
+    dims = problem.head_dim, problem.head_dim_v
     bias = _BIAS_BYTES[problem.bias_dtype]
-    return tiles.choose(direction, *facts, problem.head_dim, problem.head_dim_v, bias)
+    if device is None:
+        return tiles.choose(direction, *_NO_DEVICE, *dims, bias)
+    measured = tuned.tiles_of(tuned.machine(gather().triton, device.name))
+    best = measured.get(tuned.key(direction, max(sum(tiles.split(dim)) for dim in dims)))
+    return tiles.choose(direction, device.capability, device.shared_memory, *dims, bias, best)
 
 
 def _programs(problem: Problem, tile: Tile) -> int:

@@ -5,7 +5,7 @@ little of a tensor-core tile is padding. TAIL is 0 where one is enough; then the
 every pair is the first again, and is not used.
 """
 # Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 from __future__ import annotations
 

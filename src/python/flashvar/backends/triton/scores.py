@@ -4,7 +4,7 @@ Blocks of scores lie either way round: `o_query` and `o_key`, the places in the 
 [rows, 1] and [1, columns], or the reverse for transposed blocks.
 """
 # Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ no more than total / ROWS + batch tiles are launched whatever the longest sequen
 make no sense lead to empty sequences, never outside of a tensor.
 """
 # Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 from __future__ import annotations
 

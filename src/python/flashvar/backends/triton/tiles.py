@@ -82,22 +82,22 @@ _SMALL: Final[_Tables] = {  # 99 KiB a block
 }
 _HOPPER: Final[_Tables] = {
     "forward": {
-        64: (Tile(128, 128, 8, 3), Tile(128, 64, 4, 3)),
-        128: (Tile(128, 128, 8, 2), Tile(128, 64, 8, 3)),
+        64: (Tile(64, 64, 4, 3),),
+        128: (Tile(64, 64, 4, 3),),
         192: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
     "backward_q": {
-        64: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),
-        128: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
-        192: (Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)),
-        256: (Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)),
+        64: (Tile(64, 64, 4, 3),),
+        128: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)),
+        192: (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)),
+        256: (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)),
     },
     "backward_kv": {
-        64: (Tile(64, 128, 8, 3), Tile(64, 64, 4, 3)),
-        128: (Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)),
-        192: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
-        256: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+        64: (Tile(64, 64, 4, 3),),
+        128: (Tile(32, 64, 4, 4), Tile(32, 64, 4, 3)),
+        192: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+        256: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
     },
     "backward_bias": _BIAS,
 }
@@ -151,13 +151,16 @@ def choose(
     head_dim: int,
     head_dim_v: int,
     bias_bytes: int = 0,
+    tuned: Tile | None = None,
 ) -> Tile:
-    """The fastest tile known that fits in `shared_memory` bytes a block."""
+    """The fastest tile known that fits in `shared_memory` bytes a block; `tuned` if it does."""
     padded, padded_v = sum(split(head_dim)), sum(split(head_dim_v))
     by_head_dim = _TABLE.get(capability, _SMALL)[direction]
-    size = max(padded, padded_v)
-    candidates = next(tiles for limit, tiles in by_head_dim.items() if size <= limit)
-    for tile in (*candidates, *_LAST_RESORT):
+    candidates = next(
+        tiles for limit, tiles in by_head_dim.items() if max(padded, padded_v) <= limit
+    )
+    measured = () if tuned is None else (tuned,)
+    for tile in (*measured, *candidates, *_LAST_RESORT):
         needed = shared_bytes(direction, tile, padded, padded_v, capability, bias_bytes)
         if needed <= shared_memory:
             return tile
