@@ -19,9 +19,10 @@ struct AttentionBwdLaunch {
   static constexpr KernelFacts facts(const char* name) { return Wgmma::facts(name); }
 
  private:
-  // Tensors may come with other addresses than they were asked for with: enough for both.
+  // A size is asked for once, whatever the tensors' addresses: enough for both.
   static uint64_t workspace(const AttentionBwdProblem& problem) {
-    return std::max(Wgmma::workspace(problem), MmaSync::row().workspace(problem));
+    uint64_t const size = MmaSync::row().workspace(problem);
+    return Wgmma::suits(problem) ? std::max(size, Wgmma::workspace(problem)) : size;
   }
 
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {

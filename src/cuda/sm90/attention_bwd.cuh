@@ -67,9 +67,8 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
         // dV from this buffer is added
         ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
         ptx::mbarrier_arrive_expect(smem.full_grad_out(s), Config::kBytesQ + Config::kRowBytes);
-        load_pages<Config::kPages, Config::kPageBytesQ>(smem.grad_out(s), &arguments.grad_out,
-                                                        smem.full_grad_out(s), row, head,
-                                                        tile.batch);
+        load_pages<Config::kPages, Config::kPageBytesQ>(
+            smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
         ptx::bulk_load(smem.row_sums(s), arguments.row_sums + rows + row, Config::kRowBytes,
                        smem.full_grad_out(s));
         step.advance();
@@ -133,9 +132,9 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         ptx::wgmma_pin(rdS);
 #pragma unroll
         for (int n = 0; n < S::kColumns; ++n) {
-          differentiate<Config>(&rS[4 * n], &rdS[4 * n],
-                                ptx::shared_load2(smem.row_sums(s) +
-                                                  (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+          differentiate<Config>(
+              &rS[4 * n], &rdS[4 * n],
+              ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
         }
         S::pack(rdS, rdP);
         multiply_grad<Config>(rV, rP, smem.grad_out(s));
@@ -256,9 +255,9 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         for (int n = 0; n < S::kColumns; ++n) {
           float4 const p = ptx::shared_load4(weights + n * 128 * 16);
           const float row[4] = {p.x, p.y, p.z, p.w};
-          differentiate<Config>(row, &rdS[4 * n],
-                                ptx::shared_load2(smem.row_sums(s) +
-                                                  (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+          differentiate<Config>(
+              row, &rdS[4 * n],
+              ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
         }
         S::pack(rdS, rdP);
         store_scores<Config>(smem.grad_scores(0), rdP);
@@ -336,8 +335,8 @@ __global__ void __launch_bounds__(256)
   const TensorView& tensor = problem.grad_q;
   uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
   float const scale = problem.features.scale;
-  int32_t const row = first_row + (Config::kSplitsRows ? warpgroup * 64 : 0) + thread / 32 * 16 +
-                      thread % 32 / 4;
+  int32_t const row =
+      first_row + (Config::kSplitsRows ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
   int const first_column = Config::kSplitsRows ? 0 : warpgroup * Config::kGradQCols;
 #pragma unroll
   for (int n = 0; n < Config::kGradQCols / 8; n += 4) {

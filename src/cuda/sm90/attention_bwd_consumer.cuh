@@ -10,6 +10,7 @@
 #include "ptx/bulk.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/stmatrix.cuh"
+#include "ptx/vectors.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
 #include "sm90/attention_fwd_consumer.cuh"

@@ -21,18 +21,19 @@ struct AttentionBwdLaunch {
                              Config::kBlockKV);
   }
 
-  // Dense, plain scores, rows that the copy engine can take. The order in which blocks add to dQ
-  // is not fixed.
-  static bool serves(const AttentionBwdProblem& problem) {
+  // Dense, plain scores; the order in which blocks add to dQ is not fixed.
+  static bool suits(const AttentionBwdProblem& problem) {
     return !problem.deterministic && !problem.has_features() &&
            problem.queries.offsets == nullptr && problem.keys.offsets == nullptr &&
-           problem.seqused_k == nullptr && problem.queries.seqlen > 0 && problem.keys.seqlen > 0 &&
-           problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
+           problem.seqused_k == nullptr && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
   }
 
-  static uint64_t workspace(const AttentionBwdProblem& problem) {
-    return plan(problem).end;
+  // The copy engine takes rows that start on 16 bytes alone.
+  static bool serves(const AttentionBwdProblem& problem) {
+    return suits(problem) && problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
   }
+
+  static uint64_t workspace(const AttentionBwdProblem& problem) { return plan(problem).end; }
 
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
     Workspace const parts = plan(problem);
@@ -47,8 +48,8 @@ struct AttentionBwdLaunch {
     TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi};
     cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Config::kBlockQ);
     if (error == cudaSuccess) {
-      error = make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v,
-                           Config::kBlockQ);
+      error =
+          make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Config::kBlockQ);
     }
     if (error == cudaSuccess) {
       error = make.keys(arguments.k, problem.k, problem.head_dim, Config::kBlockKV);
