@@ -53,14 +53,16 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
     q.advance();
     for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
       if (n >= tile.begin) {
-        ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);  // S from this buffer is computed
+        ptx::mbarrier_wait(smem.empty_k(k.stage()),
+                           k.phase() ^ 1);  // S from this buffer is computed
         load_rows<Config::kPages, Config::kPageBytesKV>(
             smem.k(k.stage()), &arguments.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
         k.advance();
       }
       if (n + 1 < tile.end) {
-        ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);  // P V from this buffer is added
+        ptx::mbarrier_wait(smem.empty_v(v.stage()),
+                           v.phase() ^ 1);  // P V from this buffer is added
         load_rows<Config::kPagesV, Config::kPageBytesKV>(
             smem.v(v.stage()), &arguments.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
