@@ -1,9 +1,9 @@
-"""Run the Triton forward in Triton's interpreter, which replaces its compiler process-wide.
+"""Run the Triton kernels in Triton's interpreter, which replaces its compiler process-wide.
 
     TRITON_INTERPRET=1 python interpreted_attention.py
 
-prints one JSON object, case -> "" or what was wrong. Float16 alone: the interpreter computes
-bfloat16 on its raw bits.
+prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
+on its raw bits.
 """
 
 from __future__ import annotations
@@ -17,70 +17,166 @@ from dataclasses import dataclass
 class Case:
     head_dim: int
     lengths: tuple[int, int]
+    head_dim_v: int | None = None
     causal: bool = False
+    window: tuple[int, int] = (-1, -1)
     heads: tuple[int, int] = (2, 1)
     batch: int = 1
     scale: float | None = None
+    softcap: float = 0.0
+    dropout: float = 0.0
+    bias: tuple[int, int] | None = None  # its batch and heads
+    alibi: bool = False
+    packed: tuple[int, ...] | None = None  # lengths of the queries' sequences
+    packed_k: tuple[int, ...] | None = None
+    used: tuple[int, ...] | None = None
+    grad_lse: bool = False
     layout: str = "bshd"
+    dtype: str = "half"
     aligned: bool = True
 
     def __str__(self) -> str:
         words = [f"d{self.head_dim}", f"{self.lengths[0]}x{self.lengths[1]}"]
+        words += [f"v{self.head_dim_v}"] if self.head_dim_v else []
         words += ["causal"] if self.causal else []
+        words += [f"window{self.window}"] if self.window != (-1, -1) else []
         words += [f"scale{self.scale}"] if self.scale is not None else []
+        words += ["softcap"] if self.softcap else []
+        words += ["dropout"] if self.dropout else []
+        words += [f"bias{self.bias}"] if self.bias else []
+        words += ["alibi"] if self.alibi else []
+        words += [f"packed{self.packed}"] if self.packed else []
+        words += [f"used{self.used}"] if self.used else []
         words += [self.layout] if self.layout != "bshd" else []
+        words += [self.dtype] if self.dtype != "half" else []
         words += [] if self.aligned else ["odd-strides"]
         return "-".join(words)
 
 
 CASES = [
-    Case(64, (65, 130), causal=True, heads=(4, 2), batch=2),
-    Case(64, (130, 65), causal=True),
+    Case(64, (65, 130), causal=True, heads=(4, 2), batch=2, grad_lse=True),
+    Case(64, (130, 65), causal=True, grad_lse=True),
     Case(64, (1, 200)),
     Case(8, (5, 7)),
-    Case(16, (64, 64), causal=True),
+    Case(16, (64, 64), causal=True, dtype="float"),
     Case(40, (33, 70), causal=True, scale=-0.3),
     Case(72, (65, 40), layout="bhsd"),
     Case(96, (33, 65), scale=0.0),
     Case(112, (20, 129), causal=True, aligned=False),
-    Case(160, (17, 34), causal=True),
+    Case(160, (17, 34), head_dim_v=64, causal=True),
     Case(256, (17, 50), causal=True, heads=(2, 2)),
+    Case(32, (70, 90), window=(20, 5)),
+    Case(32, (90, 70), window=(-1, 9), batch=2),
+    Case(32, (40, 90), window=(0, -1), softcap=3.0),
+    Case(32, (65, 66), dropout=0.3, causal=True, heads=(4, 2), batch=2, grad_lse=True),
+    Case(16, (33, 47), bias=(1, 2), batch=2, alibi=True, heads=(2, 2)),
+    Case(16, (40, 33), bias=(2, 1), batch=2, softcap=2.0, dropout=0.5, causal=True),
+    Case(32, (0, 0), packed=(0, 40, 3, 0), packed_k=(5, 70, 0, 0), causal=True, alibi=True),
+    Case(24, (0, 0), packed=(33, 70), packed_k=(70, 20), window=(9, 3), used=(50, 0), dropout=0.2),
+    Case(16, (0, 60), packed=(1, 30, 0), used=(17, 60, 5), heads=(6, 2)),
 ]
 
 
 def run(case: Case) -> str:
-    """What is wrong with the kernel's answer; empty when it is right."""
+    """What is wrong with the kernels' answers; empty when they are right."""
     import torch
-    from oracle import Call, assert_right
+    from oracle import Call, assert_gradients_right, assert_right
 
-    from flashvar.backends.triton import prepare_attention_fwd
-    from flashvar.ops.attention_inputs import inspect
+    from flashvar.backends.triton import prepare_attention_bwd, prepare_attention_fwd
+    from flashvar.ops.attention_inputs import inspect, inspect_backward
+    from flashvar.ops.attention_problem import Gradients, Inputs, Options
     from flashvar.verdicts import Verdict
 
     torch.manual_seed(0)
+    dtype = getattr(torch, case.dtype)
+    verdict = Verdict("triton", "triton", True, "")
+    batch = case.batch if case.packed is None else len(case.packed)
 
-    def padded(length: int, heads: int) -> torch.Tensor:
+    def padded(sizes: tuple[int, ...], dim: int) -> torch.Tensor:
         """Random values with NaN all around them."""
         odd = 0 if case.aligned else 1
-        shape = (case.batch, length + 2, heads, case.head_dim + 8 + odd)
-        view = torch.full(shape, torch.nan, dtype=torch.half)[:, 1:-1, :, odd : case.head_dim + odd]
+        rows, heads = sizes[-2:]
+        whole = torch.full((*sizes[:-2], rows + 2, heads, dim + 8 + odd), torch.nan, dtype=dtype)
+        view = whole.narrow(-3, 1, rows).narrow(-1, odd, dim)
         return view.copy_(torch.randn(view.shape))
 
+    def offsets(lengths: tuple[int, ...]) -> torch.Tensor:
+        """Of sequences that begin at row 2; one row after them belongs to none."""
+        return torch.tensor([2, *lengths]).cumsum(0).to(torch.int32)
+
+    def sizes(
+        length: int, lengths: tuple[int, ...] | None, heads: int, batch: int
+    ) -> tuple[int, ...]:
+        return (batch, length, heads) if lengths is None else (sum(lengths) + 3, heads)
+
+    sizes_q = sizes(case.lengths[0], case.packed, case.heads[0], batch)
+    sizes_k = sizes(case.lengths[1], case.packed_k, case.heads[1], batch)
+    bias, slopes, rng, used = None, None, None, None
+    if case.bias is not None:
+        bias = torch.randn(*case.bias, *case.lengths)
+    if case.alibi:
+        slopes = torch.rand(batch, case.heads[0])
+    if case.dropout:
+        rng = torch.tensor([-(2**61) + 12345, 2**33 + 7])
+    if case.used is not None:
+        used = torch.tensor(case.used, dtype=torch.int32)
     call = Call(
-        padded(case.lengths[0], case.heads[0]),
-        padded(case.lengths[1], case.heads[1]),
-        padded(case.lengths[1], case.heads[1]),
+        padded(sizes_q, case.head_dim),
+        padded(sizes_k, case.head_dim),
+        padded(sizes_k, case.head_dim_v or case.head_dim),
         causal=case.causal,
         scale=case.scale,
+        window=case.window,
+        softcap=case.softcap,
+        bias=bias,
+        alibi_slopes=slopes,
+        dropout_p=case.dropout,
+        rng_state=rng,
+        cu_seqlens_q=None if case.packed is None else offsets(case.packed),
+        cu_seqlens_k=None if case.packed_k is None else offsets(case.packed_k),
+        seqused_k=used,
     )
-    heads_first = case.layout == "bhsd"
-    inputs = [t.transpose(1, 2) if heads_first else t for t in (call.q, call.k, call.v)]
-    problem = inspect(*inputs, causal=case.causal, scale=case.scale, layout=case.layout)
-    out = torch.full(problem.out_shape, torch.nan, dtype=torch.half)
+
+    def users(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(1, 2) if case.layout == "bhsd" else tensor
+
+    inputs = Inputs(
+        *(users(tensor) for tensor in (call.q, call.k, call.v)),
+        bias,
+        slopes,
+        rng,
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
+        used,
+    )
+    options = Options(
+        causal=case.causal,
+        scale=case.scale,
+        window_left=case.window[0],
+        window_right=case.window[1],
+        softcap=case.softcap,
+        dropout_p=case.dropout,
+        layout=case.layout,
+    )
+    problem = inspect(inputs, options)
+    out = torch.full(problem.out_shape, torch.nan, dtype=dtype)
     lse = torch.full(problem.lse_shape, torch.nan)
-    prepare_attention_fwd(problem, Verdict("triton", "triton", True, ""))(*inputs, out, lse)
+    prepare_attention_fwd(problem, verdict)(inputs, out, lse)
+    grad_out = users(padded((*sizes_q[:-2], *sizes_q[-2:]), case.head_dim_v or case.head_dim))
+    grad_lse = torch.randn(lse.shape) if case.grad_lse else None
+    backward = inspect_backward(inputs, options, grad_out, case.grad_lse, bias is not None)
+    grads = Gradients(
+        *(torch.full(tensor.shape, torch.nan, dtype=dtype) for tensor in inputs[:3]),
+        None if bias is None else torch.zeros(bias.shape),
+    )
+    prepare_attention_bwd(backward, verdict)(inputs, out, lse, grad_out, grad_lse, grads)
     try:
-        assert_right(call, problem.bshd(out), lse)
+        assert_right(call, users(out), lse)
+        found = {name: users(getattr(grads, name)) for name in "qkv"}
+        found["bias"] = grads.bias
+        if bias is None:
+            del found["bias"]
+        assert_gradients_right(call, found, users(grad_out), grad_lse)
     except AssertionError as error:
         return str(error) or "wrong"
     return ""

@@ -1,15 +1,19 @@
-"""The Triton kernel compiles for every capability, and fits there; nothing is run."""
+"""The Triton kernels compile for every capability, and fit there; nothing is run."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from flashvar.backends.triton import tiles
-from flashvar.ops.attention_inputs import inspect
+from flashvar.ops.attention_inputs import inspect, inspect_backward
+from flashvar.ops.attention_problem import Inputs, Options
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
@@ -23,34 +27,57 @@ DEVICES = {
     (12, 0): 101376,
 }
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
+FLOATS = ("p_lse", "p_base", "p_delta", "p_slopes", "p_grad_bias")
+ABSENT = ("p_grad_lse", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
 
 
-def compiled(capability: tuple[int, int], head_dim: int, dtype: str, causal: bool) -> Any:
+@cache
+def compiled(
+    direction: str,
+    capability: tuple[int, int],
+    head_dim: int,
+    dtype: str = "bf16",
+    causal: bool = True,
+    *,
+    features: bool = False,
+) -> Any:
+    """A kernel with the table's tile; `features` are a float32 bias and dropout."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from flashvar.backends.triton.attention_fwd import attention_fwd_kernel
-    from flashvar.backends.triton.launch import kernel_arguments
+    from flashvar.backends.triton import launch
+    from flashvar.backends.triton.arguments import backward_arguments, forward_arguments
 
-    q = torch.empty(2, 3, 2, head_dim + 8)[..., :head_dim]
-    problem = inspect(q, q, q, causal=causal, scale=None, layout="bshd")
-    tile = tiles.choose(capability, DEVICES[capability], head_dim)
-    arguments = kernel_arguments(problem, tile)
+    kernel = getattr(launch, f"attention_{direction.replace('forward', 'fwd')}_kernel".replace(
+        "backward", "bwd"
+    ))  # fmt: skip
+    q = torch.empty(2, 64, 2, head_dim + 8)[..., :head_dim].half()
+    extras = (torch.empty(1, 2, 64, 64), None, torch.zeros(2, dtype=torch.int64))
+    inputs = Inputs(q, q, q, *(extras if features else ()))
+    options = Options(causal=causal, dropout_p=0.1 if features else 0.0)
+    problem = inspect(inputs, options)
+    tile = chosen(direction, capability, head_dim, 4 if features else 0)
+    if direction == "forward":
+        arguments = forward_arguments(problem, tile, kernel)
+    else:
+        backward = inspect_backward(inputs, options, q, False, features)
+        arguments = backward_arguments(backward, tile, kernel)
     constants = {name: value for name, value in arguments.items() if name.isupper()}
+    absent = ABSENT if features else (*ABSENT, "p_bias", "p_rng")
+    constants.update((name, None) for name in kernel.arg_names if name in absent)
     signature = {}
-    for name in attention_fwd_kernel.arg_names:
+    for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
-        elif name == "p_lse":
-            signature[name] = "*fp32"
         elif name.startswith("p_"):
-            signature[name] = f"*{dtype}"
+            wide = {"p_rng": "i64", "p_bias": "fp32", **dict.fromkeys(FLOATS, "fp32")}
+            signature[name] = f"*{wide.get(name, dtype)}"
         else:
-            signature[name] = "fp32" if name == "scale_log2" else "i32"
-    pointers = [name for name in signature if name.startswith("p_")]
+            signature[name] = "fp32" if isinstance(arguments[name], float) else "i32"
+    pointers = [name for name in signature if signature[name].startswith("*")]
     return triton.compile(
         ASTSource(
-            fn=attention_fwd_kernel,
+            fn=kernel,
             signature=signature,
             constexprs=constants,
             attrs={(list(signature).index(name),): [["tt.divisibility", 16]] for name in pointers},
@@ -60,24 +87,70 @@ def compiled(capability: tuple[int, int], head_dim: int, dtype: str, causal: boo
     )
 
 
+def chosen(
+    direction: str, capability: tuple[int, int], head_dim: int, bias_bytes: int = 0
+) -> tiles.Tile:
+    shared_memory = DEVICES[capability]
+    return tiles.choose(direction, capability, shared_memory, head_dim, head_dim, bias_bytes)
+
+
+def bound(direction: str, capability: tuple[int, int], head_dim: int, bias_bytes: int = 0) -> int:
+    tile = chosen(direction, capability, head_dim, bias_bytes)
+    padded = sum(tiles.split(head_dim))
+    return tiles.shared_bytes(direction, tile, padded, padded, capability, bias_bytes)
+
+
+def stack_bytes(kernel: Any, folder: Path) -> int:
+    """Local memory per thread, which is where registers are spilled to."""
+    reader = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    command = [reader, "-res-usage", cubin]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = re.search(r"STACK:(\d+)", done.stdout)
+    assert found is not None
+    return int(found[1])
+
+
 @pytest.mark.parametrize(
-    ("capability", "head_dim", "dtype", "causal"),
+    ("direction", "capability", "head_dim", "dtype", "causal"),
     [
-        *((capability, 96, "bf16", True) for capability in DEVICES),
-        *((capability, 64, "fp16", False) for capability in [(8, 0), (9, 0)]),
+        *(("forward", capability, 64, "bf16", True) for capability in DEVICES),
+        *(
+            (direction, capability, 32, "bf16", True)
+            for direction in ("backward_q", "backward_kv")
+            for capability in DEVICES
+        ),
+        ("forward", (9, 0), 96, "fp16", False),
+        ("backward_kv", (8, 6), 96, "fp16", False),
     ],
     ids=str,
 )
 def test_compiles_and_fits(
-    capability: tuple[int, int], head_dim: int, dtype: str, causal: bool
+    direction: str, capability: tuple[int, int], head_dim: int, dtype: str, causal: bool
 ) -> None:
-    kernel = compiled(capability, head_dim, dtype, causal)
-    tile = tiles.choose(capability, DEVICES[capability], head_dim)
-    bound = tiles.shared_bytes(tile, sum(tiles.split(head_dim)), capability)
-    assert kernel.metadata.shared <= bound <= DEVICES[capability]
+    kernel = compiled(direction, capability, head_dim, dtype, causal)
+    assert kernel.metadata.shared <= bound(direction, capability, head_dim) <= DEVICES[capability]
     assert TENSOR_CORES[capability[0]] in kernel.asm["ptx"]
-    # Keys and values arrive asynchronously, 16 bytes at a time.
+    # What passes through the loop arrives asynchronously, 16 bytes at a time.
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, ", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("direction", tiles.DIRECTIONS)
+def test_features_fit_too(direction: str) -> None:
+    capability = (9, 0)
+    kernel = compiled(direction, capability, 32, features=True)
+    assert kernel.metadata.shared <= bound(direction, capability, 32, 4) <= DEVICES[capability]
+
+
+@pytest.mark.parametrize("capability", DEVICES, ids=str)
+@pytest.mark.parametrize(
+    ("direction", "head_dim"), [("forward", 64), ("backward_q", 32), ("backward_kv", 32)]
+)
+def test_no_registers_are_spilled(
+    direction: str, head_dim: int, capability: tuple[int, int], tmp_path: Path
+) -> None:
+    assert stack_bytes(compiled(direction, capability, head_dim, "bf16", True), tmp_path) == 0
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
@@ -90,20 +163,36 @@ def test_split_covers_the_head_dim_with_little_padding(head_dim: int) -> None:
     assert head + tail < head_dim + max(16, head_dim / 3)
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 96, 192, 256])
-@pytest.mark.parametrize("capability", [*DEVICES, (7, 5), (11, 0), (13, 7)], ids=str)
+@pytest.mark.parametrize("bias_bytes", [0, 4])
+@pytest.mark.parametrize("head_dim", [8, 64, 96, 256])
+@pytest.mark.parametrize("capability", [*DEVICES, (7, 5), (13, 7)], ids=str)
 @pytest.mark.parametrize("shared_memory", [48 * 1024, 101376])
+@pytest.mark.parametrize("direction", tiles.DIRECTIONS)
 def test_every_device_gets_a_tile_that_fits(
-    shared_memory: int, capability: tuple[int, int], head_dim: int
+    direction: str,
+    shared_memory: int,
+    capability: tuple[int, int],
+    head_dim: int,
+    bias_bytes: int,
 ) -> None:
-    tile = tiles.choose(capability, shared_memory, head_dim)
-    assert tiles.shared_bytes(tile, sum(tiles.split(head_dim)), capability) <= shared_memory
+    tile = tiles.choose(direction, capability, shared_memory, head_dim, head_dim, bias_bytes)
+    padded = sum(tiles.split(head_dim))
+    needed = tiles.shared_bytes(direction, tile, padded, padded, capability, bias_bytes)
+    assert needed <= shared_memory
 
 
 @pytest.mark.parametrize("capability", DEVICES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("direction", tiles.DIRECTIONS)
 def test_the_tables_first_choice_fits_where_it_was_written_for(
-    capability: tuple[int, int], head_dim: int
+    direction: str, capability: tuple[int, int], head_dim: int
 ) -> None:
-    table = tiles._TABLE[capability]
-    assert tiles.choose(capability, DEVICES[capability], head_dim) == table[head_dim][0]
+    table = tiles._TABLE[capability][direction]
+    assert chosen(direction, capability, head_dim) == table[head_dim][0]
+
+
+def test_a_measured_tile_wins_where_it_fits() -> None:
+    small, large = tiles.Tile(64, 32, 4, 2), tiles.Tile(128, 128, 8, 4)
+    arguments = ("forward", (9, 0), DEVICES[9, 0], 256, 256, 0)
+    assert tiles.choose(*arguments, small) == small
+    assert tiles.choose(*arguments, large) == tiles.choose(*arguments)

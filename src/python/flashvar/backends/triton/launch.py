@@ -79,9 +79,8 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
     return launch
 
 
-def _forward(problem: Problem) -> Launch:
-    """The launch of a problem whose rows are aligned."""
-    tile = _tile(problem, "forward")
+def forward(problem: Problem, tile: Tile) -> Launch:
+    """The launch with one tile; rows have to be aligned."""
     grid = (_programs(problem, tile),)
     arguments = forward_arguments(problem, tile, attention_fwd_kernel)
     run, device = attention_fwd_kernel[grid], problem.device
@@ -94,18 +93,16 @@ def _forward(problem: Problem) -> Launch:
     return launch
 
 
-def _backward(problem: BackwardProblem) -> BackwardLaunch:
-    """The launches of a backward whose rows are aligned."""
+def backward(problem: BackwardProblem, tile_q: Tile, tile_kv: Tile) -> BackwardLaunch:
+    """The launches with one tile each; rows have to be aligned."""
     forward = problem.forward
-    tile_q = _tile(forward, "backward_q")
-    tile_kv = _tile(forward, "backward_kv")
     run_q = attention_bwd_q_kernel[(_programs(forward, tile_q),)]
     run_kv = attention_bwd_kv_kernel[(_programs_kv(forward, tile_kv),)]
     arguments_q = backward_arguments(problem, tile_q, attention_bwd_q_kernel)
     arguments_kv = backward_arguments(problem, tile_kv, attention_bwd_kv_kernel)
     run_bias, arguments_bias = None, {}
     if problem.grad_bias is not None:
-        tile = _tile(forward, "backward_bias")
+        tile = best_tile(forward, "backward_bias")
         arguments_bias = backward_arguments(problem, tile, attention_bwd_bias_kernel)
         matrices = arguments_bias["bias_batches"] * arguments_bias["bias_heads"]
         rows, columns = -(-forward.seqlen_q // tile.block_q), -(-forward.seqlen_k // tile.block_kv)
@@ -134,7 +131,17 @@ def _backward(problem: BackwardProblem) -> BackwardLaunch:
     return launch
 
 
-def _tile(problem: Problem, direction: str) -> Tile:
+def _forward(problem: Problem) -> Launch:
+    return forward(problem, best_tile(problem, "forward"))
+
+
+def _backward(problem: BackwardProblem) -> BackwardLaunch:
+    tile_q, tile_kv = (best_tile(problem.forward, f"backward_{side}") for side in ("q", "kv"))
+    return backward(problem, tile_q, tile_kv)
+
+
+def best_tile(problem: Problem, direction: str) -> Tile:
+    """What was measured on this device, else what the table says."""
     device = None if problem.device is None else gather().device(problem.device)
     dims = problem.head_dim, problem.head_dim_v
     bias = _BIAS_BYTES[problem.bias_dtype]
@@ -176,9 +183,8 @@ def _copied(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         for tensor in (inputs.q, inputs.k, inputs.v)
     )
     layout = problem.layout
-    strides = {"q": _strides_of(q, layout), "k": _strides_of(k, layout)}
-    copied = replace(problem, **strides, v=_strides_of(v, layout))
-    return copied, inputs._replace(q=q, k=k, v=v)
+    of_q, of_k, of_v = (_strides_of(tensor, layout) for tensor in (q, k, v))
+    return replace(problem, q=of_q, k=of_k, v=of_v), inputs._replace(q=q, k=k, v=v)
 
 
 def _strides_of(tensor: torch.Tensor, layout: str) -> Strides:

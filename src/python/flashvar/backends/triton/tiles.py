@@ -35,7 +35,7 @@ _BIAS: Final[_Table] = {
     64: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
     128: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
     192: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
-    256: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
+    256: (Tile(32, 32, 4, 1),),
 }
 # First choices keep registers from spilling, or nearly so (ptxas of Triton 3.7).
 _AMPERE: Final[_Tables] = {
@@ -52,7 +52,7 @@ _AMPERE: Final[_Tables] = {
         256: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
     },
     "backward_kv": {
-        64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+        64: (Tile(32, 64, 4, 3), Tile(32, 64, 4, 2)),
         128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
         192: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
         256: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
@@ -73,7 +73,7 @@ _SMALL: Final[_Tables] = {  # 99 KiB a block
         256: (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1)),
     },
     "backward_kv": {
-        64: (Tile(64, 64, 4, 2),),
+        64: (Tile(32, 64, 4, 2),),
         128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
         192: (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1)),
         256: (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)),
@@ -109,7 +109,12 @@ _BLACKWELL: Final[_Tables] = {
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
     "backward_q": _HOPPER["backward_q"],
-    "backward_kv": _HOPPER["backward_kv"],
+    "backward_kv": {
+        64: (Tile(64, 64, 8, 3),),
+        128: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2)),
+        192: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+        256: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+    },
     "backward_bias": _BIAS,
 }
 _TABLE: Final[dict[tuple[int, int], _Tables]] = {
@@ -129,6 +134,7 @@ _LAST_RESORT: Final = (Tile(32, 32, 4, 1), Tile(16, 16, 1, 1))
 # Operands of these capabilities' tensor cores lie in shared memory; the others read registers.
 _SHARED_OPERANDS_SINCE: Final = (9, 0)
 _SHARED_OPERANDS_BEFORE: Final = (12, 0)
+_TENSOR_MEMORY_SINCE: Final = (10, 0)
 # Barriers and the row sums of a program, at most.
 _BARRIERS: Final = 4096
 
@@ -156,10 +162,9 @@ def choose(
     """The fastest tile known that fits in `shared_memory` bytes a block; `tuned` if it does."""
     padded, padded_v = sum(split(head_dim)), sum(split(head_dim_v))
     by_head_dim = _TABLE.get(capability, _SMALL)[direction]
-    candidates = next(
-        tiles for limit, tiles in by_head_dim.items() if max(padded, padded_v) <= limit
-    )
-    measured = () if tuned is None else (tuned,)
+    size = max(padded, padded_v)
+    candidates = next(tiles for limit, tiles in by_head_dim.items() if size <= limit)
+    measured: tuple[Tile, ...] = () if tuned is None else (tuned,)
     for tile in (*measured, *candidates, *_LAST_RESORT):
         needed = shared_bytes(direction, tile, padded, padded_v, capability, bias_bytes)
         if needed <= shared_memory:
@@ -182,6 +187,9 @@ def shared_bytes(
     in_use = _SHARED_OPERANDS_SINCE <= capability < _SHARED_OPERANDS_BEFORE
     buffers = tile.stages if in_use else max(1, tile.stages - 1)
     rest = bias_bytes * scores * buffers + _BARRIERS
+    if _TENSOR_MEMORY_SINCE <= capability < _SHARED_OPERANDS_BEFORE:
+        # Operands on their way to tensor memory are seen to need one more block of rows.
+        rest += max(tile.block_q, tile.block_kv) * max(padded, padded_v)
     if direction == "forward":
         # q stays, k and v pass, the weights are an operand.
         return 2 * tile.block_q * padded + buffers * tile.block_kv * both + 2 * scores + rest
