@@ -121,10 +121,10 @@ def audit(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def smoke(session: nox.Session) -> None:
-    """Try the wheels of dist/ in fresh environments: `-- --with torch==2.8.0 --python PATH`."""
+    """Try the wheels of dist/ in fresh environments: `-- --serve --with torch==2.8.0`."""
     install(session, "smoke")
     command = ("python", "-m", "flashvar_factory", "smoke", *session.posargs)
-    session.run(*command, env=WITH_SOURCES)
+    session.run(*command, env=WITH_SOURCES | PIP_AND_UV)
 
 
 @nox.session(reuse_venv=True)

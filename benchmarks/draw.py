@@ -175,7 +175,8 @@ def _draw_ratios(rates: Rates, title: str, subtitle: str) -> Figure:
         for column in zip(*table, strict=True)
     ]
     rows = [*table, means]
-    figure, panel = pyplot.subplots(figsize=(2.4 + 1.35 * len(pairs), 2.1 + 0.31 * len(rows)))
+    width = max(2.4 + 1.35 * len(pairs), 7.6)  # the title's
+    figure, panel = pyplot.subplots(figsize=(width, 2.1 + 0.31 * len(rows)))
     # Twice as fast and half as fast are equally far from white.
     logarithms = [[log2(ratio) for ratio in row] for row in rows]
     panel.imshow(logarithms, cmap="PuOr", vmin=-1.1, vmax=1.1, aspect="auto")

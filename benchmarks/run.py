@@ -42,6 +42,7 @@ The JSON file, schema 1:
     import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
     size       wheel, bytes, installed_bytes, library_bytes, library_compressed_bytes
     index      case, median_s, rounds, wheels, megabytes
+    audit      wheel, median_s, rounds, megabytes, kernels, faults
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ _MODULES: Final = {
     "import": "import_time",
     "size": "size",
     "index": "index",
+    "audit": "audit",
 }
 _ON_DEVICE: Final = ("attention", "forms", "host")
 

@@ -132,8 +132,11 @@ def test_a_graph_follows_lengths_that_change(backend: str) -> None:
     captured = Call(*leaves, **{k: v for k, v in vars(call).items() if k not in "qkv"})
     grad_out = torch.randn(call.out_shape, device=DEVICE).bfloat16()
 
+    keywords = options(captured, max_seqlen=200)  # reads the device, which a capture may not
+    keywords |= {"return_lse": True, "backend": backend}
+
     def step() -> tuple[torch.Tensor, ...]:
-        out, lse = run(captured, backend, max_seqlen=200)
+        out, lse = flashvar.attention_varlen(*leaves, **keywords)
         return out, lse, *torch.autograd.grad(out, leaves, grad_out)
 
     require(call, backend, "attention_bwd")

@@ -29,19 +29,38 @@ CSTDINT = b"""
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned uint32_t;
 typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
+#define INT32_MIN (-2147483647 - 1)
+#define INT32_MAX 2147483647
 """
+# It knows the runtime without a header; of the driver's, kernels take the type of tensor maps.
+CUDA_H = b"#pragma once\nstruct CUtensorMap { alignas(64) unsigned long opaque[16]; };\n"
+HEADERS = {b"cstdint": CSTDINT, b"cuda_runtime_api.h": b"", b"cuda.h": CUDA_H}
 
-PROGRAM = """
-#include "core/dtype.cuh"
-#include "core/target.h"
-#include "{family}/attention_fwd.cuh"
-namespace flashvar {{
-using Config =
-    {family}::AttentionFwdConfig<Target<{number}, {shared_memory}>, dtype::{dtype}, {head_dim}>;
-template __global__ void {family}::attention_fwd_kernel<Config, {aligned}>(
+# The main kernels of each namespace; a family may have those of several.
+PROGRAMS = {
+    "sm80/attention_fwd": """
+using Config = sm80::AttentionFwdConfig<{target}, dtype::{dtype}, {dims}, {features}>;
+template __global__ void sm80::attention_fwd_kernel<Config, {aligned}>(
     const __grid_constant__ AttentionFwdProblem);
-}}
-"""
+""",
+    "sm80/attention_bwd": """
+using Config = sm80::AttentionBwdConfig<{target}, dtype::{dtype}, {dims}, {features}>;
+template __global__ void sm80::attention_bwd_kernel<Config>(
+    const __grid_constant__ sm80::AttentionBwdArguments);
+""",
+    "sm90/attention_fwd": """
+constexpr auto kPurpose = {features} ? sm90::Purpose::kFeatures : sm90::Purpose::kPlain;
+using Config = sm90::AttentionFwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
+template __global__ void sm90::attention_fwd_kernel<Config>(
+    const __grid_constant__ sm90::AttentionFwdArguments);
+""",
+}
+KERNELS_OF = {"sm80": ["sm80/attention_fwd", "sm80/attention_bwd"], "hopper": list(PROGRAMS)}
+PARTS = [
+    pytest.param(target, part, id=f"{name}-{part}")
+    for name, target in CONFIG.targets.items()
+    for part in KERNELS_OF[target.family]
+]
 
 
 def part_of_cuda_12(name: str) -> Path:
@@ -60,27 +79,31 @@ def nvrtc() -> ctypes.CDLL:
     return library
 
 
-@pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
+@pytest.mark.parametrize(("target", "part"), PARTS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("dims", ["64, 64", "192, 128"])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "features"])
 def test_device_code_compiles_with_nvrtc_12_9(
-    target: Target, dtype: str, head_dim: int, aligned: bool, nvrtc: ctypes.CDLL
+    target: Target, part: str, dtype: str, dims: str, plain: bool, nvrtc: ctypes.CDLL
 ) -> None:
     architecture = target.architecture
-    text = PROGRAM.format(
-        family=target.family,
-        number=10 * architecture.major + architecture.minor,
-        shared_memory=target.shared_memory,
+    number = 10 * architecture.major + architecture.minor
+    body = PROGRAMS[part].format(
+        target=f"Target<{number}, {target.shared_memory}>",
         dtype=dtype,
-        head_dim=head_dim,
-        aligned=str(aligned).lower(),
+        dims=dims,
+        features=str(not plain).lower(),
+        aligned=str(plain).lower(),
     )
+    includes = ("core/dtype.cuh", "core/target.h", f"{part}.cuh")
+    text = "".join(f'#include "{name}"\n' for name in includes)
+    text += f"namespace flashvar {{\n{body}}}\n"
     program = ctypes.c_void_p()
-    headers, names = (ctypes.c_char_p * 1)(CSTDINT), (ctypes.c_char_p * 1)(b"cstdint")
+    headers = (ctypes.c_char_p * len(HEADERS))(*HEADERS.values())
+    names = (ctypes.c_char_p * len(HEADERS))(*HEADERS)
     source = text.encode()
     created = nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), source, b"instance.cu", 1, headers, names
+        ctypes.byref(program), source, b"instance.cu", len(HEADERS), headers, names
     )
     assert created == 0
     options = [

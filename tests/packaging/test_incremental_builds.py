@@ -22,7 +22,7 @@ from flashvar_factory import toolchain
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
-WORDS = ("build", "arch=sm_80", "hdim=64", "dtype=bf16")
+WORDS = ("build", "op=attention_fwd", "arch=sm_80", "hdim=64", "dtype=bf16")
 LOCK = "build/dev/sm_80/.lock"
 INSTANCE = "attention_fwd_bf16_hdim64"
 
@@ -81,7 +81,7 @@ def test_what_is_not_compiled_again_keeps_its_figures(
     factory: Factory, tree: Path, built: Path
 ) -> None:
     (before,) = manifest.read(built / manifest.FILE_NAME).kernels
-    done = factory(tree, "build", "arch=sm_80", "hdim=64", "dtype=bf16,fp16")
+    done = factory(tree, *WORDS[:-1], "dtype=bf16,fp16")
     assert done.returncode == 0, done.stdout
     compiled = [line for line in done.stdout.splitlines() if "Building CUDA object" in line]
     assert len(compiled) == 1
@@ -165,7 +165,7 @@ def test_ptx_is_added_on_request(factory: Factory, tree: Path, built: Path) -> N
     assert done.returncode == 0, done.stdout
     read = manifest.read(built / manifest.FILE_NAME)
     assert read.code_kinds == ("sass", "ptx")
-    assert read.version.endswith("+bf16.hdim64.ptx")
+    assert read.version.endswith("+attention.fwd.bf16.hdim64.ptx")
     assert len(list(built.parent.glob("*.dist-info"))) == 1
 
 

@@ -6,8 +6,10 @@ import json
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +126,24 @@ def test_command_ends_with_the_exit_code(project: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert printed.out.startswith("FAILED: Python")
     assert "found 1 of 1 environments" in printed.err
+
+
+def test_command_installs_from_an_index_that_it_serves(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[str] = []
+    run_command = smoke._run
+
+    def spy(command: Sequence[str], **changes: Any) -> str:
+        commands.append(" ".join(command))
+        return run_command(command, **changes)
+
+    monkeypatch.setattr(smoke, "_run", spy)
+    words = ["smoke", "--serve", "--python", sys.executable]
+    assert main(["--root", str(project), *words]) == 0, capsys.readouterr().out
+    (installing,) = [line for line in commands if "vecadd[all]==2.1.0" in line]
+    assert "--index-url http://127.0.0.1:" in installing
+    assert str(project / "dist") not in installing
 
 
 def test_no_wheels(project: Path) -> None:

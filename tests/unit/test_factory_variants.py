@@ -122,6 +122,28 @@ def test_the_list_of_labels_is_that_of_the_wheels(wheels: Path) -> None:
     )
 
 
+def test_another_reader_takes_them(wheels: Path) -> None:
+    """The published schema is in no package; variantlib's own reader is the judge beside ours."""
+    reason = "needs variantlib"
+    lists = pytest.importorskip("variantlib.variants_json", reason=reason)
+    wheel_info = pytest.importorskip("variantlib.variant_dist_info", reason=reason)
+    found = made(wheels)
+    listed = json.loads((wheels.parent / "variants" / "flashvar-0.1.0-variants.json").read_text())
+    assert set(lists.VariantsJson(copy.deepcopy(listed)).variants) == set(found)
+    for label, path in found.items():
+        read = wheel_info.VariantDistInfo(archive.read(path)[f"{INFO}/variant.json"], label)
+        said = {(one.namespace, one.feature, one.value) for one in read.variants[label].properties}
+        assert said == {
+            (namespace, feature, value)
+            for namespace, features in listed["variants"][label].items()
+            for feature, values in features.items()
+            for value in values
+        }
+    listed["variants"]["null"] = {"nvidia": {"sm_arch": ["80 real"]}}
+    with pytest.raises(Exception, match="80 real"):
+        lists.VariantsJson(listed)
+
+
 def test_same_bytes_again(wheels: Path) -> None:
     first = {label: path.read_bytes() for label, path in made(wheels).items()}
     assert {label: path.read_bytes() for label, path in made(wheels).items()} == first

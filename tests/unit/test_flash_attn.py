@@ -233,3 +233,19 @@ def test_packed_shapes_are_checked() -> None:
         flash_attn.flash_attn_varlen_kvpacked_func(
             torch.randn(5, 2, 8), torch.randn(5, 2, 8), *[offsets(0, 5)] * 2, 5, 5
         )
+
+
+def test_compiles() -> None:
+    qkv = torch.randn(2, 5, 3, 4, 16, requires_grad=True)
+    cu = offsets(0, 4, 10)
+
+    def dense(qkv: torch.Tensor) -> Any:
+        return flash_attn.flash_attn_qkvpacked_func(qkv, causal=True, window_size=(3, 0))
+
+    def packed(qkv: torch.Tensor) -> Any:
+        return flash_attn.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), cu, 6, softcap=2.0)
+
+    for call in (dense, packed):
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        found = torch.autograd.grad(compiled(qkv).square().sum(), qkv)
+        torch.testing.assert_close(found, torch.autograd.grad(call(qkv).square().sum(), qkv))

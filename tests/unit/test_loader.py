@@ -37,6 +37,14 @@ def test_failed_launch_carries_the_library_s_words(tmp_path: Path, good: bytes) 
         library.attention_fwd((0).to_bytes(208, "little"))
 
 
+def test_library_from_before_the_backward_serves_the_forward(tmp_path: Path, good: bytes) -> None:
+    library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
+    library.attention_fwd((208).to_bytes(208, "little"))
+    for call in (library.attention_bwd, library.attention_bwd_workspace):
+        with pytest.raises(BinaryError, match="expected a function flashvar_attention_bwd"):
+            call(bytes(512))
+
+
 def test_library_is_opened_once(tmp_path: Path, good: bytes) -> None:
     binary = put_binary(tmp_path / "good", sim.manifest("80"), good)
     assert loader.load(binary) is loader.load(binary)

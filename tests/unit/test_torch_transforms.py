@@ -97,6 +97,20 @@ def test_packed_training_compiles() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(step(*leaves), leaves))
 
 
+def test_packed_sequences_of_any_total_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            return flashvar.attention_varlen(q, q, q, cu_seqlens_q=offsets, causal=True)
+
+    def inputs(total: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(total, 2, 8), torch.tensor([0, 4, total], dtype=torch.int32)
+
+    shapes = ({0: torch.export.Dim("total")}, None)
+    program = torch.export.export(Model(), inputs(9), dynamic_shapes=shapes)
+    longer = inputs(13)
+    torch.testing.assert_close(program.module()(*longer), Model()(*longer))
+
+
 def test_features_compile() -> None:
     bias, slopes = torch.randn(1, 1, 5, 7, requires_grad=True), torch.rand(4)
 

@@ -123,18 +123,18 @@ __device__ __forceinline__ void differentiate_softmax(Accumulator& rdP, const Ac
 
 // Completes dK or dV: into the tensor by way of the tile `smem`, or into the group's sum.
 template <class Tile, class Layout, class Config, class Accumulator>
-__device__ __forceinline__ void store_grad(const AttentionBwdArguments& args,
-                                           const KeyBlock& block, const TensorView& grad,
-                                           float* sums, const Accumulator& c, float scale,
-                                           int32_t head_dim, unsigned char* smem) {
+__device__ __forceinline__ void store_grad(const AttentionBwdArguments& args, const KeyBlock& block,
+                                           const TensorView& grad, float* sums,
+                                           const Accumulator& c, float scale, int32_t head_dim,
+                                           unsigned char* smem) {
   int const warp = threadIdx.x / 32;
   if (sums != nullptr) {
     int64_t const tile = block.head_kv * args.key_tiles + block.key_tile;
     add_to_workspace<Tile>(sums + tile * Tile::kElements, c, warp);
     return;
   }
-  store_fragment<typename Config::Dtype, Layout>(
-      smem, c, Tile::row(warp), scale, [&](int n) { return Tile::column(warp, n) / 8; });
+  store_fragment<typename Config::Dtype, Layout>(smem, c, Tile::row(warp), scale,
+                                                 [&](int n) { return Tile::column(warp, n) / 8; });
   __syncthreads();  // the tile is complete
   store_any_tile<Layout, Config>(grad.data + block.key_offset(grad), grad.seq_stride, smem,
                                  block.key_rows - block.first_key, head_dim, args.aligned);
@@ -161,8 +161,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sP = sdS + LayoutS::kBytes;
   unsigned char* const sStages = sdS + (Config::kScoresInRegisters ? 1 : 2) * LayoutS::kBytes;
   // The loop reads here what its accumulators leave no registers for.
-  KeyBlock& sBlock =
-      *reinterpret_cast<KeyBlock*>(sStages + Config::kStages * Config::kStageBytes);
+  KeyBlock& sBlock = *reinterpret_cast<KeyBlock*>(sStages + Config::kStages * Config::kStageBytes);
 
   KeyBlock const block(args, Config::kBlockQ, Config::kBlockKV);
   if (block.first_key >= block.key_rows) return;
@@ -172,8 +171,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     Mask const mask = block.mask(args);
     int32_t const last_key = min(block.first_key + Config::kBlockKV, block.keys.count) - 1;
     begin = mask.seeing_begin(block.first_key) / Config::kBlockQ;
-    int32_t const end =
-        (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
+    int32_t const end = (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
   }
   int32_t const last_step = steps * block.heads - 1;
@@ -226,16 +224,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     };
     int32_t const first_query = m * Config::kBlockQ;
     Mask const mask = sBlock.mask(args);
-    bool const masked =
-        mask.hides_any(first_query, first_query + Config::kBlockQ - 1, sBlock.first_key,
-                       sBlock.first_key + Config::kBlockKV);
+    bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1,
+                                       sBlock.first_key, sBlock.first_key + Config::kBlockKV);
     int const lane_query = score_query + lane % 4 * 2;
-    ScorePlace const place{sBlock.batch,
-                           head,
-                           first_query + lane_query,
-                           sBlock.first_key + score_key + lane / 4,
-                           mask,
-                           masked};
+    ScorePlace const place{
+        sBlock.batch, head,  first_query + lane_query, sBlock.first_key + score_key + lane / 4,
+        mask,         masked};
     if constexpr (Config::kFeatures) {
       multiply_grad_out();
       differentiate<true, Dtype>(
@@ -243,9 +237,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
           [&](int, int n, int e) { return stage.row_sums[lane_query + n * 8 + e % 2]; });
     } else {
-      if (masked) hide_queries(rS, place);
+      // No branch between the two, so that the exponentials run beside the product.
       exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
       multiply_grad_out();
+      if (masked) hide_queries(rS, place);
       differentiate_softmax(rdP, rS, stage.row_sums + lane_query);
     }
 
@@ -258,19 +253,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
 
     {
       uint32_t const columns = warp / Config::kGradKVWarps * 2;
-      uint32_t const rows =
-          warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
-          fragment_offset<LayoutS>();
+      uint32_t const rows = warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
+                            fragment_offset<LayoutS>();
       uint32_t const aP = ptx::smem_address(sP) + rows;
       uint32_t const adS = ptx::smem_address(sdS) + rows;
-      auto load_p = [&](uint32_t(&a)[4], int m, int kk) {
+      auto load_p = [&](uint32_t (&a)[4], int m, int kk) {
         if constexpr (Config::kScoresInRegisters) {
           pack_operand<Dtype>(a, rS, m, kk);
         } else {
           ptx::ldmatrix_x4(a, LayoutS::advance(aP, 2 * kk) + m * 16 * LayoutS::kRowBytes);
         }
       };
-      auto load_ds = [&](uint32_t(&a)[4], int m, int kk) {
+      auto load_ds = [&](uint32_t (&a)[4], int m, int kk) {
         if constexpr (Config::kScoresInRegisters) {
           pack_operand<Dtype>(a, rdP, m, kk);
         } else {
@@ -296,15 +290,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     if (args.grad_q_sum != nullptr) {
       Fragment<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
       rdQ.clear();
-      uint32_t const adS = LayoutS::advance(
-          ptx::smem_address(sdS) + transposed_fragment_offset<LayoutS>(), GradQ::row(warp) / 8);
+      // Read transposed, rows of keys give operand a as rows of queries would operand b.
+      uint32_t const adS = LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(),
+                                            GradQ::row(warp) / 8);
       multiply_columns<Dtype, LayoutK, Config::kBlockKV, GradQ::kColWarps>(
           rdQ,
           LayoutK::advance(ptx::smem_address(sK) + fragment_offset<LayoutK>(),
                            warp / GradQ::kRowWarps * 2),
-          [&](uint32_t(&a)[4], int m, int kk) {
-            ptx::ldmatrix_x4_trans(a,
-                                   LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
+          [&](uint32_t (&a)[4], int m, int kk) {
+            ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
           });
       int64_t const tile = head * args.query_tiles + sBlock.first_query_tile + m;
       add_to_workspace<GradQ>(args.grad_q_sum + tile * GradQ::kElements, rdQ, warp);

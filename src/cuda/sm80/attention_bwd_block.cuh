@@ -17,9 +17,9 @@ struct AttentionBwdArguments : AttentionBwdProblem {
   float* grad_k_sum;  // [heads_kv, key tiles, tile]; null where one block sees all heads of a group
   float* grad_v_sum;
   int64_t query_tiles, key_tiles;
-  int32_t splits;     // blocks that share the query heads of a group
-  bool aligned;       // every row of every tensor starts on 16 bytes
-  bool shared_bias;   // several scores add to one element of grad_bias
+  int32_t splits;    // blocks that share the query heads of a group
+  bool aligned;      // every row of every tensor starts on 16 bytes
+  bool shared_bias;  // several scores add to one element of grad_bias
 };
 
 // Number of the first tile of a sequence, where tiles are numbered through all sequences.

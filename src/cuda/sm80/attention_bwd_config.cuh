@@ -29,9 +29,11 @@ inline constexpr AttentionBwdTile kAttentionBwdTiles[] = {
     { 64, 32, 128, 4, 4, 4, 2, 2, 2},
     { 64, 32, 128, 4, 4, 4, 2, 1, 2},
     { 96, 64,  64, 4, 2, 2, 2, 1, 2},
-    { 96, 64,  64, 4, 2, 2, 2, 1, 1},
+    { 96, 64,  64, 8, 4, 4, 4, 2, 1},
+    {128, 64, 128, 8, 4, 4, 2, 2, 1},
     {128, 64,  64, 4, 2, 2, 2, 1, 2},
-    {128, 64,  64, 4, 2, 2, 2, 1, 1},
+    {128, 64,  64, 8, 4, 2, 2, 1, 1},
+    {192, 64,  96, 8, 2, 2, 2, 1, 1},
     {256, 64,  64, 8, 4, 2, 2, 1, 1},
     {256, 32,  32, 4, 2, 2, 2, 1, 1},
 };
@@ -95,7 +97,7 @@ struct AttentionBwdConfig {
                     kHeadDimV % (16 * kGradKVColumnWarps) == 0,
                 "warps share the columns evenly");
 
-  using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;    // also of K^T's other operand
+  using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;  // also of K^T's other operand
   using SmemLayoutDO = SmemLayout<kBlockQ, kHeadDimV>;
   using SmemLayoutK = SmemLayout<kBlockKV, kHeadDim>;
   using SmemLayoutV = SmemLayout<kBlockKV, kHeadDimV>;

@@ -92,44 +92,56 @@ struct AttentionBwdLaunch {
     int64_t const heads_kv = problem.heads_q / problem.group;
     cudaError_t error = cudaSuccess;
     if (parts.end > parts.sums_begin) {
-      error = cudaMemsetAsync(problem.workspace + parts.sums_begin, 0,
-                              parts.end - parts.sums_begin, stream);
+      error = cudaMemsetAsync(problem.workspace + parts.sums_begin, 0, parts.end - parts.sums_begin,
+                              stream);
     }
     auto run = [&](auto launch_it, int64_t blocks) {
       if (error == cudaSuccess && blocks > 0) error = launch_it(blocks);
     };
-    run([&](int64_t blocks) {
-      return launch_kernel<attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
-          args, {blocks, kRowThreads, 0}, device, stream);
-    }, std::max<int64_t>(args.query_tiles * problem.heads_q, 1));
-    run([&](int64_t blocks) {
-      return launch_kernel<attention_bwd_kernel<C>>(
-          args, {blocks, C::kThreads, C::kSharedMemory}, device, stream);
-    }, args.key_tiles * heads_kv * args.splits);
+    run(
+        [&](int64_t blocks) {
+          return launch_kernel<attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
+              args, {blocks, kRowThreads, 0}, device, stream);
+        },
+        std::max<int64_t>(args.query_tiles * problem.heads_q, 1));
+    run(
+        [&](int64_t blocks) {
+          return launch_kernel<attention_bwd_kernel<C>>(
+              args, {blocks, C::kThreads, C::kSharedMemory}, device, stream);
+        },
+        args.key_tiles * heads_kv * args.splits);
     if (problem.deterministic) {
       using Q = QueriesConfig;
-      run([&](int64_t blocks) {
-        return launch_kernel<attention_bwd_queries_kernel<Q, C::kBlockQ>>(
-            args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
-      }, problem.queries.tiles(problem.batch, Q::kBlockQ) * problem.heads_q);
+      run(
+          [&](int64_t blocks) {
+            return launch_kernel<attention_bwd_queries_kernel<Q, C::kBlockQ>>(
+                args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
+          },
+          Block::tiles(problem, Q::kBlockQ) * problem.heads_q);
     } else {
-      run([&](int64_t blocks) {
-        return convert<typename C::GradQ>(args.grad_q_sum, problem.grad_q, problem.queries,
-                                          args.query_tiles, problem.head_dim,
-                                          problem.features.scale, args, blocks, device, stream);
-      }, args.query_tiles * problem.heads_q);
+      run(
+          [&](int64_t blocks) {
+            return convert<typename C::GradQ>(args.grad_q_sum, problem.grad_q, problem.queries,
+                                              args.query_tiles, problem.head_dim,
+                                              problem.features.scale, args, blocks, device, stream);
+          },
+          args.query_tiles * problem.heads_q);
     }
     if (args.splits > 1) {
-      run([&](int64_t blocks) {
-        return convert<typename C::GradK>(args.grad_k_sum, problem.grad_k, problem.keys,
-                                          args.key_tiles, problem.head_dim,
-                                          problem.features.scale, args, blocks, device, stream);
-      }, args.key_tiles * heads_kv);
-      run([&](int64_t blocks) {
-        return convert<typename C::GradV>(args.grad_v_sum, problem.grad_v, problem.keys,
-                                          args.key_tiles, problem.head_dim_v, 1.f, args, blocks,
-                                          device, stream);
-      }, args.key_tiles * heads_kv);
+      run(
+          [&](int64_t blocks) {
+            return convert<typename C::GradK>(args.grad_k_sum, problem.grad_k, problem.keys,
+                                              args.key_tiles, problem.head_dim,
+                                              problem.features.scale, args, blocks, device, stream);
+          },
+          args.key_tiles * heads_kv);
+      run(
+          [&](int64_t blocks) {
+            return convert<typename C::GradV>(args.grad_v_sum, problem.grad_v, problem.keys,
+                                              args.key_tiles, problem.head_dim_v, 1.f, args, blocks,
+                                              device, stream);
+          },
+          args.key_tiles * heads_kv);
     }
     return error;
   }
@@ -139,7 +151,8 @@ struct AttentionBwdLaunch {
                              int64_t tiles, int32_t head_dim, float scale,
                              const AttentionBwdArguments& args, int64_t blocks, int device,
                              cudaStream_t stream) {
-    ConvertArguments const arguments{sums, grad, sequences, args.batch, tiles, head_dim, scale};
+    ConvertArguments const arguments{sums,  grad,     sequences, args.batch,
+                                     tiles, head_dim, scale,     args.aligned};
     return launch_kernel<attention_bwd_convert_kernel<Dtype, Tile>>(
         arguments, {blocks, 32 * Tile::kWarps, 0}, device, stream);
   }

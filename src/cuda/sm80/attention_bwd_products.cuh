@@ -31,7 +31,8 @@ struct Fragment {
 
 // Two neighbouring accumulator tiles hold what one operand of 16 x 16 wants.
 template <class Dtype, class Accumulator>
-__device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator& c, int m, int kk) {
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator& c, int m,
+                                             int kk) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float (&pair)[4] = c.tile[m][2 * kk + i / 2];
@@ -43,7 +44,7 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const Accumulator
 template <class Dtype, class LayoutA, class LayoutB, int kDepth, class Accumulator>
 __device__ __forceinline__ void multiply_rows(Accumulator& c, uint32_t a, uint32_t b) {
   uint32_t const offset_a = a + fragment_offset<LayoutA>();
-  uint32_t const offset_b = b + fragment_offset<LayoutB>();
+  uint32_t const offset_b = b + fragment_offset_b<LayoutB>();
   c.clear();
 #pragma unroll
   for (int kk = 0; kk < kDepth / 16; ++kk) {
@@ -58,8 +59,8 @@ __device__ __forceinline__ void multiply_rows(Accumulator& c, uint32_t a, uint32
       ptx::ldmatrix_x4(rB, LayoutB::advance(offset_b, 2 * kk) + n * 8 * LayoutB::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
-        ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[2]);
-        ptx::mma_m16n8k16<Dtype>(c.tile[m][n + 1], rA[m], rB[1], rB[3]);
+        ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
+        ptx::mma_m16n8k16<Dtype>(c.tile[m][n + 1], rA[m], rB[2], rB[3]);
       }
     }
   }
@@ -78,8 +79,7 @@ __device__ __forceinline__ void multiply_columns(Accumulator& c, uint32_t b, Loa
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; n += 2) {
       uint32_t rB[4];
-      ptx::ldmatrix_x4_trans(
-          rB, LayoutB::advance(b, n * kColWarps) + kk * 16 * LayoutB::kRowBytes);
+      ptx::ldmatrix_x4_trans(rB, LayoutB::advance(b, n * kColWarps) + kk * 16 * LayoutB::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
@@ -87,14 +87,6 @@ __device__ __forceinline__ void multiply_columns(Accumulator& c, uint32_t b, Loa
       }
     }
   }
-}
-
-// Like fragment_offset, of the fragment that ldmatrix_x4_trans turns into operand a: the second 8 x
-// 8 matrix is one chunk to the right, the third eight rows down.
-template <class Layout>
-__device__ __forceinline__ uint32_t transposed_fragment_offset() {
-  int const lane = threadIdx.x % 32;
-  return Layout::chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
 // Writes a warp's accumulators, rounded, into a tile; they start at tile row `row` and chunk
@@ -113,8 +105,8 @@ __device__ __forceinline__ void store_fragment(unsigned char* smem, const Accumu
           to / Layout::kPageChunks * Layout::kPageBytes + lane % 4 * 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<uint32_t*>(smem + offset + half * 8 * Layout::kRowBytes) = Dtype::pack(
-            c.tile[m][n][half * 2] * scale, c.tile[m][n][half * 2 + 1] * scale);
+        *reinterpret_cast<uint32_t*>(smem + offset + half * 8 * Layout::kRowBytes) =
+            Dtype::pack(c.tile[m][n][half * 2] * scale, c.tile[m][n][half * 2 + 1] * scale);
       }
     }
   }

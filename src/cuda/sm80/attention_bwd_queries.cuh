@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   load_any_tile<LayoutQ, Config>(sQ, args.q.data + block.query_offset(args.q), args.q.seq_stride,
                                  queries, args.head_dim, args.aligned);
   load_any_tile<LayoutDO, Config>(sdO, args.grad_out.data + block.query_offset(args.grad_out),
-                                  args.grad_out.seq_stride, queries, args.head_dim_v,
-                                  args.aligned);
+                                  args.grad_out.seq_stride, queries, args.head_dim_v, args.aligned);
+  ptx::cp_async_commit();
 
   int const warp_row = ptx::thread_index() / 32 * 16;
   float lse_log2[2], row_sum[2];
@@ -118,17 +118,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
         [&](int, int, int e) { return row_sum[e / 2]; });
     multiply_columns<Dtype, LayoutK, Config::kBlockKV, 1>(
         rdQ, ptx::smem_address(sK) + fragment_offset<LayoutK>(),
-        [&](uint32_t(&a)[4], int m, int kk) { pack_operand<Dtype>(a, rdP, m, kk); });
+        [&](uint32_t (&a)[4], int m, int kk) { pack_operand<Dtype>(a, rdP, m, kk); });
   }
 
   ptx::cp_async_wait<0>();
   __syncthreads();  // Q has arrived, if nobody waited for it, and all are done with it
-  store_fragment<Dtype, LayoutQ>(sQ, rdQ, warp_row, args.features.scale,
-                                 [](int n) { return n; });
+  store_fragment<Dtype, LayoutQ>(sQ, rdQ, warp_row, args.features.scale, [](int n) { return n; });
   __syncthreads();  // dQ is complete
   store_any_tile<LayoutQ, Config>(args.grad_q.data + sBlock.query_offset(args.grad_q),
-                                  args.grad_q.seq_stride, sQ, queries, args.head_dim,
-                                  args.aligned);
+                                  args.grad_q.seq_stride, sQ, queries, args.head_dim, args.aligned);
 }
 
 }  // namespace flashvar::sm80

@@ -30,11 +30,12 @@ __device__ __forceinline__ constexpr int score_key(int m, int n, int e) {
   return kTransposed ? m * 16 + e / 2 * 8 : n * 8 + e % 2;
 }
 
-// -inf for the queries that do not see a key; the rows are keys. Keys past the end are seen by none.
+// No weight for the queries that do not see a key; the rows are keys. Keys past the end are seen by
+// none.
 template <class Accumulator>
-__device__ __forceinline__ void hide_queries(Accumulator& rS, const ScorePlace& place) {
+__device__ __forceinline__ void hide_queries(Accumulator& rP, const ScorePlace& place) {
 #pragma unroll
-  for (int m = 0; m < rS.kMmaRows; ++m) {
+  for (int m = 0; m < rP.kMmaRows; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const key = place.key + m * 16 + half * 8;
@@ -42,10 +43,10 @@ __device__ __forceinline__ void hide_queries(Accumulator& rS, const ScorePlace& 
       int32_t const end =
           key < place.mask.seqlen_k ? place.mask.seeing_end(key) - place.query : INT32_MIN;
 #pragma unroll
-      for (int n = 0; n < rS.kMmaCols; ++n) {
+      for (int n = 0; n < rP.kMmaCols; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          if (n * 8 + e < begin || n * 8 + e >= end) rS.tile[m][n][half * 2 + e] = -infinity();
+          if (n * 8 + e < begin || n * 8 + e >= end) rP.tile[m][n][half * 2 + e] = 0.f;
         }
       }
     }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/online_softmax.cuh"
+#include "core/outside_rows.cuh"
 #include "core/problem.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -182,28 +183,6 @@ __device__ __forceinline__ void store_output(const AttentionFwdProblem& problem,
                                                    problem.head_dim_v);
 }
 
-// Rows of packed queries before the first sequence and after the last, of one head, see no key.
-__device__ __forceinline__ void store_outside_rows(const AttentionFwdProblem& problem,
-                                                   uint32_t head) {
-  int32_t const total = problem.queries.total;
-  int32_t const begin = problem.queries.span(0).first;
-  Span const last = problem.queries.span(static_cast<uint32_t>(problem.batch) - 1);
-  int32_t const end = last.first + last.count;
-  int32_t const warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  for (int32_t row = threadIdx.x / 32; row < total; row += warps) {
-    if (begin <= row && row < end) {
-      row += (end - row - 1) / warps * warps;  // the warp's last row of a sequence
-      continue;
-    }
-    uint16_t* const gO =
-        problem.out.data + row * problem.out.seq_stride + head * problem.out.head_stride;
-    for (int32_t column = lane; column < problem.head_dim_v; column += 32) gO[column] = 0;
-    if (problem.lse != nullptr && lane == 0) {
-      problem.lse[int64_t{head} * total + row] = -infinity();
-    }
-  }
-}
-
 // Config::kFeatures: scores and weights go through what ScoreFeatures says. Windows, packed
 // sequences and all else cost the loop nothing and are always served.
 template <class Config, bool kAligned>
@@ -225,7 +204,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   Block const block(problem, Config::kBlockQ);
   int32_t const queries = min(block.queries.count - block.first_query, Config::kBlockQ);
   if (queries <= 0) {
-    if (block.is_spare) store_outside_rows(problem, block.head);
+    if (block.is_spare) {
+      store_outside_rows(problem, block.head, threadIdx.x / 32, blockDim.x / 32);
+    }
     return;
   }
   KeyBlocks const blocks = block.key_blocks(problem, Config::kBlockQ, kBlockKV);

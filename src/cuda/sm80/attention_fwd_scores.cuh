@@ -52,10 +52,10 @@ __device__ __forceinline__ void for_each_score(Scores<Config>& rS, Visit&& visit
 
 // Row and column of a lane's first score in the matrix of scores of one head, of which the block's
 // rows and keys from `first_key` on are computed.
-struct ScorePlace {
+struct ScoreOrigin {
   int32_t row, column;
 
-  __device__ __forceinline__ ScorePlace(const Block& block, int32_t warp_row, int32_t first_key) {
+  __device__ __forceinline__ ScoreOrigin(const Block& block, int32_t warp_row, int32_t first_key) {
     int const lane = ptx::thread_index() % 32;
     row = block.first_query + warp_row + lane / 4;
     column = first_key + lane % 4 * 2;
@@ -64,7 +64,7 @@ struct ScorePlace {
 
 template <class Config, class Element>
 __device__ __forceinline__ void add_bias(Scores<Config>& rS, const AttentionProblem& problem,
-                                         const Block& block, const ScorePlace& place) {
+                                         const Block& block, const ScoreOrigin& origin) {
   Bias<Element> const bias(problem, block.batch, block.head);
   if (bias.has_pairs()) {
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ __forceinline__ void add_bias(Scores<Config>& rS, const AttentionProb
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-          float2 const pair = bias.pair(place.row + m * 16 + e / 2 * 8, place.column + n * 8);
+          float2 const pair = bias.pair(origin.row + m * 16 + e / 2 * 8, origin.column + n * 8);
           rS.tile[m][n][e] += pair.x;
           rS.tile[m][n][e + 1] += pair.y;
         }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void add_bias(Scores<Config>& rS, const AttentionProb
     }
   } else {
     for_each_score<Config>(rS, [&](float& s, int m, int n, int e) {
-      s += bias(place.row + m * 16 + e / 2 * 8, place.column + n * 8 + e % 2);
+      s += bias(origin.row + m * 16 + e / 2 * 8, origin.column + n * 8 + e % 2);
     });
   }
 }
@@ -114,19 +114,19 @@ __device__ __forceinline__ void modify_scores(Scores<Config>& rS, const Attentio
     for_each_score<Config>(rS, [&](float& s, int, int, int) { s = softcap(s); });
   }
   if (features.alibi_slopes != nullptr) {
-    ScorePlace const place(block, warp_row, first_key);
+    ScoreOrigin const origin(block, warp_row, first_key);
     Alibi const alibi(problem, block.batch, block.head, block.queries.count, block.keys.count);
-    float const distance = alibi.distance(place.row, place.column);
+    float const distance = alibi.distance(origin.row, origin.column);
     for_each_score<Config>(rS, [&](float& s, int m, int n, int e) {
       s += alibi(distance + static_cast<float>(m * 16 + e / 2 * 8 - n * 8 - e % 2));
     });
   }
   if (features.bias.data != nullptr) {
-    ScorePlace const place(block, warp_row, first_key);
+    ScoreOrigin const origin(block, warp_row, first_key);
     if (features.bias_is_fp32) {
-      add_bias<Config, dtype::fp32>(rS, problem, block, place);
+      add_bias<Config, dtype::fp32>(rS, problem, block, origin);
     } else {
-      add_bias<Config, typename Config::Dtype>(rS, problem, block, place);
+      add_bias<Config, typename Config::Dtype>(rS, problem, block, origin);
     }
   }
 }
@@ -138,7 +138,7 @@ __device__ __forceinline__ void drop_weights(Scores<Config>& rP, const Attention
                                              int32_t first_key) {
   const ScoreFeatures& features = problem.features;
   if (features.rng == nullptr) return;
-  ScorePlace const place(block, warp_row, first_key);
+  ScoreOrigin const origin(block, warp_row, first_key);
   DropoutWords const words(features.rng, block.batch * problem.heads_q + block.head);
 #pragma unroll
   for (int m = 0; m < rP.kMmaRows; ++m) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ void drop_weights(Scores<Config>& rP, const Attention
     for (int n = 0; n < rP.kMmaCols; n += 2) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        PhiloxWords const random = words.at(place.row + m * 16, place.column + n * 8 + e);
+        PhiloxWords const random = words.at(origin.row + m * 16, origin.column + n * 8 + e);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& weight = rP.tile[m][n + i % 2][i / 2 * 2 + e];
@@ -169,13 +169,13 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const AttentionPr
                                            const Block& block, int32_t warp_row,
                                            int32_t first_key) {
   Mask const mask = block.mask(problem);
-  ScorePlace const place(block, warp_row, first_key);
+  ScoreOrigin const origin(block, warp_row, first_key);
 #pragma unroll
   for (int m = 0; m < rS.kMmaRows; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t const row = place.row + m * 16 + half * 8;
-      int32_t const end = mask.visible_end(row) - place.column;
+      int32_t const row = origin.row + m * 16 + half * 8;
+      int32_t const end = mask.visible_end(row) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
@@ -184,7 +184,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const AttentionPr
         }
       }
       if (mask.left == kUnbounded) continue;
-      int32_t const begin = mask.visible_begin(row) - place.column;
+      int32_t const begin = mask.visible_begin(row) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll

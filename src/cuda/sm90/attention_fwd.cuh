@@ -1,6 +1,6 @@
 // Attention forward with wgmma and TMA (the schedule of FlashAttention-3: Shah et al., 2024).
 //
-// A block is one producer warpgroup, of which one thread starts all copies, and two or three
+// A block is one producer warpgroup, of which one warp starts all copies, and two or three
 // consumer warpgroups of 64 query rows each. A consumer starts S(n) = Q K(n)^T and O += P(n+1)
 // V(n+1) together and computes the softmax of S(n) while the second is still running; consumers
 // take turns, so that one's softmax hides under another's products. Blocks stay and walk over
@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/outside_rows.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -19,10 +20,12 @@ namespace flashvar::sm90 {
 // Named barriers: kTurn + i lets consumer i start its products; all consumers meet at kZeroed.
 enum : uint32_t { kZeroed = 1, kTurn = 2 };
 
+// One lane starts the copies.
 template <int kPages, int kPageBytes>
 __device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map, uint32_t full,
                                           ptx::CacheHint hint, int32_t row, uint32_t head,
                                           uint32_t batch) {
+  if (!ptx::elect_one()) return;
   ptx::mbarrier_arrive_expect(full, kPages * kPageBytes);
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
@@ -30,7 +33,7 @@ __device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map,
   }
 }
 
-// One thread: all copies of the block's tiles, in the order in which consumers want them.
+// One warp: all copies of the block's tiles, in the order in which consumers want them.
 template <class Config>
 __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
                                         const Smem<Config>& smem) {
@@ -43,23 +46,25 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
     // Packed sequences share one batch index; their rows begin where their offsets say.
     uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
-    ptx::mbarrier_wait(smem.empty_q(), q.phase ^ 1);  // the tile before is done with Q
+    ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the tile before is done with Q
     load_rows<Config::kPages, Config::kPageBytesQ>(
         smem.q(), &arguments.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
         tile.row_q + tile.first_query, tile.head, batch_q);
     q.advance();
     for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
       if (n >= tile.begin) {
-        ptx::mbarrier_wait(smem.empty_k(k.stage), k.phase ^ 1);  // S from this buffer is computed
+        ptx::mbarrier_wait(smem.empty_k(k.stage()),
+                           k.phase() ^ 1);  // S from this buffer is computed
         load_rows<Config::kPages, Config::kPageBytesKV>(
-            smem.k(k.stage), &arguments.k, smem.full_k(k.stage), ptx::CacheHint::kEvictLast,
+            smem.k(k.stage()), &arguments.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
         k.advance();
       }
       if (n + 1 < tile.end) {
-        ptx::mbarrier_wait(smem.empty_v(v.stage), v.phase ^ 1);  // P V from this buffer is added
+        ptx::mbarrier_wait(smem.empty_v(v.stage()),
+                           v.phase() ^ 1);  // P V from this buffer is added
         load_rows<Config::kPagesV, Config::kPageBytesKV>(
-            smem.v(v.stage), &arguments.v, smem.full_v(v.stage), ptx::CacheHint::kEvictLast,
+            smem.v(v.stage()), &arguments.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
         v.advance();
       }
@@ -108,34 +113,34 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     int32_t n = tile.end - 1;
     auto take_scores = [&] {  // S(n) is computed: K(n), and with the last one Q, may go
       ptx::wgmma_pin(consumer.rS);
-      release(smem.empty_k(k.stage));
+      release(smem.empty_k(k.stage()));
       if (n == tile.begin) release(smem.empty_q());
       k.advance();
       consumer.softmax_step(problem, tile, warpgroup, n);
     };
     auto take_output = [&] {  // P V(n + 1) is added: V(n + 1) may go
       ptx::wgmma_pin(consumer.rO);
-      release(smem.empty_v(v.stage));
+      release(smem.empty_v(v.stage()));
       v.advance();
     };
 
-    ptx::mbarrier_wait(smem.full_q(), q.phase);
+    ptx::mbarrier_wait(smem.full_q(), q.phase());
     q.advance();
-    ptx::mbarrier_wait(smem.full_k(k.stage), k.phase);
-    consumer.multiply_qk(sQ, smem.k(k.stage));
+    ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+    consumer.multiply_qk(sQ, smem.k(k.stage()));
     ptx::wgmma_wait<0>();
     take_scores();
     consumer.pack();
     if (tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV) {
-      ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
-      zero_rows<Config>(smem.v(v.stage), tile.mask.seqlen_k - n * Config::kBlockKV);
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      zero_rows<Config>(smem.v(v.stage()), tile.mask.seqlen_k - n * Config::kBlockKV);
     }
     for (--n; n >= tile.begin; --n) {
-      ptx::mbarrier_wait(smem.full_k(k.stage), k.phase);
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
       ptx::named_barrier_sync(kTurn + warpgroup, 256);  // the one before has started its products
-      consumer.multiply_qk(sQ, smem.k(k.stage));
-      ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
-      consumer.multiply_pv(smem.v(v.stage));
+      consumer.multiply_qk(sQ, smem.k(k.stage()));
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      consumer.multiply_pv(smem.v(v.stage()));
       ptx::named_barrier_arrive(kTurn + next, 256);
       ptx::wgmma_wait<1>();
       take_scores();
@@ -144,8 +149,8 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
       consumer.pack();
       consumer.rescale();
     }
-    ptx::mbarrier_wait(smem.full_v(v.stage), v.phase);
-    consumer.multiply_pv(smem.v(v.stage));
+    ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+    consumer.multiply_pv(smem.v(v.stage()));
     ptx::wgmma_wait<0>();
     take_output();
     consumer.store_output(problem, tile, warpgroup);
@@ -172,7 +177,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();  // the barriers are there for all
   if (threadIdx.x < 128) {
     ptx::registers_give<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Config>(arguments, smem);
+    if (threadIdx.x < 32) {
+      produce<Config>(arguments, smem);
+    } else if (arguments.problem.queries.offsets != nullptr) {
+      for (uint32_t head = blockIdx.x; head < arguments.problem.heads_q; head += gridDim.x) {
+        store_outside_rows(arguments.problem, head, threadIdx.x / 32 - 1, 3);
+      }
+    }
   } else {
     ptx::registers_take<Config::kConsumerRegisters>();
     consume<Config>(arguments, smem, threadIdx.x / 128 - 1);

@@ -22,17 +22,14 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Which buffer of a ring, and the parity of the phase that fills it.
+// Which buffer of a ring, and the parity of the phase that fills it: one register for both.
 template <int kStages>
 struct PipelineState {
-  uint32_t stage = 0, phase = 0;
+  uint32_t count = 0;
 
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
+  __device__ __forceinline__ uint32_t stage() const { return count % kStages; }
+  __device__ __forceinline__ uint32_t phase() const { return count / kStages % 2; }
+  __device__ __forceinline__ void advance() { ++count; }
 };
 
 // Shared memory of a block: barriers, then tiles of whole 1024-byte swizzle periods.

@@ -37,6 +37,7 @@ _FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}")
 # The same in one problem: head, stream, four tensors, lse and the rest, where what never changes is
 # bytes already.
 _TAIL: Final = struct.Struct(f"<{_SIZES}{_FEATURES}")
+_QUICK_BACKWARD: Final = struct.Struct(f"<16sQ{'Q24s' * 9}QQQQ{_TAIL.size}s")
 _QUICK: Final = struct.Struct(f"<16sQ{'Q24s' * 4}Q{_TAIL.size}s")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
 # lse, grad_lse, workspace and workspace_size.
@@ -94,9 +95,20 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
     library, device = _binary(forward, verdict)
     run, workspace_of = library.attention_bwd, library.attention_bwd_workspace
     stream_of = torch._C._cuda_getCurrentRawStream
-    head = (_BACKWARD.size, _ABI_VERSION, device, _DTYPES[forward.dtype])
+    head = struct.pack("<IIiI", _BACKWARD.size, _ABI_VERSION, device, _DTYPES[forward.dtype])
+    q_strides, k_strides, v_strides, out_strides, grad_out_strides = (
+        struct.pack("<qqq", *strides)
+        for strides in (forward.q, forward.k, forward.v, forward.out, problem.grad_out)
+    )
+    grad_q_strides, grad_k_strides, grad_v_strides = (
+        struct.pack("<qqq", *strides)
+        for strides in (problem.grad_q, problem.grad_k, problem.grad_v)
+    )
+    grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
+    pack, pack_tail = _QUICK_BACKWARD.pack, _TAIL.pack
     sizes = _sizes(forward)
     features = _features(forward)
+    constant = None if _has_tensors(forward) else pack_tail(*sizes, *features(None))
     wanted: list[int] = []
 
     def launch(
@@ -107,23 +119,36 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
         grad_lse: torch.Tensor | None,
         grads: Gradients,
     ) -> None:
-        tensors = (
-            *_tensor(inputs.q, forward.q),
-            *_tensor(inputs.k, forward.k),
-            *_tensor(inputs.v, forward.v),
-            *_tensor(out, forward.out),
-            *_tensor(grad_out, problem.grad_out),
-            *_tensor(grads.q, problem.grad_q),
-            *_tensor(grads.k, problem.grad_k),
-            *_tensor(grads.v, problem.grad_v),
-            *_bias(grads.bias, problem.grad_bias),
-            lse.data_ptr(),
-            0 if grad_lse is None else grad_lse.data_ptr(),
-        )
-        tail = (*sizes, *features(inputs))
+        tail = constant or pack_tail(*sizes, *features(inputs))
 
         def packed(workspace: int, size: int) -> bytes:
-            return _BACKWARD.pack(*head, stream_of(device), *tensors, workspace, size, *tail)
+            return pack(
+                head,
+                stream_of(device),
+                inputs[0].data_ptr(),
+                q_strides,
+                inputs[1].data_ptr(),
+                k_strides,
+                inputs[2].data_ptr(),
+                v_strides,
+                out.data_ptr(),
+                out_strides,
+                grad_out.data_ptr(),
+                grad_out_strides,
+                grads[0].data_ptr(),
+                grad_q_strides,
+                grads[1].data_ptr(),
+                grad_k_strides,
+                grads[2].data_ptr(),
+                grad_v_strides,
+                _address(grads[3]),
+                grad_bias_strides,
+                lse.data_ptr(),
+                _address(grad_lse),
+                workspace,
+                size,
+                tail,
+            )
 
         if not wanted:
             wanted.append(workspace_of(packed(0, 0)))
@@ -183,7 +208,8 @@ def _features(problem: Problem) -> Any:
         problem.softcap,
         max(problem.window_left, 0),
         max(problem.window_right, 0),
-        problem.head_dim_v,
+        # 0 is the same, and what a binary from before the features may be given.
+        problem.head_dim_v if problem.head_dim_v != problem.head_dim else 0,
         _BIAS_FLOAT32 if problem.bias_dtype == "fp32" else 0,
     )
 
@@ -210,11 +236,10 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _tensor(tensor: torch.Tensor, strides: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    return (tensor.data_ptr(), *strides)
-
-
 def _bias(tensor: torch.Tensor | None, strides: BiasStrides | None) -> tuple[int, int, int, int]:
-    if tensor is None or strides is None:
-        return _NO_TENSOR
-    return (tensor.data_ptr(), strides.batch, strides.query, strides.heads)
+    return (_address(tensor), *_bias_strides(strides))
+
+
+def _bias_strides(strides: BiasStrides | None) -> tuple[int, int, int]:
+    """In the order of the struct: batch, query, heads."""
+    return (0, 0, 0) if strides is None else (strides.batch, strides.query, strides.heads)

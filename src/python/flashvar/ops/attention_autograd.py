@@ -6,46 +6,70 @@ Two ways lead here. The Autograd key of the op, for everything that is traced or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import NoneType
 from typing import Any, Final
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.ops import attention_run
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, Plan
-from flashvar.ops.attention_problem import Inputs
+from flashvar.ops.attention_problem import Inputs, Options, make_inputs
+from flashvar.ops.attention_watchers import is_compiling, nothing_watches
 
 _TENSORS: Final = len(Inputs._fields)
+# Arguments of _Attention before the inputs, and the place of the bias.
+_BEFORE: Final = 3
+_BIAS: Final = _BEFORE + Inputs._fields.index("bias")
 _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """A forward that somebody else computes, and the op that differentiates it.
+    """A forward that somebody else computes, and its gradients.
 
     `inputs` are those of Inputs, of which the last may be left out.
     """
 
     @staticmethod
-    def forward(ctx: Any, compute: Any, options: Any, *inputs: Any) -> Any:
+    def forward(ctx: Any, compute: Any, options: Any, with_lse: bool, *inputs: Any) -> Any:
         out, lse = compute(inputs, options)
         ctx.save_for_backward(*inputs, out, lse)
         ctx.options = options
+        if not with_lse:
+            return out
         # An output that nothing used has gradient None instead of a tensor of zeros.
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any = None) -> Any:
         wanted = ctx.needs_input_grad
         if grad_out is None and grad_lse is None:
             return (None,) * len(wanted)
         *inputs, out, lse = ctx.saved_tensors
-        absent = (None,) * (_TENSORS - len(inputs))
-        grads = torch.ops.flashvar.attention_bwd.default(
-            grad_out, grad_lse, out, lse, any(wanted[5:6]), *inputs, *absent, *ctx.options
-        )
-        grads = (None, None, *grads, *(None,) * len(wanted))
-        return tuple(grad if want else None for grad, want in zip(grads, wanted, strict=False))
+        inputs = (*inputs, *NO_EXTRAS[len(inputs) - 3 :])
+        bias = wanted[_BIAS] if len(wanted) > _BIAS else False
+        if (
+            not is_compiling()
+            and not torch.is_grad_enabled()
+            and type(grad_out) is torch.Tensor
+            and type(grad_lse) in (torch.Tensor, NoneType)
+            and type(out) is torch.Tensor
+            and nothing_watches()
+        ):
+            options = Options._make(ctx.options)
+            given = make_inputs(inputs)
+            grads: Sequence[torch.Tensor | None] = attention_run.backward(
+                grad_out, grad_lse, given, out, lse, options, bias
+            )
+        else:
+            grads = torch.ops.flashvar.attention_bwd.default(
+                grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
+            )
+        answers = (*(None,) * _BEFORE, *grads, *(None,) * len(wanted))
+        return tuple(grad if want else None for grad, want in zip(answers, wanted, strict=False))
 
 
 class _Twice(torch.autograd.Function):  # type: ignore[misc]
@@ -73,12 +97,16 @@ def differentiable(
     tensors: tuple[torch.Tensor | None, ...],
     extras: Extras,
     options: tuple[Any, ...],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and log-sum-exp of plain tensors, with their history."""
+    with_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output and, if it is wanted, the log-sum-exp of plain tensors, with their history."""
     if extras is not NO_EXTRAS:
         tensors = (*tensors, *extras)
         refuse_gradient_of_slopes(tensors)
-    out, lse = _apply(plan.compute, options, *tensors)
+    answer = _apply(plan.compute, options, with_lse, *tensors)
+    if not with_lse:
+        return answer, None
+    out, lse = answer
     return out, lse
 
 
@@ -99,7 +127,7 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
         return compute(inputs, options)
     refuse_gradient_of_slopes(inputs)
     with enable_single_level_autograd_function():
-        return _apply(compute, options, *inputs)
+        return _apply(compute, options, True, *inputs)
 
 
 def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:

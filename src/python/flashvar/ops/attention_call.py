@@ -14,19 +14,12 @@ from flashvar.ops.attention_inputs import inspect_symbolic
 from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
 from flashvar.ops.attention_problem import Inputs, Options, make_inputs
+from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 from flashvar.ops.torch_library import attention_fwd
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-# Looked up once: an attribute of a module costs as much as the call.
-_is_compiling: Final = torch.compiler.is_compiling
 _grad_enabled: Final = torch.is_grad_enabled
-_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
-_function_modes: Final = torch._C._len_torch_function_stack
-_transforms: Final = torch._C._functorch.peek_interpreter_stack
-_tracer: Final = torch._C._get_tracing_state
-_autocasts: Final = torch._C._is_any_autocast_enabled
 
 # Any 63 bits make a seed.
 _SEEDS: Final = 2**63 - 1
@@ -44,21 +37,15 @@ def call(
 
     Written for the host: a small call takes as long as what is looked up here.
     """
-    if _is_compiling():
+    if is_compiling():
         out, lse = attention_fwd(*_cast(q, k, v, extras), *options)
         return out, lse
     if not (
-        # Nothing but autograd needs to know of the call: then the dispatcher is not asked.
-        type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
-        and not _dispatch_modes()
-        and not _function_modes()
-        and _transforms() is None
-        and _tracer() is None
-        and forward_ad._current_level < 0
-        and not _autocasts()
-        and (extras is NO_EXTRAS or all(x is None or type(x) in _PLAIN for x in extras))
+        type(q) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
+        and nothing_watches()
+        and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
     ):
         return _dispatched(Inputs(*_cast(q, k, v, extras)), options)
     found = plan(q, k, v, extras, options)
@@ -68,7 +55,7 @@ def call(
         or v.requires_grad
         or (extras is not NO_EXTRAS and any(x is not None and x.requires_grad for x in extras))
     ) and _grad_enabled():
-        return differentiable(found, (q, k, v), extras, options)
+        return differentiable(found, (q, k, v), extras, options, with_lse)
     return found.run(make_inputs((q, k, v, *extras)), with_lse)
 
 

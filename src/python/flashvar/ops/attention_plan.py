@@ -73,8 +73,10 @@ class BackwardPlan:
     """The plan of a backward."""
 
     problem: BackwardProblem
-    verdict: Verdict
     launch: BackwardLaunch | None
+    pads: bool  # whether the gradients are those of padded tensors, cut: another plan's
+    copies_grad_out: bool
+    like: Gradients  # what is allocated, without memory
 
     def run(
         self,
@@ -84,16 +86,20 @@ class BackwardPlan:
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
     ) -> Gradients:
-        """The gradients, contiguous in the shapes of their inputs."""
-        q, k, v, bias = inputs[:4]
-        grad_bias = None
-        if self.problem.grad_bias is not None and bias is not None:
-            grad_bias = bias.new_zeros(bias.shape, dtype=self.problem.forward.lse_dtype)
-        make = torch.Tensor.new_empty if self.launch is not None else torch.Tensor.new_zeros
-        grads = Gradients(make(q, q.shape), make(k, k.shape), make(v, v.shape), grad_bias)
+        """The gradients, contiguous in the shapes and dtypes of their inputs."""
+        make = torch.zeros_like if self.launch is None else _empty_like
+        like = self.like
+        bias = None if like.bias is None else torch.zeros_like(like.bias)
+        grads = Gradients(make(like.q), make(like.k), make(like.v), bias)
         if self.launch is not None:
-            self.launch(inputs, out, lse, grad_out, grad_lse, grads)
-        return grads
+            if self.copies_grad_out:
+                grad_out = grad_out.contiguous()
+            if grad_lse is not None:
+                grad_lse = grad_lse.contiguous()
+            self.launch(inputs, out.contiguous(), lse.contiguous(), grad_out, grad_lse, grads)
+        if bias is None or inputs.bias is None:
+            return grads
+        return grads._replace(bias=bias.to(inputs.bias.dtype))
 
 
 _empty_like: Final = torch.empty_like
@@ -127,15 +133,16 @@ def plan(
 
 def backward_plan(
     inputs: Inputs,
+    extras: Extras,
     options: Options,
     grad_out: torch.Tensor,
     has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardPlan:
     """The plan of a backward, made the first time it is asked for."""
-    q, k, v, *extras = inputs
+    q, k, v = inputs[:3]
     key = (
-        _key(q, k, v, tuple(extras), options),
+        _key(q, k, v, extras, options),
         grad_out.stride(),
         has_grad_lse,
         wants_bias,
@@ -199,9 +206,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
             launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
-    for prototype in (out, lse):
-        prototype.untyped_storage().resize_(0)
-    return Plan(problem, verdict, launch, options, out, lse, reads_offsets)
+    return Plan(problem, verdict, launch, options, _prototype(out), _prototype(lse), reads_offsets)
 
 
 def _make_backward(
@@ -211,15 +216,31 @@ def _make_backward(
     has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardPlan:
+    copies = grad_out.stride(-1) != 1 and grad_out.shape[-1] > 1
+    if copies:
+        grad_out = grad_out.contiguous()
     problem = inspect_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
     forward = problem.forward
-    dims = forward.head_dim, forward.head_dim_v
-    request = Request("attention_bwd", forward.dtype, forward.device, *dims)
-    verdict = _choose(request, options.backend)
+    pads = wants_padding(forward, options.backend)
     launch = None
-    if not forward.empty:
+    if not forward.empty and not pads:
+        dims = forward.head_dim, forward.head_dim_v
+        request = Request("attention_bwd", forward.dtype, forward.device, *dims)
+        verdict = _choose(request, options.backend)
         launch = backend(verdict.backend).prepare_attention_bwd(problem, verdict)
-    return BackwardPlan(problem, verdict, launch)
+    q, k, v, bias = inputs[:4]
+    grad_bias = None
+    if wants_bias and bias is not None:
+        grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
+    grad_q, grad_k, grad_v = (_prototype(x.new_empty(x.shape)) for x in (q, k, v))
+    like = Gradients(grad_q, grad_k, grad_v, grad_bias)
+    return BackwardPlan(problem, launch, pads, copies, like)
+
+
+def _prototype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its memory, for empty_like: the fastest way to allocate."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 @cache

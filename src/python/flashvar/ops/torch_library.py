@@ -65,9 +65,7 @@ def _attention_bwd(
 ) -> _Four:
     inputs, options = _split(arguments)
     grads = attention_run.backward(grad_out, grad_lse, inputs, out, lse, options, wants_bias)
-    if grads.bias is None or inputs.bias is None:
-        return grads.q, grads.k, grads.v, lse.new_empty(0)
-    return grads.q, grads.k, grads.v, grads.bias.to(inputs.bias.dtype)
+    return grads.q, grads.k, grads.v, lse.new_empty(0) if grads.bias is None else grads.bias
 
 
 def _attention_bwd_fake(

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from flashvar.errors import SmokeError
-from flashvar_factory import pythons, schema, smoke
+from flashvar_factory import index, pythons, schema, smoke
+from flashvar_factory.index import serve
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is installed, from where, and into which Pythons."""
     parser.add_argument("--wheels", type=Path, default=Path("dist"))
-    parser.add_argument("--index-url", help="install from this index; --wheels says what it has")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--index-url", help="install from this index; --wheels says what it has")
+    source.add_argument(
+        "--serve", action="store_true", help="install over HTTP: from an index of them, served here"
+    )
     parser.add_argument(
         "--python",
         type=Path,
@@ -34,14 +42,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print each environment as it is done; SmokeError where one failed."""
     chosen = pythons.named(arguments.python) if arguments.python else pythons.find(os.environ)
-    report = smoke.run(
-        arguments.root / arguments.wheels,
-        root=arguments.root,
-        config=schema.read(arguments.root / schema.FILE_NAME),
-        pythons=chosen,
-        index_url=arguments.index_url,
-        with_versions=arguments.with_versions,
-    )
+    wheels = arguments.root / arguments.wheels
+    with _served(wheels) if arguments.serve else nullcontext(arguments.index_url) as index_url:
+        report = smoke.run(
+            wheels,
+            root=arguments.root,
+            config=schema.read(arguments.root / schema.FILE_NAME),
+            pythons=chosen,
+            index_url=index_url,
+            with_versions=arguments.with_versions,
+        )
     if arguments.json is not None:
         arguments.json.write_text(report.to_json(), encoding="utf-8")
     failed = [check for check in report.checks if check.fault is not None]
@@ -50,3 +60,12 @@ def run(arguments: argparse.Namespace) -> None:
             f"expected wheels that work everywhere, found {len(failed)} of {len(report.checks)} "
             "environments where they do not; see above"
         )
+
+
+@contextmanager
+def _served(wheels: Path) -> Iterator[str]:
+    """The address of an index of the wheels."""
+    with tempfile.TemporaryDirectory(prefix="index-") as folder:
+        index.write(wheels, Path(folder, "site"))
+        with serve.serving(Path(folder, "site")) as address:
+            yield address

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +14,7 @@ from flashvar.errors import PackagingError
 from flashvar_factory.index import PAGE, simple_json
 
 HTML: Final = "text/html"
+_POLL: Final = 0.02  # seconds until it notices that it is to stop
 _HTML_V1: Final = "application/vnd.pypi.simple.v1+html"
 _NAMES: Final = {
     simple_json.CONTENT_TYPE: simple_json.CONTENT_TYPE,
@@ -52,6 +56,19 @@ def server(
         raise PackagingError(
             f"expected port {port} of {host} to be free, found: {error.strerror}; take --port 0"
         ) from error
+
+
+@contextmanager
+def serving(site: Path) -> Iterator[str]:
+    """Serve `site` on a free port of this machine meanwhile, and silently; its address."""
+    with server(site, quiet=True) as here:
+        thread = threading.Thread(target=here.serve_forever, args=(_POLL,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{here.server_port}/"
+        finally:
+            here.shutdown()
+            thread.join()
 
 
 class _Handler(SimpleHTTPRequestHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -26,21 +25,14 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
 
 
 def _install(release: Release, python: Python) -> Outcome:
-    server = serve.server(index.site(release), quiet=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serve.serving(index.site(release)) as address:
         report = smoke.run(
             release.wheels,
             root=release.root,
             config=release.config,
             pythons=[python],
-            index_url=f"http://127.0.0.1:{server.server_port}/",
+            index_url=address,
         )
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     if not report.ok:
         raise SmokeError(
             f"expected wheels that install and work with {python.executable}, found faults: above"

@@ -1,0 +1,33 @@
+// Several fp32 values at a time: adds to global memory (sm_90 and newer), and accesses of shared
+// memory that stay between the barriers where they are written.
+#pragma once
+#include <cstdint>
+
+namespace flashvar::ptx {
+
+__device__ __forceinline__ void global_add(float* global, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(a),
+               "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ void shared_store(uint32_t smem, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "f"(a), "f"(b), "f"(c),
+               "f"(d)
+               : "memory");
+}
+__device__ __forceinline__ float2 shared_load2(uint32_t smem) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
+  return x;
+}
+__device__ __forceinline__ float4 shared_load4(uint32_t smem) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(smem)
+               : "memory");
+  return x;
+}
+
+}  // namespace flashvar::ptx

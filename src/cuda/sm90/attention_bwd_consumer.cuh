@@ -1,0 +1,207 @@
+// What a consumer warpgroup of the backward holds in registers, and the steps it takes with it.
+//
+// Scores are transposed: rows are keys, columns queries. So P^T and dS^T are operands of
+// dV += P^T dO and dK += dS^T Q where they are, in registers; dS alone goes through shared memory,
+// for dQ = dS K.
+#pragma once
+#include <cstdint>
+
+#include "core/online_softmax.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/vectors.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/attention_bwd_pipeline.cuh"
+#include "sm90/attention_fwd_consumer.cuh"
+
+namespace flashvar::sm90 {
+
+// Accumulators of scores and their packed form as operand a.
+template <class Config>
+struct Scores {
+  static constexpr int kColumns = Config::kBlockQ / 8;  // mma tiles of a row
+  static constexpr int kSteps = Config::kBlockQ / 16;
+  using Registers = float[4 * kColumns];
+  using Packed = uint32_t[kSteps][4];
+
+  static __device__ __forceinline__ void pack(const Registers& scores, Packed& packed) {
+#pragma unroll
+    for (int kk = 0; kk < kSteps; ++kk) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        packed[kk][i] = Config::Dtype::pack(scores[8 * kk + 2 * i], scores[8 * kk + 2 * i + 1]);
+      }
+    }
+  }
+};
+
+// Starts scores = a b^T: 64 keys of K with Q, or of V with dO.
+template <class Config>
+__device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
+                                                uint32_t keys, uint32_t queries) {
+  ptx::wgmma_pin(scores);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
+    uint32_t const page = kk / 4, column = kk % 4 * 32;
+    ptx::Wgmma<typename Config::Dtype, Config::kBlockQ>::template ss<false>(
+        scores, ptx::wgmma_descriptor(keys + page * Config::kPageBytesKV + column, 0),
+        ptx::wgmma_descriptor(queries + page * Config::kPageBytesQ + column, 0), kk > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Starts grad += scores rows: dV with P and dO, dK with dS and Q.
+template <class Config>
+__device__ __forceinline__ void multiply_grad(float (&grad)[Config::kHeadDim / 2],
+                                              const typename Scores<Config>::Packed& scores,
+                                              uint32_t rows) {
+  ptx::wgmma_pin(grad);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+    ptx::Wgmma<typename Config::Dtype, Config::kHeadDim>::template rs<true>(
+        grad, scores[kk], ptx::wgmma_descriptor(rows + kk * 16 * 128, Config::kPageBytesQ), 1);
+  }
+  ptx::wgmma_commit();
+}
+
+// Starts a warpgroup's part of dQ = dS K.
+template <class Config>
+__device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols / 2],
+                                                uint32_t scores, uint32_t keys,
+                                                uint32_t warpgroup) {
+  if constexpr (Config::kSplitsRows) {
+    scores += warpgroup * 64 * 128;
+  } else {
+    keys += warpgroup * (Config::kGradQCols / kPageCols) * Config::kPageBytesKV;
+  }
+  ptx::wgmma_pin(grad);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
+    uint32_t const page = kk / 4, column = kk % 4 * 32;
+    ptx::Wgmma<typename Config::Dtype, Config::kGradQCols>::template ss<true>(
+        grad, ptx::wgmma_descriptor(scores + page * Config::kPageBytesQ + column, 0),
+        ptx::wgmma_descriptor(keys + kk * 16 * 128, Config::kPageBytesKV), kk > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Turns scores into weights P = exp(s - LSE); 0 where the mask hides a key.
+template <class Config>
+__device__ __forceinline__ void weigh(typename Scores<Config>::Registers& scores, float factor,
+                                      uint32_t lse, const Mask& mask, int32_t first_key,
+                                      int32_t first_query) {
+  uint32_t const thread = ptx::thread_index();
+  uint32_t const column = thread % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+    float2 const shift = ptx::shared_load2(lse + (n * 8 + column) * 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* const pair = &scores[4 * n + 2 * half];
+      pair[0] = exp2_approx(pair[0] * factor - shift.x);
+      pair[1] = exp2_approx(pair[1] * factor - shift.y);
+    }
+  }
+  if (!mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64)) {
+    return;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t const key = first_key + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
+    int32_t const start = first_query + static_cast<int32_t>(column);
+    int32_t const begin = mask.seeing_begin(key) - start;
+    int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
+#pragma unroll
+    for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (n * 8 + e < begin || n * 8 + e >= end) scores[4 * n + 2 * half + e] = 0.f;
+      }
+    }
+  }
+}
+
+// dS of mma tile n = P (dP - D), where dP was.
+template <class Config>
+__device__ __forceinline__ void differentiate(const float* weights, float* scores, float2 sums) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    scores[2 * half] = weights[2 * half] * (scores[2 * half] - sums.x);
+    scores[2 * half + 1] = weights[2 * half + 1] * (scores[2 * half + 1] - sums.y);
+  }
+}
+
+// Writes dS as rows of queries, for the tensor cores: `to` is a page of 64 keys.
+template <class Config>
+__device__ __forceinline__ void store_scores(uint32_t to,
+                                             const typename Scores<Config>::Packed& packed) {
+  uint32_t const thread = ptx::thread_index();
+  uint32_t const lane = thread % 32, tile = lane / 8, row = lane % 8;
+  uint32_t const chunk = (thread / 32 % 4 * 2 + tile % 2) ^ row;  // eight keys of the row
+  uint32_t const address = to + (tile / 2 * 8 + row) * 128 + chunk * 16;
+#pragma unroll
+  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+    ptx::stmatrix_x4_trans(address + kk * 16 * 128, packed[kk]);
+  }
+}
+
+// Adds a warpgroup's part of a tile of dQ to the workspace. By bulk: the part's shared memory is
+// free.
+template <class Config>
+__device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to,
+                                           uint32_t staging, uint32_t barrier) {
+  uint32_t const thread = ptx::thread_index() % 128;
+#pragma unroll
+  for (int n = 0; n < Config::kGradQCols / 8; ++n) {
+    const float* const x = &grad[4 * n];
+    if constexpr (Config::kBulk) {
+      ptx::shared_store(staging + (n * 128 + thread) * 16, x[0], x[1], x[2], x[3]);
+    } else {
+      ptx::global_add(to + (n * 128 + thread) * 4, x[0], x[1], x[2], x[3]);
+    }
+  }
+  if constexpr (Config::kBulk) {
+    ptx::fence_async_proxy();
+    ptx::named_barrier_sync(barrier, 128);  // the part is complete
+    if (thread == 0) {
+      ptx::bulk_add(to, staging, Config::kGradQElements * 4);
+      ptx::bulk_commit();
+    }
+  }
+}
+
+// Rounds a warpgroup's 64 rows of dK or dV into their tensor.
+template <class Config>
+__device__ __forceinline__ void store_grad(const TensorView& tensor, const KeyTile<Config>& tile,
+                                           const float (&grad)[Config::kHeadDim / 2], float scale,
+                                           int32_t first_key, int32_t head_dim) {
+  uint32_t const thread = ptx::thread_index() % 128;
+  int const lane = thread % 32;
+  uint16_t* const head =
+      tensor.data + tile.batch * tensor.batch_stride + tile.head_kv * tensor.head_stride;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t const row = first_key + thread / 32 * 16 + half * 8 + lane / 4;
+    uint16_t* const target = head + row * tensor.seq_stride;
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 4) {
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        word[i] = Config::Dtype::pack(grad[4 * (n + i) + 2 * half] * scale,
+                                      grad[4 * (n + i) + 2 * half + 1] * scale);
+      }
+      uint4 const chunk = transpose_quad(word);
+      int const column = (n + lane % 4) * 8;
+      if (row < tile.mask.seqlen_k && column < head_dim) {
+        *reinterpret_cast<uint4*>(target + column) = chunk;
+      }
+    }
+  }
+}
+
+}  // namespace flashvar::sm90

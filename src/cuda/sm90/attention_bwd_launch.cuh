@@ -1,0 +1,122 @@
+// Launches the backward of the wgmma family: tensor maps, parts of the workspace, grids.
+#pragma once
+#include <algorithm>
+
+#include "abi/kernel_table.h"
+#include "core/dtype.cuh"
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/tensor_map.h"
+#include "sm80/attention_bwd_rows.cuh"
+#include "sm90/attention_bwd.cuh"
+
+namespace flashvar::sm90 {
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
+struct AttentionBwdLaunch {
+  using Config = AttentionBwdConfig<Target, Dtype, kHeadDim, kHeadDimV>;
+
+  static constexpr KernelFacts facts(const char* name) {
+    return KernelFacts::make(name, Config::kThreads, Config::kSharedMemory, Config::kBlockQ,
+                             Config::kBlockKV);
+  }
+
+  // Dense, plain scores; the order in which blocks add to dQ is not fixed. Of dtypes and head dims
+  // those that a device has shown to be right: the ledger says what is to be run before more of
+  // them.
+  static bool suits(const AttentionBwdProblem& problem) {
+    constexpr bool kShown = Dtype::kAbi == dtype::bf16::kAbi && kHeadDim == kHeadDimV &&
+                            (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
+    return kShown && problem.head_dim == kHeadDim && problem.head_dim_v == kHeadDimV &&
+           !problem.deterministic && !problem.has_features() &&
+           problem.queries.offsets == nullptr && problem.keys.offsets == nullptr &&
+           problem.seqused_k == nullptr && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
+  }
+
+  // The copy engine takes rows that start on 16 bytes alone.
+  static bool serves(const AttentionBwdProblem& problem) {
+    return suits(problem) && problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
+  }
+
+  static uint64_t workspace(const AttentionBwdProblem& problem) { return plan(problem).end; }
+
+  static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
+    Workspace const parts = plan(problem);
+    AttentionBwdArguments arguments;
+    arguments.problem = problem;
+    arguments.lse_log2 = reinterpret_cast<float*>(problem.workspace);
+    arguments.row_sums = reinterpret_cast<float*>(problem.workspace + parts.row_sums);
+    arguments.grad_q_sum = reinterpret_cast<float*>(problem.workspace + parts.grad_q_sum);
+    int64_t const query_tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
+    arguments.query_tiles = static_cast<int32_t>(query_tiles);
+
+    TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi};
+    cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Config::kBlockQ);
+    if (error == cudaSuccess) {
+      error =
+          make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Config::kBlockQ);
+    }
+    if (error == cudaSuccess) {
+      error = make.keys(arguments.k, problem.k, problem.head_dim, Config::kBlockKV);
+    }
+    if (error == cudaSuccess) {
+      error = make.keys(arguments.v, problem.v, problem.head_dim_v, Config::kBlockKV);
+    }
+    int multiprocessors = 0;
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    int64_t const heads = problem.batch * (problem.heads_q / problem.group);
+    int64_t const tiles = problem.keys.tiles(1, Config::kBlockKV);
+    arguments.paired =
+        problem.window_right != kUnbounded && heads * tiles >= int64_t{2} * multiprocessors;
+    int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
+    if (heads * row_items > INT32_MAX || query_tiles * problem.heads_q > INT32_MAX) {
+      return cudaErrorInvalidConfiguration;
+    }
+    arguments.row_items = static_cast<uint32_t>(row_items);
+    arguments.items = static_cast<uint32_t>(heads * row_items);
+
+    if (error == cudaSuccess) {
+      error = cudaMemsetAsync(arguments.grad_q_sum, 0, parts.end - parts.grad_q_sum, stream);
+    }
+    if (error == cudaSuccess) error = launch_rows(arguments, device, stream);
+    if (error == cudaSuccess) {
+      LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
+                              Config::kSharedMemory};
+      error = launch_kernel<attention_bwd_kernel<Config>>(arguments, shape, device, stream);
+    }
+    if (error == cudaSuccess) {
+      error = launch_kernel<attention_bwd_round_kernel<Config>>(
+          arguments, {query_tiles * problem.heads_q, 256, 0}, device, stream);
+    }
+    return error;
+  }
+
+ private:
+  struct Workspace {
+    uint64_t row_sums, grad_q_sum, end;  // LSE comes first
+  };
+
+  static Workspace plan(const AttentionBwdProblem& problem) {
+    uint64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ) * problem.heads_q;
+    uint64_t const rows = (tiles * Config::kRowBytes + 255) / 256 * 256;
+    return {rows, 2 * rows, 2 * rows + tiles * 2 * Config::kGradQElements * sizeof(float)};
+  }
+
+  // D and the LSE in base 2.
+  static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
+                                 cudaStream_t stream) {
+    sm80::AttentionBwdArguments rows{};
+    static_cast<AttentionBwdProblem&>(rows) = arguments.problem;
+    rows.lse_log2 = const_cast<float*>(arguments.lse_log2);
+    rows.row_sums = const_cast<float*>(arguments.row_sums);
+    rows.query_tiles = arguments.query_tiles;
+    rows.aligned = true;
+    return launch_kernel<sm80::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
+        rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, sm80::kRowThreads, 0},
+        device, stream);
+  }
+};
+
+}  // namespace flashvar::sm90

@@ -1,0 +1,126 @@
+// What producer and consumers of the backward share: shared memory, its barriers, and the order of
+// tiles.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/mask.cuh"
+#include "core/problem.h"
+#include "sm90/attention_bwd_config.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90 {
+
+// Rows of queries are padded to whole tiles in the workspace.
+struct AttentionBwdArguments {
+  AttentionBwdProblem problem;
+  CUtensorMap q, k, v, grad_out;
+  const float* lse_log2;  // [heads_q, query tiles, kBlockQ]: +inf where a row has no weights
+  const float* row_sums;  // likewise: D, the sum over the row of dO O, less dLSE
+  float* grad_q_sum;      // [heads_q, query tiles, warpgroup's part], in the order of accumulators
+  int32_t query_tiles;    // of one head, over all batches
+  uint32_t items;         // tiles of kBlockKV keys, or pairs of them, over all heads and batches
+  uint32_t row_items;     // of one head and batch
+  bool paired;
+};
+
+template <class Config>
+struct BwdSmem {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t k() const { return base + Config::kBarrierBytes; }
+  __device__ __forceinline__ uint32_t v() const { return k() + Config::kBytesKV; }
+  __device__ __forceinline__ uint32_t q(uint32_t stage) const {
+    return v() + Config::kBytesKV + stage * Config::kBytesQ;
+  }
+  __device__ __forceinline__ uint32_t grad_out(uint32_t stage) const {
+    return q(Config::kStages) + stage * Config::kBytesQ;
+  }
+  // dS: rows are queries, pages of 64 keys.
+  __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
+    return grad_out(Config::kStages) + stage * Config::kBytesScores;
+  }
+  // P in fp32, from the first warpgroup to the second, thread by thread.
+  __device__ __forceinline__ uint32_t weights() const { return grad_scores(Config::kScoreStages); }
+  __device__ __forceinline__ uint32_t grad_q(uint32_t warpgroup) const {
+    return weights() + Config::kBytesWeights + warpgroup * Config::kGradQElements * 4;
+  }
+  __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
+    return weights() + Config::kBytesWeights + Config::kBytesGradQ + stage * Config::kRowBytes;
+  }
+  __device__ __forceinline__ uint32_t row_sums(uint32_t stage) const {
+    return lse(Config::kStages) + stage * Config::kRowBytes;
+  }
+
+  // full: the tile has arrived; empty: both consumers are done with it. LSE comes with Q, D with
+  // dO.
+  __device__ __forceinline__ uint32_t full_k() const { return base; }
+  __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
+  __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
+  __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
+  __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
+  __device__ __forceinline__ uint32_t full_grad_out(uint32_t stage) const { return ring(2, stage); }
+  __device__ __forceinline__ uint32_t empty_grad_out(uint32_t stage) const {
+    return ring(3, stage);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t ring(int which, uint32_t stage) const {
+    return base + 32 + (which * Config::kStages + stage) * 8;
+  }
+};
+
+// What a block does one after the other, as in the forward: under a mask an item is two tiles of
+// one head, the n-th from the start and the n-th from the end.
+struct BwdTurn {
+  uint32_t item;
+  bool second;
+
+  __device__ __forceinline__ explicit BwdTurn() : item(blockIdx.x), second(false) {}
+
+  __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
+    second = arguments.paired && !second;
+    if (!second) item += gridDim.x;
+  }
+};
+
+// One tile of keys of one head, and the blocks of queries that see them.
+template <class Config>
+struct KeyTile {
+  Mask mask;
+  uint32_t batch, head_kv;
+  int32_t first_key;
+  int32_t begin, end;  // blocks of queries
+
+  __device__ __forceinline__ KeyTile(const AttentionBwdArguments& arguments, const BwdTurn& turn) {
+    const AttentionBwdProblem& problem = arguments.problem;
+    uint32_t const heads_kv = problem.heads_q / problem.group;
+    uint32_t const row = turn.item / arguments.row_items;
+    uint32_t const place = turn.item % arguments.row_items;
+    int32_t const count_k = problem.keys.seqlen;
+    uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
+    uint32_t const block = turn.second ? blocks - 1 - place : place;
+    batch = row / heads_kv;
+    head_kv = row % heads_kv;
+    first_key = block * Config::kBlockKV;
+    // The middle of an odd number of tiles is no pair.
+    if (turn.second && block == place) first_key = count_k;
+    mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
+    int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
+    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
+    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+  }
+
+  __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
+  __device__ __forceinline__ bool seen() const { return begin < end; }
+
+  // Number of a tile of queries in the workspace.
+  __device__ __forceinline__ int64_t query_tile(const AttentionBwdArguments& arguments,
+                                                uint32_t head, int32_t m) const {
+    int32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    return int64_t{head} * arguments.query_tiles + int64_t{batch} * tiles + m;
+  }
+};
+
+}  // namespace flashvar::sm90
