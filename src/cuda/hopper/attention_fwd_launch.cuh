@@ -10,9 +10,7 @@ struct AttentionFwdLaunch {
   using Wgmma = sm90::AttentionFwdLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
   using MmaSync = sm80::AttentionFwdLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
 
-  static constexpr AttentionFwdKernel row() {
-    return {Dtype::kAbi, kHeadDim, kHeadDimV, &launch};
-  }
+  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDimV, &launch}; }
 
   static constexpr KernelFacts facts(const char* name) { return Wgmma::facts(name); }
 
