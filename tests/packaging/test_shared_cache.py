@@ -110,11 +110,11 @@ def test_the_second_builder_takes_it_from_redis(
 ) -> None:
     cached = build(factory, checkout, tmp_path / "cached", "cache=sccache")
     assert counts(builder, "cache_misses") == {}
-    assert counts(builder, "cache_hits")["CUBIN"] == 1
     plain = build(factory, checkout, tmp_path / "plain")
     assert cached.read_bytes() == plain.read_bytes()
     with zipfile.ZipFile(cached) as archive:
         manifest = json.loads(archive.read("flashvar_sm80/manifest.json"))
+    assert counts(builder, "cache_hits")["CUBIN"] == len(manifest["kernels"])
     # What ptxas said when another builder compiled it.
     assert manifest["kernels"][0]["registers"] > 0
 
