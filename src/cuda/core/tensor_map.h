@@ -25,6 +25,20 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return found;
 }
 
+// Boxes of `rank` dimensions of 16-bit elements, the innermost first and contiguous; `strides`, in
+// bytes, are those of the others. A box's innermost dimension is a row of 128 bytes in shared
+// memory, swizzled.
+inline cudaError_t encode_tensor_map(CUtensorMap& map, bool bf16, uint32_t rank, void* data,
+                                     const cuuint64_t* dims, const cuuint64_t* strides,
+                                     const cuuint32_t* box) {
+  cuuint32_t const steps[5] = {1, 1, 1, 1, 1};
+  CUresult const error = tensor_map_encoder()(
+      &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, data,
+      dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return error == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // Makes the maps of one problem's tensors [batch, sequence, heads, dim]: boxes of 64 columns x
 // `rows` rows of one head, which arrive as rows of 128 bytes, swizzled.
 struct TensorMapMaker {
@@ -50,13 +64,7 @@ struct TensorMapMaker {
                                    static_cast<cuuint64_t>(tensor.head_stride * 2),
                                    static_cast<cuuint64_t>(tensor.batch_stride * 2)};
     cuuint32_t const box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
-    cuuint32_t const steps[4] = {1, 1, 1, 1};
-    CUresult const error = tensor_map_encoder()(
-        &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-        tensor.data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return error == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    return encode_tensor_map(map, bf16, 4, tensor.data, dims, strides, box);
   }
 };
 
