@@ -113,10 +113,10 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     int32_t n = tile.end - 1;
     auto take_scores = [&] {  // S(n) is computed: K(n), and with the last one Q, may go
       ptx::wgmma_pin(consumer.rS);
-      release(smem.empty_k(k.stage()));
       if (n == tile.begin) release(smem.empty_q());
-      k.advance();
       consumer.softmax_step(problem, tile, warpgroup, n);
+      release(smem.empty_k(k.stage()) + consumer.zero_after_softmax());
+      k.advance();
     };
     auto take_output = [&] {  // P V(n + 1) is added: V(n + 1) may go
       ptx::wgmma_pin(consumer.rO);

@@ -114,6 +114,15 @@ struct Consumer {
     }
   }
 
+  // Always 0, but only known when all weights are. ptxas moves a wait for products to the start of
+  // its block, before the softmax that they should run beside; it keeps the order of accesses to
+  // shared memory, so one whose address depends on the weights holds the wait back. Three consumers
+  // hide each other's softmax without it.
+  __device__ __forceinline__ uint32_t zero_after_softmax() const {
+    if constexpr (Config::kConsumers > 2) return 0;
+    return softmax.row_sum[0] + softmax.row_sum[1] < 0.f ? 1 : 0;
+  }
+
   // Weights become operands. The products that read the ones before must be complete.
   __device__ __forceinline__ void pack() {
 #pragma unroll
