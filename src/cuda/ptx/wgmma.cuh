@@ -38,6 +38,11 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t smem, uint32_t pag
   return kSwizzle128B | kEightRows | (uint64_t{(page_bytes >> 4) & 0x3fff} << 16) |
          ((smem >> 4) & 0x3fff);
 }
+// The tile `bytes` further on. Shared memory ends before the address could carry into other fields.
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
+  uint32_t const low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor & 0xffffffff00000000) | low;
+}
 
 template <class Dtype, int kN>
 struct Wgmma;

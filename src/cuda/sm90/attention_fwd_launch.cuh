@@ -29,21 +29,29 @@ struct AttentionFwdLaunch {
   }
 
   static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
-    constexpr bool kHasShort = Config<Purpose::kShort>::kBlockQ != Plain::kBlockQ;
-    bool const masked = problem.window_right != kUnbounded || problem.window_left != kUnbounded;
+    using Short = Config<Purpose::kShort>;
+    constexpr bool kFewerQueries = Short::kBlockQ != Plain::kBlockQ;
+    constexpr bool kFewerKeys = Short::kBlockKV != Plain::kBlockKV;
     if (problem.has_features()) {
       return launch_copy<Config<Purpose::kFeatures>>(problem, device, stream);
     }
-    if constexpr (kHasShort) {
-      if (masked && problem.queries.seqlen <= kShortSeqlen) {
-        return launch_copy<Config<Purpose::kShort>>(problem, device, stream);
+    if constexpr (kFewerQueries) {
+      bool const masked = problem.window_right != kUnbounded || problem.window_left != kUnbounded;
+      if (masked && problem.queries.seqlen <= kFewQueries) {
+        return launch_copy<Short>(problem, device, stream);
+      }
+    }
+    if constexpr (kFewerKeys) {
+      if (problem.keys.seqlen <= kFewKeys || problem.window_left != kUnbounded) {
+        return launch_copy<Short>(problem, device, stream);
       }
     }
     return launch_copy<Plain>(problem, device, stream);
   }
 
  private:
-  static constexpr int kShortSeqlen = 1536;
+  // Measured on an H200 (docs/hopper-ledger.md).
+  static constexpr int kFewQueries = 1536, kFewKeys = 6144;
 
   template <class Copy>
   static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,

@@ -7,7 +7,7 @@ namespace flashvar::sm90 {
 // What a copy of the kernel is made for.
 enum class Purpose {
   kPlain,
-  kShort,     // few query tiles a head, under a mask: smaller ones waste less on it
+  kShort,     // sequences that AttentionFwdLaunch calls short: smaller tiles waste less
   kFeatures,  // ScoreFeatures: fewer scores at a time leave registers for what becomes of them
 };
 
@@ -24,8 +24,9 @@ struct AttentionFwdTile {
 inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
     {Purpose::kFeatures, 256, 256,  64, 2},
     {Purpose::kShort,     64,  64, 128, 2},
+    {Purpose::kShort,    128, 128, 128, 2},
     {Purpose::kPlain,     64,  64, 128, 3},
-    {Purpose::kPlain,    128, 128, 128, 2},
+    {Purpose::kPlain,    128, 128, 176, 2},
     {Purpose::kPlain,    192, 128, 128, 2},
     {Purpose::kPlain,    192, 192,  96, 2},
     {Purpose::kPlain,    256, 256,  80, 2},
