@@ -92,6 +92,15 @@ def test_several_rows_of_packed_sequences(name: str) -> None:
     torch.testing.assert_close(model(ids(3), **given).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_positions_that_a_batch_shares_are_those_of_eager() -> None:
+    """With a cache, transformers looks at positions nowhere; neither do we, but for one row."""
+    model = small_model("llama", 12)
+    given = {"position_ids": positions(), "use_cache": True}
+    expected = model(ids(2), **given).logits
+    model.set_attn_implementation("flashvar")
+    torch.testing.assert_close(model(ids(2), **given).logits, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_inference_mode_finds_positions_too() -> None:
     model = small_model("llama", 12)
     with torch.inference_mode():

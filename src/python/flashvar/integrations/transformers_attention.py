@@ -27,6 +27,7 @@ _NOT_SERVED: Final = {
     "head_mask": "it takes no head_mask",
     "cache": "it does not read paged caches",
 }
+_CHANGING: Final = frozenset((*_NOT_SERVED, "cu_seq_lens_q"))
 
 
 def attention(
@@ -73,6 +74,18 @@ def attention(
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    if attention_mask is sliding_window is s_aux is position_bias is None and _is_plain(
+        others, query
+    ):
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        # Small calls take as long as what is looked up here. What this refuses is looked at again.
+        try:
+            out = dense(
+                q, k, v, causal=is_causal, scale=scaling, softcap=softcap or 0.0, dropout_p=dropout
+            )
+            return out, None
+        except (BackendUnavailableError, InvalidInputError):
+            pass
     call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
     layout = _layout(call, attention_mask, is_causal, sliding_window, others)
     try:
@@ -85,6 +98,16 @@ def attention(
     return own_path(reason, module, call, layout, others)
 
 
+def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
+    """Whether the other arguments of a layer surely change nothing."""
+    if not others.keys().isdisjoint(_CHANGING):
+        return False
+    if others.get("position_ids") is None:
+        return True
+    shape: tuple[int, ...] = query.shape
+    return shape[0] != 1 or shape[2] == 1
+
+
 def _layout(
     call: Call,
     mask: torch.Tensor | None,
@@ -93,7 +116,8 @@ def _layout(
     others: dict[str, Any],
 ) -> Layout:
     """What the mask of a layer comes to, and its other arguments where that says nothing."""
-    seqlen_q, keys = call.query.shape[2], call.key.shape[2]
+    batch, _, seqlen_q, _ = call.query.shape
+    keys = call.key.shape[2]
     layout = None if mask is None else attached(mask)
     if layout is None:
         if mask is not None:
@@ -111,7 +135,12 @@ def _layout(
     if others.get("cu_seq_lens_q") is not None:
         return layout._replace(rows=_rows_of_offsets(call, others))
     positions = others.get("position_ids")
-    if positions is not None and seqlen_q == keys > 1 and positions.shape == (1, keys):
+    if (
+        positions is not None
+        and batch == 1
+        and 1 < seqlen_q == keys
+        and positions.shape == (1, keys)
+    ):
         return layout._replace(rows=_rows_of_positions(positions))
     return layout
 
