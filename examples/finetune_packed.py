@@ -68,7 +68,7 @@ def packed(group: list[list[int]]) -> Batch:
     """One row of all documents. The first token of each is not predicted from the one before."""
     labels = [token for document in group for token in (LEAVE_OUT, *document[1:])]
     return {
-        "input_ids": torch.tensor([sum(group, [])]),
+        "input_ids": torch.tensor([[token for document in group for token in document]]),
         "position_ids": torch.cat([torch.arange(len(document)) for document in group])[None],
         "labels": torch.tensor([labels]),
     }
@@ -125,14 +125,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", metavar="FOLDER", help="of a pretrained model")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=4096, help="in a batch")
+    parser.add_argument("--tokens", type=int, help="in a batch; 1024, on a GPU 16384")
     parser.add_argument("--rate", type=float, default=3e-3)
     options = parser.parse_args()
     transformers.register()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    budget = options.tokens or (16384 if device == "cuda" else 1024)
     model, tokenize = load(options.model)
     model = model.to(device).train()
-    drawn = groups([tokenize(text) for text in documents()], options.tokens, seed=1)
+    drawn = groups([tokenize(text) for text in documents()], budget, seed=1)
     batches = [next(drawn) for _ in range(options.steps)]
     curves = []
     for name, form in (("packed", packed), ("padded", padded)):
