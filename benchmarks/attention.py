@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -24,6 +25,8 @@ DEFAULT = (
     *(REFERENCE, "sdpa-cudnn", "sdpa-efficient", "flex", "flash-attn", "flash-attn-4"),
     *("flashinfer", "flashvar-cuda", "flashvar-triton"),
 )
+_SIDE: Final = 8192
+PRODUCT: Final = f"matmul-{_SIDE}"  # a row beside the contenders' where the case asks for it
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,16 @@ def _prepare(
 
 
 def _measure(cells: Mapping[str, cases.Cell], seconds: float, name: str) -> list[Row]:
-    prepared = _held.pop(name)
-    measured = measure(prepared.calls, seconds=seconds)
-    return _rows(cells[name], measured, prepared)
+    cell, prepared = cells[name], _held.pop(name)
+    beside = {PRODUCT: _product()} if cell.product and prepared.calls else {}
+    measured = measure({**prepared.calls, **beside}, seconds=seconds)
+    return _rows(cell, measured, prepared)
+
+
+def _product() -> Call:
+    """What the card could do: a product of two square matrices in bf16."""
+    a, b = (torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return lambda: (a @ b,)
 
 
 def _lost(
@@ -146,7 +156,8 @@ def number(value: object, form: str) -> str:
 
 
 def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[Row]:
-    timings = measured.timings
+    timings = dict(measured.timings)
+    product = timings.pop(PRODUCT, None)
     rates = {name: cell.operations / timing.median_ms / 1e9 for name, timing in timings.items()}
     compared = ratios.to_peers(rates, cell.goal)
     rows: list[Row] = [
@@ -162,6 +173,10 @@ def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[R
         }
         for name, timing in timings.items()
     ]
+    if product is not None:
+        rate = 2.0 * _SIDE**3 / product.median_ms / 1e9
+        timed = {**describe_timing(product), "tflops": rate, **measured.clocks}
+        rows.append({"cell": cell.name, "contender": PRODUCT, "direction": cell.direction, **timed})
     return rows + [
         {"cell": cell.name, "contender": name, **describe(cell), "skipped": why}
         for name, why in prepared.skipped.items()

@@ -38,6 +38,7 @@ class Cell:
     causal: bool
     lengths: tuple[int, ...] = ()
     goal: float | None = None  # the figure to beat, as a multiple of cuDNN's rate in the same run
+    product: bool = False  # whether a matrix product is timed beside it
 
     @property
     def operations(self) -> float:
@@ -63,6 +64,7 @@ def attention() -> list[Cell]:
             head_dim=cell["head_dim"],
             causal=cell["causal"],
             goal=goal,
+            product=cell.get("product", False) and direction == "forward",
         )
         for name, cell in table["cells"].items()
         for direction, goal in zip(DIRECTIONS, cell["goal"], strict=True)

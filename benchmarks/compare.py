@@ -19,7 +19,9 @@ _RATE: Final = "tflops"
 # Which number of a row counts; less is better in all of them but the rate.
 _NUMBERS: Final = (_RATE, "median_us", "median_ms", "median_s", "seconds", "bytes")
 # What of a row says what was measured.
-_NAMES: Final = ("cell", "form", "step", "statement", "wheel", "distribution", "case", "contender")
+_NAMES: Final = (
+    *("cell", "form", "step", "statement", "case", "distribution", "platform", "contender"),
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ def _numbers(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
     for row in rows:
         unit = next((one for one in _NUMBERS if isinstance(row.get(one), int | float)), None)
         if unit is not None:
-            name = " ".join(str(row[part]) for part in _NAMES if part in row)
+            # A wheel's name has its version: only where nothing else names it.
+            parts = [row[part] for part in _NAMES if part in row] or [row.get("wheel")]
+            name = " ".join(map(str, parts))
             found[name, unit] = float(row[unit])
     return found
 

@@ -8,12 +8,14 @@ when nobody else works.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
+from time import perf_counter
 from typing import Final
 
 from benchmarks.report import Row, reason
@@ -47,7 +49,13 @@ def run(
             context = get_context("spawn")  # CUDA does not survive a fork
             worker = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
             crew.append((worker, share, worker.submit(prepare, share)))
+        start = perf_counter()
         wait([prepared for _, _, prepared in crew])
+        seconds = perf_counter() - start
+        print(
+            f"prepared {len(names)} cases in {len(crew)} processes: {seconds:.0f} s",
+            file=sys.stderr,
+        )
         return [
             row
             for worker, share, prepared in crew

@@ -37,13 +37,15 @@ The JSON file, schema 1:
                contender that is not flashvar), goal_tflops (the figure to beat, from cuDNN's rate
                in this run and cases.toml), to_goal (ratio to it), and clocks under load: sm_mhz,
                memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did not run
+               matmul-8192 is no contender but a matrix product timed beside them
     models     as attention, without goals
     forms      cell, contender, form (gqa or mha, packed or padded); the rest as attention; ratio to
                the plain form: of rates (to_plain) and of times (faster)
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     build      step, command, seconds
     import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
-    size       wheel, bytes, installed_bytes, library_bytes, library_compressed_bytes
+    size       wheel, distribution, platform, bytes, installed_bytes, library_bytes,
+               library_compressed_bytes
     index      case, median_s, rounds, wheels, megabytes
     audit      wheel, median_s, rounds, megabytes, kernels, faults
 """
