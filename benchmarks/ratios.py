@@ -50,7 +50,7 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         for direction in _directions(rows)
         for contender in filter(is_ours, _contenders(rows))
         for peer in _contenders(rows)
-        if peer != contender and (found := by_cell(rows, direction, contender, peer))
+        if not is_ours(peer) and (found := by_cell(rows, direction, contender, peer))
     ]
     head = ("geometric mean of ratios", "mean", "lowest", "in", "cells")
     return [head, *lines] if lines else []

@@ -49,8 +49,8 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
             x = group + (index - (len(callers) - 1) / 2) * width
             median, low, high = row["median_us"], row["low_us"], row["high_us"]
             axes.bar(
-                x, median, 0.9 * width, color=colour, alpha=1 if style.is_ours(caller) else 0.55,
-                label=label,
+                x, median, 0.9 * width, label=label,
+                color=colour if style.is_ours(caller) else style.faded(colour),
             )  # fmt: skip
             axes.plot([x, x], [low, high], color="#222222", linewidth=1.2)
             axes.text(
@@ -63,7 +63,10 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     axes.margins(x=0.02)
     axes.set_ylim(0, 1.1 * highest)
     known = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(known.values(), known, frameon=False, fontsize=9, loc="upper left")
+    axes.legend(
+        known.values(), known, frameon=False, fontsize=9, ncols=len(known),
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0),
+    )  # fmt: skip
     top = style.entitle(figure, "What one small attention call costs the host", *lines)
     figure.tight_layout(rect=(0, 0, 1, top))
     return figure
