@@ -23,7 +23,7 @@ from benchmarks.timing import Measurement, Timing, measure
 
 DEFAULT = (
     *(REFERENCE, "sdpa-cudnn", "sdpa-efficient", "flex", "flash-attn", "flash-attn-4"),
-    *("flashinfer", "flashvar-cuda", "flashvar-triton"),
+    *("flashinfer", "flashvar-cuda", "flashvar-sm80", "flashvar-triton"),
 )
 _SIDE: Final = 8192
 PRODUCT: Final = f"matmul-{_SIDE}"  # a row beside the contenders' where the case asks for it

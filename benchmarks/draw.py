@@ -73,7 +73,7 @@ def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure
 
 
 def _attention(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    machine = style.machine(environment)
+    machine = style.machine(environment) + _clock(rows)
     found = {direction: rates_of(rows, direction) for direction in _DIRECTIONS}
     measured = {direction: one for direction, one in found.items() if one}
     what = "bf16, 16,384 tokens a batch, heads = 2048 / head dim; medians, cold L2, all in one run"
@@ -94,6 +94,11 @@ def _attention(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, F
         title = "flashvar (CUDA) over each peer"
         legend = "head dim, mask and length; above 1 (blue): flashvar is faster"
         yield "attention-each-peer", heat.draw(each, title, machine, legend)
+
+
+def _clock(rows: Rows) -> str:
+    clocks = [row["sm_mhz"] for row in rows if "sm_mhz" in row]
+    return f", SM at {min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
 
 
 def _has_causal(measured: Rates) -> bool:

@@ -67,6 +67,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import compare, environment
 from benchmarks.report import SCHEMA, BenchmarkError, Options, Report
 
+# The module of each benchmark: it has a function `run(options)` that gives a report.
 _MODULES: Final = {
     "attention": "attention",
     "models": "models",
@@ -163,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=0.25,
-        help="attention, models, forms: device time per contender and case (%(default)s)",
+        help="attention, models, forms: device time of a contender in a case (%(default)s)",
     )
     parser.add_argument(
         "--prepare",

@@ -65,6 +65,15 @@ def test_forms_differ_in_their_form_alone() -> None:
             assert len(special.lengths) == plain.batch, name
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "rounds"),
+    [([10.0, 10.0, 10.0], 25), ([10.0, 10.0, 1000.0], 25), ([0.1, 0.1], 60), ([500.0], 7)],
+    ids=["even", "one is slow", "short", "long"],
+)
+def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], rounds: int) -> None:
+    assert import_module("benchmarks.timing").rounds_for(milliseconds, seconds=0.25) == rounds
+
+
 def rates(direction: str, **tflops: list[float]) -> list[dict[str, Any]]:
     return [
         {"cell": f"c{i}", "direction": direction, "contender": name.replace("_", "-"), "tflops": r}
