@@ -43,7 +43,8 @@ The JSON file, schema 1:
                the plain form: of rates (to_plain) and of times (faster)
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     build      step, command, seconds
-    import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
+    import     statement, median_ms, low_ms, high_ms, cpu_ms (its part on the CPU: a busy
+               machine changes it less), rounds, heavy_modules (loaded by it)
     size       wheel, distribution, platform, bytes, installed_bytes, library_bytes,
                library_compressed_bytes
     index      case, median_s, rounds, wheels, megabytes

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from matplotlib import pyplot
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -50,7 +51,7 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     for panel, group in zip(panels[0], groups, strict=True):
         _draw_group(panel, group, found)
     panels[0][0].set_ylabel("µs of host time a call")
-    known = {}
+    known: dict[str, Artist] = {}
     for panel in panels[0]:
         bars, names = panel.get_legend_handles_labels()
         known |= dict(zip(names, bars, strict=True))
