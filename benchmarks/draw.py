@@ -137,7 +137,7 @@ def _size(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure
     mine = [row for row in rows if "x86_64" in row["platform"] or row["platform"] == "any"]
     peers = tomllib.loads(_PEER_SIZES.read_text("utf-8"))["peer"]
     if mine:
-        what = "Linux x86-64; flashvar's for any Python and torch, peers' as pip downloads them"
+        what = "Linux x86-64; flashvar has one wheel for all, and one for each GPU architecture"
         yield "sizes", sizes.draw(mine, peers, what)
 
 
