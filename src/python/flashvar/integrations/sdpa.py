@@ -6,6 +6,7 @@ where a key is seen, a mask is broadcast.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Final
 
 import torch
@@ -34,13 +35,14 @@ def why_not(
     """Why flashvar does not serve a call, None where it does; `attend` takes what is served."""
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return f"a tensor is of the kind {_odd((q, k, v)).__name__}"
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return f"tensors of {q.dim()}, {k.dim()} and {v.dim()} dimensions, not 4"
-    if q.is_nested or q.layout is not torch.strided:
+    if q.is_nested or k.is_nested or v.is_nested or q.layout is not torch.strided:
         return "a tensor is nested or sparse"
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        return f"tensors of {len(q_shape)}, {len(k_shape)} and {len(v_shape)} dimensions, not 4"
     heads = 1 if layout == "bhsd" else 2
-    if q_shape[0] != k_shape[0] or k_shape[:3] != v_shape[:3] or q_shape[3] != k_shape[3]:
+    fits = k_shape == v_shape or k_shape[:3] == v_shape[:3]
+    if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
         return "the batch, the head dim or v does not fit, so torch would broadcast"
     if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
         return "the heads of q and k differ, without enable_gqa or a whole ratio"
@@ -66,7 +68,8 @@ def why_not(
             return "forward-mode derivatives may be wanted"
         if dtype is not torch.float64 and torch.is_autocast_enabled(q.device.type):
             dtype = torch.get_autocast_dtype(q.device.type)
-    return unserved(dtype, q.device, q_shape[3], v_shape[3], backward, backend)
+    # index: numbers in a graph of symbols too.
+    return unserved(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
 
 
 def attend(

@@ -32,7 +32,6 @@ _ON_CPU: Final = (
 _SWITCHED_OFF: Final = "flash attention is switched off (torch.nn.attention.sdpa_kernel)"
 
 _torchs_own: Final = functional.scaled_dot_product_attention
-_flash_enabled: Final = torch.backends.cuda.flash_sdp_enabled
 
 _stack: list[Activation] = []
 # What the innermost activation says, where a call finds it fastest.
@@ -188,9 +187,17 @@ def _why_not(
 ) -> str | None:
     if not _on_cpu and q.device.type == "cpu":
         return _ON_CPU
-    if not _flash_enabled():
+    if _flash_is_off():
         return _SWITCHED_OFF
     return why_not(q, k, v, mask, dropout_p, causal, gqa, "bhsd", _backend)
+
+
+def _flash_is_off() -> bool:
+    return not torch._C._get_flash_sdp_enabled()
+
+
+# While torch.compile traces, what holds then is kept, as torch's own choice of a kernel is.
+_flash_is_off._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _note(reason: str | None) -> None:
