@@ -86,7 +86,7 @@ def attend(
     """Attention of a call that `why_not` has nothing against."""
     bias, window = None, (-1, -1)
     if mask is not None:
-        bias = _bias(mask, q, k.shape, layout)
+        bias = _bias(mask, q, layout)
     if causal:
         rows = 2 if layout == "bhsd" else 1
         more = q.shape[rows] - k.shape[rows]
@@ -137,7 +137,7 @@ def _why_not_mask(
     return None
 
 
-def _bias(mask: torch.Tensor, q: torch.Tensor, k_shape: torch.Size, layout: Layout) -> torch.Tensor:
+def _bias(mask: torch.Tensor, q: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The mask as what is added to the scores, [batch or 1, heads or 1, seqlen_q, seqlen_k]."""
     if mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
@@ -145,4 +145,4 @@ def _bias(mask: torch.Tensor, q: torch.Tensor, k_shape: torch.Size, layout: Layo
     while mask.dim() < 4:
         mask = mask.unsqueeze(0)
     rows = 2 if layout == "bhsd" else 1
-    return mask.expand(-1, -1, q.shape[rows], -1)
+    return mask.expand(-1, -1, q.shape[rows], -1) if mask.shape[2] == 1 else mask
