@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from flashvar.integrations import torch_flash
 from flashvar.integrations.sdpa import attend, why_not
 from flashvar.integrations.serving import decline, named
 from flashvar.ops.attention import BackendName, attention
@@ -68,9 +69,12 @@ def activate(backend: BackendName = "auto") -> Activation:
 
     Every call is judged by itself. Calls that flashvar does not serve go to torch's own, with one
     line in the log for each reason, or raise with FLASHVAR_STRICT=1; calls on the CPU go there
-    silently unless a backend is named. Modules that took the function out of torch.nn.functional
-    before keep torch's own. The fused inference path of torch.nn.MultiheadAttention and
+    silently unless a backend is named. The fused inference path of torch.nn.MultiheadAttention and
     TransformerEncoder, which asks nobody, is switched off meanwhile.
+
+    Modules that took the function out of torch.nn.functional before keep torch's own. Where torch
+    has a registry of flash attentions (torch.nn.attention.register_flash_attention_impl), flashvar
+    becomes the one in use, so that they too reach it on CUDA devices when torch chooses flash.
 
     Args:
         backend: As in `flashvar.attention`; "reference" serves on the CPU too.
@@ -119,12 +123,14 @@ def _switch() -> None:
     if not _stack:
         functional.scaled_dot_product_attention = _torchs_own
         torch.backends.mha.set_fastpath_enabled(_had_fastpath)
+        torch_flash.switch_off()
         return
     _backend, _on_cpu = _stack[-1].backend, _stack[-1].on_cpu
     if not ours:
         _counts.clear()
         _had_fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
+        torch_flash.switch_on()
         functional.scaled_dot_product_attention = _scaled_dot_product_attention
 
 
