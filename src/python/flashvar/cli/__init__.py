@@ -22,10 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
-    from flashvar.cli import diagnosis, doctor_text
+    from flashvar.cli import diagnosis, doctor_page, screen
 
     report = diagnosis.examine_this_machine()
-    print(report.to_json() if chosen.json else doctor_text.render(report), end="")
+    if chosen.json:
+        print(report.to_json(), end="")
+    else:
+        screen.show(doctor_page.page(report))
     return 0 if report.healthy else 1
 
 

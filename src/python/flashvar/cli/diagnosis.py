@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from flashvar import loader, registry
+from flashvar import families, loader, registry
 from flashvar._version import __version__
+from flashvar.families import Rule
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.selection import Decision, Overrides, Request, Verdict, select
 from flashvar.system import System, gather
@@ -118,6 +119,13 @@ def questions(system: System, inventory: Inventory) -> Iterator[Request]:
             yield Request(op, dtype, device, head_dim, head_dim_v)
 
 
+def rules_of(decision: Decision) -> tuple[Rule, ...]:
+    """Which family of kernels the calls of a decision take; none where nothing compiled serves."""
+    if decision.chosen is None or decision.chosen.kernel is None:
+        return ()
+    return families.rules(decision.chosen.kernel, decision.request.dims)
+
+
 def _fix_of_machine(system: System) -> str | None:
     """What would make torch see a device that is there; None where nothing says that one is."""
     if system.torch is None:
@@ -176,6 +184,7 @@ def _decision_to_json(decision: Decision) -> dict[str, Any]:
         "chosen": chosen.candidate if chosen else None,
         "backend": chosen.backend if chosen else None,
         "kernel": chosen.kernel.name if chosen and chosen.kernel else None,
+        "families": [asdict(rule) for rule in rules_of(decision)],
         "verdicts": [
             {
                 "candidate": verdict.candidate,
