@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from flashvar.cli import commands
 from flashvar.errors import FlashvarError
+
+if TYPE_CHECKING:
+    from flashvar.cli.diagnosis import Report
+    from flashvar.cli.speed import Speed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,12 +29,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _doctor(chosen: argparse.Namespace) -> int:
     from flashvar.cli import diagnosis, doctor_page, screen
 
+    if chosen.schema:
+        print(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"), end="")
+        return 0
     report = diagnosis.examine_this_machine()
+    if chosen.bench:
+        report = replace(report, speed=_speed(report, chosen))
     if chosen.json:
         print(report.to_json(), end="")
     else:
         screen.show(doctor_page.page(report))
-    return 0 if report.healthy else 1
+    measured = report.speed is None or report.speed.why is None
+    return 0 if report.healthy and measured else 1
+
+
+def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
+    if report.system.torch is None:
+        from flashvar.cli.speed import Speed
+
+        return Speed(chosen.device, None, why=report.system.problem or "torch is not installed")
+    from flashvar.cli import stopwatch
+
+    return stopwatch.check(report, chosen.device, quiet=chosen.json)
 
 
 def _tune(chosen: argparse.Namespace) -> int:

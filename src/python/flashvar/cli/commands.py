@@ -13,6 +13,7 @@ from flashvar._version import __version__
 _EPILOG: Final = """\
 start here:
   flashvar doctor            what runs here, why nothing better, what changes it
+  flashvar doctor --bench    ten seconds on the GPU, beside its recorded result
 
 `python -m flashvar` is the same command.
 """
@@ -99,6 +100,15 @@ def _sentence(summary: str) -> str:
 
 def _doctor(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of --json")
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="time attention for ten seconds too, beside torch's and what was recorded",
+    )
+    parser.add_argument(
+        "--device", type=int, default=0, metavar="N", help="of --bench, as torch numbers them (0)"
+    )
 
 
 def _tune(parser: Parser) -> None:
@@ -127,7 +137,8 @@ def _tune(parser: Parser) -> None:
 _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
     "doctor": (
         "show what would run on this machine, and why nothing better would",
-        "Exit code 0 when something other than the CPU reference would run, else 1.",
+        "Exit code 0 when something other than the CPU reference would run, else 1;\n"
+        "with --bench also 1 when there was nothing to time.",
         _doctor,
     ),
     "tune": (

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
+from flashvar.cli.speed import DTYPE, OURS, PEERS, SEQLEN, TOKENS, WIDTH, Speed
 from flashvar.families import Rule
 from flashvar.fitness import dim_words, dotted
 from flashvar.manifest import KernelRow
 from flashvar.selection import Decision, Verdict
 from flashvar.system import System
+
+# Below this part of the record something is wrong with the card, not with the measurement.
+_SLOW = 0.85
 
 
 def page(report: Report) -> Page:
@@ -24,6 +28,7 @@ def page(report: Report) -> Page:
             Section("Binaries", _binaries(report)),
             Section("What runs", tuple(_answers(report.decisions))),
             *_families(report.decisions),
+            *([] if report.speed is None else [_speed(report.speed)]),
         ),
         remedy="To run something better",
         commands=report.fixes,
@@ -157,3 +162,55 @@ def _verdict(verdict: Verdict, decision: Decision) -> Row:
     if verdict is decision.chosen:
         return Row((verdict.candidate, "chosen", verdict.reason), GOOD)
     return Row((verdict.candidate, "stands by", verdict.reason), QUIET)
+
+
+def _speed(speed: Speed) -> Section:
+    """Rates in TFLOP/s beside those of torch, and of the record."""
+    title = "Speed of causal attention, TFLOP/s"
+    if speed.why is not None:
+        return Section(title, otherwise=f"not measured: {speed.why}")
+    found = []
+    for one in speed.results:
+        ratio = speed.ratio(one)
+        recorded = speed.recorded(one).get(OURS)
+        compared = "-" if recorded is None else f"{recorded:.0f}"
+        if ratio is not None:
+            compared += f" ({ratio:.0%})"
+        rates = [_rate(one.tflops.get(name)) for name in (OURS, *PEERS)]
+        cell = one.cell.direction, str(one.cell.head_dim)
+        found.append((*cell, rates[0], compared, *rates[1:], one.candidate))
+    heading = ("", "head dim", OURS, "recorded", *PEERS.values(), "served by")
+    table = Table(rows(found), heading, numbers=frozenset({1, 2, 3, 4, 5}))
+    return Section(title, (table,), notes=(*_record(speed), *_failures(speed)))
+
+
+def _rate(tflops: float | None) -> str:
+    return "-" if tflops is None else f"{tflops:.0f}"
+
+
+def _record(speed: Speed) -> Iterator[str]:
+    yield f"{TOKENS} tokens in sequences of {SEQLEN}, {DTYPE}, {WIDTH} wide."
+    if speed.record is None:
+        yield f"Nothing is recorded for {speed.gpu}."
+        return
+    record = speed.record
+    yield (
+        f"Recorded on {record.gpu} on {record.time[:10]}, "
+        f"torch {record.torch}, driver {record.driver}."
+    )
+    ratios = [ratio for one in speed.results if (ratio := speed.ratio(one)) is not None]
+    if ratios and min(ratios) < _SLOW:
+        yield (
+            "Slower than recorded: look for other work on this GPU, for its clocks and power "
+            "limit (nvidia-smi -q -d CLOCK,POWER), and whether it is what serves above."
+        )
+
+
+def _failures(speed: Speed) -> Iterator[str]:
+    """Each reason once, whatever cells it kept from being timed."""
+    reasons = (
+        f"{PEERS.get(name, name)}: {why}"
+        for one in speed.results
+        for name, why in one.failures.items()
+    )
+    yield from dict.fromkeys(reasons)

@@ -54,7 +54,7 @@ def _table(table: Table) -> RichTable:
         show_header=bool(table.heading),
         show_edge=False,
         pad_edge=False,
-        padding=(0, 2, 0, 0),
+        padding=(0, 1 if table.heading else 2, 0, 0),  # the box has a column of its own
         header_style="bold",
     )
     for place, column in enumerate(zip(*(row.cells for row in table.rows), strict=True)):
