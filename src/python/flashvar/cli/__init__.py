@@ -53,10 +53,20 @@ def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
     return stopwatch.check(report, chosen.device, quiet=chosen.json)
 
 
+def _show(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import show
+
+    return show.run(chosen.architecture, as_json=chosen.json)
+
+
 def _tune(chosen: argparse.Namespace) -> int:
     from flashvar.cli import tune
 
     return tune.run(chosen.head_dim, chosen.direction, chosen.device, as_json=chosen.json)
 
 
-_RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {"doctor": _doctor, "tune": _tune}
+_RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "doctor": _doctor,
+    "show": _show,
+    "tune": _tune,
+}

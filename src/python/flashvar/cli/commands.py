@@ -111,6 +111,11 @@ def _doctor(parser: Parser) -> None:
     )
 
 
+def _show(parser: Parser) -> None:
+    parser.add_argument("architecture", nargs="*", help="as sm_XY; without one, all that are found")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
 def _tune(parser: Parser) -> None:
     parser.add_argument(
         "--head-dim",
@@ -140,6 +145,11 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"
         "with --bench also 1 when there was nothing to time.",
         _doctor,
+    ),
+    "show": (
+        "list the binaries found here, and their kernels",
+        "Exit code 0 when a binary was found, else 1.",
+        _show,
     ),
     "tune": (
         "measure tiles of the Triton kernels on this GPU, and keep the best",
