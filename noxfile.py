@@ -94,6 +94,14 @@ def draw(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into build/site; a warning is an error."""
+    install(session, "docs")
+    env = WITH_SOURCES | {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", "build", "--strict", *session.posargs, env=env)
+
+
+@nox.session(reuse_venv=True)
 def wheels(session: nox.Session) -> None:
     """Build wheels into dist/: `-- sm89 hdim=64`, `-- all`."""
     run_with_toolkit(session, "build", "wheels")
