@@ -1,7 +1,7 @@
 """What MkDocs does beside rendering pages.
 
 * A line `<!-- generated: NAME -->` becomes what GENERATED[NAME] says of the sources: tables are
-  never typed, and no generated file is committed.
+  never typed, and no generated file is committed. `<!-- drawing: NAME -->` becomes a drawing.
 * CONTRIBUTING.md and CHANGELOG.md of the repository become pages.
 * `*` in the navigation stands for the pages that are there.
 * Marks behind the language of a fenced block, which say who runs it (tests/documented.py), are
@@ -26,6 +26,7 @@ import pages  # noqa: E402
 import rates  # noqa: E402
 import support  # noqa: E402
 import variants  # noqa: E402
+from drawings import DRAWINGS  # noqa: E402
 
 # NAME -> a function of the repository's root that returns Markdown.
 GENERATED = {
@@ -44,8 +45,9 @@ GENERATED = {
     "command line": pages.command_line,
     "factory": pages.factory,
     "exit codes": pages.exit_codes,
+    "header": pages.header,
 }
-MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- (generated|drawing): (.+) -->$", re.MULTILINE)
 MARKED_FENCE = re.compile(r"^( *```(?:python|sh)) .+$", re.MULTILINE)
 ELSEWHERE = re.compile(
     r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
@@ -63,7 +65,8 @@ def _expanded(entries: list[Any], docs: Path) -> list[Any]:
     expanded: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict):
-            expanded.append({name: _expanded(below, docs) for name, below in entry.items()})
+            ((name, below),) = entry.items()
+            expanded.append({name: below if isinstance(below, str) else _expanded(below, docs)})
         elif "*" in entry:
             found = sorted(str(path.relative_to(docs)) for path in docs.glob(entry))
             expanded += [name for name in found if name not in expanded]
@@ -82,15 +85,17 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put in what is generated, and hide the marks of blocks."""
 
-    def generated(match: re.Match[str]) -> str:
-        if match[1] not in GENERATED:
+    def made(match: re.Match[str]) -> str:
+        kind, name = match[1], match[2]
+        known = GENERATED if kind == "generated" else DRAWINGS
+        if name not in known:
             raise PluginError(
-                f"{page.file.src_uri}: expected one of {', '.join(GENERATED)} to be generated, "
-                f"found {match[1]!r}"
+                f"{page.file.src_uri}: expected one of {', '.join(known)} to be {kind}, "
+                f"found {name!r}"
             )
-        return GENERATED[match[1]](ROOT)
+        return GENERATED[name](ROOT) if kind == "generated" else str(DRAWINGS[name]())
 
-    return MARKED_FENCE.sub(r"\1", MARKER.sub(generated, markdown))
+    return MARKED_FENCE.sub(r"\1", MARKER.sub(made, markdown))
 
 
 def on_post_build(config: Any) -> None:

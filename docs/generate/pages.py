@@ -96,3 +96,9 @@ def exit_codes(root: Path) -> str:
         for one in sorted(own, key=lambda one: one.exit_code)
     ]
     return table(("code", "error", "when"), rows)
+
+
+def header(root: Path) -> str:
+    """The C header, whole."""
+    text = (root / "src" / "cuda" / "abi" / "flashvar.h").read_text(encoding="utf-8")
+    return f"```c\n{text}```"
