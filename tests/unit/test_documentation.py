@@ -58,6 +58,45 @@ def test_there_is_something_to_run() -> None:
     assert any(block.mark("by") is None for block in SHELL)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("```\nls\n```\n", "expected a language"),
+        ("```bash\nls\n```\n", "expected a language"),
+        ("```python slow\n1\n```\n", "expected marks of"),
+        ("```toml gpu\n```\n", "expected marks of"),
+        ("```sh\nls\n", "expected the end"),
+    ],
+)
+def test_a_block_says_what_it_is(text: str, said: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        blocks(page)
+
+
+@pytest.mark.parametrize(
+    "by",
+    ["", "no/such.file", ".ci/run", "tests/packaging/test_install.py::test_that_is_not_there"],
+)
+def test_somebody_runs_it(by: str) -> None:
+    block = Block(ROOT / "README.md", 1, "sh", (("by", by),), "nox -s wheels -- all\n")
+    assert why_not_run(block) is not None
+
+
+@pytest.mark.parametrize("page", pages(), ids=ids)
+def test_python_for_a_gpu_can_be_read(page: Path) -> None:
+    compile(program(page, on_gpu=True), page.name, "exec")
+
+
+def test_every_variable_is_documented() -> None:
+    sources = (ROOT / "src" / "python" / "flashvar").rglob("*.py")
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    read = set(re.findall(r"""["'](FLASHVAR_[A-Z_]+)["']""", texts))
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert read == set(re.findall(r"^\| `(FLASHVAR_[A-Z_]+)`", page, re.MULTILINE))
+
+
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=ids)
 def test_python_of_a_page(page: Path, tmp_path: Path, bin_folder: Path) -> None:
     (tmp_path / page.name).write_text(program(page, on_gpu=False), encoding="utf-8")
