@@ -16,6 +16,7 @@ from flashvar.variant import Architecture
 from flashvar_factory import driver, schema
 
 RESULTS: Final = Path("tests", "gpu", "results")
+_INTERPRETED: Final = "in its interpreter, on the CPU, with every change"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,25 @@ def what_was_run(root: Path) -> str:
             for one in other
         )
         native = "; ".join(f"{one.device}: {one.passed} cases passed" for one in own)
-        rows.append((f"`{name}`", "yes, every change", native or "no", translated))
-    heading = ("code", "compiled and audited", "ran on its own GPU", "ran otherwise")
+        rows.append((f"`{name}`", "with every change", native or "no", translated))
+    rows.append(("Triton", "with every change", _triton(root, every) or "no", _INTERPRETED))
+    heading = ("code", "compiled", "ran on a GPU that it is for", "ran otherwise")
     return table(heading, rows)
+
+
+def _triton(root: Path, every: list[Record]) -> str:
+    """Cases that named Triton, and models whose text says that it agreed."""
+    cases = [
+        f"{one.device}: {one.backends['triton']} cases passed"
+        for one in every
+        if one.backends["triton"]
+    ]
+    models = [
+        f"a model (`{path.name}`)"
+        for path in sorted((root / RESULTS).glob("*.txt"))
+        if re.search(r"^triton .* ok$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    return "; ".join([*cases, *models])
 
 
 def versions(root: Path) -> str:
