@@ -79,21 +79,21 @@ def _attention(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, F
     what = "bf16, 16,384 tokens a batch, heads = 2048 / head dim; medians, cold L2, all in one run"
     for direction, one in measured.items():
         title = f"Attention {direction}, TFLOP/s"
-        yield f"attention-{direction}", rates.draw(rates.by_mask(one), title, machine, what)
+        yield direction, rates.draw(rates.by_mask(one), title, machine, what)
     strips = [(direction, one, True) for direction, one in measured.items() if _has_causal(one)]
     if strips:
         title = "Causal attention, TFLOP/s"
-        yield "attention-causal", rates.draw(strips, title, machine, what)
+        yield "causal", rates.draw(strips, title, machine, what)
     ours = [(direction, _to_best(one)) for direction, one in measured.items()]
     if any(maps for _, maps in ours):
         title = "flashvar's rate over the best peer's"
         legend = "head dim, mask and length; above 1 (blue): flashvar is faster than every peer"
-        yield "attention-best-peer", heat.draw(ours, title, machine, legend)
+        yield "best-peer", heat.draw(ours, title, machine, legend)
     each = [(direction, _to_each(one)) for direction, one in measured.items()]
     if any(maps for _, maps in each):
         title = "flashvar (CUDA) over each peer"
         legend = "head dim, mask and length; above 1 (blue): flashvar is faster"
-        yield "attention-each-peer", heat.draw(each, title, machine, legend)
+        yield "each-peer", heat.draw(each, title, machine, legend)
 
 
 def _clock(rows: Rows) -> str:

@@ -52,6 +52,11 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         for peer in _contenders(rows)
         if not is_ours(peer) and (found := by_cell(rows, direction, contender, peer))
     ]
+    for contender in filter(is_ours, _contenders(rows)):
+        ours = _column(rows, None, contender, "tflops")
+        products = _column(rows, None, contender, "product_tflops")
+        if found := {cell: ours[cell] / product for cell, product in products.items()}:
+            lines.append((f"{contender} / matrix product", *_mean_and_lowest(found)))
     head = ("geometric mean of ratios", "mean", "lowest", "in", "cells")
     return [head, *lines] if lines else []
 

@@ -35,9 +35,10 @@ The JSON file, schema 1:
                difference_to_reference (relative distance from the first contender's output),
                to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
                contender that is not flashvar), goal_tflops (the figure to beat, from cuDNN's rate
-               in this run and cases.toml), to_goal (ratio to it), and clocks under load: sm_mhz,
-               memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did not run
-               matmul-8192 is no contender but a matrix product timed beside them
+               in this run and cases.toml), to_goal (ratio to it), product_tflops (of a matrix
+               product of 8192 x 8192, timed beside the long forwards), and clocks under load:
+               sm_mhz, memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did
+               not run
     models     as attention, without goals
     forms      cell, contender, form (gqa or mha, packed or padded); the rest as attention; ratio to
                the plain form: of rates (to_plain) and of times (faster)

@@ -92,6 +92,13 @@ def test_the_summary_has_means_and_the_lowest_cell() -> None:
     ]
 
 
+def test_a_matrix_product_is_the_last_to_be_compared_with() -> None:
+    rows = rates("forward", flashvar_cuda=[200.0, 50.0], sdpa_flash=[100.0, 50.0])
+    rows[0]["product_tflops"] = 800.0
+    last = import_module("benchmarks.ratios").summary(rows)[-1]
+    assert last == ("flashvar-cuda / matrix product", "0.250", "0.250", "c0", "1")
+
+
 def test_only_cells_that_both_ran_are_compared() -> None:
     rows = rates("forward", sdpa_flash=[100.0], flashvar_cuda=[200.0, 50.0])
     found = import_module("benchmarks.ratios").by_cell(

@@ -74,6 +74,17 @@ def test_a_whole_run(on_cpu: ModuleType) -> None:
     assert len(report.notes()) == 4
 
 
+def test_a_matrix_product_is_timed_beside(
+    on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "_product", lambda: lambda: ())
+    options = import_module("benchmarks.report").Options(contenders=("flashvar-reference",))
+    (row,) = on_cpu.report([cell(product=True)], options).rows
+    # The clock says 2 ms for it, which is the second.
+    assert row["product_tflops"] == pytest.approx(2 * 8192**3 / 2e9)
+    assert row["median_ms"] == 1.0
+
+
 def test_forms_are_compared_with_plain_calls(
     on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
