@@ -105,7 +105,7 @@ def _doctor(parser: Parser) -> None:
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="time attention for ten seconds too, beside torch's and what was recorded",
+        help="time attention too, in ten seconds, beside torch's and what was recorded",
     )
     parser.add_argument(
         "--device", type=int, default=0, metavar="N", help="of --bench, as torch numbers them (0)"
