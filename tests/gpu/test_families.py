@@ -83,7 +83,7 @@ def test_the_log_names_what_ran(
     x = make()
     with (
         caplog.at_level(logging.DEBUG, "flashvar"),
-        profile(activities=[ProfilerActivity.CUDA]) as watched,
+        profile(activities=[ProfilerActivity.CUDA], acc_events=True) as watched,
     ):
         run(x).float().sum().backward()
         torch.cuda.synchronize()
