@@ -155,6 +155,5 @@ def _served(limits: Limits) -> str:
         words.append(f"head dims {', '.join(map(str, sorted(limits.head_dims)))}")
     elif not limits.pairs:
         words.append("values of the same head dim")
-    if not limits.filled:
-        words.append("not filled up")
-    return ", ".join(words)
+    exactly = "" if limits.filled else " exactly"
+    return ", ".join(words) + exactly
