@@ -8,12 +8,16 @@ import os
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 from unittest import mock
 
 from tables import table
 
 from flashvar import cli, errors
 from flashvar_factory.cli import COMMANDS
+
+# What users import; the modules beside them are parts of these.
+INTEGRATIONS: Final = ("transformers", "torch", "diffusers", "attend", "xformers")
 
 
 def of_the_root(root: Path) -> dict[str, str]:
@@ -47,18 +51,17 @@ def integrations(root: Path) -> str:
 def modules_of_integrations(root: Path) -> str:
     """Reference of each module of flashvar.integrations, for mkdocstrings."""
     folder = root / "src" / "python" / "flashvar" / "integrations"
-    names = {path.stem for path in folder.glob("*.py")}
-    names |= {path.parent.name for path in folder.glob("*/__init__.py")}
-    public = sorted(name for name in names if not name.startswith("_"))
-    return "\n\n".join(f"::: flashvar.integrations.{name}" for name in public)
+    there = [name for name in INTEGRATIONS if (folder / f"{name}.py").is_file()]
+    return "\n\n".join(f"::: flashvar.integrations.{name}" for name in there)
 
 
 def command_line(root: Path) -> str:
     """What `flashvar --help` and the help of each command say."""
     del root
     overview = _help([])
-    named = re.search(r"\{([\w,-]+)\}", overview)
-    commands = named[1].split(",") if named else []
+    commands = re.findall(r"^    ([a-z]+) ", overview, re.MULTILINE)
+    if "doctor" not in commands:
+        raise ValueError(f"expected the commands in the help, found {commands}: {overview}")
     parts = [f"```text\n{overview}```"]
     for name in commands:
         parts.append(f"## flashvar {name}\n\n```text\n{_help([name])}```")

@@ -89,6 +89,12 @@ def test_python_for_a_gpu_can_be_read(page: Path) -> None:
     compile(program(page, on_gpu=True), page.name, "exec")
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=ids)
+def test_links_of_the_root_lead_somewhere(page: Path) -> None:
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert linked == [name for name in linked if (ROOT / name).is_file()]
+
+
 def test_every_variable_is_documented() -> None:
     sources = (ROOT / "src" / "python" / "flashvar").rglob("*.py")
     texts = "\n".join(path.read_text(encoding="utf-8") for path in sources)
