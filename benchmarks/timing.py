@@ -51,6 +51,8 @@ def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -
         contenders: name to a call that enqueues work on the current stream.
         seconds: device time to spend on the slowest one; the others run as often as that one.
     """
+    if not contenders:
+        return Measurement({}, {})
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     # Twice the cache: writing it leaves nothing of the inputs there.
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")

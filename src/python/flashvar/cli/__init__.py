@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from flashvar.cli import commands
@@ -59,6 +60,22 @@ def _show(chosen: argparse.Namespace) -> int:
     return show.run(chosen.architecture, as_json=chosen.json)
 
 
+def _warmup(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import warmup
+
+    asked = warmup.Asked(
+        dims=tuple(dict.fromkeys(chain.from_iterable(chosen.head_dim))),
+        dtypes=tuple(dict.fromkeys(chain.from_iterable(chosen.dtype))),
+        causal=(*[True] * chosen.causal, *[False] * chosen.full) or (True, False),
+        training=chosen.backward,
+        features=frozenset(one for one in commands.FEATURES if getattr(chosen, one)),
+        architecture=chosen.arch,
+        device=chosen.device,
+        everything=chosen.all,
+    )
+    return warmup.run(asked, as_json=chosen.json)
+
+
 def _tune(chosen: argparse.Namespace) -> int:
     from flashvar.cli import tune
 
@@ -69,4 +86,5 @@ _RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "doctor": _doctor,
     "show": _show,
     "tune": _tune,
+    "warmup": _warmup,
 }

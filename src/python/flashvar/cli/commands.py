@@ -14,6 +14,7 @@ _EPILOG: Final = """\
 start here:
   flashvar doctor            what runs here, why nothing better, what changes it
   flashvar doctor --bench    ten seconds on the GPU, beside its recorded result
+  flashvar warmup            no request waits for a compiler
 
 `python -m flashvar` is the same command.
 """
@@ -116,6 +117,72 @@ def _show(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
+def _warmup(parser: Parser) -> None:
+    parser.add_argument(
+        "--head-dim",
+        type=_dims,
+        nargs="+",
+        default=[[(64, 64), (128, 128)]],
+        metavar="N",
+        help="such as 64,128 or 192x128, where values have their own (default: 64,128)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=_dtypes,
+        nargs="+",
+        default=[["bf16"]],
+        metavar="T",
+        help="bf16, fp16 or both (default: bf16)",
+    )
+    parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
+    parser.add_argument("--full", action="store_true", help="calls that are not (default: both)")
+    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    features = parser.add_argument_group("what every call has; run warmup again for other calls")
+    for name, words in FEATURES.items():
+        features.add_argument(f"--{name}", action="store_true", help=words)
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--arch", metavar="sm_XY", help="compile for a GPU that is not here, into Triton's cache"
+    )
+    where.add_argument(
+        "--device", type=int, default=0, metavar="N", help="as torch numbers them (default: 0)"
+    )
+    where.add_argument("--all", action="store_true", help="also what compiled kernels serve")
+    where.add_argument("--json", action="store_true", help="for machines")
+
+
+FEATURES: Final = {
+    "window": "a sliding window",
+    "softcap": "softcapped scores",
+    "alibi": "ALiBi slopes",
+    "bias": "an additive bias or mask",
+    "dropout": "dropout",
+    "varlen": "packed sequences",
+    "seqused": "a cache that is read up to a length",
+}
+
+
+def _dims(text: str) -> list[tuple[int, int]]:
+    """`64,192x128` as pairs."""
+    found = []
+    for word in text.split(","):
+        first, _, second = word.partition("x")
+        try:
+            found.append((int(first), int(second or first)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"expected head dims such as 64,192x128, found {text!r}"
+            ) from None
+    return found
+
+
+def _dtypes(text: str) -> list[str]:
+    words = text.split(",")
+    if wrong := [word for word in words if word not in ("bf16", "fp16")]:
+        raise argparse.ArgumentTypeError(f"expected bf16 or fp16, found {wrong[0]!r}")
+    return words
+
+
 def _tune(parser: Parser) -> None:
     parser.add_argument(
         "--head-dim",
@@ -150,6 +217,12 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
         "list the binaries found here, and their kernels",
         "Exit code 0 when a binary was found, else 1.",
         _show,
+    ),
+    "warmup": (
+        "compile the Triton kernels of a model, so that no request waits for them",
+        "Compiles what this machine would leave to Triton. Exit code 0 when all of it is\n"
+        "ready, 1 when something cannot be compiled.",
+        _warmup,
     ),
     "tune": (
         "measure tiles of the Triton kernels on this GPU, and keep the best",

@@ -97,10 +97,12 @@ def _layout(
         layout = attached(mask)
         if layout is not None:
             return layout
-        if mask.dim() == 4:
+        if mask.dim() == 4 and mask.dtype == torch.int32:
+            mask = mask[:, 0, 0]  # our own, copied to another device
+        elif mask.dim() == 4:
             keys = min(mask.shape[-1], call.key.shape[2])
             return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
-        if mask.dim() != 2:
+        elif mask.dim() != 2:
             raise ShapeError(
                 "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, "
                 f"seqlen_q, keys), got shape {tuple(mask.shape)}: add the missing with unsqueeze()"
@@ -128,6 +130,7 @@ def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:
     )
     batch, _, seqlen_q, _ = call.query.shape
     return Rows(
+        None,
         None,
         offsets_q,
         offsets_q if offsets_k is None else offsets_k.to(torch.int32),
@@ -176,9 +179,9 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
         out = dense(q, k, v, bias=bias, **options)
     else:
         out = attention_varlen(
-            _packed(q, rows),
-            _packed(k, rows),
-            _packed(v, rows),
+            _packed(q, rows.indices_q),
+            _packed(k, rows.indices_k),
+            _packed(v, rows.indices_k),
             cu_seqlens_q=rows.offsets_q,
             cu_seqlens_k=rows.offsets_k,
             max_seqlen_q=rows.longest_q,
@@ -186,8 +189,9 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
             **options,
         )
     if call.s_aux is not None:
-        out = _with_sinks(*out, call.s_aux)
-    return out if rows is None else _unpacked(out, rows, q.shape[0], q.shape[1])
+        out, lse = out
+        out = _with_sinks(out, lse, call.s_aux)
+    return out if rows is None else _unpacked(out, rows.indices_q, q.shape[0], q.shape[1])
 
 
 def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -199,14 +203,16 @@ def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return bias if bias.stride(3) == 1 else bias.contiguous()
 
 
-def _packed(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _packed(tensor: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
     flat = tensor.flatten(0, 1)
-    return flat if rows.indices is None else flat.index_select(0, rows.indices)
+    return flat if indices is None else flat.index_select(0, indices)
 
 
-def _unpacked(out: torch.Tensor, rows: Rows, batch: int, seqlen: int) -> torch.Tensor:
-    if rows.indices is not None:
-        out = out.new_zeros((batch * seqlen, *out.shape[1:])).index_copy(0, rows.indices, out)
+def _unpacked(
+    out: torch.Tensor, indices: torch.Tensor | None, batch: int, seqlen: int
+) -> torch.Tensor:
+    if indices is not None:
+        out = out.new_zeros((batch * seqlen, *out.shape[1:])).index_copy(0, indices, out)
     return out.unflatten(0, (batch, seqlen))
 
 

@@ -6,7 +6,13 @@ from typing import Final, NamedTuple
 
 import torch
 
-from flashvar.integrations.transformers_rows import Rows, has_holes, numbers_of, rows_of
+from flashvar.integrations.transformers_rows import (
+    Rows,
+    has_holes,
+    numbers_of,
+    rows_of,
+    rows_of_keys,
+)
 
 _ATTRIBUTE: Final = "_flashvar_layout"
 
@@ -45,14 +51,15 @@ def padding_layout(
 ) -> Layout:
     """The layout of numbers [batch, keys]: 0 is padding, each sequence has a number of its own.
 
-    Rows are packed where queries and keys are the same ones. Elsewhere, with a cache, that would
-    copy all keys for a few queries, and hiding some costs nothing. So it does while a graph is
-    traced, which must not depend on the number of rows.
+    Where queries and keys are as many, rows are packed; all queries, if not causal, for they may
+    be those of another sequence (cross attention). Elsewhere, with a cache, packing would copy all
+    keys for a few queries, and hiding some costs nothing. So it does while a graph is traced, which
+    must not depend on the number of rows.
     """
     keys = numbers.shape[1]
     if seqlen_q == keys and not torch.compiler.is_compiling():
-        rows = rows_of(numbers)
-        if rows is None or window == (-1, -1) or not has_holes(rows):
+        rows = rows_of(numbers) if causal else rows_of_keys(numbers)
+        if rows is None or window == (-1, -1) or (causal and not has_holes(rows)):
             return Layout(causal, window, keys, rows)
     bias = torch.zeros(numbers.shape, device=numbers.device)
     bias = bias.masked_fill(numbers == 0, -torch.inf)

@@ -4,8 +4,9 @@ A model asks for its mask once in a forward, as a function of four indices; all 
 the answer. Those that transformers itself composes are read, not evaluated. The answer is
 
 - None, where causal (or not) says it all,
-- int [batch, keys], the number of each key's sequence, 0 where it is padding, with a `Layout`
-  attached, which has what the layers need; it can be found again from the numbers,
+- int32 [batch, 1, 1, keys], the number of each key's sequence, 0 where it is padding, with a
+  `Layout` attached, which can be found again from the numbers. Four dimensions are what a model
+  leaves alone that is given a mask it made before, as `generate` does with static caches,
 - float [batch, 1, seqlen_q, keys], added to the scores, for every other function.
 """
 
@@ -70,17 +71,16 @@ def attention_mask(
         return zeros.masked_fill(~visible, -torch.inf)
 
     pattern = read(mask_function)
-    tracing = torch.compiler.is_compiling()
-    if pattern is None or (tracing and isinstance(q_offset, torch.Tensor)):
+    if pattern is None or (torch.compiler.is_compiling() and isinstance(q_offset, torch.Tensor)):
         return evaluated()
     # A static cache has room for keys that are yet to come.
     keys = int(q_offset) + q_length - kv_offset if pattern.causal else kv_length
     packed = pattern.sequences is not None
-    if not 0 < keys <= kv_length or (packed and (tracing or q_length != keys)):
+    if not 0 < keys <= kv_length or (packed and q_length != keys):
         return evaluated()
     window = bounded(pattern.window, keys)
     if pattern.sequences is not None:
-        numbers = pattern.sequences.expand(batch_size, -1) + 1
+        numbers = pattern.sequences.expand(batch_size, -1).int() + 1
     elif attention_mask is not None:
         seen = attention_mask[:, kv_offset : kv_offset + keys].int()
         numbers = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
@@ -93,16 +93,19 @@ def attention_mask(
     believed = pattern.causal or getattr(config, "is_causal", True)
     if keys == kv_length and believed and layout == (pattern.causal, (-1, -1), keys, None, None):
         return None
-    return attach(numbers, layout)
+    return attach(numbers[:, None, None], layout)
 
 
 def read(function: Callable[..., Any]) -> Pattern | None:
-    """The pattern of a mask function that transformers composed of its own; None: any other."""
+    """The pattern of a mask function that transformers composed of its own; None: any other.
+
+    While a graph is traced, what a function captured cannot be read.
+    """
     if function is causal_mask_function:
         return Pattern(causal=True)
     if function is bidirectional_mask_function:
         return Pattern(causal=False)
-    if getattr(function, "__module__", None) != causal_mask_function.__module__:
+    if torch.compiler.is_compiling() or function.__module__ != causal_mask_function.__module__:
         return None
     maker = _MAKERS.get(function.__qualname__.partition(".")[0])
     if maker is None or function.__closure__ is None:
