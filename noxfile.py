@@ -33,6 +33,7 @@ WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 SMALL_EXAMPLES = {
     "own_wheel": ["--head-dim", "32"],
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
+    "unet_diffusion": ["--steps", "40", "--backend", "reference"],
 }
 
 

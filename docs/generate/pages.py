@@ -27,6 +27,7 @@ def of_the_root(root: Path) -> dict[str, str]:
     for file, page in named.items():
         text = (root / file).read_text(encoding="utf-8")
         text = re.sub(r"\]\(docs/", "](", text)
+        text = text.replace("\\|", "|")  # within code, which GitHub alone wants escaped
         for other, its_page in named.items():
             text = text.replace(f"]({other})", f"]({its_page})")
         texts[page] = text
