@@ -323,3 +323,23 @@ def test_compiled_code_notices_an_activation() -> None:
     with ours.activate(backend="reference"):
         module(*tensors)
     assert any("flashvar" in target for target in targets)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_script_keeps_torchs_own() -> None:
+    tensors = qkv()
+    with ours.activate(backend="reference"):
+        scripted = torch.jit.script(Doubled())
+        torch.testing.assert_close(scripted(*tensors), 2 * OWN(*tensors))
+        assert ours.report() == {}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_go_to_torch() -> None:
+    rows = [torch.randn(length, H, D) for length in (3, 5)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+    expected = OWN(nested, nested, nested)
+    with ours.activate(backend="reference"):
+        found = functional.scaled_dot_product_attention(nested, nested, nested)
+        assert "NestedTensor" in str(ours.last_reason())
+    torch.testing.assert_close(found.values(), expected.values())
