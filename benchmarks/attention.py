@@ -23,10 +23,10 @@ from benchmarks.timing import Measurement, Timing, measure
 
 DEFAULT = (
     *(REFERENCE, "sdpa-cudnn", "sdpa-efficient", "flex", "flash-attn", "flash-attn-4"),
-    *("flashinfer", "flashvar-cuda", "flashvar-triton"),
+    *("flashinfer", "flashvar-cuda", "flashvar-sm80", "flashvar-triton"),
 )
 _SIDE: Final = 8192
-PRODUCT: Final = f"matmul-{_SIDE}"  # a row beside the contenders' where the case asks for it
+_PRODUCT: Final = "product"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _prepare(
 
 def _measure(cells: Mapping[str, cases.Cell], seconds: float, name: str) -> list[Row]:
     cell, prepared = cells[name], _held.pop(name)
-    beside = {PRODUCT: _product()} if cell.product and prepared.calls else {}
+    beside = {_PRODUCT: _product()} if cell.product and prepared.calls else {}
     measured = measure({**prepared.calls, **beside}, seconds=seconds)
     return _rows(cell, measured, prepared)
 
@@ -157,7 +157,8 @@ def number(value: object, form: str) -> str:
 
 def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[Row]:
     timings = dict(measured.timings)
-    product = timings.pop(PRODUCT, None)
+    product = timings.pop(_PRODUCT, None)
+    beside = {} if product is None else {"product_tflops": 2.0 * _SIDE**3 / product.median_ms / 1e9}
     rates = {name: cell.operations / timing.median_ms / 1e9 for name, timing in timings.items()}
     compared = ratios.to_peers(rates, cell.goal)
     rows: list[Row] = [
@@ -169,14 +170,11 @@ def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[R
             "tflops": rates[name],
             "difference_to_reference": prepared.distances[name],
             **compared[name],
+            **beside,
             **measured.clocks,
         }
         for name, timing in timings.items()
     ]
-    if product is not None:
-        rate = 2.0 * _SIDE**3 / product.median_ms / 1e9
-        timed = {**describe_timing(product), "tflops": rate, **measured.clocks}
-        rows.append({"cell": cell.name, "contender": PRODUCT, "direction": cell.direction, **timed})
     return rows + [
         {"cell": cell.name, "contender": name, **describe(cell), "skipped": why}
         for name, why in prepared.skipped.items()

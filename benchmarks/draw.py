@@ -73,27 +73,32 @@ def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure
 
 
 def _attention(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    machine = style.machine(environment)
+    machine = style.machine(environment) + _clock(rows)
     found = {direction: rates_of(rows, direction) for direction in _DIRECTIONS}
     measured = {direction: one for direction, one in found.items() if one}
     what = "bf16, 16,384 tokens a batch, heads = 2048 / head dim; medians, cold L2, all in one run"
     for direction, one in measured.items():
         title = f"Attention {direction}, TFLOP/s"
-        yield f"attention-{direction}", rates.draw(rates.by_mask(one), title, machine, what)
+        yield direction, rates.draw(rates.by_mask(one), title, machine, what)
     strips = [(direction, one, True) for direction, one in measured.items() if _has_causal(one)]
     if strips:
         title = "Causal attention, TFLOP/s"
-        yield "attention-causal", rates.draw(strips, title, machine, what)
+        yield "causal", rates.draw(strips, title, machine, what)
     ours = [(direction, _to_best(one)) for direction, one in measured.items()]
     if any(maps for _, maps in ours):
         title = "flashvar's rate over the best peer's"
         legend = "head dim, mask and length; above 1 (blue): flashvar is faster than every peer"
-        yield "attention-best-peer", heat.draw(ours, title, machine, legend)
+        yield "best-peer", heat.draw(ours, title, machine, legend)
     each = [(direction, _to_each(one)) for direction, one in measured.items()]
     if any(maps for _, maps in each):
         title = "flashvar (CUDA) over each peer"
         legend = "head dim, mask and length; above 1 (blue): flashvar is faster"
-        yield "attention-each-peer", heat.draw(each, title, machine, legend)
+        yield "each-peer", heat.draw(each, title, machine, legend)
+
+
+def _clock(rows: Rows) -> str:
+    clocks = [row["sm_mhz"] for row in rows if "sm_mhz" in row]
+    return f", SM at {min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
 
 
 def _has_causal(measured: Rates) -> bool:
@@ -132,7 +137,7 @@ def _size(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure
     mine = [row for row in rows if "x86_64" in row["platform"] or row["platform"] == "any"]
     peers = tomllib.loads(_PEER_SIZES.read_text("utf-8"))["peer"]
     if mine:
-        what = "Linux x86-64; flashvar's for any Python and torch, peers' as pip downloads them"
+        what = "Linux x86-64; flashvar has one wheel for all, and one for each GPU architecture"
         yield "sizes", sizes.draw(mine, peers, what)
 
 

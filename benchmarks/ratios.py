@@ -50,8 +50,13 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         for direction in _directions(rows)
         for contender in filter(is_ours, _contenders(rows))
         for peer in _contenders(rows)
-        if peer != contender and (found := by_cell(rows, direction, contender, peer))
+        if not is_ours(peer) and (found := by_cell(rows, direction, contender, peer))
     ]
+    for contender in filter(is_ours, _contenders(rows)):
+        ours = _column(rows, None, contender, "tflops")
+        products = _column(rows, None, contender, "product_tflops")
+        if found := {cell: ours[cell] / product for cell, product in products.items()}:
+            lines.append((f"{contender} / matrix product", *_mean_and_lowest(found)))
     head = ("geometric mean of ratios", "mean", "lowest", "in", "cells")
     return [head, *lines] if lines else []
 

@@ -35,15 +35,17 @@ The JSON file, schema 1:
                difference_to_reference (relative distance from the first contender's output),
                to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
                contender that is not flashvar), goal_tflops (the figure to beat, from cuDNN's rate
-               in this run and cases.toml), to_goal (ratio to it), and clocks under load: sm_mhz,
-               memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did not run
-               matmul-8192 is no contender but a matrix product timed beside them
+               in this run and cases.toml), to_goal (ratio to it), product_tflops (of a matrix
+               product of 8192 x 8192, timed beside the long forwards), and clocks under load:
+               sm_mhz, memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did
+               not run
     models     as attention, without goals
     forms      cell, contender, form (gqa or mha, packed or padded); the rest as attention; ratio to
                the plain form: of rates (to_plain) and of times (faster)
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     build      step, command, seconds
-    import     statement, median_ms, low_ms, high_ms, rounds, heavy_modules (loaded by it)
+    import     statement, median_ms, low_ms, high_ms, cpu_ms (its part on the CPU: a busy
+               machine changes it less), rounds, heavy_modules (loaded by it)
     size       wheel, distribution, platform, bytes, installed_bytes, library_bytes,
                library_compressed_bytes
     index      case, median_s, rounds, wheels, megabytes
@@ -67,6 +69,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import compare, environment
 from benchmarks.report import SCHEMA, BenchmarkError, Options, Report
 
+# The module of each benchmark: it has a function `run(options)` that gives a report.
 _MODULES: Final = {
     "attention": "attention",
     "models": "models",
@@ -163,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=0.25,
-        help="attention, models, forms: device time per contender and case (%(default)s)",
+        help="attention, models, forms: device time of a contender in a case (%(default)s)",
     )
     parser.add_argument(
         "--prepare",

@@ -29,14 +29,17 @@ def draw(strips: Sequence[Strip], title: str, *lines: str) -> Figure:
     figure, panels = pyplot.subplots(
         *(len(strips), len(head_dims)),
         figsize=(max(3.6 * len(head_dims) + 0.5, 7.5), 2.7 * len(strips) + 1.9),
-        sharey="row",
+        sharey=True,
         squeeze=False,
     )
     for row, (name, measured, causal) in enumerate(strips):
         for column, head_dim in enumerate(head_dims):
             _draw_panel(panels[row][column], measured, head_dim, causal)
         panels[row][0].set_ylabel(f"{name}\nTFLOP/s")
-        panels[row][0].set_ylim(bottom=0)
+    highest = max(
+        rate for _, measured, _ in strips for f in measured.values() for rate in f.values()
+    )
+    panels[0][0].set_ylim(0, 1.06 * highest)
     for column, head_dim in enumerate(head_dims):
         panels[0][column].set_title(f"head dim {head_dim}", fontsize=11)
         panels[-1][column].set_xlabel("sequence length")

@@ -49,7 +49,7 @@ def draw(rows: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], *lines
     style.plain(axes, grid="x")
     axes.tick_params(axis="y", length=0)
     axes.margins(y=0.01)
-    top = style.entitle(figure, "Wheel sizes: one architecture each, and the peers'", *lines)
+    top = style.entitle(figure, "What pip downloads: wheels of flashvar and of others", *lines)
     figure.tight_layout(rect=(0, 0, 1, top))
     return figure
 

@@ -52,7 +52,8 @@ def _comparison(cells: dict[tuple[int, int, bool], dict[str, dict[str, Any]]]) -
     peers = [name for name in dict.fromkeys(n for by in cells.values() for n in by) if name != OURS]
     rows = []
     for (head_dim, seqlen, causal), by in sorted(cells.items()):
-        best = max((by[name]["tflops"] for name in peers if name in by), default=None)
+        others = [name for name in peers if name in by and not name.startswith("flashvar-")]
+        best = max((by[name]["tflops"] for name in others), default=None)
         own = by[OURS]["tflops"]
         rows.append(
             (

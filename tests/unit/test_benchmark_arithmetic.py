@@ -65,6 +65,15 @@ def test_forms_differ_in_their_form_alone() -> None:
             assert len(special.lengths) == plain.batch, name
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "rounds"),
+    [([10.0, 10.0, 10.0], 25), ([10.0, 10.0, 1000.0], 25), ([0.1, 0.1], 60), ([500.0], 7)],
+    ids=["even", "one is slow", "short", "long"],
+)
+def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], rounds: int) -> None:
+    assert import_module("benchmarks.timing").rounds_for(milliseconds, seconds=0.25) == rounds
+
+
 def rates(direction: str, **tflops: list[float]) -> list[dict[str, Any]]:
     return [
         {"cell": f"c{i}", "direction": direction, "contender": name.replace("_", "-"), "tflops": r}
@@ -81,6 +90,13 @@ def test_the_summary_has_means_and_the_lowest_cell() -> None:
         ("forward flashvar-cuda / sdpa-flash", "1.000", "0.500", "c1", "3"),
         ("backward flashvar-cuda / sdpa-flash", "1.100", "1.100", "c0", "1"),
     ]
+
+
+def test_a_matrix_product_is_the_last_to_be_compared_with() -> None:
+    rows = rates("forward", flashvar_cuda=[200.0, 50.0], sdpa_flash=[100.0, 50.0])
+    rows[0]["product_tflops"] = 800.0
+    last = import_module("benchmarks.ratios").summary(rows)[-1]
+    assert last == ("flashvar-cuda / matrix product", "0.250", "0.250", "c0", "1")
 
 
 def test_only_cells_that_both_ran_are_compared() -> None:

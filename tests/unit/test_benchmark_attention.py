@@ -74,6 +74,38 @@ def test_a_whole_run(on_cpu: ModuleType) -> None:
     assert len(report.notes()) == 4
 
 
+def test_a_matrix_product_is_timed_beside(
+    on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "_product", lambda: lambda: ())
+    options = import_module("benchmarks.report").Options(contenders=("flashvar-reference",))
+    (row,) = on_cpu.report([cell(product=True)], options).rows
+    # The clock says 2 ms for it, which is the second.
+    assert row["product_tflops"] == pytest.approx(2 * 8192**3 / 2e9)
+    assert row["median_ms"] == 1.0
+
+
+def test_forms_are_compared_with_plain_calls(
+    on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = import_module("benchmarks.forms")
+    monkeypatch.setattr(forms, "measure", on_cpu.measure)
+    packed = cell(lengths=(16, 8), heads_kv=4)
+    pair = {"packed": packed, "padded": cell(heads_kv=4)}
+    monkeypatch.setattr(forms.cases, "forms", lambda: [("documents", pair)])
+    options = import_module("benchmarks.report").Options(
+        contenders=("flashvar-reference", "sdpa-efficient")
+    )
+    report = forms.run(options)
+    ours, padded, theirs, _ = report.rows
+    assert (ours["form"], padded["form"]) == ("packed", "padded")
+    # The clock says 1 ms and 2 ms; the packed form has 256 + 64 of 512 pairs to compute.
+    assert ours["faster"] == 2.0
+    assert ours["to_plain"] == pytest.approx(2 * (256 + 64) / 512)
+    assert "FlashAttention-2 alone" in theirs["skipped"]
+    assert report.closing == [[("geometric mean", "1.250", "-")]]
+
+
 def test_two_binaries_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     roster = import_module("benchmarks.roster")
     one, other = (roster.named([f"flashvar-sm{xy}"])[f"flashvar-sm{xy}"].around for xy in (12, 34))

@@ -93,9 +93,12 @@ def test_what_nothing_serves() -> None:
 
 def test_removal() -> None:
     q = torch.randn(1, 1, 4, 8)
-    implementation = ours.Implementation("CPU")
+    first = ours.Implementation("CPU")
+    second = ours.Implementation("CPU")  # over a kernel that is there, without a warning
     flash(q, q, q)
-    implementation.remove()
+    second.remove()
+    flash(q, q, q)
+    first.remove()
     with pytest.raises(NotImplementedError):
         flash(q, q, q)
 

@@ -66,7 +66,7 @@ def test_offline_command(
     shown = capsys.readouterr()
     assert "1/1  forward bf16 head dim 32 causal: " in shown.err
     assert "Calls on sm_86, compiled without the GPU" in shown.out
-    assert f"  1 kernels added to {cache}." in shown.out
+    assert f"  Added to {cache}: 1 kernel." in shown.out
     # What is there is found again.
     assert main(["warmup", *words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

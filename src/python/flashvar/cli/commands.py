@@ -105,7 +105,7 @@ def _doctor(parser: Parser) -> None:
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="time attention for ten seconds too, beside torch's and what was recorded",
+        help="time attention too, in ten seconds, beside torch's and what was recorded",
     )
     parser.add_argument(
         "--device", type=int, default=0, metavar="N", help="of --bench, as torch numbers them (0)"
@@ -208,7 +208,7 @@ def _tune(parser: Parser) -> None:
 
 _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
     "doctor": (
-        "show what would run on this machine, and why nothing better would",
+        "show what runs on this machine, and why nothing better does",
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"
         "with --bench also 1 when there was nothing to time.",
         _doctor,
@@ -219,13 +219,13 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
         _show,
     ),
     "warmup": (
-        "compile the Triton kernels of a model, so that no request waits for them",
+        "compile a model's Triton kernels before its first request",
         "Compiles what this machine would leave to Triton. Exit code 0 when all of it is\n"
         "ready, 1 when something cannot be compiled.",
         _warmup,
     ),
     "tune": (
-        "measure tiles of the Triton kernels on this GPU, and keep the best",
+        "measure tiles of the Triton kernels here, and keep the best",
         "Exit code 0 when the tiles were kept, 1 when they could not be written.",
         _tune,
     ),

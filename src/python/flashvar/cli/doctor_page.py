@@ -160,7 +160,8 @@ def _verdict(verdict: Verdict, decision: Decision) -> Row:
         fix = f" -> {verdict.fix}" if verdict.fix else ""
         return Row((verdict.candidate, "no", verdict.reason + fix), PLAIN if fix else QUIET)
     if verdict is decision.chosen:
-        return Row((verdict.candidate, "chosen", verdict.reason), GOOD)
+        tone = PLAIN if verdict.backend == "reference" else GOOD
+        return Row((verdict.candidate, "chosen", verdict.reason), tone)
     return Row((verdict.candidate, "stands by", verdict.reason), QUIET)
 
 

@@ -55,3 +55,8 @@ class Page:
 def rows(cells: Sequence[Sequence[str]], tone: str = PLAIN) -> tuple[Row, ...]:
     """Rows of one tone."""
     return tuple(Row(tuple(one), tone) for one in cells)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 kernel`, `2 kernels`, `2 binaries`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

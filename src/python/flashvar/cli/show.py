@@ -13,7 +13,7 @@ from typing import Any
 from flashvar import families, registry
 from flashvar._version import __version__
 from flashvar.cli import screen
-from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, rows
+from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
 from flashvar.errors import ConfigurationError
 from flashvar.fitness import dotted
 from flashvar.manifest import KernelRow
@@ -41,7 +41,7 @@ def page(inventory: Inventory) -> Page:
     """What people see."""
     kernels = sum(len(binary.manifest.kernels) for binary in inventory.binaries)
     many = len(inventory.binaries)
-    verdict = f"{many} {'binary' if many == 1 else 'binaries'}, {kernels} kernels."
+    verdict = f"{counted(many, 'binary', 'binaries')}, {counted(kernels, 'kernel')}."
     return Page(
         verdict=verdict if many else "No binary is found.",
         tone=GOOD if many else BAD,

@@ -41,7 +41,7 @@ _OPS: Final = {"forward": "attention_fwd", "backward": "attention_bwd"}
 _NOTHING: Final = "nothing"
 _WARM_UP_CALLS: Final = 3
 _FEWEST_ROUNDS: Final = 5
-_MOST_ROUNDS: Final = 100
+_MOST_ROUNDS: Final = 300
 
 
 def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = None) -> Speed:

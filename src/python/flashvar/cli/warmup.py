@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flashvar import loader
 from flashvar.cli import progress, screen
-from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table
+from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.fitness import HEAD_DIM_STEP
 from flashvar.registry import Inventory
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flashvar.backends.triton.warmup import Kind
 
 _SCHEMA: Final = 1
+_KIND, _KINDS = "kind of call", "kinds of calls"
 _READY, _SERVED, _FAILED = "ready", "served", "failed"
 _TONES: Final = {_READY: GOOD, _SERVED: QUIET, _FAILED: BAD}
 
@@ -116,14 +117,14 @@ def page(report: Report) -> Page:
     """What people see."""
     failed, ready, served = map(report.count, (_FAILED, _READY, _SERVED))
     if failed:
-        verdict = f"{failed} of {len(report.outcomes)} kinds of calls cannot be compiled."
+        verdict = f"Of {counted(len(report.outcomes), _KIND, _KINDS)} {failed} cannot be compiled."
     elif not ready:
         verdict = "Nothing to compile: compiled kernels serve every kind of call asked for."
     else:
-        verdict = f"{ready} kinds of calls are ready, after {report.seconds:.1f} s."
+        verdict = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
     rows = tuple(Row((str(one.kind), one.words), _TONES[one.state]) for one in report.outcomes)
     notes = [
-        *([f"{report.added} kernels added to {report.folder}."] if ready else []),
+        *([f"Added to {report.folder}: {counted(report.added, 'kernel')}."] if ready else []),
         *(["--all has Triton compile what compiled kernels serve, too."] if served else []),
     ]
     calls = Section(f"Calls on {report.target}", (Table(rows),), notes=tuple(notes))

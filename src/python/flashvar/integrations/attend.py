@@ -32,7 +32,7 @@ class Facts(NamedTuple):
     device: str  # "cuda", "cpu", ...
     capability: tuple[int, int] | None  # of an NVIDIA device
     named: bool  # whether somebody insists on a backend of flashvar
-    unserved: str | None  # why flashvar does not serve such dtypes and head dims there
+    unserved: str | None = None  # why flashvar does not serve such dtypes and head dims there
 
 
 def decide(facts: Facts) -> str | None:
@@ -80,12 +80,11 @@ class Attend(nn.Module):  # type: ignore[misc]
         """Why flashvar does not compute this call, None where it does."""
         if not self.flash:
             return "flash=False"
+        refused = _refused(q.device, self._named)
+        if refused is not None:
+            return refused
         dropout = self.dropout if self.training else 0.0
-        kind = q.device.type
-        unserved = None
-        if kind != "cpu" or self._named:
-            unserved = why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
-        return decide(Facts(kind, _capability(q.device), self._named, unserved))
+        return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of q [batch, heads, sequence, head_dim] on k and v, in the shape of q.
@@ -104,19 +103,22 @@ class Attend(nn.Module):  # type: ignore[misc]
         return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
 
 
-_capabilities: dict[torch.device, tuple[int, int]] = {}
+_kept: dict[tuple[torch.device, bool], str | None] = {}
 
 
-def _capability(device: torch.device) -> tuple[int, int] | None:
-    if device.type != "cuda" or torch.version.hip is not None:
-        return None
-    if device not in _capabilities:
-        _capabilities[device] = torch.cuda.get_device_capability(device)
-    return _capabilities[device]
+def _refused(device: torch.device, named: bool) -> str | None:
+    """What is decided of a device alone."""
+    key = (device, named)
+    if key not in _kept:
+        capability = None
+        if device.type == "cuda" and torch.version.hip is None:
+            capability = torch.cuda.get_device_capability(device)
+        _kept[key] = decide(Facts(device.type, capability, named))
+    return _kept[key]
 
 
 # torch.compile asks while it traces, and keeps the answer.
-_capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _written_out(

@@ -146,7 +146,7 @@ def _scaled_dot_product_attention(
 ) -> torch.Tensor:
     """scaled_dot_product_attention, by flashvar where it serves (flashvar.integrations.torch)."""
     bottom_right = False
-    if isinstance(attn_mask, CausalBias) and not is_causal:
+    if attn_mask is not None and isinstance(attn_mask, CausalBias) and not is_causal:
         square = attn_mask.seq_len_q == attn_mask.seq_len_kv
         bottom_right = attn_mask.variant == CausalVariant.LOWER_RIGHT and not square
         is_causal, attn_mask = True, None

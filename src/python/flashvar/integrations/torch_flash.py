@@ -7,6 +7,7 @@ keep the kernel that was there.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
@@ -66,8 +67,10 @@ class Implementation:
         self._own_forward = _kernel(getattr(ops, _FORWARD).default, key)
         self._own_backward = _kernel(getattr(ops, _BACKWARD).default, key)
         self._library: Any = torch.library.Library("aten", "IMPL")
-        self._library.impl(_FORWARD, self._forward, key, with_keyset=True)
-        self._library.impl(_BACKWARD, self._backward, key, with_keyset=True)
+        with warnings.catch_warnings():  # torch warns of what is wanted here: a kernel replaced
+            warnings.simplefilter("ignore", UserWarning)
+            self._library.impl(_FORWARD, self._forward, key, with_keyset=True)
+            self._library.impl(_BACKWARD, self._backward, key, with_keyset=True)
 
     def remove(self) -> None:
         """Put torch's own kernels back."""

@@ -27,6 +27,7 @@ _NOT_SERVED: Final = {
     "head_mask": "it takes no head_mask",
     "cache": "it does not read paged caches",
 }
+_CHANGING: Final = frozenset((*_NOT_SERVED, "cu_seq_lens_q"))
 
 
 def attention(
@@ -73,16 +74,38 @@ def attention(
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    if attention_mask is sliding_window is s_aux is position_bias is None and _is_plain(
+        others, query
+    ):
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        # Small calls take as long as what is looked up here. What this refuses is looked at again.
+        try:
+            out = dense(
+                q, k, v, causal=is_causal, scale=scaling, softcap=softcap or 0.0, dropout_p=dropout
+            )
+            return out, None
+        except (BackendUnavailableError, InvalidInputError):
+            pass
     call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
     layout = _layout(call, attention_mask, is_causal, sliding_window, others)
     try:
         for name, why in _NOT_SERVED.items():
-            if others.get(name) not in (None, False):
+            if (given := others.get(name)) is not None and given is not False:
                 raise BackendUnavailableError(why)
         return _served(call, layout), None
     except (BackendUnavailableError, InvalidInputError) as error:
         reason = str(error)
     return own_path(reason, module, call, layout, others)
+
+
+def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
+    """Whether the other arguments of a layer surely change nothing."""
+    if not others.keys().isdisjoint(_CHANGING):
+        return False
+    if others.get("position_ids") is None:
+        return True
+    shape: tuple[int, ...] = query.shape
+    return shape[0] != 1 or shape[2] == 1
 
 
 def _layout(
@@ -93,33 +116,47 @@ def _layout(
     others: dict[str, Any],
 ) -> Layout:
     """What the mask of a layer comes to, and its other arguments where that says nothing."""
-    if mask is not None:
-        layout = attached(mask)
-        if layout is not None:
-            return layout
-        if mask.dim() == 4 and mask.dtype == torch.int32:
-            mask = mask[:, 0, 0]  # our own, copied to another device
-        elif mask.dim() == 4:
-            keys = min(mask.shape[-1], call.key.shape[2])
-            return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
-        elif mask.dim() != 2:
-            raise ShapeError(
-                "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, "
-                f"seqlen_q, keys), got shape {tuple(mask.shape)}: add the missing with unsqueeze()"
-            )
-    seqlen_q = call.query.shape[2]
-    keys = call.key.shape[2] if mask is None else mask.shape[1]
-    window = (-1, -1)
-    if sliding_window is not None:
-        window = bounded((sliding_window - 1, -1 if causal else sliding_window - 1), keys)
-    if mask is not None:
-        return padding_layout(mask, seqlen_q, causal, window)
+    batch, _, seqlen_q, _ = call.query.shape
+    keys = call.key.shape[2]
+    layout = None if mask is None else attached(mask)
+    if layout is None:
+        if mask is not None:
+            if mask.dim() == 4 and mask.dtype == torch.int32:
+                mask = mask[:, 0, 0]  # our own, copied to another device
+            keys = min(mask.shape[-1], keys)
+        window = (-1, -1)
+        if sliding_window is not None:
+            window = bounded((sliding_window - 1, -1 if causal else sliding_window - 1), keys)
+        if mask is not None:
+            return _layout_of_mask(mask[..., :keys], seqlen_q, causal, window)
+        layout = Layout(causal, window, keys)
+    if layout.rows is not None or layout.bias is not None:
+        return layout
     if others.get("cu_seq_lens_q") is not None:
-        return Layout(causal, window, keys, _rows_of_offsets(call, others))
+        return layout._replace(rows=_rows_of_offsets(call, others))
     positions = others.get("position_ids")
-    if positions is not None and seqlen_q == keys > 1 and positions.shape == (1, keys):
-        return Layout(causal, window, keys, _rows_of_positions(positions))
-    return Layout(causal, window, keys)
+    if (
+        positions is not None
+        and batch == 1
+        and 1 < seqlen_q == keys
+        and positions.shape == (1, keys)
+    ):
+        return layout._replace(rows=_rows_of_positions(positions))
+    return layout
+
+
+def _layout_of_mask(
+    mask: torch.Tensor, seqlen_q: int, causal: bool, window: tuple[int, int]
+) -> Layout:
+    """A mask that somebody else made; one of 4 dimensions says all, causal or not."""
+    if mask.dim() == 4:
+        return Layout(False, (-1, -1), mask.shape[-1], bias=mask)
+    if mask.dim() == 2:
+        return padding_layout(mask, seqlen_q, causal, window)
+    raise ShapeError(
+        "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, seqlen_q, keys), "
+        f"got shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
+    )
 
 
 def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:
@@ -163,7 +200,9 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if call.position_bias is not None:
         mask = added(layout, q.shape[0], q.shape[1], q)
-        layout = Layout(False, (-1, -1), layout.keys, bias=call.position_bias + mask)
+        layout = Layout(
+            False, (-1, -1), layout.keys, bias=call.position_bias[..., : layout.keys] + mask
+        )
     options: dict[str, Any] = {
         "causal": layout.causal,
         "scale": call.scaling,

@@ -47,11 +47,14 @@ def own_path(
             "flashvar has to serve every call (FLASHVAR_STRICT=1), got one that it does not, in "
             f"{name}: {reason}"
         )
-    query, keys = call.query, layout.keys
-    options = {name: value for name, value in call._asdict().items() if value is not None}
-    options = {**others, **options, "key": call.key[:, :, :keys], "value": call.value[:, :, :keys]}
+    keys = layout.keys
+    call = call._replace(key=call.key[:, :, :keys], value=call.value[:, :, :keys])
+    if call.position_bias is not None:
+        call = call._replace(position_bias=call.position_bias[..., :keys])
+    options = {**others, **call._asdict()}
+    options = {name: value for name, value in options.items() if value is not None}
     forward = sdpa_attention_forward
-    if only := [word for word in _ONLY_EAGER if options.get(word) not in (None, False)]:
+    if only := [word for word in _ONLY_EAGER if options.get(word, False) is not False]:
         forward = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         if forward is None:
             raise BackendUnavailableError(
@@ -62,7 +65,7 @@ def own_path(
     if (told := f"{name}: {reason}") not in _told:
         _told.add(told)
         _log.warning("%s; the model's %s takes over", told, forward.__name__)
-    mask = added(layout, query.shape[0], query.shape[2], query)
+    mask = added(layout, call.query.shape[0], call.query.shape[2], call.query)
     # There, a query that sees no key is NaN, unless it sees all of them a little.
     mask = mask.clamp(min=torch.finfo(mask.dtype).min)
     out: tuple[torch.Tensor, torch.Tensor | None]

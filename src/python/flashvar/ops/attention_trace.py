@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import compress
 from typing import TYPE_CHECKING, Final
 
 from flashvar import families
@@ -121,16 +122,15 @@ def _rows(name: str, tensor: torch.Tensor, strides: Strides) -> Rows:
 
 
 def _special(problem: Problem) -> Iterator[str]:
-    """What the call asks for beside plain dense attention."""
+    """What the call has beside plain dense attention."""
     if problem.total_q is not None or problem.total_k is not None or problem.has_seqused_k:
-        yield "packed sequences"
-    if problem.bias is not None:
-        yield "a bias"
-    if problem.alibi_batch_stride is not None:
-        yield "ALiBi slopes"
-    if problem.softcap:
-        yield "softcap"
-    if problem.dropout_p:
-        yield "dropout"
+        yield families.PACKED
+    there = (
+        problem.bias is not None,
+        problem.alibi_batch_stride is not None,
+        problem.softcap != 0,
+        problem.dropout_p > 0,
+    )
+    yield from compress(families.FEATURES, there)
     if problem.deterministic:
-        yield "deterministic gradients"
+        yield families.DETERMINISTIC
