@@ -35,18 +35,13 @@ def of_the_root(root: Path) -> dict[str, str]:
 
 
 def integrations(root: Path) -> str:
-    """The pages of integrations that are there, and what each begins with."""
-    lines = []
+    """Links to the pages of integrations that are there, by their titles."""
+    links = []
     for path in sorted((root / "docs" / "integrations").glob("*.md")):
         if path.name != "index.md":
-            text = path.read_text(encoding="utf-8")
-            title = re.search(r"^# (.+)$", text, re.MULTILINE)
-            first = re.search(r"^[A-Za-z`].*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-            if title is None or first is None:
-                raise ValueError(f"{path.name}: expected a title and a sentence, found neither")
-            sentence = re.split(r"(?<=[.:])\s", " ".join(first[0].split()))[0].rstrip(":.")
-            lines.append(f"* [{title[1]}]({path.name}): {sentence}.")
-    return "\n".join(lines)
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            links.append(f"[{title}]({path.name})")
+    return " · ".join(links)
 
 
 def modules_of_integrations(root: Path) -> str:

@@ -70,9 +70,11 @@ def _comparison(cells: dict[tuple[int, int, bool], dict[str, dict[str, Any]]]) -
 
 def _caption(file: str, environment: dict[str, Any]) -> str:
     device, versions = environment["device"], environment["versions"]
+    revision = environment["source"]["revision"]
+    commit = f"commit {revision[:10]}" if revision else "no commit recorded"
     return (
         f"TFLOP/s on one {device['name']}, driver {device['driver']}, torch {versions['torch']}, "
-        f"commit {environment['source']['revision'][:10]} (`{RESULTS / file}`)."
+        f"{commit} (`{RESULTS / file}`)."
     )
 
 
@@ -105,3 +107,45 @@ def builds(root: Path) -> str:
             + table(("step", "command", "seconds"), rows)
         )
     return "\n\n".join(parts)
+
+
+def models(root: Path) -> str:
+    """Rates in the shapes of models that people have, with a heading where there is a record."""
+    parts = []
+    for file, document in _documents(root, "models"):
+        cells: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in document["rows"]:
+            if "tflops" in row and "cell" in row:
+                cells.setdefault(row["cell"], {})[row["contender"]] = row
+        names = list(dict.fromkeys(name for by in cells.values() for name in by))
+        rows = [
+            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else "" for name in names))
+            for cell, by in cells.items()
+        ]
+        caption = _caption(file, document["environment"])
+        parts.append(f"{caption}\n\n{table(('model', *names), rows)}")
+    return "\n\n".join(["## Models", *parts]) if parts else ""
+
+
+def sizes(root: Path) -> str:
+    """Megabytes of the wheels, with a heading where there is a record."""
+    parts = []
+    for file, document in _documents(root, "size"):
+        rows = [
+            (
+                f"`{row['distribution']}`",
+                row["platform"],
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['installed_bytes'] / 1e6:.2f}",
+            )
+            for row in document["rows"]
+        ]
+        heading = ("wheel", "platform", "MB to download", "MB installed")
+        parts.append(f"From `{RESULTS / file}`.\n\n{table(heading, rows)}")
+    return "\n\n".join(["## Sizes", *parts]) if parts else ""
+
+
+def pictures(root: Path) -> str:
+    """Every picture that was drawn from the records for these pages."""
+    found = sorted((root / "docs" / "pictures").glob("*.png"))
+    return "\n\n".join(f"![{path.stem.replace('-', ' ')}](pictures/{path.name})" for path in found)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tables import table
 
 from flashvar.variant import Architecture
-from flashvar_factory import driver, schema
+from flashvar_factory import driver, schema, toml_table
 
 RESULTS: Final = Path("tests", "gpu", "results")
 _INTERPRETED: Final = "in its interpreter, on the CPU, with every change"
@@ -126,6 +126,32 @@ def versions(root: Path) -> str:
         "passed / failed / skipped",
     )
     return table(heading, rows)
+
+
+def software(root: Path) -> str:
+    """What each change is run with: the pins of pyproject.toml, the versions of the workflow."""
+    pyproject = (root / "pyproject.toml").read_text(encoding="utf-8")
+    groups = toml_table.document(pyproject, "pyproject.toml").table("dependency-groups")
+    pins = dict(
+        str(entry).partition(";")[0].strip().split("==") for entry in groups.values("runtime")
+    )
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    pythons = re.search(r"python: \[(.+)\]", workflow)
+    runner = re.search(r"runs-on: (\S+)", workflow)
+    if pythons is None or runner is None:
+        raise ValueError("ci.yml: expected a list of Pythons and a runner, found none")
+    rows = [
+        ("Python", "3.10 and newer", pythons[1].replace('"', "")),
+        ("torch", "2.8 and newer", pins["torch"]),
+        ("Triton", "what that torch brings", pins["triton"]),
+        ("OS", "Linux with glibc 2.28 or newer", runner[1]),
+        (
+            "processor",
+            "x86-64; aarch64 for `sm_90`",
+            "x86-64; aarch64 is cross-compiled and loaded in an emulator",
+        ),
+    ]
+    return table(("", "serves", "run with every change"), rows)
 
 
 def drivers(root: Path) -> str:
