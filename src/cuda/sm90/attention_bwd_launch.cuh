@@ -7,8 +7,8 @@
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/tensor_map.h"
-#include "sm80/attention_bwd_rows.cuh"
 #include "sm90/attention_bwd.cuh"
+#include "smxx/attention_bwd_rows.cuh"
 
 namespace flashvar::sm90 {
 
@@ -107,14 +107,11 @@ struct AttentionBwdLaunch {
   // D and the LSE in base 2.
   static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
                                  cudaStream_t stream) {
-    sm80::AttentionBwdArguments rows{};
-    static_cast<AttentionBwdProblem&>(rows) = arguments.problem;
-    rows.lse_log2 = const_cast<float*>(arguments.lse_log2);
-    rows.row_sums = const_cast<float*>(arguments.row_sums);
-    rows.query_tiles = arguments.query_tiles;
-    rows.aligned = true;
-    return launch_kernel<sm80::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
-        rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, sm80::kRowThreads, 0},
+    smxx::AttentionBwdRowsArguments const rows{
+        arguments.problem, const_cast<float*>(arguments.lse_log2),
+        const_cast<float*>(arguments.row_sums), arguments.query_tiles, true};
+    return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
+        rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, smxx::kRowThreads, 0},
         device, stream);
   }
 };
