@@ -101,8 +101,8 @@ struct AttentionBwdLaunch {
     };
     run(
         [&](int64_t blocks) {
-          smxx::AttentionBwdRowsArguments const rows{problem, args.lse_log2, args.row_sums,
-                                                     args.query_tiles, aligned};
+          smxx::AttentionBwdRowsArguments const rows{
+              problem, args.lse_log2, args.row_sums, nullptr, 0, args.query_tiles, aligned};
           return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
               rows, {blocks, smxx::kRowThreads, 0}, device, stream);
         },

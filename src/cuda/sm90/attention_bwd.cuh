@@ -7,7 +7,9 @@
 // half of every dQ, which is added to fp32 sums in the workspace. Blocks stay and walk over tiles.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
+#include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -16,8 +18,9 @@
 
 namespace flashvar::sm90 {
 
-// Named barriers. kScores: dS is complete. kWeights: P is. kPart + i: consumer i's part of dQ is.
-enum : uint32_t { kScores = 1, kWeights = 2, kPart = 3 };
+// Named barriers. kScores: dS is complete. kWeights: P is. kTurn + i lets consumer i start
+// products.
+enum : uint32_t { kScores = 1, kWeights = 2, kTurn = 3 };
 
 // The caller has announced the bytes.
 template <int kPages, int kPageBytes>
@@ -48,8 +51,10 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
     bool first = true;
     for (int32_t g = 0; g < problem.group; ++g) {
       uint32_t const head = tile.head_kv * problem.group + g;
-      int64_t const rows = tile.query_tile(arguments, head, 0) * Config::kBlockQ;
-      for (int32_t m = tile.begin; m < tile.end; ++m) {
+      int64_t const rows = int64_t{tile.query_tile(arguments, head, 0)} * Config::kBlockQ;
+      for (int32_t i = tile.begin; i < tile.end; ++i) {
+        int32_t m = i + tile.start - tile.begin;  // modulo their number
+        if (m >= tile.end) m -= tile.end - tile.begin;
         uint32_t const s = step.stage();
         int32_t const row = m * Config::kBlockQ;
         ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
@@ -77,21 +82,30 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
   }
 }
 
-// Calls step(head, m) for all blocks of queries that see a tile.
-template <class Config, class Step>
-__device__ __forceinline__ void for_each_step(const KeyTile<Config>& tile, int32_t group,
-                                              Step&& step) {
-  for (int32_t g = 0; g < group; ++g) {
-    for (int32_t m = tile.begin; m < tile.end; ++m) step(tile.head_kv * group + g, m);
-  }
-}
-
+// One after the other the blocks of queries that see a tile, of all heads of its group.
 template <class Config>
-__device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments,
-                                              const KeyTile<Config>& tile, uint32_t head, int32_t m,
+struct QueryWalk {
+  const KeyTile<Config>& tile;
+  int32_t head, m, left;
+
+  __device__ __forceinline__ QueryWalk(const KeyTile<Config>& tile, int32_t group)
+      : tile(tile),
+        head(tile.head_kv * group),
+        m(tile.start),
+        left(group * (tile.end - tile.begin)) {}
+
+  __device__ __forceinline__ void advance() {
+    if (++m == tile.end) m = tile.begin;
+    if (m == tile.start) ++head;
+    --left;
+  }
+};
+
+// `tile` is KeyTile::query_tile().
+template <class Config>
+__device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments, uint32_t tile,
                                               uint32_t warpgroup) {
-  return arguments.grad_q_sum +
-         (tile.query_tile(arguments, head, m) * 2 + warpgroup) * Config::kGradQElements;
+  return arguments.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
 }
 
 // Sharing::kKeys.
@@ -99,13 +113,14 @@ template <class Config>
 __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& arguments,
                                              const BwdSmem<Config>& smem, uint32_t warpgroup) {
   using S = Scores<Config>;
+  using ScoreState = PipelineState<Config::kScoreStages>;
   const AttentionBwdProblem& problem = arguments.problem;
   float const factor = problem.score_sign * problem.scale_log2;
   bool const first_lane = threadIdx.x % 32 == 0;
-  bool const first_thread = threadIdx.x % 128 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a page
+  if (warpgroup == 1) ptx::named_barrier_arrive(kTurn, 256);  // consumer 0 begins
+  uint32_t const offset = warpgroup * 64 * 128;               // of the warpgroup's rows in a page
   for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
     KeyTile<Config> const tile(arguments, turn);
     if (!tile.exists()) continue;
@@ -114,19 +129,36 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
 #pragma unroll
     for (int i = 0; i < Config::kHeadDim / 2; ++i) rK[i] = rV[i] = 0.f;
     if (tile.seen()) {
+      typename S::Registers rS;
+      auto start_scores = [&] {
+        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
+        multiply_scores<Config>(rS, smem.k() + offset, smem.q(step.stage()));
+      };
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
-      for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
-        uint32_t const s = step.stage(), buffer = step.count % Config::kScoreStages;
-        typename S::Registers rS, rdS;
+      start_scores();
+      ptx::mbarrier_wait(smem.full_v(), kv.phase());
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(rS);
+      uint32_t target = 0;  // tile of dQ of the step before
+      auto start_grad_q = [&](float (&rQ)[Config::kGradQCols / 2], const ScoreState& before) {
+        ptx::mbarrier_wait(smem.full_grad_scores(before.stage()), before.phase());
+        multiply_grad_q<Config>(rQ, smem.grad_scores(before.stage()), smem.k(), warpgroup);
+      };
+      auto finish_grad_q = [&](float (&rQ)[Config::kGradQCols / 2], const ScoreState& before) {
+        ptx::wgmma_pin(rQ);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, target, warpgroup),
+                           smem.grad_q(warpgroup));
+      };
+      QueryWalk<Config> walk(tile, problem.group);
+      auto take_step = [&](auto first, auto last) {
+        uint32_t const s = step.stage();
+        ScoreState const scores{step.count}, before{step.count - 1};
+        typename S::Registers rdS;
         typename S::Packed rP, rdP;
-        ptx::mbarrier_wait(smem.full_q(s), step.phase());
-        multiply_scores<Config>(rS, smem.k() + offset, smem.q(s));
-        ptx::mbarrier_wait(smem.full_v(), kv.phase());
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         multiply_scores<Config>(rdS, smem.v() + offset, smem.grad_out(s));
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(rS);
-        weigh<Config>(rS, factor, smem.lse(s), tile.mask, first_key, m * Config::kBlockQ);
+        weigh<Config>(rS, factor, smem.lse(s), tile.mask, first_key, walk.m * Config::kBlockQ);
         S::pack(rS, rP);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rdS);
@@ -137,25 +169,58 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
               ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
         }
         S::pack(rdS, rdP);
-        multiply_grad<Config>(rV, rP, smem.grad_out(s));
-        store_scores<Config>(smem.grad_scores(buffer) + warpgroup * Config::kPageBytesQ, rdP);
+        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
+        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
+                             rdP);
         ptx::fence_async_proxy();
-        if (Config::kBulk && first_thread) ptx::bulk_wait_read();  // dQ's shared memory is free
-        ptx::named_barrier_sync(kScores, 256);
+        __syncwarp();
+        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        ptx::named_barrier_sync(kTurn + warpgroup, 256);  // the other has started its products
         float rQ[Config::kGradQCols / 2];
-        multiply_grad_q<Config>(rQ, smem.grad_scores(buffer), smem.k(), warpgroup);
+        if constexpr (!decltype(first)::value) start_grad_q(rQ, before);
+        multiply_grad<Config>(rV, rP, smem.grad_out(s));
+        if constexpr (!decltype(first)::value) {
+          ptx::wgmma_wait<1>();
+          ptx::wgmma_pin(rQ);
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+        }
         multiply_grad<Config>(rK, rdP, smem.q(s));
+        if constexpr (!decltype(first)::value) {
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, target, warpgroup),
+                             smem.grad_q(warpgroup));
+        }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
-        ptx::wgmma_pin(rQ);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, tile, head, m, warpgroup),
-                           smem.grad_q(warpgroup), kPart + warpgroup);
-        ptx::wgmma_wait<0>();
+        target = tile.query_tile(arguments, walk.head, walk.m);
+        step.advance();
+        if constexpr (!decltype(last)::value) start_scores();  // of the next step
+        ptx::named_barrier_arrive(kTurn + 1 - warpgroup, 256);
+        if constexpr (decltype(last)::value) {
+          ptx::wgmma_wait<0>();
+        } else {
+          ptx::wgmma_wait<1>();
+        }
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        step.advance();
-      });
+        if constexpr (!decltype(last)::value) {
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(rS);
+        }
+        walk.advance();
+      };
+      if (walk.left == 1) {
+        take_step(std::true_type{}, std::true_type{});
+      } else {
+        take_step(std::true_type{}, std::false_type{});
+        while (walk.left > 1) take_step(std::false_type{}, std::false_type{});
+        take_step(std::false_type{}, std::true_type{});
+      }
+      float rQ[Config::kGradQCols / 2];
+      ScoreState const before{step.count - 1};
+      start_grad_q(rQ, before);
+      ptx::wgmma_wait<0>();
+      finish_grad_q(rQ, before);
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
@@ -163,7 +228,8 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
     store_grad<Config>(problem.grad_k, tile, rK, problem.features.scale, first_key,
                        problem.head_dim);
   }
-  if (Config::kBulk && first_thread) ptx::bulk_wait();
+  if (warpgroup == 0) ptx::named_barrier_sync(kTurn, 256);  // the turn that nobody took
+  if (Config::kBulk && first_lane) ptx::bulk_wait();
 }
 
 // Sharing::kProducts, the first warpgroup: S, P, dV.
@@ -184,7 +250,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
     for (int i = 0; i < Config::kHeadDim / 2; ++i) rV[i] = 0.f;
     if (tile.seen()) {
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
-      for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+      for (QueryWalk<Config> walk(tile, problem.group); walk.left > 0; walk.advance()) {
         uint32_t const s = step.stage();
         typename S::Registers rS;
         typename S::Packed rP;
@@ -192,7 +258,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         multiply_scores<Config>(rS, smem.k(), smem.q(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
-        weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
+        weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, walk.m * Config::kBlockQ);
         uint32_t const weights = smem.weights() + ptx::thread_index() % 128 * 16;
 #pragma unroll
         for (int n = 0; n < S::kColumns; ++n) {
@@ -212,10 +278,11 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rQ);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, tile, head, m, 0), smem.grad_q(0),
-                           kPart);
+        add_grad_q<Config>(
+            rQ, grad_q_part<Config>(arguments, tile.query_tile(arguments, walk.head, walk.m), 0),
+            smem.grad_q(0));
         step.advance();
-      });
+      }
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
@@ -240,7 +307,7 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
     for (int i = 0; i < Config::kHeadDim / 2; ++i) rK[i] = 0.f;
     if (tile.seen()) {
       ptx::mbarrier_wait(smem.full_v(), kv.phase());
-      for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+      for (QueryWalk<Config> walk(tile, problem.group); walk.left > 0; walk.advance()) {
         uint32_t const s = step.stage();
         typename S::Registers rdS;
         typename S::Packed rdP;
@@ -270,13 +337,14 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         multiply_grad<Config>(rK, rdP, smem.q(s));
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rQ);
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, tile, head, m, 1), smem.grad_q(1),
-                           kPart + 1);
+        add_grad_q<Config>(
+            rQ, grad_q_part<Config>(arguments, tile.query_tile(arguments, walk.head, walk.m), 1),
+            smem.grad_q(1));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
         step.advance();
-      });
+      }
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
@@ -295,6 +363,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.full_k(), 1);
     ptx::mbarrier_init(smem.full_v(), 1);
     ptx::mbarrier_init(smem.empty_kv(), warps);
+    for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
+      ptx::mbarrier_init(smem.full_grad_scores(stage), warps);
+      ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
+    }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(smem.full_q(stage), 1);
       ptx::mbarrier_init(smem.empty_q(stage), warps);
@@ -303,14 +375,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init_fence();
   }
+  ptx::release_next_grid();
   __syncthreads();  // the barriers are there for all
   if (threadIdx.x < 128) {
     ptx::registers_give<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) produce_bwd<Config>(arguments, smem);
+    if (threadIdx.x == 0) {
+      ptx::await_last_grid();
+      produce_bwd<Config>(arguments, smem);
+    }
   } else {
     ptx::registers_take<Config::kConsumerRegisters>();
     if constexpr (Config::kSharesKeys) {
-      consume_keys<Config>(arguments, smem, threadIdx.x / 128 - 1);
+      // The same in all lanes, and shown to be: descriptors then live in uniform registers.
+      consume_keys<Config>(arguments, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
     } else if (threadIdx.x < 256) {
       consume_values<Config>(arguments, smem);
     } else {
@@ -324,6 +401,7 @@ template <class Config>
 __global__ void __launch_bounds__(256)
     attention_bwd_round_kernel(const __grid_constant__ AttentionBwdArguments arguments) {
   const AttentionBwdProblem& problem = arguments.problem;
+  ptx::await_last_grid();
   uint32_t const tiles = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
   uint32_t const head = blockIdx.x / arguments.query_tiles;
   uint32_t const batch = blockIdx.x % arguments.query_tiles / tiles;
@@ -331,7 +409,7 @@ __global__ void __launch_bounds__(256)
   uint32_t const warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
   const float* const from = arguments.grad_q_sum +
                             (int64_t{blockIdx.x} * 2 + warpgroup) * Config::kGradQElements +
-                            thread * 4;
+                            grad_q_place<Config>(thread) * 4;
   const TensorView& tensor = problem.grad_q;
   uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
   float const scale = problem.features.scale;
@@ -343,7 +421,7 @@ __global__ void __launch_bounds__(256)
     uint32_t upper[4], lower[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float4 const x = *reinterpret_cast<const float4*>(from + (n + i) * 128 * 4);
+      float4 const x = *reinterpret_cast<const float4*>(from + (n + i) * 32 * 4);
       upper[i] = Config::Dtype::pack(x.x * scale, x.y * scale);
       lower[i] = Config::Dtype::pack(x.z * scale, x.w * scale);
     }

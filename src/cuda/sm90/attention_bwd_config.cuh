@@ -63,7 +63,7 @@ struct AttentionBwdConfig {
   static constexpr int kBytesKV = kPages * kPageBytesKV;
   static constexpr int kRowBytes = kBlockQ * 4;  // of LSE and of D
   static constexpr int kBytesScores = kBlockQ * kBlockKV * 2;
-  static constexpr int kScoreStages = kSharesKeys ? 2 : 1;
+  static constexpr int kScoreStages = kSharesKeys ? 3 : 1;
   static constexpr int kBytesWeights = kSharesKeys ? 0 : kBlockQ * kBlockKV * 4;
   static constexpr int kBytesGradQ = kBulk ? kConsumers * kGradQElements * 4 : 0;
   static constexpr int kBarrierBytes = 1024;

@@ -36,18 +36,24 @@ struct Scores {
   }
 };
 
+// The descriptor of what lies `bytes` further on: one addition, to the address alone.
+__device__ __forceinline__ uint64_t further(uint64_t descriptor, uint32_t bytes) {
+  return (descriptor & ~uint64_t{0xffffffff}) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
+}
+
 // Starts scores = a b^T: 64 keys of K with Q, or of V with dO.
 template <class Config>
 __device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
                                                 uint32_t keys, uint32_t queries) {
+  uint64_t const a = ptx::wgmma_descriptor(keys, 0), b = ptx::wgmma_descriptor(queries, 0);
   ptx::wgmma_pin(scores);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
     uint32_t const page = kk / 4, column = kk % 4 * 32;
     ptx::Wgmma<typename Config::Dtype, Config::kBlockQ>::template ss<false>(
-        scores, ptx::wgmma_descriptor(keys + page * Config::kPageBytesKV + column, 0),
-        ptx::wgmma_descriptor(queries + page * Config::kPageBytesQ + column, 0), kk > 0);
+        scores, further(a, page * Config::kPageBytesKV + column),
+        further(b, page * Config::kPageBytesQ + column), kk > 0);
   }
   ptx::wgmma_commit();
 }
@@ -57,12 +63,13 @@ template <class Config>
 __device__ __forceinline__ void multiply_grad(float (&grad)[Config::kHeadDim / 2],
                                               const typename Scores<Config>::Packed& scores,
                                               uint32_t rows) {
+  uint64_t const b = ptx::wgmma_descriptor(rows, Config::kPageBytesQ);
   ptx::wgmma_pin(grad);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
     ptx::Wgmma<typename Config::Dtype, Config::kHeadDim>::template rs<true>(
-        grad, scores[kk], ptx::wgmma_descriptor(rows + kk * 16 * 128, Config::kPageBytesQ), 1);
+        grad, scores[kk], further(b, kk * 16 * 128), 1);
   }
   ptx::wgmma_commit();
 }
@@ -77,14 +84,15 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
   } else {
     keys += warpgroup * (Config::kGradQCols / kPageCols) * Config::kPageBytesKV;
   }
+  uint64_t const a = ptx::wgmma_descriptor(scores, 0);
+  uint64_t const b = ptx::wgmma_descriptor(keys, Config::kPageBytesKV);
   ptx::wgmma_pin(grad);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
     uint32_t const page = kk / 4, column = kk % 4 * 32;
     ptx::Wgmma<typename Config::Dtype, Config::kGradQCols>::template ss<true>(
-        grad, ptx::wgmma_descriptor(scores + page * Config::kPageBytesQ + column, 0),
-        ptx::wgmma_descriptor(keys + kk * 16 * 128, Config::kPageBytesKV), kk > 0);
+        grad, further(a, page * Config::kPageBytesQ + column), further(b, kk * 16 * 128), kk > 0);
   }
   ptx::wgmma_commit();
 }
@@ -149,26 +157,37 @@ __device__ __forceinline__ void store_scores(uint32_t to,
   }
 }
 
-// Adds a warpgroup's part of a tile of dQ to the workspace. By bulk: the part's shared memory is
-// free.
+// Where a thread's first four elements of a warpgroup's part of dQ are: warps one after the other,
+// so that each adds its own.
+template <class Config>
+__device__ __forceinline__ uint32_t grad_q_place(uint32_t thread) {
+  return thread / 32 * (Config::kGradQCols / 8 * 32) + thread % 32;
+}
+
+// Adds a warpgroup's part of a tile of dQ to the workspace.
 template <class Config>
 __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to,
-                                           uint32_t staging, uint32_t barrier) {
+                                           uint32_t staging) {
   uint32_t const thread = ptx::thread_index() % 128;
+  uint32_t const place = grad_q_place<Config>(thread);
+  if constexpr (Config::kBulk) {
+    if (thread % 32 == 0) ptx::bulk_wait_read();  // the warp's shared memory is free
+    __syncwarp();
+  }
 #pragma unroll
   for (int n = 0; n < Config::kGradQCols / 8; ++n) {
     const float* const x = &grad[4 * n];
     if constexpr (Config::kBulk) {
-      ptx::shared_store(staging + (n * 128 + thread) * 16, x[0], x[1], x[2], x[3]);
+      ptx::shared_store(staging + (place + n * 32) * 16, x[0], x[1], x[2], x[3]);
     } else {
-      ptx::global_add(to + (n * 128 + thread) * 4, x[0], x[1], x[2], x[3]);
+      ptx::global_add(to + (place + n * 32) * 4, x[0], x[1], x[2], x[3]);
     }
   }
   if constexpr (Config::kBulk) {
     ptx::fence_async_proxy();
-    ptx::named_barrier_sync(barrier, 128);  // the part is complete
-    if (thread == 0) {
-      ptx::bulk_add(to, staging, Config::kGradQElements * 4);
+    __syncwarp();
+    if (thread % 32 == 0) {
+      ptx::bulk_add(to + place * 4, staging + place * 16, Config::kGradQElements);
       ptx::bulk_commit();
     }
   }

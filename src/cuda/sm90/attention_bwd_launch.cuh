@@ -77,18 +77,15 @@ struct AttentionBwdLaunch {
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(heads * row_items);
 
-    if (error == cudaSuccess) {
-      error = cudaMemsetAsync(arguments.grad_q_sum, 0, parts.end - parts.grad_q_sum, stream);
-    }
     if (error == cudaSuccess) error = launch_rows(arguments, device, stream);
     if (error == cudaSuccess) {
       LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
-                              Config::kSharedMemory};
+                              Config::kSharedMemory, true};
       error = launch_kernel<attention_bwd_kernel<Config>>(arguments, shape, device, stream);
     }
     if (error == cudaSuccess) {
       error = launch_kernel<attention_bwd_round_kernel<Config>>(
-          arguments, {query_tiles * problem.heads_q, 256, 0}, device, stream);
+          arguments, {query_tiles * problem.heads_q, 256, 0, true}, device, stream);
     }
     return error;
   }
@@ -107,9 +104,13 @@ struct AttentionBwdLaunch {
   // D and the LSE in base 2.
   static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
                                  cudaStream_t stream) {
-    smxx::AttentionBwdRowsArguments const rows{
-        arguments.problem, const_cast<float*>(arguments.lse_log2),
-        const_cast<float*>(arguments.row_sums), arguments.query_tiles, true};
+    smxx::AttentionBwdRowsArguments const rows{arguments.problem,
+                                               const_cast<float*>(arguments.lse_log2),
+                                               const_cast<float*>(arguments.row_sums),
+                                               arguments.grad_q_sum,
+                                               2 * Config::kGradQElements,
+                                               arguments.query_tiles,
+                                               true};
     return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
         rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, smxx::kRowThreads, 0},
         device, stream);

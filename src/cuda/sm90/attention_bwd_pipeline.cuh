@@ -58,6 +58,12 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
+  __device__ __forceinline__ uint32_t full_grad_scores(uint32_t stage) const {
+    return ring(4, 0) + stage * 16;
+  }
+  __device__ __forceinline__ uint32_t empty_grad_scores(uint32_t stage) const {
+    return full_grad_scores(stage) + 8;
+  }
   __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
   __device__ __forceinline__ uint32_t full_grad_out(uint32_t stage) const { return ring(2, stage); }
@@ -92,6 +98,7 @@ struct KeyTile {
   uint32_t batch, head_kv;
   int32_t first_key;
   int32_t begin, end;  // blocks of queries
+  int32_t start;       // which of them comes first
 
   __device__ __forceinline__ KeyTile(const AttentionBwdArguments& arguments, const BwdTurn& turn) {
     const AttentionBwdProblem& problem = arguments.problem;
@@ -110,16 +117,18 @@ struct KeyTile {
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
     begin = mask.seeing_begin(first_key) / Config::kBlockQ;
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    start = begin;
+    if (!arguments.paired && begin < end) start += block % (end - begin);
   }
 
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
 
-  // Number of a tile of queries in the workspace.
-  __device__ __forceinline__ int64_t query_tile(const AttentionBwdArguments& arguments,
-                                                uint32_t head, int32_t m) const {
-    int32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
-    return int64_t{head} * arguments.query_tiles + int64_t{batch} * tiles + m;
+  // Number of a tile of queries in the workspace; the launcher has seen to it that it fits.
+  __device__ __forceinline__ uint32_t query_tile(const AttentionBwdArguments& arguments,
+                                                 uint32_t head, uint32_t m) const {
+    uint32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    return head * arguments.query_tiles + batch * tiles + m;
   }
 };
 

@@ -7,14 +7,17 @@
 #include "core/problem.h"
 #include "core/smem_layout.cuh"
 #include "core/unaligned.cuh"
+#include "ptx/grid_dependency.cuh"
 
 namespace flashvar::smxx {
 
 // Rows of queries are padded to whole tiles, per sequence.
 struct AttentionBwdRowsArguments {
   AttentionBwdProblem problem;
-  float* lse_log2;      // [heads_q, padded rows]: lse * log2(e); +inf where a row has no weights
-  float* row_sums;      // likewise: D, the sum over the row of dO O, less dLSE
+  float* lse_log2;    // [heads_q, padded rows]: lse * log2(e); +inf where a row has no weights
+  float* row_sums;    // likewise: D, the sum over the row of dO O, less dLSE
+  float* grad_q_sum;  // null: zeros already; else [heads_q, query tiles, tile_elements]
+  int32_t tile_elements;
   int64_t query_tiles;  // of one head, over all batches
   bool aligned;         // every row of every tensor starts on 16 bytes
 };
@@ -56,6 +59,7 @@ template <class Dtype, int kBlockQ>
 __global__ void __launch_bounds__(kRowThreads)
     attention_bwd_rows_kernel(const __grid_constant__ AttentionBwdRowsArguments args) {
   const AttentionBwdProblem& problem = args.problem;
+  ptx::release_next_grid();
   clear_outside(problem.grad_q, problem.queries, problem.batch, problem.heads_q, problem.head_dim);
   clear_outside(problem.grad_k, problem.keys, problem.batch, problem.heads_q / problem.group,
                 problem.head_dim);
@@ -70,6 +74,14 @@ __global__ void __launch_bounds__(kRowThreads)
   Span const span = problem.queries.span(position.batch);
   if (position.first >= span.count) return;
   int64_t const sequence_tile = problem.queries.first_tile(position.batch, kBlockQ);
+  if (args.grad_q_sum != nullptr) {
+    float4* const sums = reinterpret_cast<float4*>(
+        args.grad_q_sum +
+        (head * args.query_tiles + sequence_tile + position.first / kBlockQ) * args.tile_elements);
+    for (int i = threadIdx.x; i < args.tile_elements / 4; i += kRowThreads) {
+      sums[i] = {0.f, 0.f, 0.f, 0.f};
+    }
+  }
   int64_t const padded = (head * args.query_tiles + sequence_tile) * kBlockQ + position.first;
   int64_t const lse_row =
       problem.queries.offsets == nullptr
