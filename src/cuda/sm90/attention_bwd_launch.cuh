@@ -21,14 +21,9 @@ struct AttentionBwdLaunch {
                              Config::kBlockKV);
   }
 
-  // Dense, plain scores; the order in which blocks add to dQ is not fixed. Of dtypes and head dims
-  // those that a device has shown to be right: the ledger says what is to be run before more of
-  // them.
+  // Dense, plain scores; the order in which blocks add to dQ is not fixed.
   static bool suits(const AttentionBwdProblem& problem) {
-    constexpr bool kShown = Dtype::kAbi == dtype::bf16::kAbi && kHeadDim == kHeadDimV &&
-                            (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
-    return kShown && problem.head_dim == kHeadDim && problem.head_dim_v == kHeadDimV &&
-           !problem.deterministic && !problem.has_features() &&
+    return !problem.deterministic && !problem.has_features() &&
            problem.queries.offsets == nullptr && problem.keys.offsets == nullptr &&
            problem.seqused_k == nullptr && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
   }

@@ -30,12 +30,12 @@ struct BwdSmem {
   uint32_t base;
 
   __device__ __forceinline__ uint32_t k() const { return base + Config::kBarrierBytes; }
-  __device__ __forceinline__ uint32_t v() const { return k() + Config::kBytesKV; }
+  __device__ __forceinline__ uint32_t v() const { return k() + Config::kBytesK; }
   __device__ __forceinline__ uint32_t q(uint32_t stage) const {
-    return v() + Config::kBytesKV + stage * Config::kBytesQ;
+    return v() + Config::kBytesV + stage * Config::kBytesQ;
   }
   __device__ __forceinline__ uint32_t grad_out(uint32_t stage) const {
-    return q(Config::kStages) + stage * Config::kBytesQ;
+    return q(Config::kStages) + stage * Config::kBytesGradOut;
   }
   // dS: rows are queries, pages of 64 keys.
   __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
@@ -43,11 +43,8 @@ struct BwdSmem {
   }
   // P in fp32, from the first warpgroup to the second, thread by thread.
   __device__ __forceinline__ uint32_t weights() const { return grad_scores(Config::kScoreStages); }
-  __device__ __forceinline__ uint32_t grad_q(uint32_t warpgroup) const {
-    return weights() + Config::kBytesWeights + warpgroup * Config::kGradQElements * 4;
-  }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return weights() + Config::kBytesWeights + Config::kBytesGradQ + stage * Config::kRowBytes;
+    return weights() + Config::kBytesWeights + stage * Config::kRowBytes;
   }
   __device__ __forceinline__ uint32_t row_sums(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
@@ -98,7 +95,6 @@ struct KeyTile {
   uint32_t batch, head_kv;
   int32_t first_key;
   int32_t begin, end;  // blocks of queries
-  int32_t start;       // which of them comes first
 
   __device__ __forceinline__ KeyTile(const AttentionBwdArguments& arguments, const BwdTurn& turn) {
     const AttentionBwdProblem& problem = arguments.problem;
@@ -117,8 +113,6 @@ struct KeyTile {
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
     begin = mask.seeing_begin(first_key) / Config::kBlockQ;
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
-    start = begin;
-    if (!arguments.paired && begin < end) start += block % (end - begin);
   }
 
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
