@@ -13,9 +13,9 @@
 
 namespace flashvar::sm80 {
 
-// A group of query heads is split over blocks while there are fewer blocks than this: two for each
-// of the SMs of the largest devices.
-inline constexpr int64_t kEnoughBlocks = 264;
+// A group of query heads is split over blocks, in equal parts, while there are fewer blocks than
+// this: eight for each of the SMs of the largest devices, for under a mask their lengths differ.
+inline constexpr int64_t kEnoughBlocks = 1056;
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct AttentionBwdLaunch {
@@ -62,6 +62,7 @@ struct AttentionBwdLaunch {
     if (!problem.deterministic) {
       args.splits = static_cast<int32_t>(
           std::min<int64_t>(problem.group, (kEnoughBlocks + blocks - 1) / blocks));
+      while (problem.group % args.splits != 0) ++args.splits;
     }
     uint64_t end = 0;
     auto take = [&](bool wanted, int64_t elements) -> float* {
