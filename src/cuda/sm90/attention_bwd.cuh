@@ -19,7 +19,7 @@
 
 namespace flashvar::sm90 {
 
-// Named barriers. kScores: dS is complete. kWeights: P is.
+// Named barriers. kScores: dS is complete, for those who wrote it. kWeights: P is.
 enum : uint32_t { kScores = 1, kWeights = 2 };
 
 // The caller has announced the bytes.
@@ -56,11 +56,9 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
         uint32_t const s = step.stage();
         int32_t const row = m * Config::kBlockQ;
         ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
-        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ + Config::kRowBytes);
+        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
         load_pages<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
                                                         row, head, tile.batch);
-        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + rows + row, Config::kRowBytes,
-                       smem.full_q(s));
         if (first) {
           ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
           load_pages<Config::kPagesV, Config::kPageBytesKV>(
@@ -70,9 +68,11 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
         // dV from this buffer is added
         ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
         ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
-                                    Config::kBytesGradOut + Config::kRowBytes);
+                                    Config::kBytesGradOut + 2 * Config::kRowBytes);
         load_pages<Config::kPagesV, Config::kPageBytesQ>(
             smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
+        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + rows + row, Config::kRowBytes,
+                       smem.full_grad_out(s));
         ptx::bulk_load(smem.row_sums(s), arguments.row_sums + rows + row, Config::kRowBytes,
                        smem.full_grad_out(s));
         step.advance();
@@ -190,7 +190,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
         step.advance();
         walk.advance(arguments);
         if constexpr (!last.value) start_scores();
@@ -254,6 +254,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         typename S::Packed rP;
         ptx::mbarrier_wait(smem.full_q(s), step.phase());
         multiply_scores<Config, Config::kHeadDim>(rS, smem.k(), smem.q(s));
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
         weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
@@ -265,14 +266,14 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         }
         ptx::named_barrier_arrive(kWeights, 256);
         S::pack(rS, rP);
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
-        ptx::named_barrier_sync(kScores, 256);  // also: the other has read P
+        // dS is there, and the other has read P
+        ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
         float rQ[Config::kGradQCols / 2];
         multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 0);
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rQ);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
@@ -326,8 +327,9 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         S::pack(rdS, rdP);
         store_scores<Config>(smem.grad_scores(0), rdP);
         ptx::fence_async_proxy();
-        ptx::named_barrier_sync(kScores, 256);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.full_grad_scores(0));
+        ptx::named_barrier_sync(kScores, 128);
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
         float rQ[Config::kGradQCols / 2];
         multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 1);
         ptx::mbarrier_wait(smem.full_q(s), step.phase());
@@ -360,14 +362,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.full_v(), 1);
     ptx::mbarrier_init(smem.empty_kv(), warps);
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
-      ptx::mbarrier_init(smem.full_grad_scores(stage), warps);
+      ptx::mbarrier_init(smem.full_grad_scores(stage), Config::kSharesKeys ? warps : 128);
       ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
     }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(smem.full_q(stage), 1);
       ptx::mbarrier_init(smem.empty_q(stage), warps);
       ptx::mbarrier_init(smem.full_grad_out(stage), 1);
-      ptx::mbarrier_init(smem.empty_grad_out(stage), warps);
+      // Its rows of LSE and D are read by the threads: each says so itself.
+      ptx::mbarrier_init(smem.empty_grad_out(stage), 32 * warps);
     }
     ptx::mbarrier_init_fence();
   }

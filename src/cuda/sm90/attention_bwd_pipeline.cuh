@@ -50,8 +50,7 @@ struct BwdSmem {
     return lse(Config::kStages) + stage * Config::kRowBytes;
   }
 
-  // full: the tile has arrived; empty: both consumers are done with it. LSE comes with Q, D with
-  // dO.
+  // full: the tile has arrived; empty: both consumers are done with it. LSE and D come with dO.
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
