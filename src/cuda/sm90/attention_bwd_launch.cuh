@@ -63,8 +63,7 @@ struct AttentionBwdLaunch {
     }
     int64_t const heads = problem.batch * (problem.heads_q / problem.group);
     int64_t const tiles = problem.keys.tiles(1, Config::kBlockKV);
-    arguments.paired =
-        problem.window_right != kUnbounded && heads * tiles >= int64_t{2} * multiprocessors;
+    arguments.paired = problem.window_right != kUnbounded && heads * tiles > multiprocessors;
     int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
     if (heads * row_items > INT32_MAX || query_tiles * problem.heads_q > INT32_MAX) {
       return cudaErrorInvalidConfiguration;
