@@ -1,4 +1,4 @@
-"""What the integration with transformers costs: registering, and each call beside flashvar's own.
+"""What the integrations cost: registering, and each call beside flashvar's own.
 
     PYTHONPATH=src/python python benchmarks/integrations.py --json out.json
 
@@ -60,14 +60,21 @@ def measure(device: str, calls: int, rounds: int) -> list[dict[str, Any]]:
     """Times of registering once more, and of the ways of a call."""
     from transformers.modeling_utils import AttentionInterface
 
+    from flashvar.integrations import torch as sdpa
     from flashvar.integrations import transformers
 
-    transformers.register()
-    registering = [_time(transformers.register, 1, "cpu") for _ in range(rounds)]
-    rows = [{"way": "register", **_summary(registering, 1)}]
+    rows = []
+    for name, register in {
+        "transformers": transformers.register,
+        "torch": lambda: sdpa.activate().__exit__(None, None, None),
+    }.items():
+        register()
+        registering = [_time(register, 1, "cpu") for _ in range(rounds)]
+        rows.append({"way": f"register, {name}", **_summary(registering, 1)})
     attention = AttentionInterface()["flashvar"]
+    sdpa.activate("auto" if device == "cuda" else "reference")
     for name, wants_gradients in (("no-gradient", False), ("gradient", True)):
-        ways = _ways(device, attention, wants_gradients)
+        ways = _ways(device, attention, wants_gradients) | _torchs_ways(device, wants_gradients)
         found: dict[str, list[float]] = {way: [] for way in ways}
         for call in ways.values():
             _time(call, calls, device)
@@ -111,6 +118,28 @@ def _ways(device: str, attention: Any, wants_gradients: bool) -> dict[str, Calla
         "direct and three transposes": transposed,
         "transformers": lambda: attention(module, *views, None, **options),
         "transformers, one row": lambda: attention(module, *single, None, **options),
+    }
+
+
+def _torchs_ways(device: str, wants_gradients: bool) -> dict[str, Callable[[], object]]:
+    from flashvar.integrations.attend import Attend
+    from flashvar.integrations.xformers import memory_efficient_attention
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    rows, heads = (
+        [torch.randn(shape, dtype=dtype, device=device) for _ in range(3)]
+        for shape in ((2, 16, 2, 64), (2, 2, 16, 64))
+    )
+    views = [tensor.transpose(1, 2).detach() for tensor in rows]
+    for tensor in (*rows, *heads, *views):
+        tensor.requires_grad_(wants_gradients)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    attend = Attend(flash=True, backend="auto" if device == "cuda" else "reference")
+    return {
+        "sdpa": lambda: sdpa(*heads, is_causal=True),
+        "sdpa, rows first in memory": lambda: sdpa(*views, is_causal=True),
+        "Attend": lambda: attend(*heads),
+        "xformers": lambda: memory_efficient_attention(*rows),
     }
 
 

@@ -1,6 +1,6 @@
 """Fine-tune a language model on documents of very different lengths, packed instead of padded.
 
-    python examples/finetune_packed.py                     # 40 steps, on a GPU if there is one
+    python examples/finetune_packed.py                     # 30 steps, on a GPU if there is one
     python examples/finetune_packed.py --steps 3
     python examples/finetune_packed.py --model FOLDER      # a model and a tokenizer on your disk
 
@@ -124,7 +124,7 @@ def main() -> int:
     """Train twice, compare; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", metavar="FOLDER", help="of a pretrained model")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tokens", type=int, help="in a batch; 1024, on a GPU 16384")
     parser.add_argument("--rate", type=float, default=3e-3)
     options = parser.parse_args()

@@ -17,7 +17,7 @@ from flashvar import cli, errors
 from flashvar_factory.cli import COMMANDS
 
 # What users import; the modules beside them are parts of these.
-INTEGRATIONS: Final = ("transformers", "torch", "diffusers", "attend", "xformers")
+INTEGRATIONS: Final = ("transformers", "torch", "documents", "diffusers", "attend", "xformers")
 
 
 def of_the_root(root: Path) -> dict[str, str]:

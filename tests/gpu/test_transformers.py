@@ -26,10 +26,14 @@ pytestmark = pytest.mark.usefixtures("seed")
 def registered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This backend and no other, nor the model's own path."""
     transformers.register()
-    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    monkeypatch.setattr(transformers_attention, "own_path", _refuse)
     for name in ("dense", "attention_varlen"):
         function = getattr(transformers_attention, name)
         monkeypatch.setattr(transformers_attention, name, partial(function, backend=backend))
+
+
+def _refuse(reason: str, *_: object) -> None:
+    raise AssertionError(f"the model's own path was taken: {reason}")
 
 
 def require(backend: str, name: str, dtype: torch.dtype) -> None:

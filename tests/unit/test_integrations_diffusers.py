@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,8 +18,11 @@ from flashvar.integrations import torch as sdpa
 
 with warnings.catch_warnings():  # it reads attributes that torch deprecates
     warnings.simplefilter("ignore")
-    from diffusers import DiTTransformer2DModel, FluxTransformer2DModel, UNet2DConditionModel
-    from diffusers.models import attention_dispatch
+    diffusers = pytest.importorskip("diffusers", reason="diffusers needs Python 3.11")
+    attention_dispatch = importlib.import_module("diffusers.models.attention_dispatch")
+    DiTTransformer2DModel = diffusers.DiTTransformer2DModel
+    FluxTransformer2DModel = diffusers.FluxTransformer2DModel
+    UNet2DConditionModel = diffusers.UNet2DConditionModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -80,6 +80,24 @@ def test_equals_torchs_own(case: dict[str, Any]) -> None:
         torch.testing.assert_close(have, want)
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.randn(9, 9)}])
+@pytest.mark.parametrize("seqlen_first", [False, True])
+def test_lies_in_memory_as_torchs_own(seqlen_first: bool, options: dict[str, Any]) -> None:
+    q, k, v = torch.randn(3, 2, 9, 4, 16).transpose(2, 3)
+    if not seqlen_first:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    expected = OWN(q, k, v, **options)
+    with ours.activate(backend="reference"):
+        found = functional.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride() == q.stride()
+
+
+def test_importing_changes_nothing() -> None:
+    assert OWN is torch._C._nn.scaled_dot_product_attention
+    assert not ours.active()
+
+
 def fits(case: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """A call that flashvar leaves to torch."""
     q, k, v = (x.detach() for x in qkv())
@@ -305,3 +323,23 @@ def test_compiled_code_notices_an_activation() -> None:
     with ours.activate(backend="reference"):
         module(*tensors)
     assert any("flashvar" in target for target in targets)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_script_keeps_torchs_own() -> None:
+    tensors = qkv()
+    with ours.activate(backend="reference"):
+        scripted = torch.jit.script(Doubled())
+        torch.testing.assert_close(scripted(*tensors), 2 * OWN(*tensors))
+        assert ours.report() == {}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_go_to_torch() -> None:
+    rows = [torch.randn(length, H, D) for length in (3, 5)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+    expected = OWN(nested, nested, nested)
+    with ours.activate(backend="reference"):
+        found = functional.scaled_dot_product_attention(nested, nested, nested)
+        assert "NestedTensor" in str(ours.last_reason())
+    torch.testing.assert_close(found.values(), expected.values())

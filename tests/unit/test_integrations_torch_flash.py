@@ -91,6 +91,29 @@ def test_what_nothing_serves() -> None:
         flash(q, q, q, 0.0, False, True)
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_a_kernel_that_was_there_takes_what_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    expected = flash(q, q, q, is_causal=True, scale=0.3)[0]
+    (want,) = torch.autograd.grad(expected.square().sum(), q)
+    upper = ours.Implementation("CPU")  # above that of the fixture, which serves
+    asked: list[str | None] = []
+
+    def why_not(*_: object) -> str | None:
+        asked.append(None if len(asked) % 2 else "a whim")
+        return asked[-1]
+
+    monkeypatch.setattr(ours, "_why_not", why_not)
+    try:
+        out = flash(q, q, q, is_causal=True, scale=0.3)[0]
+        (grad,) = torch.autograd.grad(out.square().sum(), q)
+    finally:
+        upper.remove()
+    assert asked == ["a whim", None] * 2
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(grad, want)
+
+
 def test_removal() -> None:
     q = torch.randn(1, 1, 4, 8)
     first = ours.Implementation("CPU")

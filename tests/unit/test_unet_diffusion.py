@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
-
-from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,5 +30,4 @@ def test_a_few_steps_on_the_cpu(tmp_path: Path) -> None:
     first, last = map(float, re.findall(r"([\d.]+) (?:at first|over)", done.stdout))
     assert last < first / 2
     assert done.returncode == (0 if last < first / 3 else 1)
-    with Image.open(target) as picture:
-        assert picture.size == (8 * 18 * 4, 4 * 18 * 4)
+    assert struct.unpack(">8sI4sII", target.read_bytes()[:24])[2:] == (b"IHDR", 8 * 72, 4 * 72)

@@ -15,7 +15,7 @@ from flashvar.cli import main, page_text, warmup
 from flashvar.cli.warmup import Asked
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.registry import Inventory
-from flashvar.system import System
+from flashvar.system import System, gather
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from flashvar.backends.triton import tiles  # noqa: E402
@@ -28,12 +28,14 @@ ASKED = Asked(((64, 64), (128, 128)), ("bf16",))
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache of Triton's; its driver is forgotten afterwards."""
+    """An empty cache of Triton's, and a system that knows it; both are forgotten afterwards."""
     from triton.runtime import driver
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     before = driver._active
+    gather.cache_clear()
     yield tmp_path
+    gather.cache_clear()
     driver.set_active(before)
 
 

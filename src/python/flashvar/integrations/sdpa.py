@@ -83,7 +83,13 @@ def attend(
     layout: Layout,
     backend: BackendName,
 ) -> torch.Tensor:
-    """Attention of a call that `why_not` has nothing against."""
+    """Attention of a call that `why_not` has nothing against.
+
+    The output lies in memory as q does, heads or rows first: callers view it accordingly.
+    """
+    if layout == "bhsd" and q.stride(1) < q.stride(2) and q.shape[1] > 1:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return attend(q, k, v, mask, dropout_p, causal, scale, "bshd", backend).transpose(1, 2)
     bias, window = None, (-1, -1)
     if mask is not None:
         bias = _bias(mask, q, layout)

@@ -212,3 +212,10 @@ def _note(reason: str | None) -> None:
     _counts[reason or SERVED] += 1
     if reason is not None and reason is not _ON_CPU:
         decline("scaled_dot_product_attention", reason, "torch's own")
+
+
+# torch.jit.script takes it for torch's own.
+if hasattr(torch.jit, "_builtins"):
+    torch.jit._builtins._register_builtin(
+        _scaled_dot_product_attention, "aten::scaled_dot_product_attention"
+    )

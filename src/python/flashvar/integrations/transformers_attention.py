@@ -102,10 +102,14 @@ def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     """Whether the other arguments of a layer surely change nothing."""
     if not others.keys().isdisjoint(_CHANGING):
         return False
-    if others.get("position_ids") is None:
+    positions = others.get("position_ids")
+    if positions is None:
         return True
     shape: tuple[int, ...] = query.shape
-    return shape[0] != 1 or shape[2] == 1
+    if shape[0] != 1 or shape[2] == 1:
+        return True
+    known = getattr(positions, _ROWS, None)
+    return known is not None and known[1] is None and known[0] == positions._version
 
 
 def _layout(
