@@ -36,15 +36,9 @@ FORWARD, BACKWARD = kernel("attention_fwd"), kernel("attention_bwd")
         (FORWARD, replace(ALIGNED, sequence=68), (), MMA_SYNC, "its sequence stride, 68"),
         (FORWARD, replace(ALIGNED, batch=4), (), MMA_SYNC, "TMA cannot address rows of q"),
         (BACKWARD, ALIGNED, ("dropout",), MMA_SYNC, "backward does not serve dropout"),
-        (kernel("attention_bwd", "fp16"), ALIGNED, (), MMA_SYNC, "not fp16 64"),
-        (kernel("attention_bwd", head_dim=96), ALIGNED, (), MMA_SYNC, "not bf16 96"),
-        (
-            kernel("attention_bwd", head_dim=128, head_dim_v=64),
-            ALIGNED,
-            (),
-            MMA_SYNC,
-            "not bf16 128x64",
-        ),
+        (kernel("attention_bwd", "fp16"), ALIGNED, (), WGMMA, "every row"),
+        (kernel("attention_bwd", head_dim=96), ALIGNED, (), WGMMA, "every row"),
+        (kernel("attention_bwd", head_dim=128, head_dim_v=64), ALIGNED, (), WGMMA, "every row"),
         (kernel("attention_fwd", family="sm80"), ALIGNED, (), MMA_SYNC, "16 bytes at a time"),
         (
             kernel("attention_fwd", family="sm80"),
@@ -63,11 +57,22 @@ def test_choice(
     assert words in found.reason
 
 
-def test_a_backward_in_a_larger_head_dim_is_no_wgmma() -> None:
-    found = families.choose(BACKWARD, (48, 48), [ALIGNED], ())
+@pytest.mark.parametrize(
+    ("limits", "asked", "words"),
+    [
+        (Limits(filled=False), BACKWARD, "does not fill up head dims"),
+        (Limits(dtypes=frozenset({"fp16"})), BACKWARD, "not bf16 64"),
+        (Limits(head_dims=frozenset({128})), BACKWARD, "serves head dims 128, not bf16 64"),
+    ],
+)
+def test_what_is_beyond_the_limits_of_a_backward(
+    limits: Limits, asked: KernelRow, words: str
+) -> None:
+    found = families.choose(asked, (48, 48), [ALIGNED], (), limits)
     assert found.family == MMA_SYNC
-    assert "does not fill up head dims" in found.reason
-    assert families.choose(FORWARD, (48, 48), [ALIGNED], ()).family == WGMMA
+    assert words in found.reason
+    for kind in (FORWARD, asked):
+        assert families.choose(kind, (48, 48), [ALIGNED], ()).family == WGMMA
 
 
 @pytest.mark.parametrize("kind", [FORWARD, BACKWARD, kernel("attention_bwd", "fp16")])

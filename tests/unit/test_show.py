@@ -60,9 +60,8 @@ def test_everything_is_listed(folder: Path, capsys: pytest.CaptureFixture[str]) 
         "96 bf16, fp16 wgmma 128x64 128 254 48.0 KiB -",
         "attention_bwd",
         "head dim dtypes family tile threads regs shared spills",
-        "64 bf16 wgmma 128x64 128 254 48.0 KiB -",
-        "64 fp16 mma.sync 128x64 128 254 48.0 KiB -",
-        "96 bf16, fp16 mma.sync 128x64 128 254 48.0 KiB -",
+        "64 bf16, fp16 wgmma 128x64 128 254 48.0 KiB -",
+        "96 bf16, fp16 wgmma 128x64 128 254 48.0 KiB -",
         show._OF_WGMMA,
     ]
 

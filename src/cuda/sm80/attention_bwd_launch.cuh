@@ -7,8 +7,9 @@
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "sm80/attention_bwd.cuh"
+#include "sm80/attention_bwd_convert.cuh"
 #include "sm80/attention_bwd_queries.cuh"
-#include "sm80/attention_bwd_rows.cuh"
+#include "smxx/attention_bwd_rows.cuh"
 
 namespace flashvar::sm80 {
 
@@ -101,8 +102,10 @@ struct AttentionBwdLaunch {
     };
     run(
         [&](int64_t blocks) {
-          return launch_kernel<attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
-              args, {blocks, kRowThreads, 0}, device, stream);
+          smxx::AttentionBwdRowsArguments const rows{
+              problem, args.lse_log2, args.row_sums, nullptr, 0, args.query_tiles, aligned};
+          return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
+              rows, {blocks, smxx::kRowThreads, 0}, device, stream);
         },
         std::max<int64_t>(args.query_tiles * problem.heads_q, 1));
     run(

@@ -43,13 +43,7 @@ class Limits:
 
 
 # `suits` of src/cuda/sm90/attention_bwd_launch.cuh; tests/unit/test_families.py compares them.
-BACKWARD: Final = Limits(
-    dtypes=frozenset({"bf16"}),
-    head_dims=frozenset({256, 128, 64}),
-    pairs=False,
-    filled=False,
-    left=frozenset(_SPECIAL),
-)
+BACKWARD: Final = Limits(left=frozenset(_SPECIAL))
 
 
 @dataclass(frozen=True)
