@@ -34,12 +34,11 @@ constexpr AttentionBwdTile attention_bwd_tile(int head_dim) {
   return {};
 }
 
-// What the products take for a head dim; missing columns are zeros.
+// What the products take for a head dim, in half pages of columns and in whole ones where sums are
+// large; missing columns are zeros.
 constexpr int product_dim(int head_dim) {
-  for (int const dim : {32, 64, 96, 128, 192}) {
-    if (head_dim <= dim) return dim;
-  }
-  return 256;
+  int const step = head_dim <= 2 * kPageCols ? kPageCols / 2 : kPageCols;
+  return (head_dim + step - 1) / step * step;
 }
 
 template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_>
