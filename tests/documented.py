@@ -48,8 +48,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page that a user reads."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Every page that a user reads; fewer where the tests were copied without them."""
+    root = [path for name in ("README.md", "CONTRIBUTING.md") if (path := ROOT / name).is_file()]
+    return [*root, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:

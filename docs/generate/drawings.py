@@ -197,6 +197,36 @@ def backward() -> Drawing:
     return drawing
 
 
+def wgmma_backward() -> Drawing:
+    """One step of a consumer of the wgmma backward."""
+    drawing = Drawing(930, 200, "A consumer's products wait for nothing from dQ to the next S")
+    lanes: dict[str, list[Step]] = {
+        "its products": [
+            (0, 2, "dP(m)", "product"),
+            (3.6, 5.4, "dQ(m−1)", "product"),
+            (5.4, 7.2, "dV(m)", "product"),
+            (7.2, 9, "dK(m)", "product"),
+            (9, 11, "S(m+1)", "product"),
+            (11, 13, "dP(m+1)", "product"),
+        ],
+        "its warps": [
+            (0, 2, "P(m)", "softmax"),
+            (2, 3.6, "dS(m)", "softmax"),
+            (3.6, 5.4, "waits", "quiet"),
+            (5.4, 9, "adds dQ(m−1) in memory", "copy"),
+            (11, 13, "P(m+1)", "softmax"),
+        ],
+        "the other's products": [
+            (0, 1.6, "dV, dK", "product"),
+            (1.6, 3.6, "S", "product"),
+            (3.6, 5.6, "dP", "product"),
+            (9.2, 13, "dQ, dV, dK", "product"),
+        ],
+    }
+    _lanes(drawing, lanes, 58)
+    return drawing
+
+
 def triton_keys() -> Drawing:
     """How the Triton forward divides the keys of a block of queries."""
     drawing = Drawing(860, 190, "First the keys that all rows see, then those that need a mask")
@@ -249,6 +279,7 @@ DRAWINGS: Final[dict[str, Callable[[], Drawing]]] = {
     "wgmma": wgmma,
     "ring": ring,
     "backward": backward,
+    "wgmma backward": wgmma_backward,
     "triton keys": triton_keys,
     "triton backward": triton_backward,
 }

@@ -40,6 +40,7 @@ GENERATED = {
     "forward": rates.forward,
     "backward": rates.backward,
     "host time": rates.host,
+    "host time of integrations": rates.integrations,
     "builds": rates.builds,
     "models": rates.models,
     "sizes": rates.sizes,

@@ -92,6 +92,24 @@ def host(root: Path) -> str:
     return "\n\n".join(parts)
 
 
+def integrations(root: Path) -> str:
+    """What an integration adds to the host time of a call."""
+    parts = []
+    for file, document in _documents(root, "integrations"):
+        rows = [
+            (
+                row["way"],
+                f"{row['median_us']:.1f}",
+                f"{row['added_us']:.1f}" if "added_us" in row else "",
+            )
+            for row in document["rows"]
+            if "median_us" in row
+        ]
+        heading = table(("call", "µs", "more than directly"), rows)
+        parts.append(f"Through an integration, from `{RESULTS / file}`.\n\n{heading}")
+    return "\n\n".join(parts)
+
+
 def builds(root: Path) -> str:
     """Seconds of a build."""
     parts = []
