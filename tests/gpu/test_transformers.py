@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the package transformers is not inst
 
 from small_models import DECODERS, MODELS, cases, inputs, small_model, with_gradients
 
-from flashvar.integrations import transformers, transformers_attention
+from flashvar.integrations import transformers, transformers_attention, transformers_own_path
 
 LENGTH = 150
 DTYPES = [torch.bfloat16, torch.float16]
@@ -96,6 +96,34 @@ def test_packed(name: str, backend: str) -> None:
     eager = results(model, packed, counts)
     model.set_attn_implementation("flashvar")
     assert_near(results(model, packed, counts), eager, exact)
+
+
+def test_autocast(backend: str) -> None:
+    """Weights in float32, and what autocast lowers on flashvar."""
+    require(backend, "llama", torch.bfloat16)
+    given, counts = inputs("llama", LENGTH, "left")
+    model, given = on_device(small_model("llama", LENGTH), given, torch.float32)
+    exact = results(model, given, counts)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        eager = results(model, given, counts)
+        model.set_attn_implementation("flashvar")
+        assert_near(results(model, given, counts), eager, exact)
+
+
+def test_float32_goes_the_models_own_way(
+    backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No kernel takes it; the reference does."""
+    monkeypatch.setattr(transformers_attention, "own_path", transformers_own_path.own_path)
+    monkeypatch.setattr(transformers_own_path, "_told", set())
+    given, counts = inputs("mistral", LENGTH, "left")
+    model, given = on_device(small_model("mistral", LENGTH), given, torch.float32)
+    exact = results(model, given, counts)
+    model.set_attn_implementation("flashvar")
+    for name, found in results(model, given, counts).items():
+        assert (found - exact[name]).norm() <= 1e-3 * exact[name].norm(), name
+    said = [record.message for record in caplog.records if "takes over" in record.message]
+    assert len(said) == (0 if backend == "reference" else 1)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
