@@ -184,6 +184,32 @@ def test_functions_that_are_not_known_are_evaluated() -> None:
     assert mask[~expected].eq(-torch.inf).all()
 
 
+def test_functions_of_another_version_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    from flashvar.integrations import transformers_mask
+
+    def renamed(cells: dict[str, Any]) -> Any:
+        return cells["a name of the future"]
+
+    monkeypatch.setitem(transformers_mask._MAKERS, "sliding_window_overlay", renamed)
+    mask = attention_mask(1, 4, 4, mask_function=sliding_window_causal_mask_function(2))
+    assert mask is not None
+    place = torch.arange(4)
+    distance = place[:, None] - place
+    assert torch.equal(mask[0, 0] == 0, (distance >= 0) & (distance < 2))
+
+
+def test_a_window_on_fewer_queries_than_keys() -> None:
+    """Not causal: place by place, not from the last ones."""
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function
+
+    mask = attention_mask(1, 3, 6, mask_function=sliding_window_bidirectional_mask_function(1))
+    assert mask is not None
+    distance = torch.arange(3)[:, None] - torch.arange(6)
+    assert torch.equal(mask[0, 0] == 0, distance.abs() <= 1)
+
+
 def test_padding_gives_finite_outputs_and_gradients() -> None:
     model = small_model("mistral", LENGTH)
     model.set_attn_implementation("flashvar")

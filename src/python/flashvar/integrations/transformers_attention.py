@@ -67,8 +67,8 @@ def attention(
             changes nothing.
 
     Returns:
-        [batch, seqlen_q, heads_q, head_dim_v], 0 where a query is padding; and None in the place of
-        the weights, except where they are asked for and the model's own attention answers.
+        [batch, seqlen_q, heads_q, head_dim_v], something finite where a query is padding; and None
+        in the place of the weights, except where they are asked for, of the model's own attention.
 
     Raises:
         BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
