@@ -31,7 +31,7 @@ PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ",
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 # With these settings an example takes seconds on a CPU.
 SMALL_EXAMPLES = {
-    "finetune_packed": ["--steps", "8", "--tokens", "512"],
+    "finetune_packed": ["--steps", "3", "--tokens", "256"],
     "own_wheel": ["--head-dim", "32"],
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
     "unet_diffusion": ["--steps", "40", "--backend", "reference"],

@@ -94,6 +94,35 @@ MODELS = {
         20,
     ),
     "bert": SmallModel("BertModel", "BertConfig", lambda _: _layers(hidden_size=128), 32),
+    "modernbert": SmallModel(
+        "ModernBertModel",
+        "ModernBertConfig",
+        lambda length: _layers(
+            hidden_size=128,
+            local_attention=length // 3,
+            global_attn_every_n_layers=2,
+            cls_token_id=1,
+            sep_token_id=2,
+        ),
+        32,
+    ),
+    # It does not tell its layers of the window: the mask alone does.
+    "qwen2_moe": SmallModel(
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        lambda length: _layers(
+            hidden_size=128,
+            num_key_value_heads=2,
+            use_sliding_window=True,
+            sliding_window=length // 3,
+            max_window_layers=0,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
+        ),
+        32,
+    ),
     "vit": SmallModel(
         "ViTModel",
         "ViTConfig",
@@ -117,6 +146,8 @@ MODELS = {
     ),
 }
 DECODERS = tuple(name for name, one in MODELS.items() if "ForCausalLM" in one.architecture)
+# One rounding more or less may choose another expert.
+WITH_EXPERTS = ("qwen2_moe",)
 
 
 def cases() -> list[tuple[str, str]]:

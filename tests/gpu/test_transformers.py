@@ -11,12 +11,21 @@ from device_call import DEVICE, skip_unless_compiled
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
-from small_models import DECODERS, MODELS, cases, inputs, small_model, with_gradients
+from small_models import (
+    DECODERS,
+    MODELS,
+    WITH_EXPERTS,
+    cases,
+    inputs,
+    small_model,
+    with_gradients,
+)
 
-from flashvar.integrations import transformers, transformers_attention
+from flashvar.integrations import transformers, transformers_attention, transformers_own_path
 
 LENGTH = 150
 DTYPES = [torch.bfloat16, torch.float16]
+CASES = [case for case in cases() if case[0] not in WITH_EXPERTS]
 Results = dict[str, torch.Tensor]
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -72,7 +81,7 @@ def assert_near(found: Results, eager: Results, exact: Results) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16"])
-@pytest.mark.parametrize(("name", "padding"), cases())
+@pytest.mark.parametrize(("name", "padding"), CASES)
 def test_logits_and_gradients(name: str, padding: str, backend: str, dtype: torch.dtype) -> None:
     require(backend, name, dtype)
     given, counts = inputs(name, LENGTH, padding)
@@ -83,7 +92,7 @@ def test_logits_and_gradients(name: str, padding: str, backend: str, dtype: torc
     assert_near(results(model, given, counts), eager, exact)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", sorted({*DECODERS}.difference(WITH_EXPERTS)))
 def test_packed(name: str, backend: str) -> None:
     """Against eager attention with transformers' mask of packed sequences."""
     require(backend, name, torch.bfloat16)
@@ -96,6 +105,34 @@ def test_packed(name: str, backend: str) -> None:
     eager = results(model, packed, counts)
     model.set_attn_implementation("flashvar")
     assert_near(results(model, packed, counts), eager, exact)
+
+
+def test_autocast(backend: str) -> None:
+    """Weights in float32, and what autocast lowers on flashvar."""
+    require(backend, "llama", torch.bfloat16)
+    given, counts = inputs("llama", LENGTH, "left")
+    model, given = on_device(small_model("llama", LENGTH), given, torch.float32)
+    exact = results(model, given, counts)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        eager = results(model, given, counts)
+        model.set_attn_implementation("flashvar")
+        assert_near(results(model, given, counts), eager, exact)
+
+
+def test_float32_goes_the_models_own_way(
+    backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No kernel takes it; the reference does."""
+    monkeypatch.setattr(transformers_attention, "own_path", transformers_own_path.own_path)
+    monkeypatch.setattr(transformers_own_path, "_told", set())
+    given, counts = inputs("mistral", LENGTH, "left")
+    model, given = on_device(small_model("mistral", LENGTH), given, torch.float32)
+    exact = results(model, given, counts)
+    model.set_attn_implementation("flashvar")
+    for name, found in results(model, given, counts).items():
+        assert (found - exact[name]).norm() <= 1e-3 * exact[name].norm(), name
+    said = [record.message for record in caplog.records if "takes over" in record.message]
+    assert len(said) == (0 if backend == "reference" else 1)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -70,6 +71,26 @@ def test_a_prompt_in_chunks(name: str, cache: str) -> None:
 def test_beams(padding: str) -> None:
     given, _ = inputs("llama", LENGTH, padding)
     assert_same(small_model("llama", LENGTH), given, num_beams=3)
+
+
+def test_continuous_batching() -> None:
+    """Requests of several lengths, out of one paged cache, with a window."""
+    from transformers import GenerationConfig
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    if "kwargs" not in inspect.signature(PagedAttentionCache.update).parameters:
+        pytest.skip("this transformers tells its paged cache's lengths to its own functions alone")
+    model = small_model("mistral", LENGTH)
+    generator = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(2, 97, (n,), generator=generator).tolist() for n in (5, 17, 1)]
+    options = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=96, pad_token_id=0)
+    expected = [
+        model.generate(torch.tensor([prompt]), generation_config=options)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    model.set_attn_implementation("flashvar")
+    answers = model.generate_batch(prompts, generation_config=options, progress_bar=False)
+    assert [answer.generated_tokens for answer in answers.values()] == expected
 
 
 def test_a_static_cache_compiles() -> None:

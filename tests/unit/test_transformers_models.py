@@ -50,3 +50,13 @@ def test_own_path(name: str, padding: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(transformers_attention, "_served", refuse)
     assert_like_eager(small_model(name, LENGTH), *inputs(name, LENGTH, padding))
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_checkpointed_layers(padding: str) -> None:
+    """Layers that run again in the backward, with the mask of the first time."""
+    model = small_model("mistral", LENGTH).train()
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)()
+    assert_like_eager(model, *inputs("mistral", LENGTH, padding))

@@ -92,7 +92,7 @@ def test_weights_come_from_eager_after_one_warning(caplog: pytest.LogCaptureFixt
 
 def test_strict_mode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
-    for name in ("output_attentions", "head_mask", "cache"):
+    for name in ("output_attentions", "head_mask", "block_table"):
         with pytest.raises(BackendUnavailableError, match=r"STRICT=1.* LlamaAttention: it"):
             attention(layer(), *tensors(), None, **{name: torch.ones(4)})
 
@@ -120,6 +120,14 @@ def test_a_named_backend_that_is_not_there(
         q, k, v, is_causal=True, enable_gqa=True
     )
     torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_a_paged_cache_that_tells_no_lengths() -> None:
+    class Older:
+        def update(self, key_states: Any, value_states: Any, layer_idx: int) -> None: ...
+
+    with pytest.raises(BackendUnavailableError, match=r"tells lengths \(5\.23 does\)"):
+        attention(layer(), *tensors(), None, cache=Older())
 
 
 def test_masks_of_other_ranks_are_refused() -> None:
@@ -174,6 +182,32 @@ def test_functions_that_are_not_known_are_evaluated() -> None:
     expected = (distance >= 0) & (distance % 2 == 0) & padding[:, None, None]
     assert torch.equal(mask == 0, expected)
     assert mask[~expected].eq(-torch.inf).all()
+
+
+def test_functions_of_another_version_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    from flashvar.integrations import transformers_mask
+
+    def renamed(cells: dict[str, Any]) -> Any:
+        return cells["a name of the future"]
+
+    monkeypatch.setitem(transformers_mask._MAKERS, "sliding_window_overlay", renamed)
+    mask = attention_mask(1, 4, 4, mask_function=sliding_window_causal_mask_function(2))
+    assert mask is not None
+    place = torch.arange(4)
+    distance = place[:, None] - place
+    assert torch.equal(mask[0, 0] == 0, (distance >= 0) & (distance < 2))
+
+
+def test_a_window_on_fewer_queries_than_keys() -> None:
+    """Not causal: place by place, not from the last ones."""
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function
+
+    mask = attention_mask(1, 3, 6, mask_function=sliding_window_bidirectional_mask_function(1))
+    assert mask is not None
+    distance = torch.arange(3)[:, None] - torch.arange(6)
+    assert torch.equal(mask[0, 0] == 0, distance.abs() <= 1)
 
 
 def test_padding_gives_finite_outputs_and_gradients() -> None:
@@ -254,7 +288,8 @@ def test_the_loader_of_kernels_takes_ours(monkeypatch: pytest.MonkeyPatch) -> No
 
     from flashvar.integrations import transformers_kernel
 
-    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True, raising=False)
+    monkeypatch.setattr(hub_kernels, "_kernels_available", True, raising=False)
     monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_, **__: transformers_kernel)
     model = small_model("llama", LENGTH)
     given, counts = inputs("llama", LENGTH, "left")

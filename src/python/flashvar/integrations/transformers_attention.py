@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -25,7 +26,7 @@ _ROWS: Final = "_flashvar_rows"
 _NOT_SERVED: Final = {
     "output_attentions": "it keeps no attention weights",
     "head_mask": "it takes no head_mask",
-    "cache": "it does not read paged caches",
+    "block_table": "it does not read paged caches in place",
 }
 _CHANGING: Final = frozenset((*_NOT_SERVED, "cu_seq_lens_q"))
 
@@ -62,16 +63,20 @@ def attention(
         s_aux: [heads_q], the scores of keys without values (attention sinks).
         position_bias: [batch or 1, heads_q, seqlen_q, keys], added to the scores.
         others: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q`, `max_length_k` and `position_ids`
-            of packed sequences. What else a model passes changes nothing.
+            of packed sequences; the `cache` of continuous batching. What else a model passes
+            changes nothing.
 
     Returns:
-        [batch, seqlen_q, heads_q, head_dim_v], 0 where a query is padding; and None in the place of
-        the weights, except where they are asked for and the model's own attention answers.
+        [batch, seqlen_q, heads_q, head_dim_v], something finite where a query is padding; and None
+        in the place of the weights, except where they are asked for, of the model's own attention.
 
     Raises:
         BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
         ShapeError: a mask of any other rank.
     """
+    if others.get("cache") is not None:
+        key, value = _paged(module, key, value, others)
+        attention_mask = None  # made of the queries alone
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     if attention_mask is sliding_window is s_aux is position_bias is None and _is_plain(
@@ -161,6 +166,25 @@ def _layout_of_mask(
         "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, seqlen_q, keys), "
         f"got shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
     )
+
+
+def _paged(
+    module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, others: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of all requests, out of the cache of continuous batching.
+
+    It leaves the lengths of the layer's sequences in the other arguments.
+    """
+    cache = others.pop("cache")
+    if "kwargs" not in signature(type(cache).update).parameters:
+        raise BackendUnavailableError(
+            "continuous batching needs a transformers whose paged cache tells lengths (5.23 does), "
+            "found an older one: pip install --upgrade transformers, or choose sdpa for it"
+        )
+    pair: tuple[torch.Tensor, torch.Tensor] = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
+    )
+    return pair
 
 
 def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:

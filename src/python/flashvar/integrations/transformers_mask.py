@@ -75,10 +75,12 @@ def attention_mask(
         return evaluated()
     # A static cache has room for keys that are yet to come.
     keys = int(q_offset) + q_length - kv_offset if pattern.causal else kv_length
-    packed = pattern.sequences is not None
-    if not 0 < keys <= kv_length or (packed and q_length != keys):
-        return evaluated()
     window = bounded(pattern.window, keys)
+    packed = pattern.sequences is not None
+    # Kernels let the last query see the last key, which is how causal ones lie anyway.
+    aligned = packed or (window != (-1, -1) and not pattern.causal)
+    if not 0 < keys <= kv_length or (aligned and q_length != keys):
+        return evaluated()
     if pattern.sequences is not None:
         numbers = pattern.sequences.expand(batch_size, -1).int() + 1
     elif attention_mask is not None:
@@ -111,7 +113,10 @@ def read(function: Callable[..., Any]) -> Pattern | None:
     if maker is None or function.__closure__ is None:
         return None
     cells = [cell.cell_contents for cell in function.__closure__]
-    return maker(dict(zip(function.__code__.co_freevars, cells, strict=True)))
+    try:
+        return maker(dict(zip(function.__code__.co_freevars, cells, strict=True)))
+    except KeyError:  # another version of transformers, which names them differently
+        return None
 
 
 def _all_of(cells: dict[str, Any]) -> Pattern | None:
