@@ -181,6 +181,8 @@ def test_the_registry(layout: str, head_dim: int, counted: list[str]) -> None:
     assert torch.equal(again[0], own[0])
 
 
+# The compiler of some versions of torch uses what torch itself deprecates.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_the_registry_under_the_compiler(counted: list[str]) -> None:
     skip_unless_compiled("cuda", torch.bfloat16, 64)
     x = made(2, 130, 3, 4, 64)
