@@ -29,6 +29,13 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 # uv does not read pip's settings.
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
+# With these settings an example takes seconds on a CPU.
+SMALL_EXAMPLES = {
+    "finetune_packed": ["--steps", "3", "--tokens", "256"],
+    "own_wheel": ["--head-dim", "32"],
+    "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
+    "unet_diffusion": ["--steps", "40", "--backend", "reference"],
+}
 
 
 @nox.session(name="build-dev", reuse_venv=True)
@@ -91,6 +98,28 @@ def draw(session: nox.Session) -> None:
     """Draw pictures of measured rates: `-- benchmarks/results/attention-h200-sm80-ptx.json`."""
     install(session, "draw")
     session.run("python", "benchmarks/draw.py", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into build/site; a warning is an error."""
+    install(session, "docs")
+    env = WITH_SOURCES | {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", "build", "--strict", *session.posargs, env=env)
+
+
+@nox.session(reuse_venv=True)
+def examples(session: nox.Session) -> None:
+    """Run the examples, small: `-- train_gpt`; with settings of one's own: `-- NAME --steps 50`."""
+    known = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+    name, *settings = session.posargs or [""]
+    if name and name not in known:
+        session.error(f"expected an example of {', '.join(known)}, found {name!r}")
+    install(session, "examples")
+    install_toolkit(session)
+    for one in [name] if name else known:
+        arguments = settings or SMALL_EXAMPLES.get(one, [])
+        session.run("python", f"examples/{one}.py", *arguments, env=WITH_SOURCES)
 
 
 @nox.session(reuse_venv=True)

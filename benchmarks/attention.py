@@ -1,22 +1,41 @@
-"""Attention, both directions: flashvar's backends beside torch's own kernels, on the same tensors.
+"""Attention, both directions: flashvar's backends beside their peers, on the same tensors.
 
 Rate = operations of the result / median time, in TFLOP/s. `difference_to_reference` is the relative
 distance (Frobenius norm) of a contender's results from the first one's: it tells that the same
-function was timed.
+function was timed. `goal_tflops` is cuDNN's rate times the case's `goal`: the figure to beat here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 
-from benchmarks import cases, ratios
-from benchmarks.contenders import CONTENDERS, REFERENCE, Call, Contender, Tensors, inputs, prepare
-from benchmarks.report import BenchmarkError, Options, Report, Row, chosen, reason
+from benchmarks import cases, crew, ratios
+from benchmarks.contenders import Call, Contender, Tensors, inputs, prepare
+from benchmarks.ratios import REFERENCE
+from benchmarks.report import Options, Report, Row, chosen, reason
+from benchmarks.roster import named
 from benchmarks.timing import Measurement, Timing, measure
 
-DEFAULT = (REFERENCE, "sdpa-cudnn", "flashvar-cuda", "flashvar-triton")
+DEFAULT = (
+    *(REFERENCE, "sdpa-cudnn", "sdpa-efficient", "flex", "flash-attn", "flash-attn-4"),
+    *("flashinfer", "flashvar-cuda", "flashvar-sm80", "flashvar-triton"),
+)
+_SIDE: Final = 8192
+_PRODUCT: Final = "product"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Works that were called once: their calls by name, distances from the first, why not."""
+
+    calls: dict[str, Call]
+    distances: dict[str, float]
+    skipped: dict[str, str]
 
 
 def run(options: Options) -> Report:
@@ -25,50 +44,78 @@ def run(options: Options) -> Report:
     Raises:
         BenchmarkError: for an unknown cell or contender.
     """
-    contenders = named(options.contenders or DEFAULT)
-    cells = {cell.name: cell for cell in cases.attention()}
-    names = chosen(list(cells), options.only)
-    rows: list[Row] = []
-    for name in names:
-        cell = cells[name]
-        works = {who: (contender, cell) for who, contender in contenders.items()}
-        rows += _rows(cell, *time(works, options.seconds))
+    return report(cases.attention(), options)
+
+
+def report(cells: Sequence[cases.Cell], options: Options) -> Report:
+    """Times those of the cells that the options choose.
+
+    Raises:
+        BenchmarkError: for an unknown cell or contender.
+    """
+    contenders = tuple(named(options.contenders or DEFAULT))
+    by_name = {cell.name: cell for cell in cells}
+    names = chosen(list(by_name), options.only)
+    rows = crew.run(
+        names,
+        options.processes,
+        prepare=partial(_prepare, by_name, contenders),
+        measure=partial(_measure, by_name, options.seconds),
+        lost=partial(_lost, by_name, contenders),
+    )
+    ran = {row["contender"] for row in rows if "tflops" in row}
+    timed = [name for name in contenders if name in ran]
     return Report(
         rows=rows,
-        columns=("cell (TFLOP/s)", *contenders, "cuda / flash", "cuda / best"),
-        lines=[_line(name, rows, contenders) for name in names],
-        closing=ratios.summary(rows),
+        columns=("cell (TFLOP/s)", *timed, "cuda / flash", "cuda / best"),
+        lines=[_line(name, rows, timed) for name in names],
+        closing=[ratios.summary(rows), ratios.to_goals(rows)],
     )
 
 
-def named(names: Sequence[str]) -> dict[str, Contender]:
-    """The contenders of these names.
+_held: dict[str, Prepared] = {}  # in the process that prepared them, until they are measured
 
-    Raises:
-        BenchmarkError: for one that is not known.
-    """
+
+def _prepare(
+    cells: Mapping[str, cases.Cell], contenders: Sequence[str], names: Sequence[str]
+) -> None:
     for name in names:
-        if name not in CONTENDERS:
-            raise BenchmarkError(
-                f"--contender must be one of {', '.join(CONTENDERS)}, got {name!r}: correct it"
-            )
-    return {name: CONTENDERS[name] for name in names}
+        works = {who: (one, cells[name]) for who, one in named(contenders).items()}
+        _held[name] = ready(works)
 
 
-def time(
-    works: Mapping[str, tuple[Contender, cases.Cell]], seconds: float
-) -> tuple[Measurement, dict[str, float], dict[str, str]]:
-    """Times of works by name, distances from the first one's results, and why some have neither.
+def _measure(cells: Mapping[str, cases.Cell], seconds: float, name: str) -> list[Row]:
+    cell, prepared = cells[name], _held.pop(name)
+    beside = {_PRODUCT: _product()} if cell.product and prepared.calls else {}
+    measured = measure({**prepared.calls, **beside}, seconds=seconds)
+    return _rows(cell, measured, prepared)
 
-    Works that are the same cell have the same tensors. With 0 seconds each is called once, which
-    compiles what it needs, and not timed.
+
+def _product() -> Call:
+    """What the card could do: a product of two square matrices in bf16."""
+    a, b = (torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return lambda: (a @ b,)
+
+
+def _lost(
+    cells: Mapping[str, cases.Cell], contenders: Sequence[str], name: str, why: str
+) -> list[Row]:
+    return _rows(cells[name], Measurement({}, {}), Prepared({}, {}, dict.fromkeys(contenders, why)))
+
+
+def ready(works: Mapping[str, tuple[Contender, cases.Cell]]) -> Prepared:
+    """Calls each work once, which compiles what it needs, and compares the results.
+
+    Works that are the same cell have the same tensors.
     """
     made: dict[cases.Cell, tuple[Tensors, torch.Tensor]] = {}
     calls: dict[str, Call] = {}
     results: dict[str, Tensors] = {}
     skipped: dict[str, str] = {}
     for name, (contender, cell) in works.items():
-        tensors, grad_out = made.setdefault(cell, inputs(cell, torch.device("cuda")))
+        if cell not in made:
+            made[cell] = inputs(cell, torch.device("cuda"))
+        tensors, grad_out = made[cell]
         try:
             call = prepare(contender, cell, tensors, grad_out)
             results[name] = call()
@@ -76,13 +123,7 @@ def time(
             calls[name] = call
         except Exception as error:  # a peer that cannot serve this cell is a result, not a failure
             skipped[name] = reason(error)
-    distances = _distances(results)
-    results.clear()
-    if seconds == 0:
-        skipped |= dict.fromkeys(calls, "called once, not timed (--seconds 0)")
-        calls.clear()
-    measured = measure(calls, seconds=seconds) if calls else Measurement({}, {})
-    return measured, distances, skipped
+    return Prepared(calls, _distances(results), skipped)
 
 
 def describe(cell: cases.Cell) -> Row:
@@ -114,15 +155,12 @@ def number(value: object, form: str) -> str:
     return format(value, form) if isinstance(value, float) else "-"
 
 
-def _rows(
-    cell: cases.Cell,
-    measured: Measurement,
-    distances: Mapping[str, float],
-    skipped: Mapping[str, str],
-) -> list[Row]:
-    timings = measured.timings
+def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[Row]:
+    timings = dict(measured.timings)
+    product = timings.pop(_PRODUCT, None)
+    beside = {} if product is None else {"product_tflops": 2.0 * _SIDE**3 / product.median_ms / 1e9}
     rates = {name: cell.operations / timing.median_ms / 1e9 for name, timing in timings.items()}
-    compared = ratios.to_peers(rates)
+    compared = ratios.to_peers(rates, cell.goal)
     rows: list[Row] = [
         {
             "cell": cell.name,
@@ -130,15 +168,16 @@ def _rows(
             **describe(cell),
             **describe_timing(timing),
             "tflops": rates[name],
-            "difference_to_reference": distances[name],
+            "difference_to_reference": prepared.distances[name],
             **compared[name],
+            **beside,
             **measured.clocks,
         }
         for name, timing in timings.items()
     ]
     return rows + [
         {"cell": cell.name, "contender": name, **describe(cell), "skipped": why}
-        for name, why in skipped.items()
+        for name, why in prepared.skipped.items()
     ]
 
 
@@ -158,7 +197,7 @@ def _distances(results: Mapping[str, Tensors]) -> dict[str, float]:
     }
 
 
-def _line(cell: str, rows: Sequence[Row], contenders: Mapping[str, Contender]) -> tuple[str, ...]:
+def _line(cell: str, rows: Sequence[Row], contenders: Sequence[str]) -> tuple[str, ...]:
     by_name = {row["contender"]: row for row in rows if row["cell"] == cell}
     cuda = by_name.get("flashvar-cuda", {})
     return (

@@ -37,6 +37,8 @@ class Cell:
     head_dim: int
     causal: bool
     lengths: tuple[int, ...] = ()
+    goal: float | None = None  # the figure to beat, as a multiple of cuDNN's rate in the same run
+    product: bool = False  # whether a matrix product is timed beside it
 
     @property
     def operations(self) -> float:
@@ -61,6 +63,23 @@ def attention() -> list[Cell]:
             heads_kv=table["width"] // cell["head_dim"],
             head_dim=cell["head_dim"],
             causal=cell["causal"],
+            goal=goal,
+            product=cell.get("product", False) and direction == "forward",
+        )
+        for name, cell in table["cells"].items()
+        for direction, goal in zip(DIRECTIONS, cell["goal"], strict=True)
+    ]
+
+
+def models() -> list[Cell]:
+    """One layer of each model in the file's order, each in both directions."""
+    table = _table("models")
+    return [
+        Cell(
+            name=f"{name}-{direction}",
+            direction=direction,
+            dtype=table["dtype"],
+            **{"heads_kv": cell["heads"], **cell},
         )
         for name, cell in table["cells"].items()
         for direction in DIRECTIONS

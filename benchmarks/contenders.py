@@ -1,12 +1,15 @@
 """Who computes attention here: flashvar's backends and torch's own kernels, called alike.
 
 A contender makes one call from a cell and its tensors. Backwards are all timed through autograd on
-a graph that is kept, so each pays the same way for it.
+a graph that is kept, so each pays the same way for it. `peers.py` has those of other packages,
+`roster.py` the names of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate
 from typing import Final, Literal, TypeAlias
@@ -23,10 +26,18 @@ Call: TypeAlias = Callable[[], Tensors]
 # Out for q, k and v as [batch, seqlen, heads, head_dim] or packed [tokens, heads, head_dim].
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # Makes the forward of a cell; raises where the contender cannot serve it.
-Contender: TypeAlias = Callable[[Cell, torch.device], Forward]
+Make: TypeAlias = Callable[[Cell, torch.device], Forward]
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SEED: Final = 20
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute attention; both of its directions are called inside of `around`."""
+
+    make: Make
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def inputs(cell: Cell, device: torch.device) -> tuple[Tensors, torch.Tensor]:
@@ -44,34 +55,41 @@ def inputs(cell: Cell, device: torch.device) -> tuple[Tensors, torch.Tensor]:
 
 def prepare(contender: Contender, cell: Cell, tensors: Tensors, grad_out: torch.Tensor) -> Call:
     """One call of a contender in the cell's direction."""
-    forward = contender(cell, grad_out.device)
-    if cell.direction == "forward":
-        return lambda: (forward(*tensors),)
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-    out = forward(*leaves)
-    return lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    with contender.around():
+        forward = contender.make(cell, grad_out.device)
+        out = forward(*leaves) if cell.direction == "backward" else None
+
+    def call() -> Tensors:
+        with contender.around():
+            if out is None:
+                return (forward(*tensors),)
+            grads: Tensors = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+            return grads
+
+    return call
 
 
-def flashvar(backend: Literal["cuda", "triton", "reference"]) -> Contender:
+def flashvar(backend: Literal["cuda", "triton", "reference"]) -> Make:
     """`flashvar.attention` with one backend named, so that nothing else can answer."""
 
-    def contender(cell: Cell, device: torch.device) -> Forward:
+    def make(cell: Cell, device: torch.device) -> Forward:
         from flashvar import attention, attention_varlen
 
         if not cell.lengths:
             return lambda q, k, v: attention(q, k, v, causal=cell.causal, backend=backend)
-        bounds = _bounds(cell, device)
+        offsets = bounds(cell, device)
         return lambda q, k, v: attention_varlen(
             *(q, k, v),
-            cu_seqlens_q=bounds,
-            cu_seqlens_k=bounds,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
             max_seqlen_q=cell.seqlen,
             max_seqlen_k=cell.seqlen,
             causal=cell.causal,
             backend=backend,
         )
 
-    return contender
+    return make
 
 
 def heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
@@ -79,10 +97,10 @@ def heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-def sdpa(backend: SDPBackend) -> Contender:
+def sdpa(backend: SDPBackend) -> Make:
     """`scaled_dot_product_attention` held to one backend; packed, torch's `varlen_attn` (FA2)."""
 
-    def contender(cell: Cell, device: torch.device) -> Forward:
+    def make(cell: Cell, device: torch.device) -> Forward:
         if cell.lengths:
             if backend is not SDPBackend.FLASH_ATTENTION:
                 raise ValueError("packed sequences run through FlashAttention-2 alone")
@@ -98,17 +116,17 @@ def sdpa(backend: SDPBackend) -> Contender:
 
         return forward
 
-    return contender
+    return make
 
 
 def _varlen_attn(cell: Cell, device: torch.device) -> Forward:
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds = _bounds(cell, device)
+    offsets = bounds(cell, device)
     mask: dict[str, object] = {"window_size": (-1, 0) if cell.causal else (-1, -1)}
     if "window_size" not in signature(varlen_attn).parameters:  # before torch 2.11
         mask = {"is_causal": cell.causal}
-    return lambda q, k, v: varlen_attn(q, k, v, bounds, bounds, cell.seqlen, cell.seqlen, **mask)
+    return lambda q, k, v: varlen_attn(q, k, v, offsets, offsets, cell.seqlen, cell.seqlen, **mask)
 
 
 def flex(cell: Cell, device: torch.device) -> Forward:
@@ -120,7 +138,9 @@ def flex(cell: Cell, device: torch.device) -> Forward:
         raise ValueError("packed sequences are not timed with it")
     # A backward may give up its buffers only where it runs once.
     torch._functorch.config.donated_buffer = False
-    torch.compiler.reset()  # each cell is compiled for its own shape
+    # Each cell is compiled for its own shape, and a process may hold all of them.
+    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.accumulated_recompile_limit = 1000
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = None
     if cell.causal:
@@ -137,17 +157,7 @@ def flex(cell: Cell, device: torch.device) -> Forward:
     return forward
 
 
-def _bounds(cell: Cell, device: torch.device) -> torch.Tensor:
+def bounds(cell: Cell, device: torch.device) -> torch.Tensor:
+    """Where the packed sequences of a cell begin and end, int32 [sequences + 1]."""
     edges = list(accumulate(cell.lengths, initial=0))
     return torch.tensor(edges, dtype=torch.int32, device=device)
-
-
-REFERENCE: Final = "sdpa-flash"
-CONTENDERS: Final[dict[str, Contender]] = {
-    REFERENCE: sdpa(SDPBackend.FLASH_ATTENTION),
-    "sdpa-cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
-    "sdpa-efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    "flex": flex,
-    "flashvar-cuda": flashvar("cuda"),
-    "flashvar-triton": flashvar("triton"),
-}

@@ -6,13 +6,19 @@ the special form does as many useful operations a second as a plain call full of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from statistics import geometric_mean
+from typing import TypeAlias
 
-from benchmarks import cases
-from benchmarks.attention import describe, describe_timing, named, number, time
-from benchmarks.contenders import REFERENCE, Contender
+from benchmarks import cases, crew
+from benchmarks.attention import Prepared, describe, describe_timing, number, ready
+from benchmarks.ratios import REFERENCE
 from benchmarks.report import Options, Report, Row, chosen
+from benchmarks.roster import named
+from benchmarks.timing import Measurement, measure
+
+Pairs: TypeAlias = Mapping[str, Mapping[str, cases.Cell]]
 
 DEFAULT = (REFERENCE, "flashvar-cuda", "flashvar-triton")
 
@@ -23,10 +29,16 @@ def run(options: Options) -> Report:
     Raises:
         BenchmarkError: for an unknown pair or contender.
     """
-    contenders = named(options.contenders or DEFAULT)
+    contenders = tuple(named(options.contenders or DEFAULT))
     pairs = dict(cases.forms())
     names = chosen(list(pairs), options.only)
-    rows = [row for name in names for row in _rows(name, pairs[name], contenders, options.seconds)]
+    rows = crew.run(
+        names,
+        options.processes,
+        prepare=partial(_prepare, pairs, contenders),
+        measure=partial(_measure, pairs, contenders, options.seconds),
+        lost=partial(_lost, pairs, contenders),
+    )
     special = {
         (row["cell"], row["contender"]): row for row in rows if row["form"] in ("gqa", "packed")
     }
@@ -34,19 +46,42 @@ def run(options: Options) -> Report:
         rows=rows,
         columns=("rate of special form / plain form (time of plain / special)", *contenders),
         lines=[(name, *(_shown(special[name, who]) for who in contenders)) for name in names],
-        closing=[("geometric mean", *(_mean(special.values(), who) for who in contenders))],
+        closing=[[("geometric mean", *(_mean(special.values(), who) for who in contenders))]],
     )
 
 
+_held: dict[str, Prepared] = {}  # in the process that prepared them, until they are measured
+
+
+def _prepare(pairs: Pairs, contenders: Sequence[str], names: Sequence[str]) -> None:
+    for name in names:
+        _held[name] = ready(
+            {
+                f"{who} {form}": (one, cell)
+                for who, one in named(contenders).items()
+                for form, cell in pairs[name].items()
+            }
+        )
+
+
+def _measure(pairs: Pairs, contenders: Sequence[str], seconds: float, name: str) -> list[Row]:
+    prepared = _held.pop(name)
+    measured = measure(prepared.calls, seconds=seconds)
+    return _rows(name, pairs[name], contenders, measured, prepared.skipped)
+
+
+def _lost(pairs: Pairs, contenders: Sequence[str], name: str, why: str) -> list[Row]:
+    skipped = {f"{who} {form}": why for who in contenders for form in pairs[name]}
+    return _rows(name, pairs[name], contenders, Measurement({}, {}), skipped)
+
+
 def _rows(
-    name: str, pair: dict[str, cases.Cell], contenders: dict[str, Contender], seconds: float
+    name: str,
+    pair: Mapping[str, cases.Cell],
+    contenders: Sequence[str],
+    measured: Measurement,
+    skipped: Mapping[str, str],
 ) -> list[Row]:
-    works = {
-        f"{who} {form}": (contender, cell)
-        for who, contender in contenders.items()
-        for form, cell in pair.items()
-    }
-    measured, _, skipped = time(works, seconds)
     rows: list[Row] = []
     for who in contenders:
         both: list[Row] = []

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -85,7 +85,7 @@ def _contenders(device: str) -> dict[str, Contender]:
     their_leaves = [view.detach().requires_grad_() for view in heads_first(*leaves)]
     grad_out, their_grad_out = tensors[0], theirs[0]
 
-    def ours(backend: str) -> dict[str, Contender]:
+    def ours(backend: Literal["cuda", "triton"]) -> dict[str, Contender]:
         # The options of the op, as `attention` fills them in: no extras, no mask.
         extras = (None,) * 6
         options = (False, None, -1, -1, 0.0, 0.0, False, "bshd", backend, None, None)

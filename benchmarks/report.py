@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = dict[str, Value]
 
+SCHEMA: Final = 1  # of the JSON files, which run.py describes
 _REASON: Final = 400  # characters of an error that are kept
 
 
@@ -24,6 +25,7 @@ class Options:
     only: tuple[str, ...] = ()
     contenders: tuple[str, ...] = ()
     seconds: float = 0.25
+    processes: int = 0  # that prepare cases at the same time; 0: one after the other, in this one
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,16 @@ class Report:
     rows: list[Row]
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
-    closing: list[tuple[str, ...]] = field(default_factory=list)  # a table of its own, printed last
+    # Tables of their own, printed last; one without lines is left out.
+    closing: list[list[tuple[str, ...]]] = field(default_factory=list)
 
     def table(self) -> str:
-        """The lines under their column heads, and the closing ones below them."""
-        closing = ["", aligned(self.closing)] if self.closing else []
-        return "\n".join([aligned([self.columns, *self.lines]), *closing])
+        """The lines under their column heads."""
+        return aligned([self.columns, *self.lines])
+
+    def last_tables(self) -> str:
+        """The closing tables, an empty line between them."""
+        return "\n\n".join(aligned(lines) for lines in self.closing if lines)
 
     def notes(self) -> list[str]:
         """Why contenders did not run, each reason once."""

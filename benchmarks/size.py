@@ -24,6 +24,8 @@ def run(options: Options) -> Report:
         rows.append(
             {
                 "wheel": name,
+                "distribution": name.partition("-")[0].replace("_", "-"),
+                "platform": name.removesuffix(".whl").rpartition("-")[2],
                 "bytes": wheels[name].stat().st_size,
                 "installed_bytes": sum(entry.file_size for entry in entries),
                 "library_bytes": sum(entry.file_size for entry in libraries),

@@ -7,7 +7,7 @@ round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Final
@@ -49,13 +49,14 @@ def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -
 
     Args:
         contenders: name to a call that enqueues work on the current stream.
-        seconds: device time to spend on the slowest one; the others run as often as that one.
+        seconds: device time to spend on the one of middling speed; the others run as often.
     """
+    if not contenders:
+        return Measurement({}, {})
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     # Twice the cache: writing it leaves nothing of the inputs there.
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
-    slowest = max(_warm_up(call) for call in contenders.values())
-    rounds = min(max(int(1000 * seconds / max(slowest, 1e-3)), _ROUNDS[0]), _ROUNDS[1])
+    rounds = rounds_for([_warm_up(call) for call in contenders.values()], seconds)
 
     names = list(contenders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
@@ -74,6 +75,12 @@ def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -
         {n: summarise([start.elapsed_time(end) for start, end in e]) for n, e in events.items()},
         under_load,
     )
+
+
+def rounds_for(milliseconds: Sequence[float], seconds: float) -> int:
+    """How often to call each of some contenders; a very slow one does not thin out the others."""
+    wanted = int(1000 * seconds / max(median(milliseconds), 1e-3))
+    return min(max(wanted, _ROUNDS[0]), _ROUNDS[1])
 
 
 def _warm_up(call: Callable[[], object]) -> float:

@@ -240,11 +240,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--batch", type=int, default=Settings.batch)
     parser.add_argument("--length", type=int, default=Settings.length)
+    parser.add_argument("--seed", type=int, default=Settings.seed)
     parser.add_argument("--json", type=Path, metavar="FILE", help="settings, text and curves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="the curves as a picture")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = Settings(steps=options.steps, batch=options.batch, length=options.length)
+    settings = Settings(
+        steps=options.steps, batch=options.batch, length=options.length, seed=options.seed
+    )
     on_gpu = [name for name in ATTENTIONS if name != "flashvar-reference"]
     names = options.attention or (
         on_gpu if device == "cuda" else ["sdpa-flash", "flashvar-reference"]

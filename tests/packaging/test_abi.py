@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from documented import ROOT, blocks
 
 FIRST_SIZE, SIZE, ABI = 208, 328, 1
 OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)
@@ -152,3 +155,21 @@ def test_a_machine_without_a_driver_is_told_so(library: ctypes.CDLL) -> None:
         assert "no usable NVIDIA driver" in message
     else:
         pytest.skip("this machine has a driver, and the pointers of this call are null")
+
+
+def test_the_call_of_the_page(unpacked: Path, tmp_path: Path) -> None:
+    """The C of docs/abi.md, compiled and linked: no batch is served, less than none is not."""
+    (block,) = (one for one in blocks(ROOT / "docs" / "abi.md") if one.language == "c")
+    (tmp_path / "page.c").write_text(block.text, encoding="utf-8")
+    library = next(unpacked.glob("flashvar_sm*/*.so"))
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    files = [str(tmp_path / "page.c"), str(library), f"-Wl,-rpath,{library.parent}"]
+    include = ["-I", str(ROOT / "src" / "cuda" / "abi")]
+    made = tmp_path / "page.so"
+    subprocess.run([compiler, *flags, *include, *files, "-o", str(made)], check=True)
+    attend = ctypes.CDLL(str(made)).attend
+    pointers, sizes = [ctypes.c_void_p()] * 4, [ctypes.c_int64(64), ctypes.c_int32(4)]
+    assert attend(*pointers, ctypes.c_int64(0), *sizes, ctypes.c_void_p()) == 0
+    assert attend(*pointers, ctypes.c_int64(-1), *sizes, ctypes.c_void_p()) == 1

@@ -11,6 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oracle import Call
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,15 @@ CASES = [
     Case(24, (0, 0), packed=(33, 70), packed_k=(70, 20), window=(9, 3), used=(50, 0), dropout=0.2),
     Case(16, (0, 60), packed=(1, 30, 0), used=(17, 60, 5), heads=(6, 2)),
 ]
+
+
+def plant_nan(call: Call, case: Case) -> None:
+    """In keys and values that do not count."""
+    packed = call.cu_seqlens_k is not None
+    for b, length in enumerate(case.used or ()):
+        first, stop = call.cu_seqlens_k[b : b + 2] if packed else (0, case.lengths[1])
+        for tensor in (call.k, call.v):
+            (tensor if packed else tensor[b])[first + length : stop] = float("nan")
 
 
 def run(case: Case) -> str:
@@ -149,6 +162,7 @@ def run(case: Case) -> str:
         call.cu_seqlens_k,
         used,
     )
+    plant_nan(call, case)
     options = Options(
         causal=case.causal,
         scale=case.scale,

@@ -39,11 +39,19 @@ def test_operations(changes: dict[str, Any], operations: int) -> None:
     assert make_cell(**changes).operations == operations
 
 
-def test_cells_are_eighteen_in_both_directions() -> None:
+def test_cells_are_eighteen_in_both_directions_with_goals() -> None:
     cells = import_module("benchmarks.cases").attention()
+    assert all(1 <= cell.goal < 1.5 for cell in cells)
     assert len({cell.name for cell in cells}) == len(cells) == 36
     assert {cell.batch * cell.seqlen for cell in cells} == {16384}
     assert {cell.heads * cell.head_dim for cell in cells} == {2048}
+
+
+def test_models_are_named_cells() -> None:
+    cells = {cell.name: cell for cell in import_module("benchmarks.cases").models()}
+    assert cells["llama-3-8b-backward"].heads_kv == 8
+    assert cells["bert-base-forward"].heads_kv == cells["bert-base-forward"].heads == 12
+    assert all(cell.goal is None for cell in cells.values())
 
 
 def test_forms_differ_in_their_form_alone() -> None:
@@ -55,6 +63,15 @@ def test_forms_differ_in_their_form_alone() -> None:
         else:
             assert special.operations <= plain.operations, name
             assert len(special.lengths) == plain.batch, name
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "rounds"),
+    [([10.0, 10.0, 10.0], 25), ([10.0, 10.0, 1000.0], 25), ([0.1, 0.1], 60), ([500.0], 7)],
+    ids=["even", "one is slow", "short", "long"],
+)
+def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], rounds: int) -> None:
+    assert import_module("benchmarks.timing").rounds_for(milliseconds, seconds=0.25) == rounds
 
 
 def rates(direction: str, **tflops: list[float]) -> list[dict[str, Any]]:
@@ -75,6 +92,13 @@ def test_the_summary_has_means_and_the_lowest_cell() -> None:
     ]
 
 
+def test_a_matrix_product_is_the_last_to_be_compared_with() -> None:
+    rows = rates("forward", flashvar_cuda=[200.0, 50.0], sdpa_flash=[100.0, 50.0])
+    rows[0]["product_tflops"] = 800.0
+    last = import_module("benchmarks.ratios").summary(rows)[-1]
+    assert last == ("flashvar-cuda / matrix product", "0.250", "0.250", "c0", "1")
+
+
 def test_only_cells_that_both_ran_are_compared() -> None:
     rows = rates("forward", sdpa_flash=[100.0], flashvar_cuda=[200.0, 50.0])
     found = import_module("benchmarks.ratios").by_cell(
@@ -91,8 +115,39 @@ def test_the_best_peer_is_none_of_ours() -> None:
 
 
 def test_a_closing_table_stands_below() -> None:
-    report = import_module("benchmarks.report")
-    table = report.Report(
-        [], ("a", "b"), [("x", "1")], [("mean", "2"), ("lowest one", "3")]
-    ).table()
-    assert table.splitlines() == ["a  b", "x  1", "", "mean        2", "lowest one  3"]
+    closing = [[("mean", "2"), ("lowest one", "3")], [], [("last", "4")]]
+    report = import_module("benchmarks.report").Report([], ("a", "b"), [("x", "1")], closing)
+    assert report.table().splitlines() == ["a  b", "x  1"]
+    below = ["mean        2", "lowest one  3", "", "last  4"]
+    assert report.last_tables().splitlines() == below
+
+
+def test_the_figure_to_beat_is_cudnns_rate_times_the_goal() -> None:
+    ratios = import_module("benchmarks.ratios")
+    rates_here = {"sdpa-flash": 90.0, "sdpa-cudnn": 100.0, "flashvar-cuda": 132.0}
+    found = ratios.to_peers(rates_here, goal=1.2)["flashvar-cuda"]
+    assert (found["goal_tflops"], found["to_goal"]) == (120.0, pytest.approx(1.1))
+    del rates_here["sdpa-cudnn"]
+    assert "to_goal" not in ratios.to_peers(rates_here, goal=1.2)["flashvar-cuda"]
+
+
+def test_the_table_of_goals_ends_with_the_means() -> None:
+    rows = [
+        {"cell": cell, "direction": direction, "contender": who, "goal_tflops": 200.0, "to_goal": r}
+        for direction, cell, who, r in (
+            ("forward", "a-forward", "flashvar-cuda", 2.0),
+            ("forward", "b-forward", "flashvar-cuda", 0.5),
+            ("forward", "b-forward", "sdpa-cudnn", 1.0),
+            ("backward", "a-backward", "flashvar-cuda", 1.5),
+            ("backward", "a-backward", "flashvar-sm80", 0.5),
+        )
+    ]
+    table = import_module("benchmarks.ratios").to_goals(rows)
+    assert table[0][1:] == ("TFLOP/s", "flashvar-cuda", "flashvar-sm80")
+    assert table[1:] == [
+        ("a-forward", "200", "2.000", "-"),
+        ("b-forward", "200", "0.500", "-"),
+        ("a-backward", "200", "1.500", "0.500"),
+        ("geometric mean, forward", "", "1.000", "-"),
+        ("geometric mean, backward", "", "1.500", "0.500"),
+    ]

@@ -1,27 +1,35 @@
-"""Pictures are drawn from what a benchmark wrote, one pair for each direction in it."""
+"""Pictures are drawn from what a benchmark wrote: rates, ratios, host time and sizes."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+CARD = {
+    "device": {"name": "a card", "driver": "1.2", "cudnn": 91900},
+    "versions": {"torch": "2.11"},
+}
 
 
-def draw(document: dict[str, object], folder: Path) -> subprocess.CompletedProcess[str]:
-    source = folder / "rates.json"
-    source.write_text(json.dumps(document), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), str(source), "--out"]
+def draw(folder: Path, *documents: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    files = []
+    for index, document in enumerate(documents):
+        files.append(str(folder / f"{index}.json"))
+        Path(files[-1]).write_text(json.dumps({"environment": CARD} | document), encoding="utf-8")
+    command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), *files, "--out"]
     return subprocess.run([*command, str(folder / "out")], capture_output=True, text=True)
 
 
-def rows(direction: str) -> list[dict[str, object]]:
+def rates(direction: str, **changes: Any) -> list[dict[str, Any]]:
     return [
         {
             "direction": direction,
@@ -30,35 +38,57 @@ def rows(direction: str) -> list[dict[str, object]]:
             "causal": causal,
             "seqlen": seqlen,
             "tflops": 100.0 + seqlen / 100,
+            **changes,
         }
-        for contender in ("sdpa-flash", "flashvar-cuda")
+        for contender in ("sdpa-flash", "sdpa-cudnn", "flashvar-cuda")
         for causal in (False, True)
         for seqlen in (1024, 4096)
     ]
 
 
-def test_both_directions(tmp_path: Path) -> None:
-    document = {
-        "environment": {"device": {"name": "a card"}},
-        "rows": [
-            *rows("forward"),
-            *rows("backward"),
-            {"direction": "forward", "contender": "flex"},
-        ],
-    }
-    done = draw(document, tmp_path)
+def host(contender: str) -> dict[str, Any]:
+    return {"contender": contender, "median_us": 9.0, "low_us": 8.0, "high_us": 10.0}
+
+
+def test_everything_that_was_measured_is_drawn(tmp_path: Path) -> None:
+    skipped = {"direction": "forward", "contender": "flex", "skipped": "not here"}
+    wheel = {"distribution": "x", "platform": "linux_x86_64", "bytes": 10**6, "installed_bytes": 1}
+    done = draw(
+        tmp_path,
+        {
+            "benchmark": "attention",
+            "rows": [*rates("forward", goal_tflops=150.0), *rates("backward"), skipped],
+        },
+        {
+            "benchmark": "host",
+            "rows": [host("flashvar-eager"), host("sdpa-flash-eager"), host("empty-like")],
+        },
+        {"benchmark": "size", "rows": [wheel]},
+    )
     assert done.returncode == 0, done.stderr
-    names = {
-        f"attention-{direction}-{kind}.{ending}"
-        for direction in ("forward", "backward")
-        for kind in ("rates", "ratios")
-        for ending in ("png", "svg")
-    }
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert all(path.stat().st_size > 1000 for path in (tmp_path / "out").iterdir())
+    names = ["forward", "backward", "causal", "best-peer", "each-peer", "host", "sizes"]
+    found = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    assert set(found) == {f"{name}.{ending}" for name in names for ending in ("png", "svg")}
+    assert min(found.values()) > 1000
 
 
-def test_nothing_measured_is_nothing_drawn(tmp_path: Path) -> None:
-    done = draw({"environment": {"device": {"name": "a card"}}, "rows": []}, tmp_path)
-    assert done.returncode == 2
+@pytest.mark.parametrize("benchmark", ["attention", "host", "import"])
+def test_nothing_measured_is_nothing_drawn(benchmark: str, tmp_path: Path) -> None:
+    done = draw(tmp_path, {"benchmark": benchmark, "rows": []})
+    assert done.returncode == 2, done.stderr
     assert "measure first" in done.stdout
+
+
+def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    points = import_module("benchmarks.drawing.points")
+    a, b = points.Point(64, False, 1024), points.Point(64, False, 4096)
+    measured = {
+        "sdpa-flash": {a: 100.0, b: 200.0},
+        "sdpa-cudnn": {a: 300.0},
+        "flashvar-cuda": {a: 900.0, b: 900.0},
+        points.GOAL: {a: 800.0, b: 800.0},
+    }
+    best = points.best_peer(measured)
+    assert best == {a: 300.0, b: 200.0}
+    assert points.over(measured["flashvar-cuda"], best) == {a: 3.0, b: 4.5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,12 @@ from flashvar.compat import flash_attn as ours
 from flashvar.compat.flash_attn import bert_padding
 from flashvar.compat.flash_attn import flash_attn_interface as interface
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
-from flashvar.errors import BackendUnavailableError, ConfigurationError, ShapeError
+from flashvar.errors import (
+    BackendUnavailableError,
+    ConfigurationError,
+    InvalidInputError,
+    ShapeError,
+)
 
 
 @pytest.fixture
@@ -43,6 +49,35 @@ def test_stands_in() -> None:
     ours.uninstall()
     assert "flash_attn" not in sys.modules
     assert "flash_attn.layers" not in sys.modules
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("name", ["flash_attn", "flash-attn", "Flash.Attn"])
+def test_metadata_comes_and_goes_with_it(name: str) -> None:
+    ours.install()
+    assert metadata.version(name) == ours.__version__
+    assert "flash-attn" in metadata.packages_distributions()["flash_attn"]
+    assert metadata.version("torch") == torch.__version__
+    ours.uninstall()
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version(name)
+
+
+@pytest.mark.parametrize("window", [(None, None), ("a", 1), (1.5, 2)], ids=str)
+def test_windows_that_are_none_are_refused_in_words(window: Any) -> None:
+    q = torch.randn(1, 4, 1, 16)
+    with pytest.raises(InvalidInputError, match="window_size must be two integers"):
+        ours.flash_attn_func(q, q, q, window_size=window)
+    with pytest.raises(InvalidInputError, match="window_size must be two integers"):
+        interface._flash_attn_forward(q, q, q, 0.0, 1.0, False, *window)
+
+
+def test_what_upstreams_tests_import() -> None:
+    x = torch.randn(4, 6)
+    assert torch.equal(interface.maybe_contiguous(x.T), x.T)
+    assert interface.maybe_contiguous(x.T).is_contiguous()
+    assert interface.maybe_contiguous(None) is None
+    assert interface._get_block_size_n("cpu", 64, False, True) > 0
 
 
 @pytest.mark.usefixtures("clean")

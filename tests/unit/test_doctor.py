@@ -8,7 +8,8 @@ import pytest
 import simulated as sim
 from installed import put_binary
 
-from flashvar.cli import diagnosis, doctor_text, main
+from flashvar._version import __version__
+from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.registry import Candidate, Inventory, Refusal
 from flashvar.selection import Overrides
@@ -23,6 +24,10 @@ def report(
     system: System, inventory: Inventory = ALL, overrides: Overrides | None = None
 ) -> Report:
     return examine(system, inventory, overrides or Overrides())
+
+
+def rendered(found: Report, width: int | None = None) -> str:
+    return page_text.render(doctor_page.page(found), width)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_conclusion_and_health(
     found = report(system, inventory)
     assert found.healthy is healthy
     assert conclusion in found.conclusion
-    assert found.conclusion in doctor_text.render(found)
+    assert rendered(found).splitlines()[0] == f"flashvar {__version__}: {found.conclusion}"
 
 
 def test_asks_about_everything_installed_and_the_usual() -> None:
@@ -90,21 +95,23 @@ def test_fixes_are_those_that_would_change_what_runs(
 
 def test_text_of_a_machine_with_two_devices() -> None:
     inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
-    text = doctor_text.render(report(sim.system(sim.L40S, sim.GB200), inventory))
-    assert text.endswith("Of 32 requests asked about: cuda 16, triton 16.\n")
+    text = rendered(report(sim.system(sim.L40S, sim.GB200), inventory))
+    assert text.startswith(
+        f"flashvar {__version__}: Of 32 requests asked about: cuda 16, triton 16.\n"
+    )
     what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0].splitlines()
     assert what_runs == [
         "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: cuda sm_89",
-        "      cuda sm_89: chosen: serves",
-        "      cuda sm_89: no: wheel b: shadowed by wheel a",
-        "      triton: serves, compiled at the first call, but cuda sm_89 is preferred",
-        '      reference: no: serves CUDA tensors only when named: backend="reference"',
+        "      cuda sm_89  chosen     serves",
+        "      cuda sm_89  no         wheel b: shadowed by wheel a",
+        "      triton      stands by  serves, compiled at the first call",
+        '      reference   no         serves CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: triton",
-        "      cuda sm_100: no: flashvar has no wheel for this architecture",
-        "      cuda sm_89: no: runs on 8.9 and higher minors, the device is 10.0",
-        "      cuda sm_89: no: wheel b: shadowed by wheel a",
-        "      triton: chosen: serves, compiled at the first call",
-        '      reference: no: serves CUDA tensors only when named: backend="reference"',
+        "      cuda sm_100  no      flashvar has no wheel for this architecture",
+        "      cuda sm_89   no      runs on 8.9 and higher minors, the device is 10.0",
+        "      cuda sm_89   no      wheel b: shadowed by wheel a",
+        "      triton       chosen  serves, compiled at the first call",
+        '      reference    no      serves CUDA tensors only when named: backend="reference"',
     ]
 
 
@@ -112,20 +119,20 @@ def test_directions_that_run_on_different_backends_stand_apart() -> None:
     forward = sim.manifest("89", head_dims=(64, 128), ops=("attention_fwd",)).kernels
     pair = sim.kernel("attention_fwd", dtype="bf16", head_dim=192, head_dim_v=128)
     inventory = Inventory((sim.binary("89", kernels=(*forward, pair), version="0.1.0+part"),))
-    text = doctor_text.render(report(sim.system(sim.L40S), inventory))
+    text = rendered(report(sim.system(sim.L40S), inventory))
     assert "  attention_fwd bf16, fp16, head dims 64, 128, 192x128\n" in text
     heads = [line for line in text.splitlines() if line.startswith("  cuda:0  attention")]
     assert heads == [
         "  cuda:0  attention_fwd bf16, fp16, head dim 64, 128, 192x128: cuda sm_89",
         "  cuda:0  attention_bwd bf16, fp16, head dim 64, 128: triton",
     ]
-    reason = "cuda sm_89: no: holds no kernel for attention_bwd"
+    reason = "cuda sm_89  no      holds no kernel for attention_bwd"
     assert f"{reason} -> nox -s build-dev -- arch=sm_89 hdim=64,128,192x128\n" in text
 
 
 def test_text_names_every_binary_and_every_refusal() -> None:
     inventory = replace(sim.inventory("80", "89"), refusals=(SHADOWED,))
-    text = doctor_text.render(report(sim.system(sim.L40S), inventory))
+    text = rendered(report(sim.system(sim.L40S), inventory))
     binaries = text.partition("\nBinaries\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in binaries] == ["architecture", "sm_80", "sm_89", "sm_89"]
     assert "head dims 32, 64, 128, 256" in binaries[1]
@@ -134,13 +141,40 @@ def test_text_names_every_binary_and_every_refusal() -> None:
 
 def test_text_shows_what_the_user_insists_on() -> None:
     overrides = Overrides("cuda", "sm_80")
-    text = doctor_text.render(report(sim.system(sim.L40S), ALL, overrides))
+    text = rendered(report(sim.system(sim.L40S), ALL, overrides))
     assert "  backend       cuda\n" in text
     assert "  forced to     sm_80\n" in text
 
 
-def test_columns_are_aligned() -> None:
-    assert doctor_text.align([("a", "b"), ("long", "c")]) == ["  a     b", "  long  c"]
+@pytest.mark.parametrize(
+    ("system", "inventory"),
+    [(sim.system(sim.L40S), NOTHING), (sim.system(sim.L40S, driver_cuda=(12, 8)), ALL)],
+    ids=["missing wheel", "old driver"],
+)
+def test_the_fix_comes_last(system: System, inventory: Inventory) -> None:
+    found = report(system, inventory)
+    assert rendered(found).splitlines()[-1] == f"  {found.fixes[-1]}"
+
+
+def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
+    manifest = sim.manifest("90a")
+    rows = tuple(replace(row, family="hopper") for row in manifest.kernels)
+    inventory = Inventory((sim.binary("90a", kernels=rows),))
+    found = report(sim.system(sim.H100), inventory)
+    inside = rendered(found).partition("\nInside the binary\n")[2].splitlines()
+    assert inside[:3] == [
+        "  cuda sm_90  attention_fwd bf16, fp16, head dim 32, 64, 128, 256",
+        "      wgmma     rows start on 16 bytes, so that TMA can address them",
+        "      mma.sync  every other call",
+    ]
+    kinds = {
+        (one["op"], one["dtype"], one["head_dim"]): [rule["family"] for rule in one["families"]]
+        for one in json.loads(found.to_json())["requests"]
+    }
+    assert kinds["attention_fwd", "fp16", 32] == ["wgmma", "mma.sync"]
+    assert kinds["attention_bwd", "bf16", 64] == ["wgmma", "mma.sync"]
+    assert kinds["attention_bwd", "fp16", 32] == ["wgmma", "mma.sync"]
+    assert "Inside the binary" not in rendered(report(sim.system(sim.L40S)))
 
 
 def test_json_holds_the_whole_trace() -> None:

@@ -19,6 +19,7 @@ LAYERS = [
     "manifest",
     "system",
     "registry",
+    "families",
     "fitness",
     "selection",
     "loader",
@@ -51,7 +52,7 @@ def test_import_loads_two_modules_and_no_framework() -> None:
     assert ours == ["flashvar", "flashvar._version"]
 
 
-@pytest.mark.parametrize("layer", [*LAYERS, "cli", "cli.diagnosis", "cli.doctor_text"])
+@pytest.mark.parametrize("layer", [*LAYERS, "cli", "cli.diagnosis", "cli.doctor_page"])
 def test_layer_imports_without_torch_and_triton(layer: str) -> None:
     code = f"import flashvar.{layer}, json\nprint(json.dumps(True))"
     assert evaluate(BLOCK + code) is True

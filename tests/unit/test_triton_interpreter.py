@@ -23,6 +23,17 @@ expected = flashvar.attention(q, k, v, causal=True, backend="reference")
 torch.testing.assert_close(out, expected, atol=5e-3, rtol=5e-3)
 """
 
+# Whole blocks of keys, the first ones too, whose every score is -inf.
+HIDDEN_BY_VALUE = """
+import torch, flashvar
+q, k, v = (torch.rand(1, 200, 1, 16, dtype=torch.half) + 0.5 for _ in range(3))
+k[:, :140] = 0.0
+k[:, :140, :, 0] = -torch.inf
+out, lse = flashvar.attention(q, k, v, backend="triton", return_lse=True)
+expected = flashvar.attention(q, k[:, 140:], v[:, 140:], backend="reference", return_lse=True)
+torch.testing.assert_close((out, lse), expected, atol=5e-3, rtol=5e-3)
+"""
+
 
 def interpreted(*arguments: str) -> str:
     """What a Python with Triton's interpreter prints."""
@@ -53,6 +64,10 @@ def found() -> dict[str, str]:
 
 def test_named_backend_serves_cpu_tensors() -> None:
     interpreted("-c", NAMED)
+
+
+def test_keys_at_minus_infinity_weigh_nothing() -> None:
+    interpreted("-c", HIDDEN_BY_VALUE)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -11,7 +11,9 @@ from flashvar_factory.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
-PAGES = {path.name: path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PAGES = {
+    str(path.relative_to(ROOT)): path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+}
 CALLERS = {**WORKFLOWS, **PAGES}
 
 

@@ -11,7 +11,8 @@ namespace flashvar {
 struct LaunchShape {
   int64_t blocks;
   int threads;
-  int shared_memory;  // dynamic, bytes
+  int shared_memory;   // dynamic, bytes
+  bool early = false;  // starts before the grid ahead is complete: the kernel waits for it itself
 };
 
 // cudaFuncSetAttribute acts on the current device only, so what was done is kept per device.
@@ -45,6 +46,11 @@ cudaError_t launch_kernel(const Arguments& arguments, const LaunchShape& shape, 
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_memory;
   config.stream = stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = shape.early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kKernel, arguments);
 }
 

@@ -43,6 +43,12 @@ struct Sequences {
     return {begin, min(max(offsets[batch + 1], begin), total) - begin};
   }
 
+  // Number of a sequence's first tile.
+  __device__ __forceinline__ int64_t first_tile(uint32_t batch, int32_t rows) const {
+    if (offsets == nullptr) return batch * ((seqlen + int64_t{rows} - 1) / rows);
+    return int64_t{min(max(offsets[batch], 0), total)} / rows + batch;
+  }
+
   // The tile numbered `tile`; within a sequence they ascend. All lanes of a warp ask together: each
   // looks at another sequence, so that 32 of them cost one access to memory and 1,024 two.
   __device__ __forceinline__ TilePosition find(uint32_t tile, uint32_t batches,
@@ -65,10 +71,6 @@ struct Sequences {
     return {batch, static_cast<int32_t>(min(first, int64_t{total}))};
   }
 
- private:
-  __device__ __forceinline__ int64_t first_tile(uint32_t batch, int32_t rows) const {
-    return int64_t{min(max(offsets[batch], 0), total)} / rows + batch;
-  }
 #endif
 };
 

@@ -22,15 +22,6 @@ struct AttentionBwdArguments : AttentionBwdProblem {
   bool shared_bias;  // several scores add to one element of grad_bias
 };
 
-// Number of the first tile of a sequence, where tiles are numbered through all sequences.
-__device__ __forceinline__ int64_t first_tile(const Sequences& sequences, uint32_t batch,
-                                              int32_t rows) {
-  if (sequences.offsets == nullptr) {
-    return batch * ((sequences.seqlen + int64_t{rows} - 1) / rows);
-  }
-  return int64_t{min(max(sequences.offsets[batch], 0), sequences.total)} / rows + batch;
-}
-
 // A tile of kRows x kCols as the warps of a block hold it in mma accumulators: kRowWarps x
 // kColWarps warps, which take turns at groups of 16 columns.
 template <int kRows_, int kCols_, int kRowWarps_, int kColWarps_>
@@ -101,8 +92,8 @@ struct KeyBlock {
     keys = args.keys.span(batch);
     key_rows = keys.count;
     if (args.seqused_k != nullptr) keys.count = min(max(args.seqused_k[batch], 0), keys.count);
-    first_query_tile = first_tile(args.queries, batch, block_q);
-    key_tile = first_tile(args.keys, batch, block_kv) + first_key / block_kv;
+    first_query_tile = args.queries.first_tile(batch, block_q);
+    key_tile = args.keys.first_tile(batch, block_kv) + first_key / block_kv;
   }
 
   __device__ __forceinline__ Mask mask(const AttentionProblem& problem) const {

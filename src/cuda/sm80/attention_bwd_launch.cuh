@@ -7,14 +7,15 @@
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "sm80/attention_bwd.cuh"
+#include "sm80/attention_bwd_convert.cuh"
 #include "sm80/attention_bwd_queries.cuh"
-#include "sm80/attention_bwd_rows.cuh"
+#include "smxx/attention_bwd_rows.cuh"
 
 namespace flashvar::sm80 {
 
-// A group of query heads is split over blocks while there are fewer blocks than this: two for each
-// of the SMs of the largest devices.
-inline constexpr int64_t kEnoughBlocks = 264;
+// A group of query heads is split over blocks, in equal parts, while there are fewer blocks than
+// this: eight for each of the SMs of the largest devices, for under a mask their lengths differ.
+inline constexpr int64_t kEnoughBlocks = 1056;
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct AttentionBwdLaunch {
@@ -61,6 +62,7 @@ struct AttentionBwdLaunch {
     if (!problem.deterministic) {
       args.splits = static_cast<int32_t>(
           std::min<int64_t>(problem.group, (kEnoughBlocks + blocks - 1) / blocks));
+      while (problem.group % args.splits != 0) ++args.splits;
     }
     uint64_t end = 0;
     auto take = [&](bool wanted, int64_t elements) -> float* {
@@ -100,8 +102,10 @@ struct AttentionBwdLaunch {
     };
     run(
         [&](int64_t blocks) {
-          return launch_kernel<attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
-              args, {blocks, kRowThreads, 0}, device, stream);
+          smxx::AttentionBwdRowsArguments const rows{
+              problem, args.lse_log2, args.row_sums, nullptr, 0, args.query_tiles, aligned};
+          return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
+              rows, {blocks, smxx::kRowThreads, 0}, device, stream);
         },
         std::max<int64_t>(args.query_tiles * problem.heads_q, 1));
     run(

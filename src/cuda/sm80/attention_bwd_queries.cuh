@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   for (int half = 0; half < 2; ++half) {
     int const row = warp_row + half * 8 + ptx::thread_index() % 32 / 4;
     int64_t const at =
-        (block.head * args.query_tiles + first_tile(args.queries, block.batch, kRowsBlockQ)) *
+        (block.head * args.query_tiles + args.queries.first_tile(block.batch, kRowsBlockQ)) *
             kRowsBlockQ +
         block.first_query + row;
     lse_log2[half] = row < queries ? args.lse_log2[at] : infinity();

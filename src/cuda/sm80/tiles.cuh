@@ -2,29 +2,11 @@
 #pragma once
 #include "core/problem.h"
 #include "core/smem_layout.cuh"
+#include "core/unaligned.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/special_registers.cuh"
 
 namespace flashvar::sm80 {
-
-// Eight elements whose address is aligned to two bytes only.
-__device__ __forceinline__ uint4 load_unaligned(const uint16_t* source) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = source[2 * i] | (static_cast<uint32_t>(source[2 * i + 1]) << 16);
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
-__device__ __forceinline__ void store_unaligned(uint16_t* target, uint4 value) {
-  uint32_t const words[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    target[2 * i] = static_cast<uint16_t>(words[i]);
-    target[2 * i + 1] = static_cast<uint16_t>(words[i] >> 16);
-  }
-}
 
 // Starts copying rows [0, rows) of `gmem` into a tile, or all of them where kAllRows; rows past
 // them and columns past `head_dim` become zeros. kAligned says that every row starts on 16 bytes:

@@ -7,7 +7,10 @@
 // half of every dQ, which is added to fp32 sums in the workspace. Blocks stay and walk over tiles.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
+#include "ptx/bulk.cuh"
+#include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -16,8 +19,8 @@
 
 namespace flashvar::sm90 {
 
-// Named barriers. kScores: dS is complete. kWeights: P is. kPart + i: consumer i's part of dQ is.
-enum : uint32_t { kScores = 1, kWeights = 2, kPart = 3 };
+// Named barriers. kScores: dS is complete, for those who wrote it. kWeights: P is.
+enum : uint32_t { kScores = 1, kWeights = 2 };
 
 // The caller has announced the bytes.
 template <int kPages, int kPageBytes>
@@ -42,33 +45,34 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
     if (!tile.exists() || !tile.seen()) continue;
     ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the tile before is done with K and V
     kv.advance();
-    ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesKV);
-    load_pages<Config::kPages, Config::kPageBytesKV>(smem.k(), &arguments.k, smem.full_k(),
-                                                     tile.first_key, tile.head_kv, tile.batch);
+    ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
+    load_pages<Config::kPagesK, Config::kPageBytesKV>(smem.k(), &arguments.k, smem.full_k(),
+                                                      tile.first_key, tile.head_kv, tile.batch);
     bool first = true;
     for (int32_t g = 0; g < problem.group; ++g) {
       uint32_t const head = tile.head_kv * problem.group + g;
-      int64_t const rows = tile.query_tile(arguments, head, 0) * Config::kBlockQ;
+      int64_t const rows = int64_t{tile.query_tile(arguments, head, 0)} * Config::kBlockQ;
       for (int32_t m = tile.begin; m < tile.end; ++m) {
         uint32_t const s = step.stage();
         int32_t const row = m * Config::kBlockQ;
         ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
-        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ + Config::kRowBytes);
+        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
         load_pages<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
                                                         row, head, tile.batch);
-        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + rows + row, Config::kRowBytes,
-                       smem.full_q(s));
         if (first) {
-          ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesKV);
-          load_pages<Config::kPages, Config::kPageBytesKV>(
+          ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
+          load_pages<Config::kPagesV, Config::kPageBytesKV>(
               smem.v(), &arguments.v, smem.full_v(), tile.first_key, tile.head_kv, tile.batch);
           first = false;
         }
         // dV from this buffer is added
         ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-        ptx::mbarrier_arrive_expect(smem.full_grad_out(s), Config::kBytesQ + Config::kRowBytes);
-        load_pages<Config::kPages, Config::kPageBytesQ>(
+        ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
+                                    Config::kBytesGradOut + 2 * Config::kRowBytes);
+        load_pages<Config::kPagesV, Config::kPageBytesQ>(
             smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
+        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + rows + row, Config::kRowBytes,
+                       smem.full_grad_out(s));
         ptx::bulk_load(smem.row_sums(s), arguments.row_sums + rows + row, Config::kRowBytes,
                        smem.full_grad_out(s));
         step.advance();
@@ -77,7 +81,30 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
   }
 }
 
-// Calls step(head, m) for all blocks of queries that see a tile.
+// One after the other the blocks of queries that see a tile, of all heads of its group.
+template <class Config>
+struct QueryWalk {
+  const KeyTile<Config>& tile;
+  int32_t m, left;          // this block, and how many are left with it
+  uint32_t number, before;  // KeyTile::query_tile() of it and of the one before
+
+  __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments,
+                                       const KeyTile<Config>& tile)
+      : tile(tile),
+        m(tile.begin),
+        left(arguments.problem.group * (tile.end - tile.begin)),
+        number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, tile.begin)),
+        before(0) {}
+
+  __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
+    before = number++;
+    if (++m == tile.end) m = tile.begin;
+    if (m == tile.begin) number += arguments.query_tiles - (tile.end - tile.begin);
+    --left;
+  }
+};
+
+// Calls step(head, m) for the same.
 template <class Config, class Step>
 __device__ __forceinline__ void for_each_step(const KeyTile<Config>& tile, int32_t group,
                                               Step&& step) {
@@ -86,12 +113,11 @@ __device__ __forceinline__ void for_each_step(const KeyTile<Config>& tile, int32
   }
 }
 
+// `tile` is KeyTile::query_tile().
 template <class Config>
-__device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments,
-                                              const KeyTile<Config>& tile, uint32_t head, int32_t m,
+__device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments, uint32_t tile,
                                               uint32_t warpgroup) {
-  return arguments.grad_q_sum +
-         (tile.query_tile(arguments, head, m) * 2 + warpgroup) * Config::kGradQElements;
+  return arguments.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
 }
 
 // Sharing::kKeys.
@@ -99,10 +125,10 @@ template <class Config>
 __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& arguments,
                                              const BwdSmem<Config>& smem, uint32_t warpgroup) {
   using S = Scores<Config>;
+  using ScoreState = PipelineState<Config::kScoreStages>;
   const AttentionBwdProblem& problem = arguments.problem;
   float const factor = problem.score_sign * problem.scale_log2;
   bool const first_lane = threadIdx.x % 32 == 0;
-  bool const first_thread = threadIdx.x % 128 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
   uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a page
@@ -110,23 +136,30 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
     KeyTile<Config> const tile(arguments, turn);
     if (!tile.exists()) continue;
     int32_t const first_key = tile.first_key + warpgroup * 64;
-    float rK[Config::kHeadDim / 2], rV[Config::kHeadDim / 2];
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) rK[i] = rV[i] = 0.f;
+    float rK[Config::kHeadDim / 2], rV[Config::kHeadDimV / 2];
+    clear(rK);
+    clear(rV);
     if (tile.seen()) {
-      ptx::mbarrier_wait(smem.full_k(), kv.phase());
-      for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
-        uint32_t const s = step.stage(), buffer = step.count % Config::kScoreStages;
-        typename S::Registers rS, rdS;
+      typename S::Registers rS;
+      QueryWalk<Config> walk(arguments, tile);
+      auto start_scores = [&] {
+        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
+        multiply_scores<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
+      };
+      auto start_grad_q = [&](float (&rQ)[Config::kGradQCols / 2], const ScoreState& scores) {
+        ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase());
+        multiply_grad_q<Config>(rQ, smem.grad_scores(scores.stage()), smem.k(), warpgroup);
+      };
+      // S is there. In flight are, one after the other: dP | dQ of the step before, dV | dV, dK |
+      // dK, S of the next step.
+      auto take_step = [&](auto first, auto last) {
+        uint32_t const s = step.stage();
+        ScoreState const scores{step.count}, before{step.count - 1};
+        typename S::Registers rdS;
         typename S::Packed rP, rdP;
-        ptx::mbarrier_wait(smem.full_q(s), step.phase());
-        multiply_scores<Config>(rS, smem.k() + offset, smem.q(s));
-        ptx::mbarrier_wait(smem.full_v(), kv.phase());
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
-        multiply_scores<Config>(rdS, smem.v() + offset, smem.grad_out(s));
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(rS);
-        weigh<Config>(rS, factor, smem.lse(s), tile.mask, first_key, m * Config::kBlockQ);
+        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
+        weigh<Config>(rS, factor, smem.lse(s), tile.mask, first_key, walk.m * Config::kBlockQ);
         S::pack(rS, rP);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rdS);
@@ -137,33 +170,65 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
               ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
         }
         S::pack(rdS, rdP);
-        multiply_grad<Config>(rV, rP, smem.grad_out(s));
-        store_scores<Config>(smem.grad_scores(buffer) + warpgroup * Config::kPageBytesQ, rdP);
+        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
+        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
+                             rdP);
         ptx::fence_async_proxy();
-        if (Config::kBulk && first_thread) ptx::bulk_wait_read();  // dQ's shared memory is free
-        ptx::named_barrier_sync(kScores, 256);
+        __syncwarp();
+        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
         float rQ[Config::kGradQCols / 2];
-        multiply_grad_q<Config>(rQ, smem.grad_scores(buffer), smem.k(), warpgroup);
-        multiply_grad<Config>(rK, rdP, smem.q(s));
+        if constexpr (!first.value) start_grad_q(rQ, before);
+        multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
+        if constexpr (!first.value) {
+          ptx::wgmma_wait<1>();
+          ptx::wgmma_pin(rQ);
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+        }
+        multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        if constexpr (!first.value) {
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+        }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
-        ptx::wgmma_pin(rQ);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, tile, head, m, warpgroup),
-                           smem.grad_q(warpgroup), kPart + warpgroup);
-        ptx::wgmma_wait<0>();
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        step.advance();
+        walk.advance(arguments);
+        if constexpr (!last.value) start_scores();
+        ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        step.advance();
-      });
+        if constexpr (!last.value) {
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(rS);
+        }
+      };
+      ptx::mbarrier_wait(smem.full_k(), kv.phase());
+      start_scores();
+      ptx::mbarrier_wait(smem.full_v(), kv.phase());
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(rS);
+      if (walk.left == 1) {
+        take_step(std::true_type{}, std::true_type{});
+      } else {
+        take_step(std::true_type{}, std::false_type{});
+        while (walk.left > 1) take_step(std::false_type{}, std::false_type{});
+        take_step(std::false_type{}, std::true_type{});
+      }
+      float rQ[Config::kGradQCols / 2];
+      ScoreState const before{step.count - 1};
+      start_grad_q(rQ, before);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(rQ);
+      if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+      add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
-    store_grad<Config>(problem.grad_v, tile, rV, 1.f, first_key, problem.head_dim_v);
-    store_grad<Config>(problem.grad_k, tile, rK, problem.features.scale, first_key,
-                       problem.head_dim);
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, 1.f, first_key,
+                                          problem.head_dim_v);
+    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile, rK, problem.features.scale,
+                                         first_key, problem.head_dim);
   }
-  if (Config::kBulk && first_thread) ptx::bulk_wait();
 }
 
 // Sharing::kProducts, the first warpgroup: S, P, dV.
@@ -179,9 +244,8 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
   for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
     KeyTile<Config> const tile(arguments, turn);
     if (!tile.exists()) continue;
-    float rV[Config::kHeadDim / 2];
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) rV[i] = 0.f;
+    float rV[Config::kHeadDimV / 2];
+    clear(rV);
     if (tile.seen()) {
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
       for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
@@ -189,7 +253,8 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         typename S::Registers rS;
         typename S::Packed rP;
         ptx::mbarrier_wait(smem.full_q(s), step.phase());
-        multiply_scores<Config>(rS, smem.k(), smem.q(s));
+        multiply_scores<Config, Config::kHeadDim>(rS, smem.k(), smem.q(s));
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
         weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
@@ -201,25 +266,26 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         }
         ptx::named_barrier_arrive(kWeights, 256);
         S::pack(rS, rP);
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
-        multiply_grad<Config>(rV, rP, smem.grad_out(s));
-        ptx::named_barrier_sync(kScores, 256);  // also: the other has read P
+        multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
+        // dS is there, and the other has read P
+        ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
         float rQ[Config::kGradQCols / 2];
         multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 0);
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rQ);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, tile, head, m, 0), smem.grad_q(0),
-                           kPart);
+        add_grad_q<Config>(rQ,
+                           grad_q_part<Config>(arguments, tile.query_tile(arguments, head, m), 0));
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
-    store_grad<Config>(problem.grad_v, tile, rV, 1.f, tile.first_key, problem.head_dim_v);
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, 1.f, tile.first_key,
+                                          problem.head_dim_v);
   }
 }
 
@@ -236,8 +302,7 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
     KeyTile<Config> const tile(arguments, turn);
     if (!tile.exists()) continue;
     float rK[Config::kHeadDim / 2];
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) rK[i] = 0.f;
+    clear(rK);
     if (tile.seen()) {
       ptx::mbarrier_wait(smem.full_v(), kv.phase());
       for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
@@ -245,7 +310,7 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         typename S::Registers rdS;
         typename S::Packed rdP;
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
-        multiply_scores<Config>(rdS, smem.v(), smem.grad_out(s));
+        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v(), smem.grad_out(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rdS);
         // Also: the other is done with dS of the step before, as it then starts the next S.
@@ -262,16 +327,17 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         S::pack(rdS, rdP);
         store_scores<Config>(smem.grad_scores(0), rdP);
         ptx::fence_async_proxy();
-        ptx::named_barrier_sync(kScores, 256);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.full_grad_scores(0));
+        ptx::named_barrier_sync(kScores, 128);
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
         float rQ[Config::kGradQCols / 2];
         multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 1);
         ptx::mbarrier_wait(smem.full_q(s), step.phase());
-        multiply_grad<Config>(rK, rdP, smem.q(s));
+        multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rQ);
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, tile, head, m, 1), smem.grad_q(1),
-                           kPart + 1);
+        add_grad_q<Config>(rQ,
+                           grad_q_part<Config>(arguments, tile.query_tile(arguments, head, m), 1));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
@@ -280,8 +346,8 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
-    store_grad<Config>(problem.grad_k, tile, rK, problem.features.scale, tile.first_key,
-                       problem.head_dim);
+    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile, rK, problem.features.scale,
+                                         tile.first_key, problem.head_dim);
   }
 }
 
@@ -295,22 +361,32 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.full_k(), 1);
     ptx::mbarrier_init(smem.full_v(), 1);
     ptx::mbarrier_init(smem.empty_kv(), warps);
+    for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
+      ptx::mbarrier_init(smem.full_grad_scores(stage), Config::kSharesKeys ? warps : 128);
+      ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
+    }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(smem.full_q(stage), 1);
       ptx::mbarrier_init(smem.empty_q(stage), warps);
       ptx::mbarrier_init(smem.full_grad_out(stage), 1);
-      ptx::mbarrier_init(smem.empty_grad_out(stage), warps);
+      // Its rows of LSE and D are read by the threads: each says so itself.
+      ptx::mbarrier_init(smem.empty_grad_out(stage), 32 * warps);
     }
     ptx::mbarrier_init_fence();
   }
+  ptx::release_next_grid();
   __syncthreads();  // the barriers are there for all
   if (threadIdx.x < 128) {
     ptx::registers_give<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) produce_bwd<Config>(arguments, smem);
+    if (threadIdx.x == 0) {
+      ptx::await_last_grid();
+      produce_bwd<Config>(arguments, smem);
+    }
   } else {
     ptx::registers_take<Config::kConsumerRegisters>();
     if constexpr (Config::kSharesKeys) {
-      consume_keys<Config>(arguments, smem, threadIdx.x / 128 - 1);
+      // The same in all lanes, and shown to be: descriptors then live in uniform registers.
+      consume_keys<Config>(arguments, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
     } else if (threadIdx.x < 256) {
       consume_values<Config>(arguments, smem);
     } else {
@@ -324,14 +400,14 @@ template <class Config>
 __global__ void __launch_bounds__(256)
     attention_bwd_round_kernel(const __grid_constant__ AttentionBwdArguments arguments) {
   const AttentionBwdProblem& problem = arguments.problem;
+  ptx::await_last_grid();
   uint32_t const tiles = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
   uint32_t const head = blockIdx.x / arguments.query_tiles;
   uint32_t const batch = blockIdx.x % arguments.query_tiles / tiles;
   int32_t const first_row = blockIdx.x % arguments.query_tiles % tiles * Config::kBlockQ;
   uint32_t const warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const float* const from = arguments.grad_q_sum +
-                            (int64_t{blockIdx.x} * 2 + warpgroup) * Config::kGradQElements +
-                            thread * 4;
+  const float* const from =
+      arguments.grad_q_sum + (int64_t{blockIdx.x} * 2 + warpgroup) * Config::kGradQElements;
   const TensorView& tensor = problem.grad_q;
   uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
   float const scale = problem.features.scale;
@@ -343,7 +419,7 @@ __global__ void __launch_bounds__(256)
     uint32_t upper[4], lower[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float4 const x = *reinterpret_cast<const float4*>(from + (n + i) * 128 * 4);
+      float4 const x = *reinterpret_cast<const float4*>(from + grad_q_place(thread, n + i));
       upper[i] = Config::Dtype::pack(x.x * scale, x.y * scale);
       lower[i] = Config::Dtype::pack(x.z * scale, x.w * scale);
     }

@@ -16,14 +16,14 @@ struct AttentionBwdTile {
   Sharing sharing;
   int block_q;  // queries of one step of the loop
   int stages;   // buffers of Q, and of dO
-  bool bulk;    // dQ is added by the copy engine, else by the threads
+  int scores;   // buffers of dS
 };
 
 // clang-format off
 inline constexpr AttentionBwdTile kAttentionBwdTiles[] = {
-    { 64, Sharing::kKeys,     128, 2, true},
-    {128, Sharing::kKeys,      64, 2, true},
-    {256, Sharing::kProducts,  64, 2, false},
+    { 64, Sharing::kKeys,     128, 3, 2},
+    {128, Sharing::kKeys,      64, 2, 3},
+    {256, Sharing::kProducts,  64, 2, 1},
 };
 // clang-format on
 
@@ -34,15 +34,23 @@ constexpr AttentionBwdTile attention_bwd_tile(int head_dim) {
   return {};
 }
 
+// What the products take for a head dim, in half pages of columns and in whole ones where sums are
+// large; missing columns are zeros.
+constexpr int product_dim(int head_dim) {
+  int const step = head_dim <= 2 * kPageCols ? kPageCols / 2 : kPageCols;
+  return (head_dim + step - 1) / step * step;
+}
+
 template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_>
 struct AttentionBwdConfig {
   using Dtype = Dtype_;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
-  static constexpr bool kBulk = kTile.bulk;
-  static constexpr int kHeadDim = kTile.max_head_dim;  // of both; missing columns are zeros
-  static constexpr int kPages = kHeadDim / kPageCols;
+  static constexpr int kHeadDim = product_dim(kHeadDim_);
+  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kPages = (kHeadDim + kPageCols - 1) / kPageCols;
+  static constexpr int kPagesV = (kHeadDimV + kPageCols - 1) / kPageCols;
   static constexpr int kBlockQ = kTile.block_q;
   static constexpr int kBlockKV = kSharesKeys ? 128 : 64;
   static constexpr int kConsumers = 2;
@@ -53,23 +61,25 @@ struct AttentionBwdConfig {
 
   // A warpgroup computes 64 rows of dQ: half of them, or half of their columns.
   static constexpr bool kSplitsRows = kBlockQ == 128;
-  static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kHeadDim / 2;
+  static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of a warpgroup
   static_assert(kBlockQ == 128 || kBlockQ == 64, "two warpgroups share dQ");
 
   static constexpr int kPageBytesQ = kBlockQ * 128;
   static constexpr int kPageBytesKV = kBlockKV * 128;
   static constexpr int kBytesQ = kPages * kPageBytesQ;
-  static constexpr int kBytesKV = kPages * kPageBytesKV;
+  static constexpr int kBytesGradOut = kPagesV * kPageBytesQ;
+  static constexpr int kPagesK = kSplitsRows ? kPages : kTile.max_head_dim / kPageCols;  // dQ's too
+  static constexpr int kBytesK = kPagesK * kPageBytesKV;
+  static constexpr int kBytesV = kPagesV * kPageBytesKV;
   static constexpr int kRowBytes = kBlockQ * 4;  // of LSE and of D
   static constexpr int kBytesScores = kBlockQ * kBlockKV * 2;
-  static constexpr int kScoreStages = kSharesKeys ? 2 : 1;
+  static constexpr int kScoreStages = kTile.scores;
   static constexpr int kBytesWeights = kSharesKeys ? 0 : kBlockQ * kBlockKV * 4;
-  static constexpr int kBytesGradQ = kBulk ? kConsumers * kGradQElements * 4 : 0;
   static constexpr int kBarrierBytes = 1024;
-  static constexpr int kSharedMemory = kBarrierBytes + 2 * kBytesKV + 2 * kStages * kBytesQ +
-                                       kScoreStages * kBytesScores + kBytesWeights + kBytesGradQ +
-                                       2 * kStages * kRowBytes;
+  static constexpr int kSharedMemory =
+      kBarrierBytes + kBytesK + kBytesV + kStages * (kBytesQ + kBytesGradOut) +
+      kScoreStages * kBytesScores + kBytesWeights + 2 * kStages * kRowBytes;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };
 

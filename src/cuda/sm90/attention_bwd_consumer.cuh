@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "core/online_softmax.cuh"
-#include "ptx/bulk.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/vectors.cuh"
@@ -36,33 +35,48 @@ struct Scores {
   }
 };
 
-// Starts scores = a b^T: 64 keys of K with Q, or of V with dO.
+// The descriptor of what lies `bytes` behind `smem`. From that of `smem` it is one addition to the
+// address; at 256 it is worked out as a whole, which measured 4 % faster there.
 template <class Config>
+__device__ __forceinline__ uint64_t operand(uint32_t smem, uint32_t bytes, uint32_t page_bytes) {
+  if constexpr (!Config::kSharesKeys) return ptx::wgmma_descriptor(smem + bytes, page_bytes);
+  uint64_t const first = ptx::wgmma_descriptor(smem, page_bytes);
+  return (first & ~uint64_t{0xffffffff}) | (static_cast<uint32_t>(first) + (bytes >> 4));
+}
+
+template <int kCount>
+__device__ __forceinline__ void clear(float (&sums)[kCount]) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+}
+
+// Starts scores = a b^T: 64 keys of K with Q, or of V with dO.
+template <class Config, int kDim>
 __device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
                                                 uint32_t keys, uint32_t queries) {
   ptx::wgmma_pin(scores);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
+  for (int kk = 0; kk < kDim / 16; ++kk) {
     uint32_t const page = kk / 4, column = kk % 4 * 32;
     ptx::Wgmma<typename Config::Dtype, Config::kBlockQ>::template ss<false>(
-        scores, ptx::wgmma_descriptor(keys + page * Config::kPageBytesKV + column, 0),
-        ptx::wgmma_descriptor(queries + page * Config::kPageBytesQ + column, 0), kk > 0);
+        scores, operand<Config>(keys, page * Config::kPageBytesKV + column, 0),
+        operand<Config>(queries, page * Config::kPageBytesQ + column, 0), kk > 0);
   }
   ptx::wgmma_commit();
 }
 
 // Starts grad += scores rows: dV with P and dO, dK with dS and Q.
-template <class Config>
-__device__ __forceinline__ void multiply_grad(float (&grad)[Config::kHeadDim / 2],
+template <class Config, int kDim>
+__device__ __forceinline__ void multiply_grad(float (&grad)[kDim / 2],
                                               const typename Scores<Config>::Packed& scores,
                                               uint32_t rows) {
   ptx::wgmma_pin(grad);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
-    ptx::Wgmma<typename Config::Dtype, Config::kHeadDim>::template rs<true>(
-        grad, scores[kk], ptx::wgmma_descriptor(rows + kk * 16 * 128, Config::kPageBytesQ), 1);
+    ptx::Wgmma<typename Config::Dtype, kDim>::template rs<true>(
+        grad, scores[kk], operand<Config>(rows, kk * 16 * 128, Config::kPageBytesQ), 1);
   }
   ptx::wgmma_commit();
 }
@@ -83,8 +97,8 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
   for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
     uint32_t const page = kk / 4, column = kk % 4 * 32;
     ptx::Wgmma<typename Config::Dtype, Config::kGradQCols>::template ss<true>(
-        grad, ptx::wgmma_descriptor(scores + page * Config::kPageBytesQ + column, 0),
-        ptx::wgmma_descriptor(keys + kk * 16 * 128, Config::kPageBytesKV), kk > 0);
+        grad, operand<Config>(scores, page * Config::kPageBytesQ + column, 0),
+        operand<Config>(keys, kk * 16 * 128, Config::kPageBytesKV), kk > 0);
   }
   ptx::wgmma_commit();
 }
@@ -149,35 +163,26 @@ __device__ __forceinline__ void store_scores(uint32_t to,
   }
 }
 
-// Adds a warpgroup's part of a tile of dQ to the workspace. By bulk: the part's shared memory is
-// free.
+// Where four elements of a thread are in a warpgroup's part of dQ, whose mma tiles are numbered.
+__device__ __forceinline__ uint32_t grad_q_place(uint32_t thread, uint32_t tile) {
+  return (tile * 128 + thread) * 4;
+}
+
+// Adds a warpgroup's part of a tile of dQ to the workspace.
 template <class Config>
-__device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to,
-                                           uint32_t staging, uint32_t barrier) {
+__device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to) {
   uint32_t const thread = ptx::thread_index() % 128;
 #pragma unroll
   for (int n = 0; n < Config::kGradQCols / 8; ++n) {
     const float* const x = &grad[4 * n];
-    if constexpr (Config::kBulk) {
-      ptx::shared_store(staging + (n * 128 + thread) * 16, x[0], x[1], x[2], x[3]);
-    } else {
-      ptx::global_add(to + (n * 128 + thread) * 4, x[0], x[1], x[2], x[3]);
-    }
-  }
-  if constexpr (Config::kBulk) {
-    ptx::fence_async_proxy();
-    ptx::named_barrier_sync(barrier, 128);  // the part is complete
-    if (thread == 0) {
-      ptx::bulk_add(to, staging, Config::kGradQElements * 4);
-      ptx::bulk_commit();
-    }
+    ptx::global_add(to + grad_q_place(thread, n), x[0], x[1], x[2], x[3]);
   }
 }
 
 // Rounds a warpgroup's 64 rows of dK or dV into their tensor.
-template <class Config>
+template <class Config, int kDim>
 __device__ __forceinline__ void store_grad(const TensorView& tensor, const KeyTile<Config>& tile,
-                                           const float (&grad)[Config::kHeadDim / 2], float scale,
+                                           const float (&grad)[kDim / 2], float scale,
                                            int32_t first_key, int32_t head_dim) {
   uint32_t const thread = ptx::thread_index() % 128;
   int const lane = thread % 32;
@@ -188,7 +193,7 @@ __device__ __forceinline__ void store_grad(const TensorView& tensor, const KeyTi
     int32_t const row = first_key + thread / 32 * 16 + half * 8 + lane / 4;
     uint16_t* const target = head + row * tensor.seq_stride;
 #pragma unroll
-    for (int n = 0; n < Config::kHeadDim / 8; n += 4) {
+    for (int n = 0; n < kDim / 8; n += 4) {
       uint32_t word[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -7,8 +7,8 @@
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/tensor_map.h"
-#include "sm80/attention_bwd_rows.cuh"
 #include "sm90/attention_bwd.cuh"
+#include "smxx/attention_bwd_rows.cuh"
 
 namespace flashvar::sm90 {
 
@@ -21,14 +21,9 @@ struct AttentionBwdLaunch {
                              Config::kBlockKV);
   }
 
-  // Dense, plain scores; the order in which blocks add to dQ is not fixed. Of dtypes and head dims
-  // those that a device has shown to be right: the ledger says what is to be run before more of
-  // them.
+  // Dense, plain scores; the order in which blocks add to dQ is not fixed.
   static bool suits(const AttentionBwdProblem& problem) {
-    constexpr bool kShown = Dtype::kAbi == dtype::bf16::kAbi && kHeadDim == kHeadDimV &&
-                            (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
-    return kShown && problem.head_dim == kHeadDim && problem.head_dim_v == kHeadDimV &&
-           !problem.deterministic && !problem.has_features() &&
+    return !problem.deterministic && !problem.has_features() &&
            problem.queries.offsets == nullptr && problem.keys.offsets == nullptr &&
            problem.seqused_k == nullptr && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
   }
@@ -68,8 +63,7 @@ struct AttentionBwdLaunch {
     }
     int64_t const heads = problem.batch * (problem.heads_q / problem.group);
     int64_t const tiles = problem.keys.tiles(1, Config::kBlockKV);
-    arguments.paired =
-        problem.window_right != kUnbounded && heads * tiles >= int64_t{2} * multiprocessors;
+    arguments.paired = problem.window_right != kUnbounded && heads * tiles > multiprocessors;
     int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
     if (heads * row_items > INT32_MAX || query_tiles * problem.heads_q > INT32_MAX) {
       return cudaErrorInvalidConfiguration;
@@ -77,18 +71,15 @@ struct AttentionBwdLaunch {
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(heads * row_items);
 
-    if (error == cudaSuccess) {
-      error = cudaMemsetAsync(arguments.grad_q_sum, 0, parts.end - parts.grad_q_sum, stream);
-    }
     if (error == cudaSuccess) error = launch_rows(arguments, device, stream);
     if (error == cudaSuccess) {
       LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
-                              Config::kSharedMemory};
+                              Config::kSharedMemory, true};
       error = launch_kernel<attention_bwd_kernel<Config>>(arguments, shape, device, stream);
     }
     if (error == cudaSuccess) {
       error = launch_kernel<attention_bwd_round_kernel<Config>>(
-          arguments, {query_tiles * problem.heads_q, 256, 0}, device, stream);
+          arguments, {query_tiles * problem.heads_q, 256, 0, true}, device, stream);
     }
     return error;
   }
@@ -107,14 +98,15 @@ struct AttentionBwdLaunch {
   // D and the LSE in base 2.
   static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
                                  cudaStream_t stream) {
-    sm80::AttentionBwdArguments rows{};
-    static_cast<AttentionBwdProblem&>(rows) = arguments.problem;
-    rows.lse_log2 = const_cast<float*>(arguments.lse_log2);
-    rows.row_sums = const_cast<float*>(arguments.row_sums);
-    rows.query_tiles = arguments.query_tiles;
-    rows.aligned = true;
-    return launch_kernel<sm80::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
-        rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, sm80::kRowThreads, 0},
+    smxx::AttentionBwdRowsArguments const rows{arguments.problem,
+                                               const_cast<float*>(arguments.lse_log2),
+                                               const_cast<float*>(arguments.row_sums),
+                                               arguments.grad_q_sum,
+                                               2 * Config::kGradQElements,
+                                               arguments.query_tiles,
+                                               true};
+    return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
+        rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, smxx::kRowThreads, 0},
         device, stream);
   }
 };

@@ -30,12 +30,12 @@ struct BwdSmem {
   uint32_t base;
 
   __device__ __forceinline__ uint32_t k() const { return base + Config::kBarrierBytes; }
-  __device__ __forceinline__ uint32_t v() const { return k() + Config::kBytesKV; }
+  __device__ __forceinline__ uint32_t v() const { return k() + Config::kBytesK; }
   __device__ __forceinline__ uint32_t q(uint32_t stage) const {
-    return v() + Config::kBytesKV + stage * Config::kBytesQ;
+    return v() + Config::kBytesV + stage * Config::kBytesQ;
   }
   __device__ __forceinline__ uint32_t grad_out(uint32_t stage) const {
-    return q(Config::kStages) + stage * Config::kBytesQ;
+    return q(Config::kStages) + stage * Config::kBytesGradOut;
   }
   // dS: rows are queries, pages of 64 keys.
   __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
@@ -43,21 +43,23 @@ struct BwdSmem {
   }
   // P in fp32, from the first warpgroup to the second, thread by thread.
   __device__ __forceinline__ uint32_t weights() const { return grad_scores(Config::kScoreStages); }
-  __device__ __forceinline__ uint32_t grad_q(uint32_t warpgroup) const {
-    return weights() + Config::kBytesWeights + warpgroup * Config::kGradQElements * 4;
-  }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return weights() + Config::kBytesWeights + Config::kBytesGradQ + stage * Config::kRowBytes;
+    return weights() + Config::kBytesWeights + stage * Config::kRowBytes;
   }
   __device__ __forceinline__ uint32_t row_sums(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
   }
 
-  // full: the tile has arrived; empty: both consumers are done with it. LSE comes with Q, D with
-  // dO.
+  // full: the tile has arrived; empty: both consumers are done with it. LSE and D come with dO.
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
+  __device__ __forceinline__ uint32_t full_grad_scores(uint32_t stage) const {
+    return ring(4, 0) + stage * 16;
+  }
+  __device__ __forceinline__ uint32_t empty_grad_scores(uint32_t stage) const {
+    return full_grad_scores(stage) + 8;
+  }
   __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
   __device__ __forceinline__ uint32_t full_grad_out(uint32_t stage) const { return ring(2, stage); }
@@ -115,11 +117,11 @@ struct KeyTile {
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
 
-  // Number of a tile of queries in the workspace.
-  __device__ __forceinline__ int64_t query_tile(const AttentionBwdArguments& arguments,
-                                                uint32_t head, int32_t m) const {
-    int32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
-    return int64_t{head} * arguments.query_tiles + int64_t{batch} * tiles + m;
+  // Number of a tile of queries in the workspace; the launcher has seen to it that it fits.
+  __device__ __forceinline__ uint32_t query_tile(const AttentionBwdArguments& arguments,
+                                                 uint32_t head, uint32_t m) const {
+    uint32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    return head * arguments.query_tiles + batch * tiles + m;
   }
 };
 

@@ -7,17 +7,17 @@ have a head dim of its own; every backend drops the same weights.
 
 Everywhere:
 
-    dropout_p: Probability, below 1, that a weight becomes 0; not together with softcap.
-    softmax_scale: Factor of the scores; head_dim ** -0.5 by default.
-    causal: Hide keys after the diagonal, which ends in the bottom right corner.
-    window_size: (left, right) keys beside the diagonal that a query sees; negative: all.
-    softcap: Bound of the scores, softcap * tanh(score / softcap); 0 is none.
-    alibi_slopes: float32 [heads_q] or [batch, heads_q]; -slope * distance is added to the scores.
-    deterministic: The same bits of the gradients on every run.
-    return_attn_probs: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
-        seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
-        [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128,
-        whose sign says what was dropped; `flashvar.ops.attention_weights` has the rest.
+* `dropout_p`: Probability, below 1, that a weight becomes 0; not together with softcap.
+* `softmax_scale`: Factor of the scores; head_dim ** -0.5 by default.
+* `causal`: Hide keys after the diagonal, which ends in the bottom right corner.
+* `window_size`: (left, right) keys beside the diagonal that a query sees; negative: all.
+* `softcap`: Bound of the scores, softcap * tanh(score / softcap); 0 is none.
+* `alibi_slopes`: float32 [heads_q] or [batch, heads_q]; -slope * distance is added to the scores.
+* `deterministic`: The same bits of the gradients on every run.
+* `return_attn_probs`: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
+  seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
+  [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128, whose
+  sign says what was dropped; `flashvar.ops.attention_weights` has the rest.
 
 Errors are those of `flashvar.attention`. The batch must not be empty.
 """

@@ -7,7 +7,7 @@ from typing import Final
 from flashvar.manifest import MinimumDriver
 
 # CUDA version -> the driver branch that first reports it (CUDA Toolkit release notes, table 3).
-_BRANCHES: Final = {
+BRANCHES: Final = {
     (12, 0): "525",
     (12, 8): "570",
     (12, 9): "575",
@@ -23,5 +23,5 @@ def minimum(toolkit: tuple[int, int], code_kinds: tuple[str, ...]) -> MinimumDri
     compiled by the driver, which must know the toolkit's own version of it.
     """
     cuda = toolkit if "ptx" in code_kinds else (toolkit[0], 0)
-    known = max(version for version in _BRANCHES if version <= cuda)
-    return MinimumDriver(cuda, _BRANCHES[known])
+    known = max(version for version in BRANCHES if version <= cuda)
+    return MinimumDriver(cuda, BRANCHES[known])

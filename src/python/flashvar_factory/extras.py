@@ -1,21 +1,27 @@
-"""Which extras has the project? One per architecture, and `all`: a plugin of its build backend."""
+"""Which extras has the project? One per architecture, `all` of these, and `cli`.
+
+A plugin of its build backend.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flashvar_factory import schema, version
 
+# What the commands draw tables and progress with, where it is there.
+_CLI: Final = {"cli": ["rich>=13.7"]}
+
 
 def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
-    """Extra -> requirements: the binary distributions of exactly this version."""
+    """Extra -> requirements: the binary distributions of exactly this version; cli."""
     found = {
         target.architecture.extra: [f"{target.distribution}=={release}; {_marker(target)}"]
         for target in config.targets.values()
     }
-    return {**found, "all": [requirement for one in found.values() for requirement in one]}
+    return {**found, "all": [requirement for one in found.values() for requirement in one], **_CLI}
 
 
 def _marker(target: schema.Target) -> str:

@@ -4,55 +4,87 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
-from flashvar._version import __version__
+from flashvar.cli import commands
 from flashvar.errors import FlashvarError
+
+if TYPE_CHECKING:
+    from flashvar.cli.diagnosis import Report
+    from flashvar.cli.speed import Speed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="flashvar", description="Attention kernels, inspected.")
-    parser.add_argument("--version", action="version", version=f"flashvar {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    doctor = commands.add_parser(
-        "doctor",
-        help="show what would run on this machine, and why nothing better would",
-        description="Exit code 0 when something other than the CPU reference would run, else 1.",
-    )
-    doctor.add_argument("--json", action="store_true", help="for machines")
-    tune = commands.add_parser(
-        "tune",
-        help="measure tiles of the Triton kernels on this GPU, and keep the best",
-        description="Exit code 0 when the tiles were kept, 1 when they could not be written.",
-    )
-    tune.add_argument(
-        "--head-dim", type=int, nargs="+", default=[64, 128], metavar="N", help="8 to 256, by 8"
-    )
-    tune.add_argument(
-        "--direction", nargs="+", choices=("forward", "backward"), default=["forward", "backward"]
-    )
-    tune.add_argument("--device", type=int, default=0, help="as torch numbers them")
-    tune.add_argument("--json", action="store_true", help="for machines")
-    chosen = parser.parse_args(arguments)
+    chosen = commands.parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        if chosen.command == "tune":
-            return _tune(chosen)
-        return _doctor(as_json=chosen.json)
+        return _RUN[chosen.command](chosen)
     except FlashvarError as error:
         print(f"flashvar: {error}", file=sys.stderr)
         return error.exit_code
 
 
-def _doctor(*, as_json: bool) -> int:
-    from flashvar.cli import diagnosis, doctor_text
+def _doctor(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import diagnosis, doctor_page, screen
 
+    if chosen.schema:
+        print(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"), end="")
+        return 0
     report = diagnosis.examine_this_machine()
-    print(report.to_json() if as_json else doctor_text.render(report), end="")
-    return 0 if report.healthy else 1
+    if chosen.bench:
+        report = replace(report, speed=_speed(report, chosen))
+    if chosen.json:
+        print(report.to_json(), end="")
+    else:
+        screen.show(doctor_page.page(report))
+    measured = report.speed is None or report.speed.why is None
+    return 0 if report.healthy and measured else 1
+
+
+def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
+    if report.system.torch is None:
+        from flashvar.cli.speed import Speed
+
+        return Speed(chosen.device, None, why=report.system.problem or "torch is not installed")
+    from flashvar.cli import stopwatch
+
+    return stopwatch.check(report, chosen.device, quiet=chosen.json)
+
+
+def _show(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import show
+
+    return show.run(chosen.architecture, as_json=chosen.json)
+
+
+def _warmup(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import warmup
+
+    asked = warmup.Asked(
+        dims=tuple(dict.fromkeys(chain.from_iterable(chosen.head_dim))),
+        dtypes=tuple(dict.fromkeys(chain.from_iterable(chosen.dtype))),
+        causal=(*[True] * chosen.causal, *[False] * chosen.full) or (True, False),
+        training=chosen.backward,
+        features=frozenset(one for one in commands.FEATURES if getattr(chosen, one)),
+        architecture=chosen.arch,
+        device=chosen.device,
+        everything=chosen.all,
+    )
+    return warmup.run(asked, as_json=chosen.json)
 
 
 def _tune(chosen: argparse.Namespace) -> int:
     from flashvar.cli import tune
 
     return tune.run(chosen.head_dim, chosen.direction, chosen.device, as_json=chosen.json)
+
+
+_RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "doctor": _doctor,
+    "show": _show,
+    "tune": _tune,
+    "warmup": _warmup,
+}

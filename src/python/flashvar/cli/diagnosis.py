@@ -6,14 +6,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, Final
 
-from flashvar import loader, registry
+from flashvar import families, loader, registry
 from flashvar._version import __version__
+from flashvar.cli.speed import Speed
+from flashvar.families import Rule
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.selection import Decision, Overrides, Request, Verdict, select
 from flashvar.system import System, gather
 
+# Describes `Report.to_json`.
+SCHEMA_FILE: Final = Path(__file__).with_name("doctor.schema.json")
+SCHEMA: Final = 1
 # Asked about even where nothing is installed: what almost every model needs.
 _USUAL_OPS: Final = ("attention_fwd", "attention_bwd")
 _USUAL_DTYPES: Final = ("bf16", "fp16")
@@ -29,6 +35,7 @@ class Report:
     overrides: Overrides
     decisions: tuple[Decision, ...]
     errors: tuple[str, ...] = ()  # what every call would raise
+    speed: Speed | None = None  # None: not asked for
 
     @property
     def healthy(self) -> bool:
@@ -70,7 +77,7 @@ class Report:
     def to_json(self) -> str:
         """The report for machines."""
         document = {
-            "schema": 1,
+            "schema": SCHEMA,
             "version": __version__,
             "healthy": self.healthy,
             "conclusion": self.conclusion,
@@ -81,6 +88,7 @@ class Report:
             "binaries": [_binary_to_json(binary) for binary in self.inventory.binaries],
             "refused": [_refusal_to_json(refusal) for refusal in self.inventory.refusals],
             "requests": [_decision_to_json(decision) for decision in self.decisions],
+            "bench": None if self.speed is None else self.speed.to_json(),
         }
         return json.dumps(document, indent=1) + "\n"
 
@@ -116,6 +124,13 @@ def questions(system: System, inventory: Inventory) -> Iterator[Request]:
             yield Request(op, dtype, device)
         else:
             yield Request(op, dtype, device, head_dim, head_dim_v)
+
+
+def rules_of(decision: Decision) -> tuple[Rule, ...]:
+    """Which family of kernels the calls of a decision take; none where nothing compiled serves."""
+    if decision.chosen is None or decision.chosen.kernel is None:
+        return ()
+    return families.rules(decision.chosen.kernel, decision.request.dims)
 
 
 def _fix_of_machine(system: System) -> str | None:
@@ -176,6 +191,7 @@ def _decision_to_json(decision: Decision) -> dict[str, Any]:
         "chosen": chosen.candidate if chosen else None,
         "backend": chosen.backend if chosen else None,
         "kernel": chosen.kernel.name if chosen and chosen.kernel else None,
+        "families": [asdict(rule) for rule in rules_of(decision)],
         "verdicts": [
             {
                 "candidate": verdict.candidate,

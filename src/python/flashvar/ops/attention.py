@@ -79,7 +79,9 @@ def attention(
     The kernels follow FlashAttention-2 (Dao 2023); sums are kept in float32. Query i and key j
     have a score s(i, j), and i has the diagonal key d(i) = i + seqlen_k - seqlen_q:
 
-        s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |d(i) - j|
+        s = scale * (q . k)
+        s = softcap * tanh(s / softcap)
+        s = s + bias - slope * |d(i) - j|
 
     There are gradients of q, k, v and bias, also through the log-sum-exp; none of second order and
     none in forward mode.

@@ -148,7 +148,7 @@ def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | 
         if bound is not None and max(lengths, default=0) > bound:
             raise InvalidInputError(
                 f"max_seqlen_{name[-1]} must be at least the longest sequence, got {bound} and a "
-                f"sequence of {max(lengths)}: pass int(lengths.max()), or leave it out"
+                f"sequence of {max(lengths)}: pass int(lengths.max())"
             )
 
 

@@ -49,10 +49,7 @@ def check_options(options: Options) -> None:
     sides: tuple[object, ...] = (options.window_left, options.window_right)
     for side in sides:
         if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
-            raise InvalidInputError(
-                "window_size must be two integers, each -1 (unbounded) or more, got "
-                f"{side!r}: count the keys that a query sees beside its own place"
-            )
+            raise _no_side_of_a_window(side)
     if not _is_number(options.softcap) or not 0 <= options.softcap <= _FLOAT32_LIMIT:
         raise InvalidInputError(
             f"softcap must be a finite number, not negative, got {options.softcap!r}: "
@@ -88,6 +85,24 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
             "pass (-1, -1) for no window"
         ) from None
     return left, right
+
+
+def unbounded_below(side: Any) -> Any:
+    """One side of a window as FlashAttention 2 reads it: any negative number is none.
+
+    Raises:
+        InvalidInputError: it is no integer.
+    """
+    if not isinstance(side, _INTEGERS):
+        raise _no_side_of_a_window(side)
+    return max(side, -1)
+
+
+def _no_side_of_a_window(side: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
+        "count the keys that a query sees beside its own place"
+    )
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:

@@ -26,6 +26,7 @@ from flashvar.ops.attention_problem import (
     Problem,
     make_inputs,
 )
+from flashvar.ops.attention_trace import follow_backward, follow_forward
 from flashvar.verdicts import Overrides, Request, Verdict
 
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
@@ -204,6 +205,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None
         if not problem.empty and not inputs.q.is_meta:
             launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
+            launch = follow_forward(launch, problem, verdict)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
     return Plan(problem, verdict, launch, options, _prototype(out), _prototype(lse), reads_offsets)
@@ -228,6 +230,7 @@ def _make_backward(
         request = Request("attention_bwd", forward.dtype, forward.device, *dims)
         verdict = _choose(request, options.backend)
         launch = backend(verdict.backend).prepare_attention_bwd(problem, verdict)
+        launch = follow_backward(launch, problem, verdict)
     q, k, v, bias = inputs[:4]
     grad_bias = None
     if wants_bias and bias is not None:

@@ -59,7 +59,7 @@ def _fold_inputs(
     if dims.rng_state is not None:
         raise BackendUnavailableError(
             "attention under torch.vmap takes one rng_state for all, got one for each entry: "
-            "pass it unmapped, in_dims=None"
+            "pass it unmapped, in_dims=None, or torch.vmap(..., randomness='same')"
         )
     batch = _own_batch(inputs.q, dims.q)
     bias, slopes = inputs.bias, inputs.alibi_slopes

@@ -8,7 +8,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.attention_call import call, draw_rng_state
-from flashvar.ops.attention_options import window_pair
+from flashvar.ops.attention_options import unbounded_below, window_pair
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras
 from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_weights import dropped_weights
@@ -100,8 +100,8 @@ def _answer(
     options: tuple[Any, ...] = (
         bool(wanted.causal),
         wanted.softmax_scale,
-        max(left, -1),
-        max(right, -1),
+        unbounded_below(left),
+        unbounded_below(right),
         wanted.softcap,
         wanted.dropout_p,
         bool(wanted.deterministic),

@@ -222,7 +222,7 @@ def attention_bwd_kv_kernel(
     p_grad_v += i_batch * grad_v_batch * STRIDE_UNIT + i_row * dv_stride
     bias_query = bias_query.to(tl.int64)
 
-    left = count_k - i_key
+    left = seqlen_k - i_key  # keys that do not count may hold anything
     b_k, b_k_tail = load_rows(p_k, k_stride, left, BLOCK_KV, HEAD_DIM, HEAD, TAIL, True)
     b_v, b_v_tail = load_rows(p_v, v_stride, left, BLOCK_KV, HEAD_DIM_V, HEAD_V, TAIL_V, True)
     b_dk, b_dk_tail = zeros(BLOCK_KV, HEAD, TAIL)
@@ -282,7 +282,7 @@ def attention_bwd_kv_kernel(
     if p_rng is not None:
         b_dv = b_dv * dropout_scale
         b_dv_tail = b_dv_tail * dropout_scale
-    m_rows = o_rows < left
+    m_rows = o_rows < count_k - i_key
     store_rows(
         p_grad_k, dk_stride, m_rows, b_dk * scale, b_dk_tail * scale,
         BLOCK_KV, HEAD_DIM, HEAD, TAIL,

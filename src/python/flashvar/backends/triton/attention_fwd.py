@@ -96,10 +96,8 @@ def _attend(
         if not MODIFIED:
             b_highest = b_highest * scale_log2
         b_new = tl.maximum(b_max, b_highest)
-        b_base = b_new
-        if MASKED or p_bias is not None:
-            # A row that has seen nothing yet: 0 keeps -inf - -inf from becoming NaN.
-            b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+        # A row that has seen nothing yet, or only -inf: 0 keeps -inf - -inf from becoming NaN.
+        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
         if MODIFIED:
             b_p = tl.exp2(b_s - b_base[:, None])
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Problem
     from flashvar.verdicts import Verdict
 
+# Of a kernel and a grid makes what takes the arguments.
+Begin = Callable[[Any, "tuple[int, ...]"], Any]
+
 # 16 bytes of a 16-bit dtype: what one memory instruction moves.
 _WIDE: Final = STRIDE_UNIT.value
 _WIDE_BYTES: Final = 2 * _WIDE
 # What the interpreter, which has no device, pretends to be.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
-_BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
+BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
@@ -79,11 +83,16 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
     return launch
 
 
-def forward(problem: Problem, tile: Tile) -> Launch:
+def start(kernel: Any, grid: tuple[int, ...]) -> Any:
+    """What takes the arguments of a kernel and starts it on a grid."""
+    return kernel[grid]
+
+
+def forward(problem: Problem, tile: Tile, begin: Begin = start) -> Launch:
     """The launch with one tile; rows have to be aligned."""
-    grid = (_programs(problem, tile),)
     arguments = forward_arguments(problem, tile, attention_fwd_kernel)
-    run, device = attention_fwd_kernel[grid], problem.device
+    run = begin(attention_fwd_kernel, (_programs(problem, tile),))
+    device = problem.device
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         q, k, v, *extras = inputs
@@ -93,20 +102,26 @@ def forward(problem: Problem, tile: Tile) -> Launch:
     return launch
 
 
-def backward(problem: BackwardProblem, tile_q: Tile, tile_kv: Tile) -> BackwardLaunch:
+def backward(
+    problem: BackwardProblem,
+    tile_q: Tile,
+    tile_kv: Tile,
+    tile_bias: Tile | None = None,
+    begin: Begin = start,
+) -> BackwardLaunch:
     """The launches with one tile each; rows have to be aligned."""
     forward = problem.forward
-    run_q = attention_bwd_q_kernel[(_programs(forward, tile_q),)]
-    run_kv = attention_bwd_kv_kernel[(_programs_kv(forward, tile_kv),)]
+    run_q = begin(attention_bwd_q_kernel, (_programs(forward, tile_q),))
+    run_kv = begin(attention_bwd_kv_kernel, (_programs_kv(forward, tile_kv),))
     arguments_q = backward_arguments(problem, tile_q, attention_bwd_q_kernel)
     arguments_kv = backward_arguments(problem, tile_kv, attention_bwd_kv_kernel)
     run_bias, arguments_bias = None, {}
     if problem.grad_bias is not None:
-        tile = best_tile(forward, "backward_bias")
+        tile = tile_bias or best_tile(forward, "backward_bias")
         arguments_bias = backward_arguments(problem, tile, attention_bwd_bias_kernel)
         matrices = arguments_bias["bias_batches"] * arguments_bias["bias_heads"]
         rows, columns = -(-forward.seqlen_q // tile.block_q), -(-forward.seqlen_k // tile.block_kv)
-        run_bias = attention_bwd_bias_kernel[(matrices * rows * columns,)]
+        run_bias = begin(attention_bwd_bias_kernel, (matrices * rows * columns,))
     device = forward.device
 
     def launch(
@@ -144,7 +159,7 @@ def best_tile(problem: Problem, direction: str) -> Tile:
     """What was measured on this device, else what the table says."""
     device = None if problem.device is None else gather().device(problem.device)
     dims = problem.head_dim, problem.head_dim_v
-    bias = _BIAS_BYTES[problem.bias_dtype]
+    bias = BIAS_BYTES[problem.bias_dtype]
     if device is None:
         return tiles.choose(direction, *_NO_DEVICE, *dims, bias)
     measured = tuned.tiles_of(tuned.machine(gather().triton, device.name))

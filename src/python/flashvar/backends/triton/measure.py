@@ -113,7 +113,7 @@ class DeviceTimer:
             for kernel in KERNELS["backward"]
         }
         backward = inspect_backward(inputs, options, grad_out, False, False)
-        back = launch.backward(backward, *chosen.values())
+        back = launch.backward(backward, chosen["backward_q"], chosen["backward_kv"])
         grads = Gradients(*(torch.empty_like(one) for one in (q, k, v)))
         return lambda: back(inputs, out, lse, grad_out, None, grads)
 

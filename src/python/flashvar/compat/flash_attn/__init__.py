@@ -5,7 +5,8 @@
 
 From then on `import flash_attn` gives this module, in this process. What dependants import is here:
 the public functions, `bert_padding`, `layers.rotary.apply_rotary_emb` and the forward and backward
-below autograd. `__version__` is the version of FlashAttention 2 whose behavior this has, for those
+below autograd, and the metadata of a distribution. Its torch operators and modules of layers are
+not. `__version__` is the version of FlashAttention 2 whose behavior this has, for those
 that compare it, marked as ours.
 """
 
@@ -16,6 +17,7 @@ import sys
 from types import ModuleType
 from typing import Final
 
+from flashvar.compat.flash_attn.distribution import Finder
 from flashvar.compat.flash_attn.flash_attn_interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -45,6 +47,7 @@ _NAME: Final = "flash_attn"
 _PARTS: Final = ("", ".flash_attn_interface", ".bert_padding", ".layers", ".layers.rotary")
 # What `install` took out of sys.modules, to be put back.
 _replaced: dict[str, ModuleType] = {}
+_FINDER: Final = Finder(__version__)
 
 
 def install(*, replace: bool = False) -> None:
@@ -69,6 +72,7 @@ def install(*, replace: bool = False) -> None:
         )
     others = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
     _replaced.update({name: sys.modules.pop(name) for name in others})
+    sys.meta_path.insert(0, _FINDER)
     for part in _PARTS:
         sys.modules[_NAME + part] = importlib.import_module(__name__ + part)
 
@@ -77,6 +81,7 @@ def uninstall() -> None:
     """Undo `install`; does nothing where it was not called."""
     if sys.modules.get(_NAME) is not sys.modules[__name__]:
         return
+    sys.meta_path.remove(_FINDER)
     for part in _PARTS:
         sys.modules.pop(_NAME + part, None)
     sys.modules.update(_replaced)

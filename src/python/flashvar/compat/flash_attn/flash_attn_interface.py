@@ -20,6 +20,7 @@ from flashvar.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from flashvar.ops.attention_call import draw_rng_state
+from flashvar.ops.attention_options import unbounded_below
 from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_weights import dropped_weights
 
@@ -195,8 +196,8 @@ def _options(
     return Options(
         causal=bool(causal),
         scale=softmax_scale,
-        window_left=max(window_left, -1),
-        window_right=max(window_right, -1),
+        window_left=unbounded_below(window_left),
+        window_right=unbounded_below(window_right),
         softcap=softcap,
         dropout_p=dropout_p,
     )
@@ -237,9 +238,25 @@ def _backward(
         grads = torch.ops.flashvar.attention_bwd.default(
             dout, None, out, softmax_lse, False, *inputs, *options
         )
-        for grad, target in zip(grads, targets, strict=False):
+        # The last is that of the bias, which these functions have none of.
+        for grad, target in zip(grads[:3], targets, strict=True):
             if target is not None:
                 target.copy_(grad)
+
+
+def maybe_contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor, copied where its rows are strided."""
+    return x.contiguous() if x is not None and x.stride(-1) != 1 else x
+
+
+def _get_block_size_n(
+    device: torch.device | int | str, head_dim: int, is_dropout: bool, is_causal: bool
+) -> int:
+    """Keys that share a maximum in the weights of `return_attn_probs`, for those who divide by it.
+
+    Ours are normalized over the whole row: any block is right.
+    """
+    return _ROUNDED_TO
 
 
 def _refuse(what: str) -> NoReturn:

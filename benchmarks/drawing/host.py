@@ -1,0 +1,91 @@
+"""Host time of one small call: bars, grouped by what the call has to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from matplotlib import pyplot
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.drawing import style
+
+_WAYS: Final = {
+    "eager": "forward,\nno gradient",
+    "dispatcher": "the same, through\ntorch's dispatcher alone",
+    "gradient": "forward, inputs that\nrequire gradients",
+    "step": "forward\nand backward",
+}
+# Who is timed here is named without a backend where it is CUDA.
+_CALLERS: Final = {
+    "flashvar": "flashvar-cuda",
+    "flashvar-triton": "flashvar-triton",
+    "sdpa-flash": "sdpa-flash",
+    "sdpa-cudnn": "sdpa-cudnn",
+}
+
+
+def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
+    """The picture of the rows of `run.py host`; None where there is nothing in it."""
+    found = {
+        (caller, way): row
+        for row in rows
+        if "median_us" in row
+        for caller, _, way in [row["contender"].rpartition("-")]
+        if caller in _CALLERS and way in _WAYS
+    }
+    if not found:
+        return None
+    present = {way for _, way in found}
+    # A step costs so much more that it would flatten the others: it has a scale of its own.
+    groups = [[way for way in _WAYS if way in present and (way == "step") == own] for own in (0, 1)]
+    groups = [group for group in groups if group]
+    figure, panels = pyplot.subplots(
+        *(1, len(groups)),
+        figsize=(max(2.4 * len(present) + 1.4, 7.6), 4.6),
+        width_ratios=[len(group) for group in groups],
+        squeeze=False,
+    )
+    for panel, group in zip(panels[0], groups, strict=True):
+        _draw_group(panel, group, found)
+    panels[0][0].set_ylabel("µs of host time a call")
+    known: dict[str, Artist] = {}
+    for panel in panels[0]:
+        bars, names = panel.get_legend_handles_labels()
+        known |= dict(zip(names, bars, strict=True))
+    top = style.entitle(figure, "What one small attention call costs the host", *lines)
+    figure.legend(
+        list(known.values()), list(known), frameon=False, fontsize=9, ncols=len(known),
+        loc="upper left", bbox_to_anchor=(0.04, top + 0.01),
+    )  # fmt: skip
+    figure.tight_layout(rect=(0, 0, 1, top - 0.3 / figure.get_figheight()))
+    return figure
+
+
+def _draw_group(
+    panel: Axes, ways: Sequence[str], found: Mapping[tuple[str, str], dict[str, Any]]
+) -> None:
+    callers = [caller for caller in _CALLERS if any(key[0] == caller for key in found)]
+    width = 0.8 / len(callers)
+    highest = max(row["high_us"] for (_, way), row in found.items() if way in ways)
+    for (caller, way), row in found.items():
+        if way not in ways:
+            continue
+        label, colour, _ = style.STYLES[_CALLERS[caller]]
+        x = ways.index(way) + (callers.index(caller) - (len(callers) - 1) / 2) * width
+        median, low, high = row["median_us"], row["low_us"], row["high_us"]
+        panel.bar(
+            x, median, 0.9 * width, label=label,
+            color=colour if style.is_ours(caller) else style.faded(colour),
+        )  # fmt: skip
+        panel.plot([x, x], [low, high], color="#222222", linewidth=1.2)
+        panel.text(
+            x, high + 0.012 * highest, f"{median:.1f}", ha="center", va="bottom", fontsize=8.5
+        )
+    panel.set_xticks(range(len(ways)), [_WAYS[way] for way in ways])
+    style.plain(panel)
+    panel.tick_params(axis="x", length=0)
+    panel.margins(x=0.02)
+    panel.set_ylim(0, 1.1 * highest)

@@ -1,0 +1,89 @@
+"""What all pictures have in common: who has which name and colour, and where titles stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by all; with markers, so that pictures also work in grey.
+# Ours are strong and solid, the peers' dashed.
+STYLES: Final[dict[str, tuple[str, str, str]]] = {
+    "flashvar-cuda": ("flashvar (CUDA)", "#D55E00", "o"),
+    "flashvar-sm80": ("flashvar (mma.sync, PTX of sm_80)", "#E69F00", "h"),
+    "flashvar-triton": ("flashvar (Triton)", "#0072B2", "s"),
+    "sdpa-flash": ("SDPA FlashAttention-2", "#222222", "^"),
+    "sdpa-cudnn": ("SDPA cuDNN", "#009E73", "D"),
+    "flex": ("FlexAttention, compiled", "#CC79A7", "v"),
+    "sdpa-efficient": ("SDPA memory-efficient", "#999999", "P"),
+    "flash-attn": ("flash-attn", "#6B4C9A", "<"),
+    "flash-attn-4": ("flash-attn-4", "#56B4E9", ">"),
+    "flashinfer": ("FlashInfer", "#8C564B", "X"),
+}
+SHORT: Final = {
+    "flashvar-sm80": "flashvar (mma.sync)",
+    "sdpa-flash": "FA2",
+    "sdpa-cudnn": "cuDNN",
+    "flex": "Flex",
+    "sdpa-efficient": "mem.-efficient",
+}
+GREY: Final = "#666666"
+_GRID: Final = "#e2e2e2"
+
+
+def faded(colour: str) -> tuple[float, float, float]:
+    """A colour mixed with white, for what stands behind ours."""
+    red, green, blue = (0.55 * part + 0.45 for part in to_rgb(colour))
+    return red, green, blue
+
+
+def is_ours(contender: str) -> bool:
+    """Whether it is flashvar."""
+    return contender.startswith("flashvar")
+
+
+def label(contender: str, *, short: bool = False) -> str:
+    """What a contender is called in pictures."""
+    return (SHORT if short else {}).get(contender, STYLES[contender][0])
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """One line: the card, its driver, and the versions that decide what runs."""
+    device, versions = environment["device"], environment.get("versions", {})
+    parts = [str(device["name"])]
+    if device.get("driver"):
+        parts.append(f"driver {device['driver']}")
+    if versions.get("torch"):
+        parts.append(f"torch {versions['torch']}")
+    if cudnn := device.get("cudnn"):
+        parts.append(f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}")
+    if versions.get("triton"):
+        parts.append(f"Triton {versions['triton']}")
+    return ", ".join(parts)
+
+
+def plain(axes: Axes, grid: str | None = "y") -> None:
+    """Few lines: no box, a light grid along one axis."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(color="#999999", labelsize=9)
+    if grid:
+        axes.grid(axis=grid, color=_GRID, linewidth=0.7)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+
+
+def entitle(figure: Figure, title: str, *lines: str) -> float:
+    """Writes title and lines at the top left; gives where they end, as a part of the height."""
+    height = figure.get_figheight()
+    figure.text(0.012, 1 - 0.14 / height, title, va="top", fontsize=14, weight="bold")
+    for index, line in enumerate(lines):
+        top = 1 - (0.46 + 0.19 * index) / height
+        figure.text(0.012, top, line, va="top", fontsize=9, color=GREY)
+    return 1 - (0.46 + 0.19 * len(lines) + 0.1) / height

@@ -1,0 +1,112 @@
+"""What MkDocs does beside rendering pages.
+
+* A line `<!-- generated: NAME -->` becomes what GENERATED[NAME] says of the sources: tables are
+  never typed, and no generated file is committed. `<!-- drawing: NAME -->` becomes a drawing.
+* CONTRIBUTING.md and CHANGELOG.md of the repository become pages.
+* `*` in the navigation stands for the pages that are there.
+* Marks behind the language of a fenced block, which say who runs it (tests/documented.py), are
+  not shown.
+* A built page that would load anything from another host is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "src" / "python"), str(Path(__file__).parent)]
+
+import pages  # noqa: E402
+import rates  # noqa: E402
+import support  # noqa: E402
+import variants  # noqa: E402
+from drawings import DRAWINGS  # noqa: E402
+
+# NAME -> a function of the repository's root that returns Markdown.
+GENERATED = {
+    "architectures": variants.architectures,
+    "keys of variants.toml": variants.keys,
+    "kernels of a wheel": variants.kernels,
+    "what was run": support.what_was_run,
+    "versions": support.versions,
+    "drivers": support.drivers,
+    "software": support.software,
+    "forward": rates.forward,
+    "backward": rates.backward,
+    "host time": rates.host,
+    "host time of integrations": rates.integrations,
+    "builds": rates.builds,
+    "models": rates.models,
+    "sizes": rates.sizes,
+    "pictures": rates.pictures,
+    "integrations": pages.integrations,
+    "modules of integrations": pages.modules_of_integrations,
+    "command line": pages.command_line,
+    "factory": pages.factory,
+    "exit codes": pages.exit_codes,
+    "header": pages.header,
+}
+MARKER = re.compile(r"^<!-- (generated|drawing): (.+) -->$", re.MULTILINE)
+MARKED_FENCE = re.compile(r"^( *```(?:python|sh)) .+$", re.MULTILINE)
+ELSEWHERE = re.compile(
+    r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
+    r"""|@import\s+(?:url\()?["']?(?:https?:)?//.*|url\(["']?(?:https?:)?//.*"""
+)
+
+
+def on_config(config: Any) -> Any:
+    """Fill in the patterns of the navigation."""
+    config["nav"] = _expanded(config["nav"], Path(config["docs_dir"]))
+    return config
+
+
+def _expanded(entries: list[Any], docs: Path) -> list[Any]:
+    expanded: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            ((name, below),) = entry.items()
+            expanded.append({name: below if isinstance(below, str) else _expanded(below, docs)})
+        elif "*" in entry:
+            found = sorted(str(path.relative_to(docs)) for path in docs.glob(entry))
+            expanded += [name for name in found if name not in expanded]
+        else:
+            expanded.append(entry)
+    return expanded
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are files of the repository's root."""
+    for name, text in pages.of_the_root(ROOT).items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put in what is generated, and hide the marks of blocks."""
+
+    def made(match: re.Match[str]) -> str:
+        kind, name = match[1], match[2]
+        known = GENERATED if kind == "generated" else DRAWINGS
+        if name not in known:
+            raise PluginError(
+                f"{page.file.src_uri}: expected one of {', '.join(known)} to be {kind}, "
+                f"found {name!r}"
+            )
+        return GENERATED[name](ROOT) if kind == "generated" else str(DRAWINGS[name]())
+
+    return MARKED_FENCE.sub(r"\1", MARKER.sub(made, markdown))
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse what could not be read without a network."""
+    for path in sorted(Path(config["site_dir"]).rglob("*")):
+        if path.suffix in {".html", ".css", ".svg"}:
+            found = ELSEWHERE.search(path.read_text(encoding="utf-8"))
+            if found:
+                raise PluginError(f"{path.name}: expected nothing of other hosts, found {found[0]}")

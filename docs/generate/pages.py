@@ -1,0 +1,103 @@
+"""What pages take from files and modules of this repository."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+from tables import table
+
+from flashvar import cli, errors
+from flashvar_factory.cli import COMMANDS
+
+# What users import; the modules beside them are parts of these.
+INTEGRATIONS: Final = ("transformers", "torch", "documents", "diffusers", "attend", "xformers")
+
+
+def of_the_root(root: Path) -> dict[str, str]:
+    """Pages that are files of the repository's root, their links seen from docs/."""
+    named = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+    texts = {}
+    for file, page in named.items():
+        text = (root / file).read_text(encoding="utf-8")
+        text = re.sub(r"\]\(docs/", "](", text)
+        text = text.replace("\\|", "|")  # within code, which GitHub alone wants escaped
+        for other, its_page in named.items():
+            text = text.replace(f"]({other})", f"]({its_page})")
+        texts[page] = text
+    return texts
+
+
+def integrations(root: Path) -> str:
+    """Links to the pages of integrations that are there, by their titles."""
+    links = []
+    for path in sorted((root / "docs" / "integrations").glob("*.md")):
+        if path.name != "index.md":
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            links.append(f"[{title}]({path.name})")
+    return " · ".join(links)
+
+
+def modules_of_integrations(root: Path) -> str:
+    """Reference of each module of flashvar.integrations, for mkdocstrings."""
+    folder = root / "src" / "python" / "flashvar" / "integrations"
+    there = [name for name in INTEGRATIONS if (folder / f"{name}.py").is_file()]
+    return "\n\n".join(f"::: flashvar.integrations.{name}" for name in there)
+
+
+def command_line(root: Path) -> str:
+    """What `flashvar --help` and the help of each command say."""
+    del root
+    overview = _help([])
+    commands = re.findall(r"^    ([a-z]+) ", overview, re.MULTILINE)
+    if "doctor" not in commands:
+        raise ValueError(f"expected the commands in the help, found {commands}: {overview}")
+    parts = [f"```text\n{overview}```"]
+    for name in commands:
+        parts.append(f"## flashvar {name}\n\n```text\n{_help([name])}```")
+    return "\n\n".join(parts)
+
+
+def _help(words: list[str]) -> str:
+    said = io.StringIO()
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+        mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
+    ):
+        cli.main([*words, "--help"])
+    return said.getvalue()
+
+
+def factory(root: Path) -> str:
+    """The commands of the factory and their first lines."""
+    del root
+    rows = []
+    for name, module in COMMANDS.items():
+        text = import_module(f"flashvar_factory.cli.{module}").__doc__ or ""
+        rows.append((f"`{name}`", text.partition("\n")[0]))
+    return table(("command", "does"), rows)
+
+
+def exit_codes(root: Path) -> str:
+    """Exit code of every error that has one of its own."""
+    del root
+    found = [one for one in vars(errors).values() if isinstance(one, type)]
+    own = [one for one in found if "exit_code" in vars(one)]
+    rows = [
+        (one.exit_code, f"`{one.__name__}`", (one.__doc__ or "").strip())
+        for one in sorted(own, key=lambda one: one.exit_code)
+    ]
+    return table(("code", "error", "when"), rows)
+
+
+def header(root: Path) -> str:
+    """The C header, whole."""
+    text = (root / "src" / "cuda" / "abi" / "flashvar.h").read_text(encoding="utf-8")
+    return f"```c\n{text}```"

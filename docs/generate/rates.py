@@ -1,0 +1,169 @@
+"""Measured figures, from the records in benchmarks/results: none of them is typed by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tables import table
+
+RESULTS: Final = Path("benchmarks", "results")
+OURS: Final = "flashvar-cuda"
+
+
+def _documents(root: Path, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted((root / RESULTS).glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.get("benchmark") == benchmark:
+            yield path.name, found
+
+
+def forward(root: Path) -> str:
+    """Rates of the forward."""
+    return _rates(root, "forward")
+
+
+def backward(root: Path) -> str:
+    """Rates of the backward."""
+    return _rates(root, "backward")
+
+
+def _rates(root: Path, direction: str) -> str:
+    """A table per record in which a device ran its own binary."""
+    parts = []
+    for file, document in _documents(root, "attention"):
+        environment = document["environment"]
+        if "FLASHVAR_FORCE_ARCH" in environment.get("settings", {}):
+            continue  # translated code, tuned for another device
+        cells: dict[tuple[int, int, bool], dict[str, dict[str, Any]]] = {}
+        for row in document["rows"]:
+            if row.get("direction", "forward") == direction and "tflops" in row:
+                cell = (row["head_dim"], row["seqlen"], row["causal"])
+                cells.setdefault(cell, {})[row["contender"]] = row
+        cells = {cell: by for cell, by in cells.items() if OURS in by}
+        if cells:
+            parts.append(_caption(file, environment) + "\n\n" + _comparison(cells))
+    return "\n\n".join(parts)
+
+
+def _comparison(cells: dict[tuple[int, int, bool], dict[str, dict[str, Any]]]) -> str:
+    peers = [name for name in dict.fromkeys(n for by in cells.values() for n in by) if name != OURS]
+    rows = []
+    for (head_dim, seqlen, causal), by in sorted(cells.items()):
+        others = [name for name in peers if name in by and not name.startswith("flashvar-")]
+        best = max((by[name]["tflops"] for name in others), default=None)
+        own = by[OURS]["tflops"]
+        rows.append(
+            (
+                head_dim,
+                f"{seqlen:,}",
+                "causal" if causal else "full",
+                f"**{own:.0f}**",
+                *(f"{by[name]['tflops']:.0f}" if name in by else "" for name in peers),
+                "" if best is None else f"{own / best:.2f}",
+            )
+        )
+    return table(("head dim", "length", "mask", "flashvar", *peers, "ratio to best"), rows)
+
+
+def _caption(file: str, environment: dict[str, Any]) -> str:
+    device, versions = environment["device"], environment["versions"]
+    revision = environment["source"]["revision"]
+    commit = f"commit {revision[:10]}" if revision else "no commit recorded"
+    return (
+        f"TFLOP/s on one {device['name']}, driver {device['driver']}, torch {versions['torch']}, "
+        f"{commit} (`{RESULTS / file}`)."
+    )
+
+
+def host(root: Path) -> str:
+    """Host time of one call."""
+    parts = []
+    for file, document in _documents(root, "host"):
+        rows = [
+            (f"`{row['contender']}`", f"{row['median_us']:.1f}")
+            for row in document["rows"]
+            if "median_us" in row
+        ]
+        heading = table(("call", "µs"), rows)
+        parts.append(f"Medians, from `{RESULTS / file}`.\n\n{heading}")
+    return "\n\n".join(parts)
+
+
+def integrations(root: Path) -> str:
+    """What an integration adds to the host time of a call."""
+    parts = []
+    for file, document in _documents(root, "integrations"):
+        rows = [
+            (
+                row["way"],
+                f"{row['median_us']:.1f}",
+                f"{row['added_us']:.1f}" if "added_us" in row else "",
+            )
+            for row in document["rows"]
+            if "median_us" in row
+        ]
+        heading = table(("call", "µs", "more than directly"), rows)
+        parts.append(f"Through an integration, from `{RESULTS / file}`.\n\n{heading}")
+    return "\n\n".join(parts)
+
+
+def builds(root: Path) -> str:
+    """Seconds of a build."""
+    parts = []
+    for file, document in _documents(root, "build"):
+        cores = document["environment"]["cpu"]["count"]
+        rows = [
+            (row["step"], f"`{row['command']}`", f"{row['seconds']:.1f}")
+            for row in document["rows"]
+            if "seconds" in row
+        ]
+        parts.append(
+            f"On {cores} cores, from `{RESULTS / file}`.\n\n"
+            + table(("step", "command", "seconds"), rows)
+        )
+    return "\n\n".join(parts)
+
+
+def models(root: Path) -> str:
+    """Rates in the shapes of models that people have, with a heading where there is a record."""
+    parts = []
+    for file, document in _documents(root, "models"):
+        cells: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in document["rows"]:
+            if "tflops" in row and "cell" in row:
+                cells.setdefault(row["cell"], {})[row["contender"]] = row
+        names = list(dict.fromkeys(name for by in cells.values() for name in by))
+        rows = [
+            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else "" for name in names))
+            for cell, by in cells.items()
+        ]
+        caption = _caption(file, document["environment"])
+        parts.append(f"{caption}\n\n{table(('model', *names), rows)}")
+    return "\n\n".join(["## Models", *parts]) if parts else ""
+
+
+def sizes(root: Path) -> str:
+    """Megabytes of the wheels, with a heading where there is a record."""
+    parts = []
+    for file, document in _documents(root, "size"):
+        rows = [
+            (
+                f"`{row['distribution']}`",
+                row["platform"],
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['installed_bytes'] / 1e6:.2f}",
+            )
+            for row in document["rows"]
+        ]
+        heading = ("wheel", "platform", "MB to download", "MB installed")
+        parts.append(f"From `{RESULTS / file}`.\n\n{table(heading, rows)}")
+    return "\n\n".join(["## Sizes", *parts]) if parts else ""
+
+
+def pictures(root: Path) -> str:
+    """Every picture that was drawn from the records for these pages."""
+    found = sorted((root / "docs" / "pictures").glob("*.png"))
+    return "\n\n".join(f"![{path.stem.replace('-', ' ')}](pictures/{path.name})" for path in found)

@@ -1,0 +1,165 @@
+"""What was run and where, from the records in tests/gpu/results, and what is only compiled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tables import table
+
+from flashvar.variant import Architecture
+from flashvar_factory import driver, schema, toml_table
+
+RESULTS: Final = Path("tests", "gpu", "results")
+_INTERPRETED: Final = "in its interpreter, on the CPU, with every change"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of tests/gpu on a device."""
+
+    file: str
+    device: str
+    capability: tuple[int, int]
+    forced: str | None  # the architecture whose binary had to serve
+    backends: Counter[str]  # cases that passed, by the backend they name
+    passed: int
+    failed: int
+    skipped: int
+    system: dict[str, Any]
+    toolkits: tuple[str, ...]
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Whose code ran: the binary that was forced, or the device's own."""
+        return (self.forced or Architecture(*self.capability).name,)
+
+
+def records(root: Path) -> Iterator[Record]:
+    """Every record, by name."""
+    for path in sorted((root / RESULTS).glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not {"system", "cases", "counts"} <= set(found):
+            continue  # of another kind of run
+        system, counts = found["system"], found["counts"]
+        device = system["devices"][0]
+        yield Record(
+            path.name,
+            device["name"].removeprefix("NVIDIA "),
+            (device["capability"][0], device["capability"][1]),
+            found.get("forced_architecture"),
+            _backends(found["cases"]),
+            counts.get("passed", 0),
+            counts.get("failed", 0),
+            counts.get("skipped", 0),
+            system,
+            tuple({binary["toolkit"]["version"] for binary in found["binaries"]}),
+        )
+
+
+def _backends(cases: list[dict[str, Any]]) -> Counter[str]:
+    named = (
+        re.search(r"\[(cuda|triton)\b", case["case"])
+        for case in cases
+        if case["outcome"] == "passed"
+    )
+    return Counter(match[1] for match in named if match)
+
+
+def what_was_run(root: Path) -> str:
+    """One row per architecture: compiled, and run on what."""
+    config = schema.read(root / schema.FILE_NAME)
+    every = list(records(root))
+    rows = []
+    for name, target in config.targets.items():
+        runs = [one for one in every if name in one.architectures and one.backends["cuda"]]
+        own = [one for one in runs if one.capability == target.architecture.capability]
+        other = [one for one in runs if one not in own]
+        translated = "; ".join(
+            f"its PTX, translated by the driver of an {one.device}: {one.passed} cases passed"
+            for one in other
+        )
+        native = "; ".join(f"{one.device}: {one.passed} cases passed" for one in own)
+        rows.append((f"`{name}`", "with every change", native or "no", translated))
+    rows.append(("Triton", "with every change", _triton(root, every) or "no", _INTERPRETED))
+    heading = ("code", "compiled", "ran on a GPU that it is for", "ran otherwise")
+    return table(heading, rows)
+
+
+def _triton(root: Path, every: list[Record]) -> str:
+    """Cases that named Triton, and models whose text says that it agreed."""
+    cases = [
+        f"{one.device}: {one.backends['triton']} cases passed"
+        for one in every
+        if one.backends["triton"]
+    ]
+    models = [
+        f"a model (`{path.name}`)"
+        for path in sorted((root / RESULTS).glob("*.txt"))
+        if re.search(r"^triton .* ok$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    return "; ".join([*cases, *models])
+
+
+def versions(root: Path) -> str:
+    """One row per record: device, software and counts."""
+    rows = [
+        (
+            f"`{one.file}`",
+            one.device,
+            one.system["driver_display"],
+            one.system["torch"],
+            one.system["triton"],
+            one.system["python"],
+            ", ".join(one.toolkits),
+            f"{one.passed} / {one.failed} / {one.skipped}",
+        )
+        for one in records(root)
+    ]
+    heading = (
+        *("record", "GPU", "driver", "torch", "Triton", "Python", "nvcc"),
+        "passed / failed / skipped",
+    )
+    return table(heading, rows)
+
+
+def software(root: Path) -> str:
+    """What each change is run with: the pins of pyproject.toml, the versions of the workflow."""
+    pyproject = (root / "pyproject.toml").read_text(encoding="utf-8")
+    groups = toml_table.document(pyproject, "pyproject.toml").table("dependency-groups")
+    pins = dict(
+        str(entry).partition(";")[0].strip().split("==") for entry in groups.values("runtime")
+    )
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    pythons = re.search(r"python: \[(.+)\]", workflow)
+    runner = re.search(r"runs-on: (\S+)", workflow)
+    if pythons is None or runner is None:
+        raise ValueError("ci.yml: expected a list of Pythons and a runner, found none")
+    rows = [
+        ("Python", "3.10 and newer", pythons[1].replace('"', "")),
+        ("torch", "2.8 and newer", pins["torch"]),
+        ("Triton", "what that torch brings", pins["triton"]),
+        ("OS", "Linux with glibc 2.28 or newer", runner[1]),
+        (
+            "processor",
+            "x86-64; aarch64 for `sm_90`",
+            "x86-64; aarch64 is cross-compiled and loaded in an emulator",
+        ),
+    ]
+    return table(("", "serves", "run with every change"), rows)
+
+
+def drivers(root: Path) -> str:
+    """Which driver a binary needs, by the toolkit that made it."""
+    del root
+    rows = []
+    for version, branch in driver.BRANCHES.items():
+        least = driver.minimum(version, ("sass",))
+        rows.append((".".join(map(str, version)), least.display, branch))
+    heading = ("built with CUDA", "driver that runs the wheel", "driver that also runs its PTX")
+    return table(heading, rows)

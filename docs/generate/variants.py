@@ -1,0 +1,205 @@
+"""The reference of variants.toml, asked from its reader.
+
+The strict reader says in its errors which keys a table may have and what each of them takes. So it
+is given this project's file again and again, every time with one value made wrong, one key left
+out, or one key too many, and its answers are the reference. MEANING adds what a key is for; a key
+that the reader has and MEANING lacks, or the other way round, is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tables import table
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory import expand, schema, toml_table, words
+
+# The names that a user chooses, as the reference writes them.
+NAMED: Final = {"ops": "<op>", "axes": "<axis>", "architectures": "<architecture>"}
+MEANING: Final = {
+    "schema": "The version of this format.",
+    "project.name": "Of the C++ namespace, the library files and the entry-point group.",
+    "project.abi": "What the libraries' `<name>_abi_version()` returns.",
+    "project.version_file": 'Holds `__version__ = "..."`: the version of every wheel.',
+    "project.license": "Of the binary wheels.",
+    "project.smoke": "A script that `nox -s smoke` runs on what it installed.",
+    "defaults.ops": "The ops that are built where a command names none.",
+    "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
+    "defaults.<op>.<axis>": "Other values for one op.",
+    "ops.<op>.axes.<axis>.choices": "The values of an axis of names, C++ types `<axis>::<name>`.",
+    "ops.<op>.axes.<axis>.min": "The smallest value of an axis of integers.",
+    "ops.<op>.axes.<axis>.max": "The largest.",
+    "ops.<op>.axes.<axis>.step": "From one value to the next.",
+    "ops.<op>.axes.<axis>.pairs": 'Whether `"192x128"` is a value too: two template arguments.',
+    "architectures.<architecture>.code": "What nvcc compiles for.",
+    "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
+    "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
+    "architectures.<architecture>.distribution": "The wheel.",
+    "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
+    "dev.architecture": "What a development build takes on a machine without a GPU.",
+    "dev.<axis>": "The values of a development build where none are named.",
+}
+# No key of the format takes a fraction; of the other three, the one of the right type is answered
+# with more than the type.
+_IMPOSSIBLE: Final = (0.5, 7, "!", ["!"])
+_TOO_MANY: Final = "zzz"
+
+
+def keys(root: Path) -> str:
+    """Every key: whether it must be there, what it takes, and what it is for."""
+    document = _document(root)
+    found = {name: row for path in _paths(document) for name, row in _asked(document, path)}
+    if differing := set(found).symmetric_difference(MEANING):
+        raise ValueError(f"expected a MEANING for each key of the reader: {sorted(differing)}")
+    rows = [(f"`{name}`", *found[name], MEANING[name]) for name in MEANING]
+    return table(("key", "must be there", "takes", "meaning"), rows)
+
+
+def _document(root: Path) -> dict[str, Any]:
+    """This project's file, with an op that has defaults of its own if there is none."""
+    text = (root / schema.FILE_NAME).read_text(encoding="utf-8")
+    document: dict[str, Any] = dict(toml_table.document(text, schema.FILE_NAME).rest)
+    defaults, (op, *_) = document["defaults"], document["ops"]
+    axes = document["ops"][op]["axes"]
+    defaults.setdefault(op, {axis: defaults[axis] for axis in axes})
+    return document
+
+
+def _paths(table_: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The tables of a document, itself first."""
+    yield above
+    for key, value in table_.items():
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, key))
+
+
+def _asked(
+    document: dict[str, Any], path: tuple[str, ...]
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """The keys of one table that are values, as the reader knows them."""
+    here = _at(document, path)
+    for key in _valid_keys(document, path) or list(here):
+        value = here.get(key)
+        if isinstance(value, dict):
+            continue
+        if key in document["ops"] and path == ("defaults",):
+            continue  # another op of which the file says nothing
+        said = (_needed(document, path, key), _taken(document, path, key))
+        yield _general(document, (*path, key)), said
+
+
+def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
+    """The dotted key with names of this project left open."""
+    ops, axes = document["ops"], {a for op in document["ops"].values() for a in op["axes"]}
+    parts: list[str] = []
+    for place, part in enumerate(path):
+        above = path[place - 1] if place else ""
+        if above in NAMED and (above, place) in {("ops", 1), ("axes", 3), ("architectures", 1)}:
+            parts.append(NAMED[above])
+        elif path[0] in ("defaults", "dev") and place and part in axes:
+            parts.append("<axis>")
+        elif path[0] == "defaults" and place == 1 and part in ops:
+            parts.append("<op>")
+        else:
+            parts.append(part)
+    return ".".join(parts)
+
+
+def _at(document: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for part in path:
+        document = document[part]
+    return document
+
+
+def _answer(document: dict[str, Any]) -> str | None:
+    """What the reader says against a document; None where it takes it."""
+    try:
+        schema.parse(_as_toml(document))
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def _valid_keys(document: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    """What the reader lists when a table has a key too many; none where names are free."""
+    changed = copy.deepcopy(document)
+    _at(changed, path)[_TOO_MANY] = _IMPOSSIBLE[0]
+    answer = _answer(changed) or ""
+    match = re.search(r"unknown key, expected (.*?)(?:;|$)", answer)
+    return re.findall(r"[\w-]+", match[1].replace(" or ", " ")) if match else []
+
+
+def _needed(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
+    changed = copy.deepcopy(document)
+    if key not in _at(changed, path):
+        return "no"
+    del _at(changed, path)[key]
+    answer = _answer(changed)
+    return "yes" if answer and f"{key}: expected this key" in answer else "no"
+
+
+def _taken(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
+    """What the reader says of the key; the most that it says to any wrong value."""
+    dotted = ".".join((*path, key))
+    pattern = re.compile(rf"{re.escape(dotted)}: (?:.*, )?expected (.*), found ")
+    answers: list[str] = []
+    for wrong in _IMPOSSIBLE:
+        changed = copy.deepcopy(document)
+        _at(changed, path)[key] = wrong
+        if match := pattern.search(_answer(changed) or ""):
+            answers.append(match[1])
+    if not answers:
+        raise ValueError(f"{dotted}: expected the reader to refuse one of {_IMPOSSIBLE}")
+    return next((answer for answer in answers if answer != answers[0]), answers[0])
+
+
+def _as_toml(document: dict[str, Any]) -> str:
+    """The document as TOML again, every table inline."""
+    return "".join(f"{key} = {_value(value)}\n" for key, value in document.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def architectures(root: Path) -> str:
+    """What is built for each architecture."""
+    config = schema.read(root / schema.FILE_NAME)
+    rows = [
+        (
+            f"`{name}`",
+            f"`{target.distribution}`",
+            target.architecture.code,
+            f"`{target.family}`",
+            f"{target.shared_memory / 1024:.0f} KiB",
+            ", ".join(target.platforms),
+        )
+        for name, target in config.targets.items()
+    ]
+    heading = ("architecture", "wheel", "code", "family", "shared memory of a block", "processors")
+    return table(heading, rows)
+
+
+def kernels(root: Path) -> str:
+    """What a wheel holds, op by op."""
+    config = schema.read(root / schema.FILE_NAME)
+    everything = expand.select_all(words.Words(platform="x86_64"), config)
+    build = expand.expand(config, everything)[0]
+    rows = []
+    for op in config.default_ops:
+        values = config.defaults[op]
+        count = sum(kernel.op == op for kernel in build.kernels)
+        rows.append((f"`{op}`", *(", ".join(map(str, values[axis])) for axis in values), count))
+    axes = list(config.defaults[config.default_ops[0]])
+    return table(("op", *axes, "kernels"), rows)

@@ -1,0 +1,232 @@
+"""The commands and their options, and what a misspelled one is told."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, Final, NoReturn
+
+from flashvar._version import __version__
+
+_EPILOG: Final = """\
+start here:
+  flashvar doctor            what runs here, why nothing better, what changes it
+  flashvar doctor --bench    ten seconds on the GPU, beside its recorded result
+  flashvar warmup            no request waits for a compiler
+
+`python -m flashvar` is the same command.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """One that says what a misspelled command or option may have meant."""
+
+    def __init__(self, **settings: Any) -> None:
+        # An abbreviation that works today may mean two options tomorrow.
+        settings["allow_abbrev"] = False
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        if sys.version_info >= (3, 14):
+            settings["suggest_on_error"] = False  # suggests values alone
+        super().__init__(**settings)
+        self.words: list[str] = []  # of the command line that is being read
+
+    def error(self, message: str) -> NoReturn:
+        """One line, a guess if there is a near one, and where to look; exit code 2."""
+        guess = _guess(self.words, self._known())
+        lines = [f"{self.prog}: {message}"]
+        if guess is not None:
+            lines.append(f"did you mean {guess}?")
+        lines.append(f"`{self.prog} --help` lists what there is.")
+        self.exit(2, "\n".join(lines) + "\n")
+
+    def _known(self) -> list[str]:
+        """Options, commands and values that this parser takes."""
+        known: list[str] = []
+        for action in self._actions:
+            known += action.option_strings
+            known += map(str, action.choices or ())
+        return known
+
+
+def _guess(words: Iterable[str], known: list[str]) -> str | None:
+    """The known word that is nearest to the first word that is not known."""
+    for word in words:
+        bare = word.partition("=")[0]
+        if bare in known:
+            continue
+        near = get_close_matches(bare, known, n=1, cutoff=0.6)
+        if near:
+            return near[0]
+    return None
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The chosen command with its options; exits with 2 where there is none, or a wrong one."""
+    parser, commands = _parser()
+    parser.words = arguments
+    for command in commands:
+        command.words = arguments[1:]
+    chosen, unknown = parser.parse_known_args(arguments)
+    if chosen.command is None and not unknown:
+        parser.exit(2, parser.format_help())
+    if unknown:
+        where = f"{parser.prog} {chosen.command}"
+        next((one for one in commands if one.prog == where), parser).error(
+            f"unrecognized arguments: {' '.join(unknown)}"
+        )
+    return chosen
+
+
+def _parser() -> tuple[Parser, list[Parser]]:
+    parser = Parser(
+        prog="flashvar", description="Attention kernels, inspected and prepared.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"flashvar {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
+    made = []
+    for name, (summary, closing, add_options) in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=f"{_sentence(summary)}", epilog=closing
+        )
+        add_options(command)
+        made.append(command)
+    return parser, made
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[0].upper()}{summary[1:]}."
+
+
+def _doctor(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of --json")
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="time attention too, in ten seconds, beside torch's and what was recorded",
+    )
+    parser.add_argument(
+        "--device", type=int, default=0, metavar="N", help="of --bench, as torch numbers them (0)"
+    )
+
+
+def _show(parser: Parser) -> None:
+    parser.add_argument("architecture", nargs="*", help="as sm_XY; without one, all that are found")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def _warmup(parser: Parser) -> None:
+    parser.add_argument(
+        "--head-dim",
+        type=_dims,
+        nargs="+",
+        default=[[(64, 64), (128, 128)]],
+        metavar="N",
+        help="such as 64,128 or 192x128, where values have their own (default: 64,128)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=_dtypes,
+        nargs="+",
+        default=[["bf16"]],
+        metavar="T",
+        help="bf16, fp16 or both (default: bf16)",
+    )
+    parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
+    parser.add_argument("--full", action="store_true", help="calls that are not (default: both)")
+    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    features = parser.add_argument_group("what every call has; run warmup again for other calls")
+    for name, words in FEATURES.items():
+        features.add_argument(f"--{name}", action="store_true", help=words)
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--arch", metavar="sm_XY", help="compile for a GPU that is not here, into Triton's cache"
+    )
+    where.add_argument(
+        "--device", type=int, default=0, metavar="N", help="as torch numbers them (default: 0)"
+    )
+    where.add_argument("--all", action="store_true", help="also what compiled kernels serve")
+    where.add_argument("--json", action="store_true", help="for machines")
+
+
+FEATURES: Final = {
+    "window": "a sliding window",
+    "softcap": "softcapped scores",
+    "alibi": "ALiBi slopes",
+    "bias": "an additive bias or mask",
+    "dropout": "dropout",
+    "varlen": "packed sequences",
+    "seqused": "a cache that is read up to a length",
+}
+
+
+def _dims(text: str) -> list[tuple[int, int]]:
+    """`64,192x128` as pairs."""
+    found = []
+    for word in text.split(","):
+        first, _, second = word.partition("x")
+        try:
+            found.append((int(first), int(second or first)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"expected head dims such as 64,192x128, found {text!r}"
+            ) from None
+    return found
+
+
+def _dtypes(text: str) -> list[str]:
+    words = text.split(",")
+    if wrong := [word for word in words if word not in ("bf16", "fp16")]:
+        raise argparse.ArgumentTypeError(f"expected bf16 or fp16, found {wrong[0]!r}")
+    return words
+
+
+def _tune(parser: Parser) -> None:
+    parser.add_argument(
+        "--head-dim",
+        type=int,
+        nargs="+",
+        default=[64, 128],
+        metavar="N",
+        help="8 to 256, by 8 (default: 64 128)",
+    )
+    parser.add_argument(
+        "--direction",
+        nargs="+",
+        choices=("forward", "backward"),
+        default=["forward", "backward"],
+        metavar="D",
+        help="forward, backward (default: both)",
+    )
+    parser.add_argument(
+        "--device", type=int, default=0, metavar="N", help="as torch numbers them (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+_COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
+    "doctor": (
+        "show what runs on this machine, and why nothing better does",
+        "Exit code 0 when something other than the CPU reference would run, else 1;\n"
+        "with --bench also 1 when there was nothing to time.",
+        _doctor,
+    ),
+    "show": (
+        "list the binaries found here, and their kernels",
+        "Exit code 0 when a binary was found, else 1.",
+        _show,
+    ),
+    "warmup": (
+        "compile a model's Triton kernels before its first request",
+        "Compiles what this machine would leave to Triton. Exit code 0 when all of it is\n"
+        "ready, 1 when something cannot be compiled.",
+        _warmup,
+    ),
+    "tune": (
+        "measure tiles of the Triton kernels here, and keep the best",
+        "Exit code 0 when the tiles were kept, 1 when they could not be written.",
+        _tune,
+    ),
+}

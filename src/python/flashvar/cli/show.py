@@ -1,0 +1,164 @@
+"""`flashvar show`: the binaries found here, and what their manifests say of every kernel.
+
+No library is opened and no framework imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from flashvar import families, registry
+from flashvar._version import __version__
+from flashvar.cli import screen
+from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
+from flashvar.errors import ConfigurationError
+from flashvar.fitness import dotted
+from flashvar.manifest import KernelRow
+from flashvar.registry import Binary, Inventory, Refusal
+from flashvar.variant import Architecture
+
+_SCHEMA = 1
+
+
+def run(named: Sequence[str], *, as_json: bool) -> int:
+    """Print the binaries of the named architectures, or all; 1 where there is none.
+
+    Raises:
+        ConfigurationError: a name is no architecture.
+    """
+    inventory = _only(registry.installed(), named)
+    if as_json:
+        print(json.dumps(_document(inventory), indent=1))
+    else:
+        screen.show(page(inventory))
+    return 0 if inventory.binaries else 1
+
+
+def page(inventory: Inventory) -> Page:
+    """What people see."""
+    kernels = sum(len(binary.manifest.kernels) for binary in inventory.binaries)
+    many = len(inventory.binaries)
+    verdict = f"{counted(many, 'binary', 'binaries')}, {counted(kernels, 'kernel')}."
+    return Page(
+        verdict=verdict if many else "No binary is found.",
+        tone=GOOD if many else BAD,
+        sections=(
+            Section("Binaries", tuple(_binary(one) for one in inventory.binaries)),
+            *(_refused(inventory.refusals),) * bool(inventory.refusals),
+            *(_kernels(one) for one in inventory.binaries),
+        ),
+        remedy="" if many else "To see what this machine wants",
+        commands=() if many else ("flashvar doctor",),
+    )
+
+
+def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
+    try:
+        wanted = {Architecture.parse(one).name for one in named}
+    except ValueError as error:
+        raise ConfigurationError(f"flashvar show: {error}") from None
+    if not wanted:
+        return inventory
+    binaries = tuple(one for one in inventory.binaries if one.architecture.name in wanted)
+    refusals = tuple(one for one in inventory.refusals if one.architecture in wanted)
+    return Inventory(binaries, refusals, inventory.extras)
+
+
+def _binary(binary: Binary) -> Table:
+    manifest = binary.manifest
+    driver = manifest.minimum_driver
+    source = (manifest.source.revision or "unknown")[:12]
+    facts = [
+        ("library", str(binary.library)),
+        ("from", binary.candidate.origin),
+        ("version", manifest.version + (f" ({binary.skew})" if binary.skew else "")),
+        ("code", f"{binary.architecture.code}, {' and '.join(manifest.code_kinds)}"),
+        ("toolkit", f"{manifest.toolkit.compiler} {manifest.toolkit.version}"),
+        ("driver", f"{driver.display} or newer (CUDA {dotted(driver.cuda)})"),
+        ("size", f"{manifest.library.bytes / 1e6:.1f} MB"),
+        ("source", source + (", with uncommitted changes" if manifest.source.dirty else "")),
+    ]
+    return Table(rows(facts), caption=binary.architecture.name)
+
+
+def _refused(refusals: Sequence[Refusal]) -> Section:
+    found = [
+        (str(one.candidate.directory), one.reason + (f" -> {one.fix}" if one.fix else ""))
+        for one in refusals
+    ]
+    return Section("Not used", (Table(rows(found, BAD), ("folder", "reason")),))
+
+
+def _kernels(binary: Binary) -> Section:
+    held = binary.manifest.kernels
+    ops = dict.fromkeys(row.op for row in held)
+    tables = tuple(Table(tuple(_rows(held, op)), _HEADING, op, _NUMBERS) for op in ops)
+    every = {rule.family for row in held for rule in families.rules(row, row.dims)}
+    notes = (_OF_WGMMA,) if families.WGMMA in every else ()
+    return Section(f"Kernels of {binary.architecture.name}", tables, notes=notes)
+
+
+_OF_WGMMA = (
+    "family: that of a plain call; doctor says which calls take the other. The facts are those of "
+    "the wgmma kernels, also where mma.sync serves."
+)
+_HEADING = ("head dim", "dtypes", "family", "tile", "threads", "regs", "shared", "spills")
+_NUMBERS = frozenset({4, 5, 6, 7})
+
+
+def _rows(held: Sequence[KernelRow], op: str) -> Iterator[Row]:
+    """One row for kernels that differ in dtype alone."""
+    dtypes_of: dict[tuple[str, ...], list[str]] = {}
+    for row in held:
+        if row.op == op:
+            dtypes_of.setdefault(_facts(row), []).append(row.dtype or "")
+    for (head_dim, *facts), dtypes in dtypes_of.items():
+        yield Row((head_dim, ", ".join(dtypes), *facts))
+
+
+def _facts(row: KernelRow) -> tuple[str, ...]:
+    return (
+        row.dim_words if any(row.dims) else "-",
+        families.rules(row, row.dims)[0].family,
+        "x".join(map(str, row.tile)),
+        str(row.threads),
+        str(row.registers),
+        f"{row.shared_memory / 1024:.1f} KiB",
+        f"{row.spill_bytes} B" if row.spill_bytes else "-",
+    )
+
+
+def _document(inventory: Inventory) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "version": __version__,
+        "binaries": [_binary_to_json(binary) for binary in inventory.binaries],
+        "refused": [
+            {
+                "architecture": one.architecture,
+                "origin": one.candidate.origin,
+                "directory": str(one.candidate.directory),
+                "reason": one.reason,
+                "fix": one.fix,
+            }
+            for one in inventory.refusals
+        ],
+    }
+
+
+def _binary_to_json(binary: Binary) -> dict[str, Any]:
+    """The manifest as it is, the library's place, and the families of every kernel."""
+    document = json.loads(binary.manifest.to_json())
+    kernels = [
+        {**written, "families": [asdict(rule) for rule in families.rules(row, row.dims)]}
+        for row, written in zip(binary.manifest.kernels, document["kernels"], strict=True)
+    ]
+    return {
+        "origin": binary.candidate.origin,
+        "library_path": str(binary.library),
+        "skew": binary.skew,
+        "manifest": {**document, "kernels": kernels},
+    }

@@ -1,0 +1,240 @@
+"""`flashvar warmup`: compile the Triton kernels of a model, so that no request waits for them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flashvar import loader
+from flashvar.cli import progress, screen
+from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
+from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.fitness import HEAD_DIM_STEP
+from flashvar.registry import Inventory
+from flashvar.selection import Overrides, Request, select
+from flashvar.system import Device, System, gather
+from flashvar.variant import Architecture
+
+if TYPE_CHECKING:
+    from flashvar.backends.triton.warmup import Kind
+
+_SCHEMA: Final = 1
+_KIND, _KINDS = "kind of call", "kinds of calls"
+_READY, _SERVED, _FAILED = "ready", "served", "failed"
+_TONES: Final = {_READY: GOOD, _SERVED: QUIET, _FAILED: BAD}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model will call, as the command line says it; every combination is meant."""
+
+    dims: tuple[tuple[int, int], ...]
+    dtypes: tuple[str, ...]
+    causal: tuple[bool, ...] = (True, False)
+    training: bool = False
+    features: frozenset[str] = frozenset()  # of one call, together
+    architecture: str | None = None  # of a GPU that is not here
+    device: int = 0
+    everything: bool = False  # what compiled kernels serve too
+
+
+@dataclass
+class Outcome:
+    """What became of one kind of call."""
+
+    kind: Kind
+    state: str
+    words: str
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        kind = {**asdict(self.kind), "features": sorted(self.kind.features)}
+        return {**kind, "state": self.state, "words": self.words, "seconds": self.seconds}
+
+
+@dataclass
+class Report:
+    """All outcomes, on one GPU."""
+
+    target: str
+    folder: str | None
+    outcomes: list[Outcome] = field(default_factory=list)
+    added: int = 0  # kernels in the folder that were not there before
+
+    @property
+    def seconds(self) -> float:
+        """That compiling took."""
+        return sum(one.seconds for one in self.outcomes)
+
+    def count(self, state: str) -> int:
+        """Kinds of calls in a state."""
+        return sum(one.state == state for one in self.outcomes)
+
+
+def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
+    """Compile what is missing, and say what is ready; 1 where something cannot be compiled.
+
+    Raises:
+        InvalidInputError: a head dim, or a pair of features, that no call may have.
+        BackendUnavailableError: no Triton, no such device, or an unknown architecture.
+    """
+    system = system or gather()
+    if system.triton is None:
+        raise BackendUnavailableError(
+            "warming up needs Triton, which is not installed: pip install triton"
+        )
+    if system.interpreted:
+        raise BackendUnavailableError(
+            "warming up compiles, TRITON_INTERPRET=1 says that nothing is: unset it"
+        )
+    device = _device(asked, system)
+    kinds = list(_kinds(asked))
+    before = _kernels(system.triton_cache)
+    report = Report(_target(asked, device), system.triton_cache)
+    wanted = []
+    for kind in kinds:
+        outcome = _judge(kind, asked, system, device)
+        report.outcomes.append(outcome)
+        if outcome.state == _READY:
+            wanted.append(outcome)
+    for outcome in progress.follow(wanted, lambda one: str(one.kind), quiet=as_json):
+        _compile(outcome, asked, device)
+    report.added = len(_kernels(system.triton_cache) - before)
+    if as_json:
+        print(json.dumps(_document(report), indent=1))
+    else:
+        screen.show(page(report))
+    return 1 if report.count(_FAILED) else 0
+
+
+def page(report: Report) -> Page:
+    """What people see."""
+    failed, ready, served = map(report.count, (_FAILED, _READY, _SERVED))
+    if failed:
+        verdict = f"Of {counted(len(report.outcomes), _KIND, _KINDS)} {failed} cannot be compiled."
+    elif not ready:
+        verdict = "Nothing to compile: compiled kernels serve every kind of call asked for."
+    else:
+        verdict = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
+    rows = tuple(Row((str(one.kind), one.words), _TONES[one.state]) for one in report.outcomes)
+    notes = [
+        *([f"Added to {report.folder}: {counted(report.added, 'kernel')}."] if ready else []),
+        *(["--all has Triton compile what compiled kernels serve, too."] if served else []),
+    ]
+    calls = Section(f"Calls on {report.target}", (Table(rows),), notes=tuple(notes))
+    return Page(verdict, BAD if failed else GOOD, (calls,))
+
+
+def _kinds(asked: Asked) -> Iterator[Kind]:
+    from flashvar.backends.triton.warmup import Kind
+
+    for dims in asked.dims:
+        if not all(1 <= dim <= 256 for dim in dims):
+            raise InvalidInputError(
+                f"a head dim must be from 1 to 256, got {'x'.join(map(str, dims))}: correct it"
+            )
+    if {"bias", "varlen"} <= asked.features:
+        raise InvalidInputError(
+            "bias does not go with packed sequences, got --bias and --varlen: run warmup for each"
+        )
+    modes = (False, True) if asked.training else (False,)
+    for (head_dim, head_dim_v), dtype, causal, training in product(
+        asked.dims, asked.dtypes, asked.causal, modes
+    ):
+        yield Kind(dtype, head_dim, head_dim_v, causal, training, asked.features)
+
+
+def _device(asked: Asked, system: System) -> Device:
+    if asked.architecture is None:
+        device = system.device(asked.device)
+        if device is None:
+            raise BackendUnavailableError(
+                f"warming up needs the GPU that it is for, and torch sees no cuda:{asked.device}: "
+                "name it, --arch sm_XY, to compile without it"
+            )
+        return device
+    from flashvar.backends.triton.warmup import SHARED_MEMORY
+
+    try:
+        capability = Architecture.parse(asked.architecture).capability
+        shared_memory = SHARED_MEMORY[capability]
+    except (ValueError, KeyError):
+        known = ", ".join(Architecture(*one).name for one in SHARED_MEMORY)
+        raise BackendUnavailableError(
+            f"--arch: expected one of {known}, got {asked.architecture!r}: correct it, or run "
+            "warmup where the GPU is"
+        ) from None
+    return Device(0, "a GPU that is not here", capability, shared_memory, 0, 0)
+
+
+def _target(asked: Asked, device: Device) -> str:
+    if asked.architecture is not None:
+        return f"{Architecture(*device.capability).name}, compiled without the GPU"
+    return f"cuda:{device.index}, {device.name}"
+
+
+def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
+    """Whether Triton has to serve a kind of call, or something else does, or nothing can."""
+    overrides, inventory = Overrides.from_environment(), Inventory()
+    if asked.architecture is not None:
+        # A launcher is made at the first call, where the GPU is.
+        system = replace(system, devices=(device,), compiler="", python_headers="", torch_hip=None)
+        overrides = Overrides("triton")
+    elif asked.everything:
+        overrides = Overrides("triton")
+    else:
+        inventory = loader.open_all()
+    dims = tuple(-(-dim // HEAD_DIM_STEP) * HEAD_DIM_STEP for dim in kind.dims)
+    server = ""
+    for op in ("attention_fwd", "attention_bwd") if kind.training else ("attention_fwd",):
+        decision = select(
+            Request(op, kind.dtype, device.index, *dims), system, inventory, overrides
+        )
+        if decision.chosen is None:
+            triton = next(one for one in decision.verdicts if one.backend == "triton")
+            return Outcome(kind, _FAILED, triton.reason)
+        if decision.chosen.backend == "triton":
+            return Outcome(kind, _READY, "")
+        server = decision.chosen.candidate
+    return Outcome(kind, _SERVED, f"{server} serves it")
+
+
+def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
+    from flashvar.backends.triton import warmup
+
+    start = time.perf_counter()
+    try:
+        if asked.architecture is None:
+            warmup.run(outcome.kind, device.index)
+        else:
+            warmup.compile_for(outcome.kind, device.capability)
+    except Exception as error:  # the compiler and the launch raise what they like
+        outcome.state = _FAILED
+        outcome.words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    else:
+        outcome.seconds = round(time.perf_counter() - start, 2)
+        outcome.words = f"{outcome.seconds:.1f} s"
+
+
+def _kernels(folder: str | None) -> set[Path]:
+    """The device code that Triton keeps; of AMD's too."""
+    if folder is None:
+        return set()
+    return {file for kind in ("cubin", "hsaco") for file in Path(folder).glob(f"*/*.{kind}")}
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "target": report.target,
+        "cache": report.folder,
+        "kernels_added": report.added,
+        "seconds": round(report.seconds, 2),
+        "calls": [one.to_json() for one in report.outcomes],
+    }

@@ -1,0 +1,48 @@
+"""The distribution `flash-attn` as importlib.metadata shows it, for dependants that ask for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.metadata import Distribution, DistributionFinder
+from typing import Any, Final, NoReturn
+
+_NAME: Final = "flash_attn"
+
+
+class StandIn(Distribution):
+    """A distribution without files."""
+
+    def __init__(self, version: str) -> None:
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {version}\n",
+            "top_level.txt": f"{_NAME}\n",
+        }
+
+    def read_text(self, filename: str) -> str | None:
+        """One of its texts; None where it has no such file."""
+        return self._texts.get(filename)
+
+    def locate_file(self, path: Any) -> NoReturn:
+        """Nothing is anywhere."""
+        raise FileNotFoundError(
+            f"flashvar's stand-in for flash-attn has no files, asked for {path}"
+        )
+
+
+class Finder(DistributionFinder):
+    """Finds the stand-in, before a distribution that may be installed, and no module."""
+
+    def __init__(self, version: str) -> None:
+        self._found = StandIn(version)
+
+    def find_spec(self, *_: object) -> None:
+        """Modules are in sys.modules."""
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterable[Distribution]:
+        """The stand-in where it is asked for by name, or everything is."""
+        name = None if context is None else context.name
+        if name is None or re.sub(r"[-_.]+", "_", name).lower() == _NAME:
+            yield self._found

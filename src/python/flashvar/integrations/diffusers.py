@@ -1,0 +1,108 @@
+"""Flashvar as an attention backend of diffusers.
+
+    import flashvar.integrations.diffusers
+
+    flashvar.integrations.diffusers.register()
+    pipe.transformer.set_attention_backend("flashvar")    # or DIFFUSERS' attention_backend(...)
+
+Models whose processors call scaled_dot_product_attention themselves, U-Nets above all, know no
+backends: `flashvar.integrations.torch.activate` is for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.sdpa import attend, why_not
+from flashvar.integrations.serving import decline
+from flashvar.ops.attention_watchers import is_compiling
+
+__all__ = ["NAME", "register"]
+
+NAME: Final = "flashvar"
+_NEEDED: Final = "0.35"
+
+
+def register() -> None:
+    """Add "flashvar" to the attention backends of diffusers; a second call does nothing.
+
+    Raises:
+        BackendUnavailableError: diffusers is missing, or has no attention backends yet.
+    """
+    try:
+        dispatch = importlib.import_module("diffusers.models.attention_dispatch")
+        names: Any = dispatch.AttentionBackendName
+        registry: Any = dispatch._AttentionBackendRegistry
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailableError(
+            f"flashvar.integrations.diffusers needs diffusers {_NEEDED} or newer, found {_found()} "
+            f"({error}): pip install --upgrade diffusers"
+        ) from error
+    if NAME in names.__members__.values():
+        return
+    registry.register(_member(names))(_backend_of(registry, names.NATIVE))
+
+
+def _found() -> str:
+    try:
+        return str(importlib.import_module("diffusers").__version__)
+    except ImportError:
+        return "none"
+
+
+def _member(names: Any) -> Any:
+    """A new member of the enumeration of backends, which is closed to everybody but diffusers."""
+    member = str.__new__(names, NAME)
+    member._name_, member._value_ = NAME.upper(), NAME
+    names._member_map_[member._name_] = member
+    names._member_names_.append(member._name_)
+    names._value2member_map_[NAME] = member
+    return member
+
+
+def _backend_of(registry: Any, native: Any) -> Any:
+    """The function that diffusers calls, with the parameters that it fills in by name."""
+
+    def flashvar_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        _parallel_config: Any = None,
+    ) -> Any:
+        mask = attn_mask
+        if mask is not None and mask.dim() == 2 and mask.shape == (query.shape[0], key.shape[1]):
+            mask = mask[:, None, None]  # of keys, one row for each of the batch
+        if _parallel_config is not None or return_lse:
+            reason: str | None = "context parallelism"
+        else:
+            reason = why_not(
+                query, key, value, mask, dropout_p, is_causal, enable_gqa, "bshd", "auto"
+            )
+        if reason is None:
+            return attend(query, key, value, mask, dropout_p, is_causal, scale, "bshd", "auto")
+        if not is_compiling():
+            decline("diffusers", reason, "its native backend")
+        return registry._backends[native](
+            query=query,
+            key=key,
+            value=value,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            return_lse=return_lse,
+            _parallel_config=_parallel_config,
+        )
+
+    return flashvar_attention

@@ -1,0 +1,154 @@
+"""What scaled_dot_product_attention asks for, in the words of flashvar.attention.
+
+Its semantics are torch's: a causal mask is aligned to the top left corner, a boolean mask is True
+where a key is seen, a mask is broadcast.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Final
+
+import torch
+from torch.autograd import forward_ad
+
+from flashvar.integrations.serving import unserved
+from flashvar.ops.attention import BackendName, Layout, attention
+from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
+
+__all__ = ["attend", "why_not"]
+
+_grad_enabled: Final = torch.is_grad_enabled
+
+
+def why_not(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    gqa: bool,
+    layout: Layout,
+    backend: BackendName,
+) -> str | None:
+    """Why flashvar does not serve a call, None where it does; `attend` takes what is served."""
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return f"a tensor is of the kind {_odd((q, k, v)).__name__}"
+    if q.is_nested or k.is_nested or v.is_nested or q.layout is not torch.strided:
+        return "a tensor is nested or sparse"
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        return f"tensors of {len(q_shape)}, {len(k_shape)} and {len(v_shape)} dimensions, not 4"
+    heads = 1 if layout == "bhsd" else 2
+    fits = k_shape == v_shape or k_shape[:3] == v_shape[:3]
+    if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
+        return "the batch, the head dim or v does not fit, so torch would broadcast"
+    if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
+        return "the heads of q and k differ, without enable_gqa or a whole ratio"
+    dtype = q.dtype
+    if k.dtype != dtype or v.dtype != dtype or k.device != q.device or v.device != q.device:
+        return "q, k and v differ in dtype or device"
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return "a tensor is not contiguous in its last dimension"
+    if not 0 <= dropout_p < 1:
+        return f"dropout_p is {dropout_p}"
+    if not (q_shape[1] and q_shape[2] and k_shape[1] and k_shape[2] and q_shape[0]):
+        return "a tensor is empty"
+    backward = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if mask is not None:
+        reason = _why_not_mask(mask, q, k_shape, causal, layout)
+        if reason is not None:
+            return reason
+        backward = backward or (_grad_enabled() and mask.requires_grad)
+    if is_compiling() or not nothing_watches():
+        if not is_compiling() and (torch._C._functorch.peek_interpreter_stack() is not None):
+            return "a functorch transform, which may want second derivatives"
+        if not is_compiling() and forward_ad._current_level >= 0:
+            return "forward-mode derivatives may be wanted"
+        if dtype is not torch.float64 and torch.is_autocast_enabled(q.device.type):
+            dtype = torch.get_autocast_dtype(q.device.type)
+    # index: numbers in a graph of symbols too.
+    return unserved(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    scale: float | None,
+    layout: Layout,
+    backend: BackendName,
+) -> torch.Tensor:
+    """Attention of a call that `why_not` has nothing against.
+
+    The output lies in memory as q does, heads or rows first: callers view it accordingly.
+    """
+    if layout == "bhsd" and q.stride(1) < q.stride(2) and q.shape[1] > 1:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return attend(q, k, v, mask, dropout_p, causal, scale, "bshd", backend).transpose(1, 2)
+    bias, window = None, (-1, -1)
+    if mask is not None:
+        bias = _bias(mask, q, layout)
+    if causal:
+        rows = 2 if layout == "bhsd" else 1
+        more = q.shape[rows] - k.shape[rows]
+        # Our diagonal ends in the bottom right corner, torch's begins in the top left one.
+        if more < 0:  # keys after the last query are seen by none
+            k, v = k.narrow(rows, 0, q.shape[rows]), v.narrow(rows, 0, q.shape[rows])
+        elif more > 0:
+            causal, window = False, (-1, more)
+    return attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window_size=window,
+        bias=bias,
+        dropout_p=dropout_p,
+        layout=layout,
+        backend=backend,
+    )
+
+
+def _odd(tensors: tuple[object, ...]) -> type:
+    return next(type(tensor) for tensor in tensors if type(tensor) not in PLAIN)
+
+
+def _why_not_mask(
+    mask: torch.Tensor, q: torch.Tensor, k_shape: torch.Size, causal: bool, layout: Layout
+) -> str | None:
+    if type(mask) not in PLAIN:
+        return f"attn_mask is of the kind {type(mask).__name__}"
+    if causal:
+        return "is_causal beside an attn_mask"
+    if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        return f"attn_mask of {mask.dtype} beside {q.dtype}"
+    if mask.device != q.device:
+        return "attn_mask is on another device"
+    rows = 2 if layout == "bhsd" else 1
+    keys, queries = k_shape[rows], q.shape[rows]
+    leading = (q.shape[3 - rows], q.shape[0])
+    shape = mask.shape
+    if not 2 <= len(shape) <= 4 or shape[-1] != keys or shape[-2] not in (1, queries):
+        return "attn_mask does not have one column for each key"
+    if any(have not in (1, want) for have, want in zip(shape[-3::-1], leading, strict=False)):
+        return "attn_mask does not fit batch and heads of q"
+    if mask.stride(-1) != 1 and keys > 1 and mask.dtype != torch.bool:
+        return "attn_mask is not contiguous in its keys"
+    return None
+
+
+def _bias(mask: torch.Tensor, q: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The mask as what is added to the scores, [batch or 1, heads or 1, seqlen_q, seqlen_k]."""
+    if mask.dtype == torch.bool:
+        zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+        mask = zeros.masked_fill_(mask.logical_not(), -torch.inf)
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    rows = 2 if layout == "bhsd" else 1
+    return mask.expand(-1, -1, q.shape[rows], -1) if mask.shape[2] == 1 else mask

@@ -1,0 +1,96 @@
+"""Does a backend of flashvar serve such calls on this machine, and what is said where none does?
+
+The answer is kept per kind of call, so that an integration asks on every call.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import torch
+
+from flashvar.decide import choose
+from flashvar.errors import BackendUnavailableError
+from flashvar.ops.attention_tensors import DTYPES
+from flashvar.verdicts import Overrides, Request
+
+__all__ = ["decline", "named", "unserved"]
+
+_log = logging.getLogger("flashvar")
+
+# What kernels on devices take; a head dim between their steps is padded by flashvar.attention.
+_DEVICE_DTYPES: Final = ("bf16", "fp16")
+_HEAD_DIM_STEP: Final = 8
+
+_kept: dict[tuple[Any, ...], str | None] = {}
+_said: set[tuple[str, str]] = set()
+
+
+def unserved(
+    dtype: torch.dtype,
+    device: torch.device,
+    head_dim: int,
+    head_dim_v: int,
+    backward: bool,
+    backend: str,
+) -> str | None:
+    """Why no backend serves attention of such tensors on this machine, or None where one does."""
+    key = (dtype, device, head_dim, head_dim_v, backward, backend)
+    try:
+        return _kept[key]
+    except KeyError:
+        return _kept.setdefault(key, _judge(*key))
+
+
+# torch.compile asks while it traces, and keeps the answer: what torch.compiler's
+# assume_constant_result says of a function, without the import of the compiler.
+unserved._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _judge(
+    dtype: torch.dtype,
+    device: torch.device,
+    head_dim: int,
+    head_dim_v: int,
+    backward: bool,
+    backend: str,
+) -> str | None:
+    name = DTYPES.get(dtype)
+    if name is None:
+        return f"{dtype} is no dtype that flashvar takes"
+    if device.type not in ("cpu", "cuda"):
+        return f"flashvar serves CUDA devices and the CPU, not {device.type}"
+    dims, index = (head_dim, head_dim_v), None
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if name not in _DEVICE_DTYPES and named(backend) != "reference":
+            return f"flashvar takes bfloat16 and float16 on a CUDA device, not {dtype}"
+        head_dim, head_dim_v = (dim + -dim % _HEAD_DIM_STEP for dim in dims)
+    for op in ("attention_fwd", "attention_bwd") if backward else ("attention_fwd",):
+        try:
+            choose(Request(op, name, index, head_dim, head_dim_v), backend)
+        except BackendUnavailableError as error:
+            return str(error)
+    return None
+
+
+def named(backend: str) -> str:
+    """The backend that the caller or FLASHVAR_BACKEND insists on, "auto" where neither does."""
+    return Overrides.from_environment(backend).backend
+
+
+def decline(where: str, reason: str, instead: str) -> None:
+    """Say, once, why a call takes another way than flashvar.
+
+    Raises:
+        BackendUnavailableError: FLASHVAR_STRICT=1 makes it an error.
+    """
+    if Overrides.from_environment().strict:
+        raise BackendUnavailableError(
+            f"{where}: expected a call that flashvar serves (FLASHVAR_STRICT=1), found {reason}: "
+            f"leave FLASHVAR_STRICT out for {instead}"
+        )
+    if (where, reason) not in _said:
+        _said.add((where, reason))
+        _log.warning("%s: %s; such calls take %s", where, reason, instead)

@@ -1,0 +1,79 @@
+"""Models of the package transformers on flashvar.
+
+    from flashvar.integrations import transformers
+    transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashvar")
+
+Nothing is registered by import alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, Final
+
+from flashvar.errors import ConfigurationError
+
+__all__ = ["register"]
+
+# The first whose mask functions are told lengths and offsets.
+_OLDEST: Final = "5.6"
+
+
+def register(name: str = "flashvar") -> None:
+    """Let models be loaded with `attn_implementation=name`, in this process.
+
+    A second call does nothing. What flashvar does not serve, the model's own attention computes,
+    after one warning; FLASHVAR_STRICT=1 makes it an error.
+
+    Args:
+        name: What models ask for. Transformers takes each name with "flash" in it for a flash
+            attention, whose models leave masks to it and pass lengths of packed sequences.
+
+    Raises:
+        ConfigurationError: transformers is missing, or too old.
+    """
+    masking, modeling, kernels = _facts()
+    ours: Any = importlib.import_module("flashvar.integrations.transformers_attention")
+    mask: Any = importlib.import_module("flashvar.integrations.transformers_mask")
+    modeling.AttentionInterface.register(name, ours.attention)
+    masking.AttentionMaskInterface.register(name, mask.attention_mask)
+    _names.add(name)
+    _offer_kernel(kernels)
+
+
+_names: Final[set[str]] = set()
+
+
+def _facts() -> tuple[Any, Any, Any]:
+    """The modules of transformers that know attention functions, masks and kernels."""
+    try:
+        found = importlib.import_module("transformers").__version__
+        masking = importlib.import_module("transformers.masking_utils")
+        modeling = importlib.import_module("transformers.modeling_utils")
+        kernels = importlib.import_module("transformers.integrations.hub_kernels")
+        served = "q_length" in inspect.signature(masking.sdpa_mask).parameters
+    except ImportError as error:
+        found, served = error, False
+    if not served:
+        raise ConfigurationError(
+            f"register() needs transformers {_OLDEST} or newer, found {found}: "
+            f"pip install 'transformers>={_OLDEST}'"
+        )
+    return masking, modeling, kernels
+
+
+def _offer_kernel(kernels: Any) -> None:
+    """Answer transformers' loader for our names, which it takes for kernels to be downloaded."""
+    load = kernels.load_and_register_attn_kernel
+    if getattr(load, "offers", None) is _names:
+        return
+
+    def load_or_ours(implementation: str, *arguments: Any, **options: Any) -> Any:
+        if implementation in _names:
+            return importlib.import_module("flashvar.integrations.transformers_kernel")
+        return load(implementation, *arguments, **options)
+
+    load_or_ours.offers = _names  # type: ignore[attr-defined]
+    kernels.load_and_register_attn_kernel = load_or_ours

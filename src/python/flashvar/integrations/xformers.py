@@ -1,0 +1,150 @@
+"""`memory_efficient_attention` with the signature of xformers, without xformers.
+
+Masks are taken by the name of their class, so those of an installed xformers fit, and those of code
+that has classes like them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import InvalidInputError
+from flashvar.integrations.sdpa import attend
+from flashvar.ops.attention import attention
+from flashvar.ops.attention_varlen import attention_varlen
+
+__all__ = ["memory_efficient_attention"]
+
+
+def memory_efficient_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: Any = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: Any = None,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Attention of query [batch, seqlen_q, heads, head_dim] on key and value, as xformers has it.
+
+    Args:
+        query: Or [batch, seqlen_q, head_dim] with one head, or [batch, seqlen_q, groups, heads,
+            head_dim], where key and value expanded from one head of each group are not copied.
+        key: Like query, with seqlen_k.
+        value: Like key, with its own head dim.
+        attn_bias: None; a tensor that is added to the scores, [batch or 1, heads or 1, seqlen_q or
+            1, seqlen_k], of 3 dimensions beside tensors of 3; or a mask: LowerTriangularMask (from
+            the top left), LowerTriangularFromBottomRightMask, LocalAttentionFromBottomRightMask,
+            LowerTriangularFromBottomRightLocalAttentionMask, BlockDiagonalMask,
+            BlockDiagonalCausalMask, BlockDiagonalCausalFromBottomRightMask.
+        p: Probability that a weight becomes 0.
+        scale: Factor of the scores; head_dim ** -0.5 by default.
+        op: Ignored: flashvar chooses its own kernel.
+        output_dtype: The dtype of the output; that of query by default.
+
+    Returns:
+        The output, in the shape of query but with the head dim of value.
+
+    Raises:
+        InvalidInputError: a mask of another kind, or what `flashvar.attention` refuses.
+        BackendUnavailableError: as `flashvar.attention`.
+    """
+    shape = (*query.shape[:-1], value.shape[-1])
+    q, k, v = _with_heads(query, key, value)
+    kind = type(attn_bias).__name__
+    if attn_bias is None:
+        out = attention(q, k, v, dropout_p=p, scale=scale)
+    elif kind == _TOP_LEFT:
+        out = attend(q, k, v, None, p, True, scale, "bshd", "auto")
+    elif kind in _DENSE_MASKS:
+        out = attention(q, k, v, dropout_p=p, scale=scale, **_DENSE_MASKS[kind](attn_bias))
+    elif kind in _PACKED_MASKS:
+        _check_packed(q, attn_bias, kind)
+        out = _packed(q[0], k[0], v[0], attn_bias, p, scale, causal=_PACKED_MASKS[kind])
+    elif isinstance(attn_bias, torch.Tensor) and attn_bias.dim() == query.dim():
+        bias = attn_bias.unsqueeze(1) if query.dim() == 3 else attn_bias.flatten(1, -3)
+        out = attend(q, k, v, bias, p, False, scale, "bshd", "auto")
+    else:
+        masks = ", ".join((_TOP_LEFT, *_DENSE_MASKS, *_PACKED_MASKS))
+        raise InvalidInputError(
+            f"attn_bias must be None, a tensor of {query.dim()} dimensions as query, or one of "
+            f"{masks}; got {kind}: materialize it into such a tensor"
+        )
+    out = out.reshape(shape)
+    return out if output_dtype is None else out.to(output_dtype)
+
+
+_TOP_LEFT: Final = "LowerTriangularMask"
+# What each mask is to flashvar.attention; a window of xformers counts the query's own key too.
+_DENSE_MASKS: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "LowerTriangularFromBottomRightMask": lambda mask: {"causal": True},
+    "LowerTriangularFromBottomRightLocalAttentionMask": lambda mask: {
+        "window_size": (mask._window_size - 1, 0)
+    },
+    "LocalAttentionFromBottomRightMask": lambda mask: {
+        "window_size": (mask.window_left, mask.window_right)
+    },
+}
+# Masks of sequences that lie end to end, and whether each is causal.
+_PACKED_MASKS: Final = {
+    "BlockDiagonalMask": False,
+    "BlockDiagonalCausalMask": True,
+    "BlockDiagonalCausalFromBottomRightMask": True,
+}
+
+
+def _with_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tensors in 4 dimensions."""
+    if q.dim() == 3:
+        return q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2)
+    if q.dim() == 5:
+        if k.stride(3) == 0 and v.stride(3) == 0:  # expanded, so one head each is there
+            return q.flatten(2, 3), k[:, :, :, 0], v[:, :, :, 0]
+        return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
+    return q, k, v
+
+
+def _check_packed(q: torch.Tensor, mask: Any, kind: str) -> None:
+    if q.shape[0] != 1:
+        raise InvalidInputError(
+            f"{kind} goes with a batch of 1, got {q.shape[0]}: lay the sequences end to end in "
+            "the second dimension"
+        )
+    queries, keys = mask.q_seqinfo, mask.k_seqinfo
+    # Its diagonals begin in the top left corners, ours end in the bottom right ones.
+    if kind == "BlockDiagonalCausalMask" and queries is not keys:
+        raise InvalidInputError(
+            f"{kind} must share one q_seqinfo between queries and keys, got two: use "
+            "BlockDiagonalCausalFromBottomRightMask if the last query sees all keys"
+        )
+
+
+def _packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Any,
+    p: float,
+    scale: float | None,
+    causal: bool,
+) -> torch.Tensor:
+    queries, keys = mask.q_seqinfo, mask.k_seqinfo
+    return attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q=queries.seqstart.to(q.device),
+        cu_seqlens_k=keys.seqstart.to(q.device),
+        max_seqlen_q=queries.max_seqlen,
+        max_seqlen_k=keys.max_seqlen,
+        causal=causal,
+        dropout_p=p,
+        scale=scale,
+    )

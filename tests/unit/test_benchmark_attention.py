@@ -1,0 +1,210 @@
+"""The benchmark of attention, rehearsed on the CPU: who runs, who is absent and why, in turns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import crew_at_work
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from flashvar.ops import attention_plan
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark's module, with tensors on the CPU and a clock that says 1, 2, ... ms."""
+    attention, contenders = (
+        import_module(f"benchmarks.{name}") for name in ("attention", "contenders")
+    )
+    timing = import_module("benchmarks.timing")
+
+    def measure(calls: dict[str, Callable[[], object]], *, seconds: float) -> Any:
+        for call in calls.values():
+            call()
+        timings = {name: timing.Timing(i + 1.0, 1, 2, 7) for i, name in enumerate(calls)}
+        return timing.Measurement(timings, {"sm_mhz": 1980.0})
+
+    inputs = contenders.inputs
+    monkeypatch.setattr(attention, "inputs", lambda cell, _: inputs(cell, torch.device("cpu")))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(attention, "measure", measure)
+    return attention
+
+
+def cell(**changes: Any) -> Any:
+    common = {"name": "small", "direction": "forward", "dtype": "bf16", "batch": 2, "seqlen": 16}
+    sizes = {"heads": 4, "heads_kv": 2, "head_dim": 16, "causal": True, "goal": 1.25}
+    return import_module("benchmarks.cases").Cell(**{**common, **sizes, **changes})
+
+
+def test_a_whole_run(on_cpu: ModuleType) -> None:
+    contenders = ("sdpa-flash", "flash-attn", "flash-attn-4", "flashinfer", "flashvar-reference")
+    cells = [cell(name=f"small-{d}", direction=d) for d in ("forward", "backward")]
+    options = import_module("benchmarks.report").Options(contenders=contenders)
+    report = on_cpu.report(cells, options)
+    rows = {(row["cell"], row["contender"]): row for row in report.rows}
+    assert len(rows) == 10
+    for direction in ("forward", "backward"):
+        ours = rows[f"small-{direction}", "flashvar-reference"]
+        assert ours["median_ms"] == 2.0
+        assert ours["to_reference"] == ours["to_best"] == 0.5
+        assert 0 < ours["difference_to_reference"] < 0.02
+        assert ours["sm_mhz"] == 1980.0
+        assert rows[f"small-{direction}", "flash-attn-4"]["skipped"] == (
+            "ImportError: flash-attn-4 is not installed"
+        )
+    assert "no backward" in rows["small-backward", "flashinfer"]["skipped"]
+    # Who never ran has a note in the place of a column.
+    assert report.columns[1:3] == ("sdpa-flash", "flashvar-reference")
+    assert len(report.notes()) == 4
+
+
+def test_a_matrix_product_is_timed_beside(
+    on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "_product", lambda: lambda: ())
+    options = import_module("benchmarks.report").Options(contenders=("flashvar-reference",))
+    (row,) = on_cpu.report([cell(product=True)], options).rows
+    # The clock says 2 ms for it, which is the second.
+    assert row["product_tflops"] == pytest.approx(2 * 8192**3 / 2e9)
+    assert row["median_ms"] == 1.0
+
+
+def test_forms_are_compared_with_plain_calls(
+    on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = import_module("benchmarks.forms")
+    monkeypatch.setattr(forms, "measure", on_cpu.measure)
+    packed = cell(lengths=(16, 8), heads_kv=4)
+    pair = {"packed": packed, "padded": cell(heads_kv=4)}
+    monkeypatch.setattr(forms.cases, "forms", lambda: [("documents", pair)])
+    options = import_module("benchmarks.report").Options(
+        contenders=("flashvar-reference", "sdpa-efficient")
+    )
+    report = forms.run(options)
+    ours, padded, theirs, _ = report.rows
+    assert (ours["form"], padded["form"]) == ("packed", "padded")
+    # The clock says 1 ms and 2 ms; the packed form has 256 + 64 of 512 pairs to compute.
+    assert ours["faster"] == 2.0
+    assert ours["to_plain"] == pytest.approx(2 * (256 + 64) / 512)
+    assert "FlashAttention-2 alone" in theirs["skipped"]
+    assert report.closing == [[("geometric mean", "1.250", "-")]]
+
+
+def test_two_binaries_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    roster = import_module("benchmarks.roster")
+    one, other = (roster.named([f"flashvar-sm{xy}"])[f"flashvar-sm{xy}"].around for xy in (12, 34))
+    monkeypatch.delenv("FLASHVAR_FORCE_ARCH", raising=False)
+    theirs = attention_plan._plans
+    with one():
+        assert os.environ["FLASHVAR_FORCE_ARCH"] == "sm_12"
+        kept: dict[Any, Any] = attention_plan._plans
+        kept["a"] = "decided for one"
+    with other():
+        assert os.environ["FLASHVAR_FORCE_ARCH"] == "sm_34"
+        assert not attention_plan._plans
+    with pytest.raises(ZeroDivisionError), other():
+        1 / 0  # noqa: B018
+    assert attention_plan._plans is theirs
+    assert "FLASHVAR_FORCE_ARCH" not in os.environ
+    with one():
+        assert attention_plan._plans is kept
+
+
+def test_an_unknown_contender_is_refused() -> None:
+    roster = import_module("benchmarks.roster")
+    error = import_module("benchmarks.report").BenchmarkError
+    for name in ("flash", "flashvar-smXY", "flashvar-cpu"):
+        with pytest.raises(error, match=name):
+            roster.named([name])
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -> None:
+    """An installed distribution of this module."""
+    module = ModuleType(name)
+    vars(module).update(functions)
+    for parent in [name.rpartition(".")[0] or name, name]:
+        monkeypatch.setitem(sys.modules, parent, module)
+    monkeypatch.setattr(import_module("benchmarks.peers"), "version", lambda name: "1.0")
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    views = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return scaled_dot_product_attention(*views, is_causal=causal, enable_gqa=True).transpose(1, 2)
+
+
+class RaggedWrapper:
+    """FlashInfer's, as far as the benchmark uses it."""
+
+    def __init__(self, workspace: torch.Tensor, layout: str) -> None:
+        assert (workspace.dtype, layout) == (torch.uint8, "NHD")
+
+    def plan(self, queries: torch.Tensor, keys: torch.Tensor, *sizes: int, **options: Any) -> None:
+        assert sizes == (4, 2, 16)
+        assert options["q_data_type"] is torch.bfloat16
+        self.offsets, self.causal = queries.tolist(), options["causal"]
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert self.offsets == [0, 16, 32]
+        q, k, v = (x.view(2, 16, *x.shape[1:]) for x in (q, k, v))
+        return attend(q, k, v, self.causal).reshape(32, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("contender", "module", "functions"),
+    [
+        ("flash-attn", "flash_attn", {"flash_attn_func": attend}),
+        (
+            "flash-attn-4",
+            "flash_attn.cute",
+            {"flash_attn_func": lambda q, k, v, causal: (attend(q, k, v, causal), None)},
+        ),
+        ("flashinfer", "flashinfer", {"BatchPrefillWithRaggedKVCacheWrapper": RaggedWrapper}),
+    ],
+    ids=["flash-attn", "flash-attn-4", "flashinfer"],
+)
+def test_a_peer_that_is_installed_runs(
+    contender: str,
+    module: str,
+    functions: dict[str, object],
+    on_cpu: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in(monkeypatch, module, **functions)
+    options = import_module("benchmarks.report").Options(contenders=("sdpa-flash", contender))
+    rows = on_cpu.report([cell()], options).rows
+    assert rows[1].get("skipped") is None
+    assert rows[1]["difference_to_reference"] < 0.02
+
+
+def test_a_crew_prepares_together_and_measures_in_order() -> None:
+    crew = import_module("benchmarks.crew")
+    work = (crew_at_work.prepare, crew_at_work.measure, crew_at_work.lost)
+    rows = crew.run(["a", "b", "c", "deadly", "d", "broken"], 3, *work)
+    assert [row["case"] for row in rows] == ["a", "b", "c", "deadly", "d", "broken"]
+    assert [row.get("ready") for row in rows] == ["a b", "a b", "c deadly", None, None, None]
+    assert rows[0]["process"] == rows[1]["process"] != rows[2]["process"]
+    assert "terminated abruptly" in rows[3]["skipped"]
+    # One that cannot be prepared takes its neighbours of the process with it, and says why.
+    assert rows[4]["skipped"] == rows[5]["skipped"] == "ValueError: it cannot be prepared"
+
+
+def test_shares_are_neighbours() -> None:
+    shares = import_module("benchmarks.crew").shares
+    assert shares(list("abcdefg"), 3) == [["a", "b"], ["c", "d"], ["e", "f", "g"]]
+    assert shares(["a"], 16) == [["a"]]

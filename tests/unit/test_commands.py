@@ -1,0 +1,98 @@
+"""The command line itself: help, and what a misspelled word is told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flashvar
+from flashvar.cli import commands, main
+
+SOURCES = Path(flashvar.__file__).parents[1]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "guess"),
+    [
+        (("docter",), "doctor"),
+        (("tun",), "tune"),
+        (("--verison",), "--version"),
+        (("doctor", "--jsno"), "--json"),
+        (("tune", "--head-dims", "64"), "--head-dim"),
+        (("tune", "--head-dims=64"), "--head-dim"),
+        (("tune", "--direction", "forwards"), "forward"),
+    ],
+    ids=str,
+)
+def test_a_misspelled_word_gets_a_guess(
+    words: tuple[str, ...], guess: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, suggestion, where = refusal(capsys, *words).splitlines()
+    assert words[-1].partition("=")[0] in wrong or words[-2] in wrong
+    assert suggestion == f"did you mean {guess}?"
+    assert where.endswith("--help` lists what there is.")
+
+
+@pytest.mark.parametrize("words", [("zzz",), ("doctor", "zzz"), ("tune", "--head-dim", "many")])
+def test_what_is_like_nothing_gets_no_guess(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean" not in refusal(capsys, *words)
+
+
+def test_an_abbreviation_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean --json?" in refusal(capsys, "doctor", "--jso")
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys).startswith("usage: flashvar ")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", [None, *commands._COMMANDS])
+def test_help_fits_its_terminal(
+    command: str | None,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit) as caught:
+        main([*([command] if command else []), "--help"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("--json" in line or "doctor" in line for line in lines)
+
+
+def test_every_option_has_a_help() -> None:
+    for parser in commands._parser()[1]:
+        for action in parser._actions:
+            assert action.help not in (None, ""), (parser.prog, action.dest)
+            assert action.help is not argparse.SUPPRESS
+
+
+def test_the_module_is_the_command() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "COLUMNS": "80"}
+    code = "import sys; from flashvar.cli import main; sys.argv[0] = 'flashvar'; sys.exit(main())"
+    shown = [
+        subprocess.run(
+            [sys.executable, *how, "--help"], env=environment, capture_output=True, check=True
+        ).stdout
+        for how in (("-m", "flashvar"), ("-c", code))
+    ]
+    assert shown[0] == shown[1] != b""

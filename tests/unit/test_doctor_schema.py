@@ -1,0 +1,68 @@
+"""`doctor --json` is what `doctor --schema` says, on every simulated machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+import simulated as sim
+from machines import MACHINES, Machine
+
+from flashvar.cli import diagnosis, main, speed
+from flashvar.cli.diagnosis import examine
+from flashvar.cli.speed import CELLS, Result, Speed
+from flashvar.selection import Overrides
+
+SCHEMA = json.loads(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+RESULTS = tuple(
+    Result(cell, "cuda sm_90", {"flashvar": 400.0}, {"sdpa-cudnn": "no"}) for cell in CELLS
+)
+
+
+def document(machine: Machine, measured: Speed | None = None) -> Any:
+    found = examine(machine.system, machine.wheels, Overrides())
+    return json.loads(replace(found, speed=measured).to_json())
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["schema"] == {"const": diagnosis.SCHEMA}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_every_machine(machine: Machine) -> None:
+    VALIDATOR.validate(document(machine))
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        Speed(0, "NVIDIA H200", RESULTS, speed.record_of("NVIDIA H200")),
+        Speed(0, "NVIDIA A10", RESULTS),
+        Speed(3, None, why="torch sees no cuda:3"),
+    ],
+    ids=["recorded", "not recorded", "no device"],
+)
+def test_a_measured_machine(measured: Speed) -> None:
+    VALIDATOR.validate(document(MACHINES["H200"], measured))
+
+
+def test_what_is_not_in_the_schema_is_refused() -> None:
+    found = document(MACHINES["H200"])
+    for broken in ({**found, "more": 1}, {key: found[key] for key in found if key != "fixes"}):
+        with pytest.raises(jsonschema.ValidationError):
+            VALIDATOR.validate(broken)
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == SCHEMA
+
+
+def test_a_strict_report_fits_too() -> None:
+    found = examine(sim.system(sim.H100), MACHINES["H100"].wheels, Overrides("cuda", "sm_90", True))
+    VALIDATOR.validate(json.loads(replace(found, errors=("skew",)).to_json()))

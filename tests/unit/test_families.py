@@ -1,0 +1,158 @@
+"""Which family of kernels a call takes: the rule, its words, and that the sources say the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulated as sim
+
+from flashvar import families
+from flashvar.families import MMA_SYNC, WGMMA, Limits, Rows
+from flashvar.manifest import KernelRow
+
+SOURCES = Path(__file__).parents[2] / "src" / "cuda"
+FAMILY = "sm90/attention_"
+ALIGNED = Rows("q", 0x7F00, 4096, 128, 64)
+
+
+def kernel(op: str, dtype: str = "bf16", family: str = "hopper", **dims: int) -> KernelRow:
+    return replace(sim.kernel(op, dtype=dtype, **(dims or {"head_dim": 64})), family=family)
+
+
+FORWARD, BACKWARD = kernel("attention_fwd"), kernel("attention_bwd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "special", "family", "words"),
+    [
+        (FORWARD, ALIGNED, (), WGMMA, "every row starts on 16 bytes"),
+        (FORWARD, ALIGNED, ("a bias",), WGMMA, "every row"),
+        (BACKWARD, ALIGNED, (), WGMMA, "every row"),
+        (FORWARD, replace(ALIGNED, address=0x7F02), (), MMA_SYNC, "q: its address 0x7f02 is no"),
+        (FORWARD, replace(ALIGNED, heads=65), (), MMA_SYNC, "q: its heads stride, 65, is no mult"),
+        (FORWARD, replace(ALIGNED, sequence=68), (), MMA_SYNC, "its sequence stride, 68"),
+        (FORWARD, replace(ALIGNED, batch=4), (), MMA_SYNC, "TMA cannot address rows of q"),
+        (BACKWARD, ALIGNED, ("dropout",), MMA_SYNC, "backward does not serve dropout"),
+        (kernel("attention_bwd", "fp16"), ALIGNED, (), WGMMA, "every row"),
+        (kernel("attention_bwd", head_dim=96), ALIGNED, (), WGMMA, "every row"),
+        (kernel("attention_bwd", head_dim=128, head_dim_v=64), ALIGNED, (), WGMMA, "every row"),
+        (kernel("attention_fwd", family="sm80"), ALIGNED, (), MMA_SYNC, "16 bytes at a time"),
+        (
+            kernel("attention_fwd", family="sm80"),
+            replace(ALIGNED, heads=65),
+            (),
+            MMA_SYNC,
+            "in smaller pieces, for q: its heads stride",
+        ),
+    ],
+)
+def test_choice(
+    kind: KernelRow, rows: Rows, special: tuple[str, ...], family: str, words: str
+) -> None:
+    found = families.choose(kind, kind.dims, [replace(ALIGNED, name="k"), rows], special)
+    assert found.family == family
+    assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "words"),
+    [
+        (Limits(filled=False), BACKWARD, "does not fill up head dims"),
+        (Limits(dtypes=frozenset({"fp16"})), BACKWARD, "not bf16 64"),
+        (Limits(head_dims=frozenset({128})), BACKWARD, "serves head dims 128, not bf16 64"),
+    ],
+)
+def test_what_is_beyond_the_limits_of_a_backward(
+    limits: Limits, asked: KernelRow, words: str
+) -> None:
+    found = families.choose(asked, (48, 48), [ALIGNED], (), limits)
+    assert found.family == MMA_SYNC
+    assert words in found.reason
+    for kind in (FORWARD, asked):
+        assert families.choose(kind, (48, 48), [ALIGNED], ()).family == WGMMA
+
+
+@pytest.mark.parametrize("kind", [FORWARD, BACKWARD, kernel("attention_bwd", "fp16")])
+def test_rules_lead_with_the_choice_of_a_plain_call(kind: KernelRow) -> None:
+    first = families.rules(kind, kind.dims)[0].family
+    assert first == families.choose(kind, kind.dims, [ALIGNED], ()).family
+
+
+def read(name: str) -> str:
+    return " ".join((SOURCES / name).read_text(encoding="utf-8").split())
+
+
+def test_the_forward_of_the_sources_asks_for_the_same() -> None:
+    body = re.search(r"static bool serves\(.*?\{ return (.*?); \}", read(f"{FAMILY}fwd_launch.cuh"))
+    assert body is not None
+    assert body[1] == "problem.rows_are_aligned() && tensor_map_encoder() != nullptr"
+
+
+# What `suits` may ask, and what it then leaves to the other family; () for what is always so.
+ASKED = {
+    "!problem.deterministic": (families.DETERMINISTIC,),
+    "!problem.has_features()": families.FEATURES,
+    "problem.queries.offsets == nullptr": (families.PACKED,),
+    "problem.keys.offsets == nullptr": (families.PACKED,),
+    "problem.seqused_k == nullptr": (families.PACKED,),
+    "problem.queries.seqlen > 0": (),
+    "problem.keys.seqlen > 0": (),
+    "problem.head_dim == kHeadDim": (),
+    "problem.head_dim_v == kHeadDimV": (),
+    "kShown": (),
+    "true": (),
+}
+
+
+def limits_of_the_sources() -> Limits:
+    text = read(f"{FAMILY}bwd_launch.cuh")
+    body = re.search(r"static bool suits\(.*?\{ (.*?) \}", text)
+    if body is None:
+        return Limits()
+    shown, _, conditions = body[1].partition("return ")
+    asked = conditions.rstrip(";").split(" && ")
+    assert [one for one in asked if one not in ASKED] == [], "teach flashvar/families.py to say it"
+    dtypes = frozenset(re.findall(r"dtype::(\w+)::kAbi", shown))
+    head_dims = frozenset(map(int, re.findall(r"kHeadDim == (\d+)", shown)))
+    return Limits(
+        dtypes=dtypes or None,
+        head_dims=head_dims or None,
+        pairs="kHeadDim == kHeadDimV" not in shown,
+        filled="problem.head_dim == kHeadDim" not in asked,
+        left=frozenset(name for one in asked for name in ASKED[one]),
+    )
+
+
+def test_the_backward_of_the_sources_asks_for_the_same() -> None:
+    found = limits_of_the_sources()
+    assert found == families.BACKWARD, f"write into flashvar/families.py: BACKWARD = {found}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "first", "words"),
+    [
+        (Limits(), kernel("attention_bwd", "fp16", head_dim=96), WGMMA, "can address them"),
+        (Limits(left=frozenset({"dropout"})), BACKWARD, WGMMA, "; not with dropout"),
+        (Limits(dtypes=frozenset({"bf16"})), BACKWARD, WGMMA, "rows start"),
+        (
+            Limits(dtypes=frozenset({"bf16"})),
+            kernel("attention_bwd", "fp16"),
+            MMA_SYNC,
+            "serves bf16",
+        ),
+        (
+            Limits(pairs=False),
+            kernel("attention_bwd", head_dim=192, head_dim_v=128),
+            MMA_SYNC,
+            "values of the same head dim",
+        ),
+    ],
+)
+def test_rules_of_other_limits(limits: Limits, asked: KernelRow, first: str, words: str) -> None:
+    found = families.rules(asked, asked.dims, limits)[0]
+    assert found.family == first
+    assert words in found.when
+    assert families.choose(asked, asked.dims, [ALIGNED], (), limits).family == first

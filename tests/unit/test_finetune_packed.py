@@ -1,0 +1,57 @@
+"""The example of packed fine-tuning and the benchmark of the integration, without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src" / "python"), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(*words: str) -> str:
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_packed_and_padded_learn_the_same() -> None:
+    said = run("examples/finetune_packed.py", "--steps", "3", "--tokens", "256").splitlines()
+    assert [line.split(":")[0] for line in said[:2]] == ["packed", "padded"]
+    assert said[2] == "0.00000 nats apart in the mean of 3 steps"
+
+
+def test_the_two_forms_of_a_batch() -> None:
+    path = ROOT / "examples" / "finetune_packed.py"
+    spec = importlib.util.spec_from_file_location("finetune_packed", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    group = [[5, 6, 7], [8, 9]]
+    packed, padded = example.packed(group), example.padded(group)
+    assert packed["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
+    assert packed["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+    assert packed["labels"].tolist() == [[-100, 6, 7, -100, 9]]
+    assert padded["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert padded["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert padded["labels"].tolist() == [[5, 6, 7], [8, 9, -100]]
+    drawn = example.groups([[1] * 6, [2] * 3, [3]], budget=8, seed=0)
+    batches = [next(drawn) for _ in range(20)]
+    assert max(sum(map(len, batch)) for batch in batches) <= 8
+    assert {len(document) for batch in batches for document in batch} == {4, 3, 1}
+
+
+def test_the_benchmark_times_each_way(tmp_path: Path) -> None:
+    target = tmp_path / "integrations.json"
+    run("benchmarks/integrations.py", "--calls", "2", "--rounds", "3", "--json", str(target))
+    document = json.loads(target.read_text(encoding="utf-8"))
+    assert document["benchmark"] == "integrations"
+    rows = {row["way"]: row for row in document["rows"]}
+    assert len(rows) == 9
+    assert rows["direct, gradient"]["added_us"] == 0
+    assert all(row["low_us"] <= row["median_us"] <= row["high_us"] for row in rows.values())

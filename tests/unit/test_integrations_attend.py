@@ -1,0 +1,152 @@
+"""`Attend`: who computes is decided per call; the decision on devices that exist on paper."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import simulated as sim
+import torch
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations import attend as module
+from flashvar.integrations import serving
+from flashvar.integrations.attend import Attend, Facts, decide
+from flashvar.selection import select
+from flashvar.system import Device
+from flashvar.verdicts import Request
+
+WHEELS = sim.inventory("80", "86", "89", "90a")
+DEVICES = {
+    "7.5": sim.T4,
+    "8.0": sim.A100,
+    "8.6": sim.RTX_3090,
+    "8.9": sim.L40S,
+    "9.0": sim.H200,
+    "10.0": sim.GB200,
+    "12.0": sim.RTX_5090,
+}
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
+    monkeypatch.delenv("FLASHVAR_BACKEND", raising=False)
+    monkeypatch.setattr(serving, "_said", set())
+
+
+def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:
+    """What is decided for a call on a device, from what selection says of it."""
+    decision = select(Request("attention_fwd", dtype, 0, head_dim), sim.system(device), WHEELS)
+    unserved = None if decision.chosen is not None else decision.explain()
+    return decide(Facts("cuda", device.capability, named, unserved))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_every_capability(device: Device, dtype: str) -> None:
+    for head_dim in (32, 40, 64, 128, 256):
+        reason = on_paper(device, dtype, head_dim)
+        if device.capability >= (8, 0):
+            assert reason is None
+        else:
+            assert reason == "a device of capability 7.5, below 8.0"
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_what_no_device_serves(device: Device) -> None:
+    for dtype, head_dim in (("fp64", 64), ("bf16", 264), ("bf16", 20)):
+        assert on_paper(device, dtype, head_dim) is not None
+
+
+def test_a_named_backend_is_taken_on_old_devices_too() -> None:
+    assert on_paper(sim.T4, "fp16", 64, named=True) is None
+    assert "needs capability 8.0" in str(on_paper(sim.T4, "bf16", 64, named=True))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (Facts("cpu", None, False, None), "CPU"),
+        (Facts("cpu", None, True, None), None),
+        (Facts("cuda", None, False, None), None),  # ROCm: its capability is another count
+        (Facts("cuda", (8, 0), False, "no"), "no"),
+        (Facts("xpu", None, False, "not xpu"), "not xpu"),
+    ],
+    ids=["cpu", "cpu-named", "rocm", "unserved", "xpu"],
+)
+def test_decide(facts: Facts, words: str | None) -> None:
+    reason = decide(facts)
+    assert reason is None if words is None else words in str(reason)
+
+
+def computed(attend: Attend, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Output and gradients."""
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(2, 3, 7, 16, generator=generator).to(dtype).requires_grad_()
+    k, v = (torch.randn(2, 3, 9, 16, generator=generator).to(dtype) for _ in "kv")
+    k.requires_grad_()
+    v.requires_grad_()
+    out = attend(q, k, v)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_all_ways_agree(scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = computed(Attend(scale=scale))
+    torch.testing.assert_close(computed(Attend(flash=True, scale=scale)), expected)
+    calls = []
+    ours = module.attend
+    monkeypatch.setattr(module, "attend", lambda *words: calls.append(1) or ours(*words))
+    found = computed(Attend(flash=True, scale=scale, backend="reference"))
+    assert calls == [1]
+    torch.testing.assert_close(found, expected)
+
+
+def test_each_call_is_judged_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    attend = Attend(flash=True, backend="reference")
+    served, other = torch.randn(2, 1, 2, 5, 8), torch.randn(5, 8)
+    q, k = served
+    with caplog.at_level(logging.WARNING, "flashvar"):
+        for _ in range(2):
+            assert attend.why_not(q, k, k) is None
+            assert attend.why_not(other, other, other) is not None
+            assert attend(q, k, k).shape == q.shape
+            assert attend(other, other, other).shape == other.shape
+    assert len(caplog.records) == 1
+    assert "2 dimensions" not in str(attend.why_not(q, k, k))
+    assert attend.why_not(q.half(), k.half(), k.half()) is None
+
+
+def test_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    attend, x = Attend(flash=True, backend="reference"), torch.randn(5, 8)
+    with pytest.raises(BackendUnavailableError, match="Attend: expected a call"):
+        attend(x, x, x)
+
+
+def test_dropout_is_for_training() -> None:
+    q = torch.randn(1, 1, 64, 8)
+    for options in ({}, {"flash": True}, {"flash": True, "backend": "reference"}):
+        attend = Attend(dropout=0.5, **options)
+        assert not torch.equal(attend(q, q, q), attend(q, q, q))
+        attend.eval()
+        assert torch.equal(attend(q, q, q), attend(q, q, q))
+
+
+def test_second_derivatives_without_flash() -> None:
+    q = torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(Attend(), (q, q, q))
+
+
+def test_compiles_into_one_graph() -> None:
+    q = torch.randn(1, 2, 5, 8)
+    for backend in ("auto", "reference"):
+        attend = Attend(flash=True, backend=backend)
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(q, q, q), attend(q, q, q))
+
+
+def test_what_print_shows() -> None:
+    assert repr(Attend(0.1, True)) == "Attend(dropout=0.1, flash=True, scale=None)"

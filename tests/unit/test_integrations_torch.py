@@ -1,0 +1,345 @@
+"""`flashvar.integrations.torch`: scaled_dot_product_attention through flashvar, and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+from flashvar.errors import BackendUnavailableError, ConfigurationError
+from flashvar.integrations import serving
+from flashvar.integrations import torch as ours
+
+OWN = functional.scaled_dot_product_attention
+B, H, L, S, D = 2, 4, 7, 11, 16
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
+    monkeypatch.setattr(serving, "_said", set())
+    yield
+    ours.deactivate()
+    assert functional.scaled_dot_product_attention is OWN
+
+
+def made(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, **options)
+
+
+def qkv(lengths: tuple[int, int] = (L, S), heads_kv: int = H) -> tuple[torch.Tensor, ...]:
+    shapes = ((B, H, lengths[0], D), (B, heads_kv, lengths[1], D), (B, heads_kv, lengths[1], D))
+    return tuple(made(*shape, requires_grad=True) for shape in shapes)
+
+
+def computed(*tensors: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    """Output and gradients."""
+    wanted = [x for x in (*tensors, options.get("attn_mask")) if x is not None and x.requires_grad]
+    out = functional.scaled_dot_product_attention(*tensors, **options)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), wanted)]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.3},
+    "causal-square": {"lengths": (L, L), "is_causal": True},
+    "causal-more-keys": {"lengths": (5, 9), "is_causal": True},
+    "causal-more-queries": {"lengths": (9, 5), "is_causal": True},
+    "causal-one-key": {"lengths": (9, 1), "is_causal": True},
+    "gqa": {"heads_kv": 2, "enable_gqa": True},
+    "bool-mask": {"attn_mask": torch.rand(B, H, L, S) > 0.4},
+    "bool-padding": {"attn_mask": torch.arange(S).expand(B, 1, 1, S) < 6},
+    "bool-strided": {"attn_mask": (torch.rand(S, L) > 0.4).T},
+    "bool-row-without-keys": {"attn_mask": torch.ones(L, S, dtype=torch.bool).tril(-2)},
+    "float-mask-2d": {"attn_mask": made(L, S)},
+    "float-mask-3d": {"attn_mask": made(H, L, S)},
+    "float-mask-row": {"attn_mask": made(B, 1, 1, S)},
+    "float-mask-with-gradient": {"attn_mask": made(1, H, 1, S, requires_grad=True)},
+    "lower-right": {"attn_mask": causal_lower_right(L, S)},
+    "upper-left": {"attn_mask": causal_upper_left(L, S)},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_equals_torchs_own(case: dict[str, Any]) -> None:
+    options = dict(case)
+    tensors = qkv(options.pop("lengths", (L, S)), options.pop("heads_kv", H))
+    expected = computed(*tensors, **options)
+    with ours.activate(backend="reference"):
+        found = computed(*tensors, **options)
+        assert ours.last_reason() is None
+        assert ours.report() == {ours.SERVED: 1}
+    for want, have in zip(expected, found, strict=True):
+        torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.randn(9, 9)}])
+@pytest.mark.parametrize("seqlen_first", [False, True])
+def test_lies_in_memory_as_torchs_own(seqlen_first: bool, options: dict[str, Any]) -> None:
+    q, k, v = torch.randn(3, 2, 9, 4, 16).transpose(2, 3)
+    if not seqlen_first:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    expected = OWN(q, k, v, **options)
+    with ours.activate(backend="reference"):
+        found = functional.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride() == q.stride()
+
+
+def test_importing_changes_nothing() -> None:
+    assert OWN is torch._C._nn.scaled_dot_product_attention
+    assert not ours.active()
+
+
+def fits(case: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """A call that flashvar leaves to torch."""
+    q, k, v = (x.detach() for x in qkv())
+    options: dict[str, Any] = {}
+    if case == "3 and 3 dimensions":
+        q, k, v = q[0], k[0], v[0]
+    elif case == "broadcast":
+        k, v = k[:1], v[:1]
+    elif case == "without enable_gqa":
+        k, v = k[:, :1], v[:, :1]
+    elif case == "last dimension":
+        q = q.transpose(2, 3).contiguous().transpose(2, 3)
+    elif case == "empty":
+        q = q[:, :, :0]
+    elif case == "dropout_p is 1":
+        options = {"dropout_p": 1.0}
+    elif case == "column for each key":
+        options = {"attn_mask": made(L, 1)}
+    elif case == "contiguous in its keys":
+        options = {"attn_mask": made(S, L).T}
+    elif case == "the kind":
+        q = q.as_subclass(Tagged)
+    return [q, k, v], options
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "3 and 3 dimensions",
+        "broadcast",
+        "without enable_gqa",
+        "last dimension",
+        "empty",
+        "dropout_p is 1",
+        "column for each key",
+        "contiguous in its keys",
+        "the kind",
+    ],
+)
+def test_leaves_to_torch_what_it_does_not_serve(
+    words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, options = fits(words)
+    expected = OWN(*tensors, **options)
+    with ours.activate(backend="reference"), caplog.at_level(logging.WARNING, "flashvar"):
+        for _ in range(2):
+            out = functional.scaled_dot_product_attention(*tensors, **options)
+            torch.testing.assert_close(out, expected, equal_nan=True)
+            reason = ours.last_reason()
+            assert reason is not None
+            assert words in reason
+        assert [record.message for record in caplog.records] == [
+            f"scaled_dot_product_attention: {reason}; such calls take torch's own"
+        ]
+        monkeypatch.setenv("FLASHVAR_STRICT", "1")
+        with pytest.raises(BackendUnavailableError, match=r"FLASHVAR_STRICT=1"):
+            functional.scaled_dot_product_attention(*tensors, **options)
+
+
+def test_the_cpu_is_left_to_torch_unless_a_backend_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("FLASHVAR_BACKEND", raising=False)
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    q, k, v = qkv()
+    with ours.activate():
+        functional.scaled_dot_product_attention(q, k, v)
+        assert "CPU tensors" in str(ours.last_reason())
+    assert not caplog.records
+    monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
+    with ours.activate():
+        functional.scaled_dot_product_attention(q, k, v)
+        assert ours.last_reason() is None
+
+
+def test_an_unknown_backend_changes_nothing() -> None:
+    with pytest.raises(ConfigurationError, match="expected one of"):
+        ours.activate(backend="cudnn")  # type: ignore[arg-type]
+    assert not ours.active()
+
+
+def test_activations_nest_and_end() -> None:
+    assert not ours.active()
+    q, k, v = qkv()
+    outer = ours.activate(backend="reference")
+    with ours.activate(), ours.activate():
+        functional.scaled_dot_product_attention(q, k, v)
+        assert "CPU tensors" in str(ours.last_reason())
+    functional.scaled_dot_product_attention(q, k, v)
+    assert ours.last_reason() is None
+    with pytest.raises(KeyError), outer:
+        raise KeyError
+    assert not ours.active()
+    ours.deactivate()
+    ours.activate()
+    ours.activate()
+    ours.deactivate()
+    assert not ours.active()
+
+
+def test_sdpa_kernel_is_heard() -> None:
+    q, k, v = qkv()
+    with ours.activate(backend="reference"), sdpa_kernel(SDPBackend.MATH):
+        out = functional.scaled_dot_product_attention(q, k, v)
+        assert "switched off" in str(ours.last_reason())
+        (first,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        torch.autograd.grad(first.square().sum(), q)  # flashvar has no second derivative
+
+
+def test_functorch_and_forward_mode_go_to_torch() -> None:
+    q, k, v = (x.detach() for x in qkv())
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v).square().sum()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = torch.func.grad(lambda q: torch.func.grad(loss)(q).square().sum())(q)
+    with ours.activate(backend="reference"):
+        torch.func.grad(loss)(q)
+        assert "functorch" in str(ours.last_reason())
+        with sdpa_kernel(SDPBackend.MATH):
+            found = torch.func.grad(lambda q: torch.func.grad(loss)(q).square().sum())(q)
+    torch.testing.assert_close(found, expected)
+
+
+def test_autocast_decides_the_dtype() -> None:
+    q, k, v = (x.detach().float() for x in qkv())
+    with ours.activate(backend="reference"), torch.autocast("cpu", torch.bfloat16):
+        out = functional.scaled_dot_product_attention(q, k, v, torch.ones(L, S, dtype=torch.bool))
+        assert ours.last_reason() is None
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out, OWN(q, k, v), atol=2e-2, rtol=2e-2)
+
+
+def test_dropout_draws_from_torchs_generator() -> None:
+    q, k, v = qkv((64, 64))
+    with ours.activate(backend="reference"):
+        outs = []
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            outs.append(functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5))
+        assert ours.last_reason() is None
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_transformer_encoder(training: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+    model.train(training)
+    x, padding = made(3, 10, 32), torch.arange(10).expand(3, 10) >= torch.tensor([[10], [7], [4]])
+    expected = model(x, src_key_padding_mask=padding)
+    with ours.activate(backend="reference"):
+        assert not torch.backends.mha.get_fastpath_enabled()
+        with torch.set_grad_enabled(training):
+            found = model(x, src_key_padding_mask=padding)
+        assert ours.report() == {ours.SERVED: 2}
+    assert torch.backends.mha.get_fastpath_enabled()
+    torch.testing.assert_close(found[~padding], expected[~padding])
+
+
+def test_multihead_attention_without_weights() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(32, 4, batch_first=True).double()
+    x = made(2, 6, 32, requires_grad=True)
+    (expected,) = torch.autograd.grad(module(x, x, x, need_weights=False)[0].sum(), x)
+    with ours.activate(backend="reference"):
+        (found,) = torch.autograd.grad(module(x, x, x, need_weights=False)[0].sum(), x)
+        assert ours.report() == {ours.SERVED: 1}
+    torch.testing.assert_close(found, expected)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return 2 * functional.scaled_dot_product_attention(q, k, v)
+
+
+def graph_of(module: torch.nn.Module, *inputs: torch.Tensor, dynamic: bool) -> tuple[Any, str]:
+    """What a compiled module returns, and the attention that its one graph calls."""
+    targets = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        calls = (node for node in graph.graph.nodes if node.op == "call_function")
+        targets.extend(str(node.target) for node in calls)
+        return graph
+
+    torch._dynamo.reset()
+    out = torch.compile(module, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
+    (found,) = (target for target in targets if "attention" in target)
+    return out, found
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_compiles_into_one_graph(dynamic: bool) -> None:
+    tensors, module = qkv(), Doubled()
+    expected, found = graph_of(module, *tensors, dynamic=dynamic)
+    assert "built-in" in found
+    with ours.activate(backend="reference"):
+        out, found = graph_of(module, *tensors, dynamic=dynamic)
+        assert found == "flashvar.attention_fwd.default"
+        with sdpa_kernel(SDPBackend.MATH):
+            assert "built-in" in graph_of(module, *tensors, dynamic=dynamic)[1]
+    torch.testing.assert_close(out, expected)
+
+
+def test_compiled_code_notices_an_activation() -> None:
+    targets = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op != "placeholder")
+        return graph
+
+    torch._dynamo.reset()
+    module, tensors = torch.compile(Doubled(), backend=backend), qkv()
+    module(*tensors)
+    assert not any("flashvar" in target for target in targets)
+    with ours.activate(backend="reference"):
+        module(*tensors)
+    assert any("flashvar" in target for target in targets)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_script_keeps_torchs_own() -> None:
+    tensors = qkv()
+    with ours.activate(backend="reference"):
+        scripted = torch.jit.script(Doubled())
+        torch.testing.assert_close(scripted(*tensors), 2 * OWN(*tensors))
+        assert ours.report() == {}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_go_to_torch() -> None:
+    rows = [torch.randn(length, H, D) for length in (3, 5)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+    expected = OWN(nested, nested, nested)
+    with ours.activate(backend="reference"):
+        found = functional.scaled_dot_product_attention(nested, nested, nested)
+        assert "NestedTensor" in str(ours.last_reason())
+    torch.testing.assert_close(found.values(), expected.values())

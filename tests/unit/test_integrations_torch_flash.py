@@ -1,0 +1,155 @@
+"""Flashvar in torch's registry of flash attentions; its kernels at the key of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations import torch as sdpa
+from flashvar.integrations import torch_flash as ours
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    implementation = ours.Implementation("CPU")
+    yield
+    implementation.remove()
+
+
+def made(layout: str, seqlen: int) -> torch.Tensor:
+    """[batch, heads, sequence, head_dim] that lies in memory as models have it."""
+    if layout == "bhsd":
+        return torch.randn(2, 4, seqlen, 16)
+    if layout == "bshd":
+        return torch.randn(2, seqlen, 4, 16).transpose(1, 2)
+    if layout == "packed":
+        return torch.randn(2, seqlen, 3, 4, 16)[:, :, 1].transpose(1, 2)
+    return torch.randn(seqlen, 2, 4, 16).permute(1, 2, 0, 3)  # "sbhd"
+
+
+LAYOUTS = ("bhsd", "bshd", "packed", "sbhd")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_torchs_function(layout: str, causal: bool) -> None:
+    tensors = [made(layout, 9).requires_grad_() for _ in "qkv"]
+    expected = scaled_dot_product_attention(*tensors, is_causal=causal, scale=0.3)
+    out, lse, *_ = flash(*tensors, is_causal=causal, scale=0.3)
+    torch.testing.assert_close(out, expected)
+    grads = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]
+    torch.testing.assert_close(*grads)
+    scores = tensors[0] @ tensors[1].mT * 0.3
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1) if causal else torch.zeros(9, 9).bool()
+    torch.testing.assert_close(lse, scores.masked_fill(hidden, -torch.inf).logsumexp(-1))
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gives_what_the_compiler_was_promised(layout: str) -> None:
+    q, k, v = (made(layout, 9) for _ in "qkv")
+    found = flash(q, k, v, 0.2)
+    promised = flash(*(x.to("meta") for x in (q, k, v)), 0.2)
+    for have, want in zip(found, promised, strict=True):
+        if isinstance(want, torch.Tensor):
+            assert (have.shape, have.stride(), have.dtype) == (
+                want.shape,
+                want.stride(),
+                want.dtype,
+            )
+        else:
+            assert have == want
+    out, lse, *_, state, unused, _ = found
+    arguments = (out, q, k, v, out, lse, None, None, 9, 9, 0.2, False, state, unused)
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(*arguments)
+    for grad, tensor in zip(grads, (q, k, v), strict=True):
+        assert grad.stride() == torch.empty_like(tensor).stride()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_the_backward_drops_what_the_forward_dropped() -> None:
+    q, k = torch.randn(2, 1, 1, 32, 32)
+    v = torch.eye(32)[None, None].requires_grad_()  # the output is the weights
+    out = flash(q, k, v, 0.5)[0]
+    assert 0.3 < (out == 0).float().mean() < 0.7
+    (grad,) = torch.autograd.grad(out, v, torch.eye(32)[None, None])
+    torch.testing.assert_close(grad, out.mT)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_what_nothing_serves() -> None:
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(BackendUnavailableError, match="a debug mask is wanted, found none"):
+        flash(q, q, q, 0.0, False, True)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_kernel_that_was_there_takes_what_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    expected = flash(q, q, q, is_causal=True, scale=0.3)[0]
+    (want,) = torch.autograd.grad(expected.square().sum(), q)
+    upper = ours.Implementation("CPU")  # above that of the fixture, which serves
+    asked: list[str | None] = []
+
+    def why_not(*_: object) -> str | None:
+        asked.append(None if len(asked) % 2 else "a whim")
+        return asked[-1]
+
+    monkeypatch.setattr(ours, "_why_not", why_not)
+    try:
+        out = flash(q, q, q, is_causal=True, scale=0.3)[0]
+        (grad,) = torch.autograd.grad(out.square().sum(), q)
+    finally:
+        upper.remove()
+    assert asked == ["a whim", None] * 2
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(grad, want)
+
+
+def test_removal() -> None:
+    q = torch.randn(1, 1, 4, 8)
+    first = ours.Implementation("CPU")
+    second = ours.Implementation("CPU")  # over a kernel that is there, without a warning
+    flash(q, q, q)
+    second.remove()
+    flash(q, q, q)
+    first.remove()
+    with pytest.raises(NotImplementedError):
+        flash(q, q, q)
+
+
+class Other:
+    def remove(self) -> None:
+        pass
+
+
+def test_an_activation_is_in_the_registry() -> None:
+    registry: Any = torch.nn.attention
+    assert registry.current_flash_attention_impl() is None
+    registry.register_flash_attention_impl("other", register_fn=Other)
+    registry.activate_flash_attention_impl("other")
+    with sdpa.activate():
+        assert ours.NAME in registry.list_flash_attention_impls()
+        assert registry.current_flash_attention_impl() == ours.NAME
+        with sdpa.activate():
+            pass
+        assert registry.current_flash_attention_impl() == ours.NAME
+    assert registry.current_flash_attention_impl() == "other"
+    registry.restore_flash_attention_impl()
+    with sdpa.activate():
+        pass
+    assert registry.current_flash_attention_impl() is None
+
+
+def test_an_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn.attention, "register_flash_attention_impl")
+    assert not ours.switch_on()
+    ours.switch_off()

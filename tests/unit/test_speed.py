@@ -1,0 +1,161 @@
+"""`doctor --bench`: the record, what is timed, how both are shown; no GPU, times are made up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated as sim
+import torch
+from benchmarks import cases, recorded
+
+from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch
+from flashvar.cli.diagnosis import Report, examine
+from flashvar.cli.speed import CELLS, RECORDED, Cell, Result, Speed
+from flashvar.selection import Overrides
+
+H200 = sim.system(sim.H200)
+
+
+def report(machine: Any = H200) -> Report:
+    return examine(machine, sim.inventory("90a"), Overrides())
+
+
+def shown(measured: Speed) -> list[str]:
+    text = page_text.render(doctor_page.page(replace(report(), speed=measured)))
+    return text.partition("\nSpeed of causal attention, TFLOP/s\n")[2].splitlines()
+
+
+def test_the_record_is_what_the_benchmarks_found() -> None:
+    """If not: `python -m benchmarks.recorded` writes it anew."""
+    derived = recorded.derive(sorted(recorded.RESULTS.glob("*.json")))
+    assert json.loads(RECORDED.read_text(encoding="utf-8")) == derived
+    assert set(derived["gpus"]["NVIDIA H200"]["cells"]) == {cell.name for cell in CELLS}
+
+
+def test_the_newest_run_of_a_gpu_counts_and_a_forced_one_never(tmp_path: Path) -> None:
+    run = json.loads((recorded.RESULTS / "attention-h200-sm90.json").read_text(encoding="utf-8"))
+    for name, time, settings in (
+        ("a", "2030-01-01", {}),
+        ("b", "2020-01-01", {}),
+        ("c", "2040-01-01", {"FLASHVAR_FORCE_ARCH": "sm_80"}),
+    ):
+        changed = {**run, "environment": {**run["environment"], "time": time, "settings": settings}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(changed), encoding="utf-8")
+    found = recorded.derive(sorted(tmp_path.glob("*.json")))
+    assert found["gpus"]["NVIDIA H200"]["time"] == "2030-01-01"
+
+
+def test_cells_are_those_of_the_benchmarks() -> None:
+    theirs = {(one.direction, one.head_dim): one for one in cases.attention()
+              if one.causal and one.seqlen == speed.SEQLEN}  # fmt: skip
+    for cell in CELLS:
+        one = theirs[cell.direction, cell.head_dim]
+        assert (one.batch, one.heads, one.dtype) == (cell.batch, cell.heads, speed.DTYPE)
+        assert one.operations == cell.operations
+
+
+def test_no_record_for_an_unknown_gpu() -> None:
+    assert speed.record_of("NVIDIA A10") is None
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors of the CPU, where the device's would be."""
+    monkeypatch.setattr(speed, "TOKENS", 32)
+    monkeypatch.setattr(speed, "SEQLEN", 16)
+    monkeypatch.setattr(stopwatch, "SEQLEN", 16)
+    monkeypatch.setattr(speed, "WIDTH", 128)
+    monkeypatch.setattr(torch.cuda, "device", lambda number: contextlib.nullcontext())
+    real, cpu = stopwatch._calls, torch.device("cpu")
+    monkeypatch.setattr(
+        stopwatch, "_calls", lambda cell, candidate, device: real(cell, candidate, cpu)
+    )
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_every_cell_is_timed_for_all_who_serve_it() -> None:
+    budgets = []
+
+    def timer(calls: dict[str, stopwatch.Call], seconds: float) -> dict[str, float]:
+        budgets.append(seconds)
+        for call in calls.values():
+            call()
+        return dict.fromkeys(calls, 2.0)
+
+    found = stopwatch.check(report(), 0, quiet=True, timer=timer)
+    assert sum(budgets) == pytest.approx(speed.SECONDS)
+    assert [one.cell for one in found.results] == list(CELLS)
+    for one in found.results:
+        assert one.candidate == "cuda sm_90"
+        assert one.tflops["flashvar"] == one.tflops["sdpa-flash"] == one.cell.operations / 2e9
+        assert "sdpa-cudnn" in one.failures  # the CPU has none
+    assert found.record is not None
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_the_reference_is_not_timed() -> None:
+    named = examine(H200, sim.inventory("90a"), Overrides("reference"))
+    found = stopwatch.check(named, 0, quiet=True, timer=lambda calls, _: dict.fromkeys(calls, 1.0))
+    assert [one.failures["flashvar"] for one in found.results] == ["reference serves it"] * 4
+
+
+def test_no_such_device() -> None:
+    found = stopwatch.check(report(), 2, quiet=True)
+    assert (found.why, found.results) == ("torch sees no cuda:2", ())
+
+
+def result(cell: Cell, ours: float) -> Result:
+    rates = {"flashvar": ours, "sdpa-flash": 250.0}
+    return Result(cell, "cuda sm_90", rates, {"sdpa-cudnn": "No available kernel."})
+
+
+def test_rates_stand_beside_the_record() -> None:
+    record = speed.record_of("NVIDIA H200")
+    assert record is not None
+    results = tuple(result(cell, record.cells[cell.name]["flashvar"]) for cell in CELLS)
+    heading, first, *_ = lines = shown(Speed(0, "NVIDIA H200", results, record))
+    assert " ".join(heading.split()) == (
+        "head dim flashvar recorded SDPA flash SDPA cuDNN served by"
+    )
+    rate = f"{record.cells[CELLS[0].name]['flashvar']:.0f}"
+    assert " ".join(first.split()) == f"forward 64 {rate} {rate} (100%) 250 - cuda sm_90"
+    assert "  Recorded on NVIDIA H200 on 2026-" in "\n".join(lines)
+    assert "  SDPA cuDNN: No available kernel." in lines
+    assert not any("Slower than recorded" in line for line in lines)
+
+
+def test_a_slow_card_is_told_so() -> None:
+    record = speed.record_of("NVIDIA H200")
+    assert record is not None
+    results = tuple(result(cell, 100.0) for cell in CELLS)
+    assert any("Slower" in line for line in shown(Speed(0, "NVIDIA H200", results, record)))
+
+
+def test_nothing_recorded_is_said() -> None:
+    results = (result(CELLS[0], 100.0),)
+    assert "  Nothing is recorded for NVIDIA A10." in shown(Speed(0, "NVIDIA A10", results))
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_without_a_gpu_the_command_says_so(
+    form: list[str],
+    fresh_registry: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(diagnosis, "gather", lambda: sim.system())
+    assert main(["doctor", "--bench", *form]) == 1
+    assert "torch sees no cuda:0" in capsys.readouterr().out
+
+
+def test_a_healthy_machine_without_the_device_fails_too(
+    fresh_registry: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diagnosis, "gather", lambda: H200)
+    assert main(["doctor", "--bench", "--device", "5"]) == 1
+    assert "not measured: torch sees no cuda:5" in capsys.readouterr().out

@@ -1,0 +1,184 @@
+"""Packed sequences: each as if it were alone, by positions, by offsets, in several rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import DECODERS, VOCABULARY, small_model
+
+from flashvar.integrations import transformers
+from flashvar.integrations.transformers_layout import attached, padding_layout, visible
+from flashvar.integrations.transformers_rows import rows_of, rows_of_positions
+
+LENGTHS = (7, 1, 13, 3)
+TOTAL = sum(LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers.register()
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+
+
+def ids(rows: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(2, VOCABULARY, (rows, TOTAL), generator=generator)
+
+
+def positions() -> torch.Tensor:
+    return torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+def offsets(dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor([0, *LENGTHS]).cumsum(0).to(dtype)
+
+
+def alone(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [1, TOTAL, vocabulary] of each sequence in a batch of its own."""
+    parts = tokens.split(LENGTHS, dim=1)
+    return torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
+
+
+def gradients(model: Any, logits: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad(set_to_none=True)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(4))
+    (logits * weights).sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+PACKINGS: dict[str, dict[str, Any]] = {
+    "positions": {"position_ids": positions(), "use_cache": False},
+    # With a cache, transformers does not look at positions: the layers do.
+    "positions-cached": {"position_ids": positions(), "use_cache": True},
+    "offsets": {
+        "position_ids": positions(),
+        "cu_seq_lens_q": offsets(),
+        "cu_seq_lens_k": offsets(),
+        "max_length_q": max(LENGTHS),
+        "max_length_k": max(LENGTHS),
+        "use_cache": True,
+    },
+    "offsets-int64": {
+        "position_ids": positions(),
+        "cu_seq_lens_q": offsets(torch.int64),
+        "max_length_q": torch.tensor(max(LENGTHS)),
+        "use_cache": True,
+    },
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_each_sequence_is_alone(name: str, packing: str) -> None:
+    model = small_model(name, 12)
+    expected = alone(model, ids())
+    wanted = gradients(model, expected)
+    model.set_attn_implementation("flashvar")
+    found = model(ids(), **PACKINGS[packing]).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    largest = max(float(grad.abs().max()) for grad in wanted)
+    for grad, want in zip(gradients(model, found), wanted, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-3, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_several_rows_of_packed_sequences(name: str) -> None:
+    model = small_model(name, 12)
+    expected = torch.cat([alone(model, row[None]) for row in ids(3)])
+    model.set_attn_implementation("flashvar")
+    given = {"position_ids": positions().expand(3, -1), "use_cache": False}
+    torch.testing.assert_close(model(ids(3), **given).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_that_a_batch_shares_are_those_of_eager() -> None:
+    """With a cache, transformers looks at positions nowhere; neither do we, but for one row."""
+    model = small_model("llama", 12)
+    given = {"position_ids": positions(), "use_cache": True}
+    expected = model(ids(2), **given).logits
+    model.set_attn_implementation("flashvar")
+    torch.testing.assert_close(model(ids(2), **given).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inference_mode_finds_positions_too() -> None:
+    model = small_model("llama", 12)
+    with torch.inference_mode():
+        expected = alone(model, ids())
+        model.set_attn_implementation("flashvar")
+        found = model(ids(), position_ids=positions(), use_cache=True).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_that_change_in_place_are_looked_at_again() -> None:
+    model = small_model("llama", 12)
+    model.set_attn_implementation("flashvar")
+    given = positions()
+    with torch.no_grad():
+        packed = model(ids(), position_ids=given).logits
+        given.copy_(torch.arange(TOTAL))
+        found = model(ids(), position_ids=given).logits
+        expected = model(ids()).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(packed, found, atol=1e-2)
+
+
+def test_rows_of_numbers() -> None:
+    numbers = torch.tensor([[0, 1, 1, 2, 0], [0, 0, 0, 0, 0], [2, 2, 2, 2, 2]])
+    rows = rows_of(numbers)
+    assert rows is not None
+    assert rows.offsets_q.tolist() == [0, 2, 3, 8]
+    assert rows.longest_q == 5
+    assert rows.indices_q is not None
+    assert rows.indices_q.tolist() == [1, 2, 3, 10, 11, 12, 13, 14]
+    assert rows_of(torch.ones((3, 4))) is None
+    empty = rows_of(torch.zeros((2, 3)))
+    assert empty is not None
+    assert (empty.offsets_q.tolist(), empty.longest_q) == ([0], 0)
+    assert rows_of_positions(torch.arange(5)[None] + 2) is None
+
+
+def test_padding_in_the_middle() -> None:
+    """Causal rows close up; with a window, whose distances that changes, keys are hidden."""
+    numbers = torch.tensor([[1, 0, 1, 1, 1]])
+    closed = padding_layout(numbers, 5, True, (-1, -1))
+    assert closed.rows is not None
+    assert closed.rows.offsets_q.tolist() == [0, 4]
+    hidden = padding_layout(numbers, 5, True, (1, -1))
+    assert hidden.rows is None
+    assert hidden.bias is not None
+    assert hidden.bias.flatten().tolist() == [0, -torch.inf, 0, 0, 0]
+
+
+def test_a_mask_that_lost_its_layout_is_read_again() -> None:
+    """As where layers lie on several devices, and the mask is copied to each."""
+    model = small_model("llama", 12)
+    model.set_attn_implementation("flashvar")
+    mask = torch.ones((1, TOTAL), dtype=torch.long)
+    mask[:, :5] = 0
+    seen: list[Any] = []
+
+    def lose(_: Any, __: Any, given: dict[str, Any]) -> None:
+        copy = given["attention_mask"].clone()
+        seen.append((attached(given["attention_mask"]), attached(copy)))
+        given["attention_mask"] = copy
+
+    expected = model(ids(), attention_mask=mask, use_cache=False).logits
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda *given: (given[1], lose(*given) or given[2]), with_kwargs=True
+        )
+    found = model(ids(), attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(found[:, 5:], expected[:, 5:])
+    assert [copy for _, copy in seen] == [None, None]
+    assert all(layout is not None for layout, _ in seen)
+
+
+def test_visible_says_what_rows_say() -> None:
+    rows = rows_of_positions(positions())
+    layout = padding_layout(torch.ones((1, TOTAL)), TOTAL, True, (2, -1))._replace(rows=rows)
+    seen = visible(layout, 1, TOTAL, torch.device("cpu"))[0, 0]
+    place, entry = positions()[0], torch.arange(len(LENGTHS)).repeat_interleave(offsets().diff())
+    distance = place[:, None] - place
+    expected = (entry[:, None] == entry) & (distance >= 0) & (distance <= 2)
+    assert torch.equal(seen, expected)

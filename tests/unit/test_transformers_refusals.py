@@ -1,0 +1,305 @@
+"""What flashvar does not serve goes the model's own way; what it cannot register, it says."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_models import inputs, output, small_model
+
+from flashvar.errors import BackendUnavailableError, ConfigurationError, ShapeError
+from flashvar.integrations import transformers, transformers_own_path
+from flashvar.integrations.transformers_attention import attention
+from flashvar.integrations.transformers_mask import attention_mask, read
+
+LENGTH = 12
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers.register()
+    monkeypatch.setattr(transformers_own_path, "_told", set())
+
+
+def layer(**others: Any) -> Any:
+    """A module as a model has it, with the eager attention of a file."""
+    return small_model("llama", LENGTH).model.layers[0].self_attn
+
+
+def tensors(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = ((2, 4, length, 32), (2, 2, length, 32), (2, 2, length, 32))
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def test_nothing_is_registered_by_import() -> None:
+    code = (
+        "import flashvar.integrations.transformers, sys\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "import flashvar.integrations.transformers_attention\n"
+        "from transformers.modeling_utils import AttentionInterface\n"
+        "assert 'flashvar' not in AttentionInterface()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_registration_changes_nothing() -> None:
+    from transformers.integrations import hub_kernels
+
+    before = hub_kernels.load_and_register_attn_kernel
+    transformers.register()
+    transformers.register("another")
+    assert hub_kernels.load_and_register_attn_kernel is before
+    assert before("another") is before("flashvar")
+    assert before("no kernel") is None
+
+
+def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = r"needs transformers 5\.6 or newer, found .*: pip install 'transformers>=5\.6'"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        with pytest.raises(ConfigurationError, match=needed):
+            transformers.register()
+    old = SimpleNamespace(sdpa_mask=lambda batch_size, cache_position, kv_length: None)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", old)
+    with pytest.raises(ConfigurationError, match=needed):
+        transformers.register()
+
+
+def test_weights_come_from_eager_after_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model("gemma2", LENGTH)
+    given, _ = inputs("gemma2", LENGTH, "left")
+    expected = model(**given, output_attentions=True)
+    model.set_attn_implementation("flashvar")
+    with caplog.at_level(logging.WARNING, "flashvar"):
+        found = model(**given, output_attentions=True)
+    kept = given["attention_mask"] != 0
+    torch.testing.assert_close(found.logits[kept], expected.logits[kept], rtol=1e-4, atol=1e-4)
+    for weights, want in zip(found.attentions, expected.attentions, strict=True):
+        rows = kept[:, None].expand(weights.shape[:3])
+        torch.testing.assert_close(weights[rows], want[rows], rtol=1e-4, atol=1e-4)
+    assert [record.message for record in caplog.records] == [
+        "Gemma2Attention: it keeps no attention weights; the model's eager_attention_forward "
+        "takes over"
+    ]
+
+
+def test_strict_mode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    for name in ("output_attentions", "head_mask", "block_table"):
+        with pytest.raises(BackendUnavailableError, match=r"STRICT=1.* LlamaAttention: it"):
+            attention(layer(), *tensors(), None, **{name: torch.ones(4)})
+
+
+def test_what_only_eager_does_needs_one() -> None:
+    module = torch.nn.Identity()
+    with pytest.raises(BackendUnavailableError, match=r"Identity has no eager.*output_attentions"):
+        attention(module, *tensors(), None, output_attentions=True)
+
+
+def test_a_named_backend_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flashvar.ops import attention_plan
+
+    monkeypatch.setenv("FLASHVAR_BACKEND", "cuda")
+    attention_plan._choose.cache_clear()
+    q, k, v = tensors(LENGTH + 1)
+    try:
+        out, _ = attention(layer(), q, k, v, None)
+    finally:
+        attention_plan._choose.cache_clear()
+    assert len(caplog.records) == 1
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_a_paged_cache_that_tells_no_lengths() -> None:
+    class Older:
+        def update(self, key_states: Any, value_states: Any, layer_idx: int) -> None: ...
+
+    with pytest.raises(BackendUnavailableError, match=r"tells lengths \(5\.23 does\)"):
+        attention(layer(), *tensors(), None, cache=Older())
+
+
+def test_masks_of_other_ranks_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"attention_mask must have 2 .* got shape \(2, 12, 12\)"):
+        attention(layer(), *tensors(), torch.ones((2, LENGTH, LENGTH)))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "broadcast", "per head"])
+def test_a_custom_mask_says_all(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Served as a bias: neither causal nor a window besides."""
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    generator = torch.Generator().manual_seed(6)
+    seen = torch.rand((2, 1, LENGTH, LENGTH), generator=generator) > 0.4
+    seen[..., 0] = True
+    if kind == "broadcast":
+        seen = seen[:1, :, :1]
+    if kind == "per head":
+        seen = seen.expand(-1, 4, -1, -1)
+    lowest = torch.finfo(torch.float32).min
+    mask = seen if kind == "bool" else torch.zeros(seen.shape).masked_fill(~seen, lowest)
+    q, k, v = tensors()
+    # Keys that are yet to come, as in a static cache, which the mask does not reach.
+    later = torch.full((2, 2, 3, 32), torch.nan)
+    k_long, v_long = torch.cat((k, later), dim=2), torch.cat((v, later), dim=2)
+    out, _ = attention(layer(), q, k_long, v_long, mask, sliding_window=3)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+    torch.testing.assert_close(out, expected.transpose(1, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_functions_that_are_not_known_are_evaluated() -> None:
+    from transformers.masking_utils import (
+        and_masks,
+        causal_mask_function,
+        or_masks,
+        sliding_window_causal_mask_function,
+    )
+
+    def same_parity(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (query - key) % 2 == 0
+
+    assert read(sliding_window_causal_mask_function(4)) == (True, (3, -1), None)
+    assert read(or_masks(causal_mask_function, same_parity)) is None
+    assert read(and_masks(causal_mask_function, same_parity)) is None
+    padding = torch.ones((2, 6), dtype=torch.bool)
+    padding[1, :2] = False
+    mask = attention_mask(
+        2, 6, 6, mask_function=and_masks(causal_mask_function, same_parity), attention_mask=padding
+    )
+    assert mask is not None
+    place = torch.arange(6)
+    distance = place[:, None] - place
+    expected = (distance >= 0) & (distance % 2 == 0) & padding[:, None, None]
+    assert torch.equal(mask == 0, expected)
+    assert mask[~expected].eq(-torch.inf).all()
+
+
+def test_functions_of_another_version_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    from flashvar.integrations import transformers_mask
+
+    def renamed(cells: dict[str, Any]) -> Any:
+        return cells["a name of the future"]
+
+    monkeypatch.setitem(transformers_mask._MAKERS, "sliding_window_overlay", renamed)
+    mask = attention_mask(1, 4, 4, mask_function=sliding_window_causal_mask_function(2))
+    assert mask is not None
+    place = torch.arange(4)
+    distance = place[:, None] - place
+    assert torch.equal(mask[0, 0] == 0, (distance >= 0) & (distance < 2))
+
+
+def test_a_window_on_fewer_queries_than_keys() -> None:
+    """Not causal: place by place, not from the last ones."""
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function
+
+    mask = attention_mask(1, 3, 6, mask_function=sliding_window_bidirectional_mask_function(1))
+    assert mask is not None
+    distance = torch.arange(3)[:, None] - torch.arange(6)
+    assert torch.equal(mask[0, 0] == 0, distance.abs() <= 1)
+
+
+def test_padding_gives_finite_outputs_and_gradients() -> None:
+    model = small_model("mistral", LENGTH)
+    model.set_attn_implementation("flashvar")
+    given, _ = inputs("mistral", LENGTH, "left")
+    given["attention_mask"][1] = 0  # nothing but padding
+    found = output(model, given)
+    found.square().sum().backward()
+    assert found.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_sinks() -> None:
+    """Keys without values, in dense and padded batches, with their gradients."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    module = SimpleNamespace(num_key_value_groups=2, training=False, is_causal=True)
+    module.sinks = torch.randn(4, generator=torch.Generator().manual_seed(7), requires_grad=True)
+    inner = [tensor.requires_grad_() for tensor in tensors()]
+    hidden = torch.ones((LENGTH, LENGTH), dtype=torch.bool).triu(1)
+    for first in (0, 4):
+        padding = torch.ones((2, LENGTH), dtype=torch.bool)
+        padding[1, :first] = False
+        mask = torch.zeros((2, 1, LENGTH, LENGTH)).masked_fill(hidden, -1e30)
+        mask = mask.masked_fill(~padding[:, None, None], -1e30)
+        expected, _ = eager_attention_forward(module, *inner, mask, scaling=0.3)
+        ours = padding if first else None
+        found, _ = attention(module, *inner, ours, scaling=0.3, s_aux=module.sinks)
+        torch.testing.assert_close(found[padding], expected[padding], rtol=1e-4, atol=1e-5)
+        for got, want in zip(
+            torch.autograd.grad(found[padding].square().sum(), [*inner, module.sinks]),
+            torch.autograd.grad(expected[padding].square().sum(), [*inner, module.sinks]),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_sinks_on_the_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    class Layer(torch.nn.Module):
+        num_key_value_groups, is_causal = 2, True
+        sinks = torch.randn(4, generator=torch.Generator().manual_seed(8))
+
+    # Where the layer's class is, as in a file of transformers.
+    here = sys.modules[Layer.__module__]
+    monkeypatch.setattr(here, "eager_attention_forward", eager_attention_forward, raising=False)
+    module, given = Layer().eval(), {"scaling": 0.3, "s_aux": Layer.sinks}
+    expected, nothing = attention(module, *tensors(), None, **given)
+    found, weights = attention(module, *tensors(), None, **given, output_attentions=True)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert nothing is None
+    assert weights is not None
+    assert weights.shape == (2, 4, LENGTH, LENGTH)
+
+
+def test_mixed_dtypes_are_those_of_the_values() -> None:
+    """As where a model normalises queries and keys in float32."""
+    q, k, v = tensors()
+    out, _ = attention(layer(), q, k, v.bfloat16(), None)
+    assert out.dtype == torch.bfloat16
+    expected, _ = attention(layer(), q.bfloat16(), k.bfloat16(), v.bfloat16(), None)
+    assert torch.equal(out, expected)
+
+
+def test_autocast() -> None:
+    q, k, v = tensors()
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = attention(layer(), q, k, v, None)
+    assert out.dtype == torch.bfloat16
+
+
+def test_the_loader_of_kernels_takes_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the module had been downloaded: transformers' own function on our kernels."""
+    from transformers.integrations import hub_kernels
+    from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+    from flashvar.integrations import transformers_kernel
+
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True, raising=False)
+    monkeypatch.setattr(hub_kernels, "_kernels_available", True, raising=False)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_, **__: transformers_kernel)
+    model = small_model("llama", LENGTH)
+    given, counts = inputs("llama", LENGTH, "left")
+    expected = output(model, given)
+    try:
+        model.set_attn_implementation("flashvar/attention")
+        functions, _ = lazy_import_flash_attention("flashvar/attention")
+        assert functions[1] is transformers_kernel.flash_attn_varlen_func
+        found = output(model, given)
+    finally:
+        lazy_import_flash_attention("flashvar")
+    kept = counts != 0
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,250 @@
+"""`flashvar warmup`: what it compiles; offline for real, on devices with a made-up call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated as sim
+
+from flashvar.cli import main, page_text, warmup
+from flashvar.cli.warmup import Asked
+from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.registry import Inventory
+from flashvar.system import System, gather
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from flashvar.backends.triton import tiles  # noqa: E402
+from flashvar.backends.triton import warmup as kernels  # noqa: E402
+from flashvar.backends.triton.warmup import FEATURES, SHARED_MEMORY, Kind  # noqa: E402
+
+PLAIN = Kind("bf16", 64, 64, True, False)
+ASKED = Asked(((64, 64), (128, 128)), ("bf16",))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache of Triton's, and a system that knows it; both are forgotten afterwards."""
+    from triton.runtime import driver
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    before = driver._active
+    gather.cache_clear()
+    yield tmp_path
+    gather.cache_clear()
+    driver.set_active(before)
+
+
+def compiled(cache: Path) -> list[str]:
+    """The names of the kernels in the cache."""
+    return sorted(file.stem for file in cache.glob("*/*.cubin"))
+
+
+def test_offline_kernels_of_a_call(cache: Path) -> None:
+    kernels.compile_for(PLAIN, (8, 9))
+    assert compiled(cache) == ["attention_fwd_kernel"]
+    described = json.loads(next(cache.glob("*/attention_fwd_kernel.json")).read_text())
+    assert described["target"]["arch"] == 89
+    tile = tiles.choose("forward", (8, 9), SHARED_MEMORY[8, 9], 64, 64)
+    assert (described["num_warps"], described["num_stages"]) == (tile.warps, tile.stages)
+
+
+def test_offline_kernels_of_training_with_a_bias(cache: Path) -> None:
+    kind = Kind("fp16", 12, 16, False, True, frozenset({"bias"}))
+    kernels.compile_for(kind, (8, 0))
+    names = ["bwd_bias", "bwd_kv", "bwd_q", "fwd"]
+    assert compiled(cache) == [f"attention_{name}_kernel" for name in names]
+
+
+def test_offline_command(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--arch", "sm_86", "--head-dim", "32", "--causal"]
+    assert main(["warmup", *words]) == 0
+    shown = capsys.readouterr()
+    assert "1/1  forward bf16 head dim 32 causal: " in shown.err
+    assert "Calls on sm_86, compiled without the GPU" in shown.out
+    assert f"  Added to {cache}: 1 kernel." in shown.out
+    # What is there is found again.
+    assert main(["warmup", *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["kernels_added"] == 0
+    assert [(one["state"], one["head_dim"]) for one in document["calls"]] == [("ready", 32)]
+
+
+@pytest.mark.parametrize("features", [(), *((one,) for one in FEATURES)], ids=str)
+def test_a_kind_is_a_call_with_its_features(features: tuple[str, ...]) -> None:
+    import torch
+
+    from flashvar.ops.attention_inputs import inspect
+
+    kind = replace(PLAIN, causal=False, features=frozenset(features))
+    problem = inspect(kind.inputs(torch.device("cpu")), kind.options)
+    assert {
+        name
+        for name, there in {
+            "window": problem.window_left >= 0,
+            "softcap": problem.softcap > 0,
+            "alibi": problem.alibi_batch_stride is not None,
+            "bias": problem.bias is not None,
+            "dropout": problem.dropout_p > 0,
+            "varlen": problem.total_q is not None,
+            "seqused": problem.has_seqused_k,
+        }.items()
+        if there
+    } == set(features)
+    assert problem.window_right == -1
+    assert all(one in str(kind) for one in features)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kind, int]]:
+    """Collects the calls that would be made on a device; those of head dim 96 fail."""
+    found: list[tuple[Kind, int]] = []
+
+    def run(kind: Kind, device: int) -> None:
+        if kind.head_dim == 96:
+            raise RuntimeError("out of resource: shared memory\nand more")
+        found.append((kind, device))
+
+    monkeypatch.setattr(kernels, "run", run)
+    return found
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command on a simulated machine; gives its exit code and its document."""
+    for name in ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ask(asked: Asked, system: System, inventory: Inventory = Inventory()) -> Any:  # noqa: B008
+        monkeypatch.setattr(warmup.loader, "open_all", lambda: inventory)
+        code = warmup.run(asked, as_json=True, system=system)
+        return code, json.loads(capsys.readouterr().out)
+
+    return ask
+
+
+def test_everything_asked_for_is_compiled_where_triton_serves(
+    run: Run, made: list[tuple[Kind, int]]
+) -> None:
+    asked = replace(ASKED, dtypes=("bf16", "fp16"), training=True, device=1)
+    code, document = run(asked, sim.system(sim.H100, sim.GB200))
+    assert code == 0
+    assert len(made) == len(set(made)) == len(document["calls"]) == 2 * 2 * 2 * 2
+    assert {device for _, device in made} == {1}
+    assert document["target"] == "cuda:1, NVIDIA GB200"
+
+
+def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Kind, int]]) -> None:
+    code, document = run(ASKED, sim.system(sim.L40S), sim.inventory("89"))
+    assert (code, made) == (0, [])
+    assert {one["words"] for one in document["calls"]} == {"cuda sm_89 serves it"}
+
+
+def test_all_is_all(run: Run, made: list[tuple[Kind, int]]) -> None:
+    run(replace(ASKED, everything=True), sim.system(sim.L40S), sim.inventory("89"))
+    assert len(made) == 4
+
+
+def test_a_backward_that_only_triton_has_is_compiled(
+    run: Run, made: list[tuple[Kind, int]]
+) -> None:
+    forward = sim.manifest("89", ops=("attention_fwd",)).kernels
+    inventory = Inventory((sim.binary("89", kernels=forward),))
+    run(replace(ASKED, training=True), sim.system(sim.L40S), inventory)
+    assert {kind.training for kind, _ in made} == {True}
+    assert len(made) == 4
+
+
+def test_what_does_not_compile_is_told_and_the_rest_goes_on(
+    run: Run, made: list[tuple[Kind, int]]
+) -> None:
+    code, document = run(replace(ASKED, dims=((96, 96), (64, 64))), sim.system(sim.GB200))
+    assert code == 1
+    assert [one["state"] for one in document["calls"]] == ["failed"] * 2 + ["ready"] * 2
+    assert document["calls"][0]["words"] == "out of resource: shared memory"
+
+
+def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]) -> None:
+    code, document = run(replace(ASKED, dtypes=("bf16", "fp16")), sim.system(sim.T4))
+    assert code == 1
+    states = {one["dtype"]: one["state"] for one in document["calls"]}
+    assert states == {"bf16": "failed", "fp16": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "system", "words"),
+    [
+        (ASKED, sim.system(), "torch sees no cuda:0: name it, --arch"),
+        (replace(ASKED, device=2), sim.system(sim.H100), "no cuda:2"),
+        (ASKED, sim.system(sim.H100, triton=None), "pip install triton"),
+        (ASKED, sim.system(sim.H100, interpreted=True), "TRITON_INTERPRET"),
+        (replace(ASKED, architecture="sm_99"), sim.system(), "--arch: expected one of sm_75"),
+        (replace(ASKED, architecture="hopper"), sim.system(), "got 'hopper'"),
+    ],
+    ids=["no GPU", "no such GPU", "no Triton", "interpreter", "unknown", "no architecture"],
+)
+def test_machines_that_cannot(asked: Asked, system: System, words: str) -> None:
+    with pytest.raises(BackendUnavailableError, match=words):
+        warmup.run(asked, as_json=True, system=system)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (replace(ASKED, dims=((300, 300),)), "from 1 to 256, got 300x300"),
+        (replace(ASKED, features=frozenset({"bias", "varlen"})), "--bias and --varlen"),
+    ],
+)
+def test_calls_that_cannot_be(asked: Asked, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        warmup.run(asked, as_json=True, system=sim.system(sim.H100))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ASKED),
+        (["--head-dim", "64,192x128", "96"], replace(ASKED, dims=((64, 64), (192, 128), (96, 96)))),
+        (["--dtype", "bf16", "fp16"], replace(ASKED, dtypes=("bf16", "fp16"))),
+        (["--causal"], replace(ASKED, causal=(True,))),
+        (["--full"], replace(ASKED, causal=(False,))),
+        (["--causal", "--full", "--backward"], replace(ASKED, training=True)),
+        (["--window", "--softcap"], replace(ASKED, features=frozenset({"window", "softcap"}))),
+        (["--arch", "sm_90", "--all"], replace(ASKED, architecture="sm_90", everything=True)),
+    ],
+    ids=str,
+)
+def test_words_of_the_command(
+    words: list[str], expected: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(warmup, "run", lambda asked, *, as_json: seen.append(asked) or 0)
+    assert main(["warmup", *words]) == 0
+    assert seen == [expected]
+
+
+@pytest.mark.parametrize("words", [["--head-dim", "64,x"], ["--dtype", "fp8"]], ids=str)
+def test_words_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["warmup", *words])
+    assert caught.value.code == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_every_outcome_fits_80_columns() -> None:
+    kind = Kind("bf16", 192, 128, False, True, frozenset(FEATURES))
+    states = [("ready", "12.3 s"), ("served", "cuda sm_90 serves it"), ("failed", "no " * 40)]
+    outcomes = [warmup.Outcome(kind, *one) for one in states]
+    for some in (outcomes, outcomes[:1], outcomes[1:2]):
+        report = warmup.Report("cuda:0, NVIDIA H200", "/root/.triton/cache", some, 3)
+        text = page_text.render(warmup.page(report), 80)
+        assert max(map(len, text.splitlines())) <= 80
