@@ -52,6 +52,8 @@ def test_the_benchmark_times_each_way(tmp_path: Path) -> None:
     document = json.loads(target.read_text(encoding="utf-8"))
     assert document["benchmark"] == "integrations"
     rows = {row["way"]: row for row in document["rows"]}
-    assert len(rows) == 9
-    assert rows["direct, gradient"]["added_us"] == 0
+    ways = ("direct", "transformers", "sdpa", "Attend", "xformers")
+    calls = {f"{way}, {name}" for way in ways for name in ("no-gradient", "gradient")}
+    assert calls | {"register, transformers", "register, torch"} <= rows.keys()
+    assert all(rows[f"direct, {name}"]["added_us"] == 0 for name in ("no-gradient", "gradient"))
     assert all(row["low_us"] <= row["median_us"] <= row["high_us"] for row in rows.values())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from small_models import inputs, output, small_model
 
+import flashvar
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ShapeError
 from flashvar.integrations import transformers, transformers_own_path
 from flashvar.integrations.transformers_attention import attention
@@ -45,7 +48,10 @@ def test_nothing_is_registered_by_import() -> None:
         "from transformers.modeling_utils import AttentionInterface\n"
         "assert 'flashvar' not in AttentionInterface()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
