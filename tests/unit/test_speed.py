@@ -38,7 +38,7 @@ def test_the_record_is_what_the_benchmarks_found() -> None:
 
 
 def test_the_newest_run_of_a_gpu_counts_and_a_forced_one_never(tmp_path: Path) -> None:
-    run = json.loads((recorded.RESULTS / "attention-h200-sm90.json").read_text(encoding="utf-8"))
+    run = json.loads((recorded.RESULTS / "attention-h200.json").read_text(encoding="utf-8"))
     for name, time, settings in (
         ("a", "2030-01-01", {}),
         ("b", "2020-01-01", {}),
