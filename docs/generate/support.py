@@ -64,7 +64,7 @@ def records(root: Path) -> Iterator[Record]:
 
 def _backends(cases: list[dict[str, Any]]) -> Counter[str]:
     named = (
-        re.search(r"\[(cuda|triton)\b", case["case"])
+        re.search(r"\[(?:.*-)?(cuda|triton)\b", case["case"])
         for case in cases
         if case["outcome"] == "passed"
     )
