@@ -47,7 +47,7 @@ def select(
     common = _not_named("cuda", overrides) or _no_cuda(request, device, system)
     missing = None
     if device is not None and common is None:
-        missing = _missing_binary(device, inventory, overrides.architecture)
+        missing = _missing_binary(device, system, inventory, overrides.architecture)
     binaries = [
         *(
             (binary.architecture, _judge_binary(request, device, system, binary, overrides, common))
@@ -94,15 +94,20 @@ def _no_cuda(request: Request, device: Device | None, system: System) -> Fault |
         return Fault(f"serves NVIDIA devices, torch is built for ROCm {system.torch_hip}")
     if device is None:
         return Fault(f"expected a device cuda:{request.device}, found {len(system.devices)}")
+    if not system.platform.startswith("linux_"):
+        return Fault(f"compiled kernels are for Linux, this is {system.platform}")
     if device.tegra:
         return Fault("the drivers of Tegra devices do not take binaries made for other devices")
     return None
 
 
-def _missing_binary(device: Device, inventory: Inventory, forced: str | None) -> Verdict | None:
+def _missing_binary(
+    device: Device, system: System, inventory: Inventory, forced: str | None
+) -> Verdict | None:
     """The verdict on the binary that should be here, if it is not even installed."""
     wanted = Architecture.parse(forced) if forced else Architecture(*device.capability)
-    offered = sorted((Architecture.parse(extra) for extra in inventory.extras), reverse=True)
+    offers = inventory.offers
+    offered = sorted((Architecture.parse(extra) for extra in offers.here), reverse=True)
     best = next((one for one in offered if runs(one, wanted.capability)), None)
     if best is not None and not forced:
         wanted = best
@@ -113,7 +118,10 @@ def _missing_binary(device: Device, inventory: Inventory, forced: str | None) ->
     if wanted == best:
         fix = f'pip install "flashvar[{best.extra}]"'
         return Verdict(candidate, "cuda", False, NOT_INSTALLED, fix)
-    if offered:  # an installed flashvar knows what exists; bare sources do not
+    if wanted.extra in offers.elsewhere:
+        reason = f"flashvar has no wheel of it for {system.platform}"
+        return Verdict(candidate, "cuda", False, reason)
+    if offered or offers.elsewhere:  # an installed flashvar knows what exists; bare sources do not
         return Verdict(candidate, "cuda", False, "flashvar has no wheel for this architecture")
     return Verdict(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
