@@ -162,9 +162,12 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
     if not named:
         return
     folder = Path(named)
+    try:
+        own = (folder / manifests.FILE_NAME).is_file()
+        children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
+    except OSError:  # it may not be looked into, or its name is too long
+        own, children = False, []
     # With no manifest anywhere the folder itself stays the candidate, so that the mistake is shown.
-    children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
-    own = (folder / manifests.FILE_NAME).is_file()
     for directory in [folder] if own or not children else children:
         origin = f"{LIB_DIR} ({directory})"
         yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}")
