@@ -36,7 +36,7 @@ FORWARD, BACKWARD = kernel("attention_fwd"), kernel("attention_bwd")
             replace(ALIGNED, address=0x7F02),
             (),
             MMA_SYNC,
-            "q: its address is 2 bytes beyond",
+            "q: its address is 2 bytes",
         ),
         (FORWARD, replace(ALIGNED, heads=65), (), MMA_SYNC, "q: its heads stride, 65, is no mult"),
         (FORWARD, replace(ALIGNED, sequence=68), (), MMA_SYNC, "its sequence stride, 68"),
