@@ -125,7 +125,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert process.wait() == 128 + 13
 
 
-def test_an_interrupt_prints_no_traceback(
+def test_an_interrupt_is_told_in_a_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(chosen: argparse.Namespace) -> int:
@@ -133,4 +133,4 @@ def test_an_interrupt_prints_no_traceback(
 
     monkeypatch.setitem(cli._RUN, "show", interrupted)
     assert main(["show"]) == 130
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "flashvar: interrupted\n")

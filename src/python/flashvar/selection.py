@@ -19,7 +19,6 @@ from flashvar.fitness import (
     binary_faults,
     dotted,
     nearest_kernel,
-    runs,
 )
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.system import Device, System
@@ -74,7 +73,7 @@ def _nearest_first(
         architecture = entry[0]
         if architecture is None:  # its manifest cannot be read: it might be anything
             return (1, 0, 0)
-        place = 0 if runs(architecture, capability) else 2
+        place = 0 if architecture.runs_on(capability) else 2
         return (place, -architecture.major, -architecture.minor)
 
     return [verdict for _, verdict in sorted(judged, key=rank)]
@@ -108,7 +107,7 @@ def _missing_binary(
     wanted = Architecture.parse(forced) if forced else Architecture(*device.capability)
     offers = inventory.offers
     offered = sorted((Architecture.parse(extra) for extra in offers.here), reverse=True)
-    best = next((one for one in offered if runs(one, wanted.capability)), None)
+    best = next((one for one in offered if one.runs_on(wanted.capability)), None)
     if best is not None and not forced:
         wanted = best
     present = {binary.architecture.name for binary in inventory.binaries}
@@ -134,7 +133,7 @@ def _judge_refusal(
     architecture = None if named is None else Architecture.parse(named)
     useful = common is None and device is not None
     if architecture is not None and device is not None:
-        useful = useful and runs(architecture, device.capability)
+        useful = useful and architecture.runs_on(device.capability)
     reason = f"{refusal.candidate.origin}: {refusal.reason}"
     candidate = f"cuda {named or refusal.candidate.directory.name}"
     fix = refusal.fix if useful else None

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
     except KeyboardInterrupt:
+        print("flashvar: interrupted", file=sys.stderr)
         return _INTERRUPTED
 
 
