@@ -9,9 +9,10 @@ import simulated as sim
 from flashvar.manifest import KernelRow
 from flashvar.offers import Offers
 from flashvar.registry import Candidate, Inventory, Refusal
-from flashvar.selection import Decision, Request, Verdict, select
+from flashvar.selection import select
 from flashvar.system import Device, System
 from flashvar.variant import pair_words
+from flashvar.verdicts import Decision, Request, Verdict
 
 ALL = sim.inventory("80", "86", "89", "90a")
 BF16_64 = Request("attention_fwd", "bf16", 0, 64)

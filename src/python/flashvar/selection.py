@@ -25,8 +25,6 @@ from flashvar.system import Device, System
 from flashvar.variant import Architecture
 from flashvar.verdicts import Decision, Overrides, Request, Verdict
 
-__all__ = ["NOT_INSTALLED", "Decision", "Overrides", "Request", "Verdict", "select"]
-
 NOT_INSTALLED: Final = "not installed"
 
 # The lowest NVIDIA capability on which Triton compiles our kernels for a dtype.

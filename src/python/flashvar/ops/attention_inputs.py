@@ -13,14 +13,10 @@ from flashvar.ops import attention_tensors as tensors
 from flashvar.ops.attention_options import check_options, scale_of, whole, window_of
 from flashvar.ops.attention_problem import (
     BackwardProblem,
-    BiasStrides,
     Inputs,
     Options,
     Problem,
-    Strides,
 )
-
-__all__ = ["BackwardProblem", "BiasStrides", "Inputs", "Options", "Problem", "Strides", "inspect"]
 
 
 def inspect(inputs: Inputs, options: Options) -> Problem:
