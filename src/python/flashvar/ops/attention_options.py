@@ -64,7 +64,7 @@ def check_options(options: Options) -> None:
         )
     if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
         raise InvalidInputError(
-            f"dropout_p must be a probability from 0 to less than 1, as float32, got "
+            "dropout_p must be a float32 probability from 0 to less than 1, got "
             f"{dropout_p!r}: pass 0.0 for none"
         )
     for name in ("max_seqlen_q", "max_seqlen_k"):
