@@ -17,8 +17,9 @@ ROOT = Path(__file__).parent
 SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
-from flashvar.errors import FlashvarError, ToolchainError  # noqa: E402
+from flashvar.errors import FlashvarError  # noqa: E402
 from flashvar_factory import container, native, schema, toolchain, words  # noqa: E402
+from flashvar_factory.errors import ToolchainError  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"

@@ -14,6 +14,7 @@ from unittest import mock
 from tables import table
 
 from flashvar import cli, errors
+from flashvar_factory import errors as factory_errors
 from flashvar_factory.cli import COMMANDS
 
 # What users import; the modules beside them are parts of these.
@@ -88,8 +89,13 @@ def factory(root: Path) -> str:
 def exit_codes(root: Path) -> str:
     """Exit code of every error that has one of its own."""
     del root
-    found = [one for one in vars(errors).values() if isinstance(one, type)]
-    own = [one for one in found if "exit_code" in vars(one)]
+    kinds = {
+        one
+        for where in (errors, factory_errors)
+        for one in vars(where).values()
+        if isinstance(one, type)
+    }
+    own = [one for one in kinds if "exit_code" in vars(one)]
     rows = [
         (one.exit_code, f"`{one.__name__}`", (one.__doc__ or "").strip())
         for one in sorted(own, key=lambda one: one.exit_code)

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from flashvar.errors import ConfigurationError, PackagingError, SmokeError
+from flashvar.errors import ConfigurationError
 from flashvar_factory import archive, index, pythons, schema, smoke
 from flashvar_factory.cli import main
+from flashvar_factory.errors import PackagingError, SmokeError
 
 SECOND = Path(__file__).parent / "second_project"
 TAG = f"py3-none-manylinux_2_28_{platform.machine()}"

@@ -15,6 +15,7 @@ from flashvar.manifest import (
     Source,
     Toolkit,
 )
+from flashvar.offers import Offers
 from flashvar.registry import Binary, Candidate, Inventory
 from flashvar.system import Device, System, platform_tag
 from flashvar.variant import Architecture, Kernel
@@ -81,7 +82,7 @@ def binary(code: str, **changes: Any) -> Binary:
 
 def inventory(*codes: str, extras: tuple[str, ...] = ("sm80", "sm86", "sm89", "sm90")) -> Inventory:
     """These wheels installed, those extras offered."""
-    return Inventory(tuple(binary(code) for code in codes), (), frozenset(extras))
+    return Inventory(tuple(binary(code) for code in codes), (), Offers(frozenset(extras)))
 
 
 def device(

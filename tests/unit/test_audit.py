@@ -13,13 +13,13 @@ import simulated
 from audited import faults
 from fabricated import Image, Wheel
 
-from flashvar.errors import AuditError
 from flashvar.manifest import Manifest
 from flashvar.variant import Architecture
 from flashvar_factory import audit, schema
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.platform_tag import Policy
+from flashvar_factory.errors import AuditError
 
 ROOT = Path(__file__).parents[2]
 PAPER = fabricated.manifest()

@@ -11,8 +11,8 @@ import pytest
 from audited import faults
 from fabricated import Wheel
 
-from flashvar.errors import PackagingError
 from flashvar_factory import audit
+from flashvar_factory.errors import PackagingError
 
 INFO = "flashvar_sm80-0.1.0.dist-info"
 LIBRARY = "flashvar_sm80/libflashvar_sm80.so"

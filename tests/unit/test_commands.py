@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import flashvar
+from flashvar import cli
 from flashvar.cli import commands, main
 
 SOURCES = Path(flashvar.__file__).parents[1]
@@ -96,3 +97,40 @@ def test_the_module_is_the_command() -> None:
         for how in (("-m", "flashvar"), ("-c", code))
     ]
     assert shown[0] == shown[1] != b""
+
+
+def run(*words: str, **environment: str) -> subprocess.Popen[str]:
+    everything = {**os.environ, "PYTHONPATH": str(SOURCES), **environment}
+    command = [sys.executable, "-m", "flashvar", *words]
+    return subprocess.Popen(
+        command, env=everything, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_terminal_that_knows_ascii_alone_is_told_all(tmp_path: Path) -> None:
+    folder = str(tmp_path / "gr\u00fcn")
+    process = run("show", PYTHONIOENCODING="ascii", FLASHVAR_LIB_DIR=folder)
+    said, complaints = process.communicate()
+    assert "gr\\xfcn" in said
+    assert complaints == ""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    process = run("doctor", "--schema")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 128 + 13
+
+
+def test_an_interrupt_is_told_in_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(chosen: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._RUN, "show", interrupted)
+    assert main(["show"]) == 130
+    assert capsys.readouterr() == ("", "flashvar: interrupted\n")

@@ -11,7 +11,7 @@ from installed import COMPILER, compile_library, library_source, put_binary
 
 from flashvar import decide
 from flashvar.errors import BackendUnavailableError, ConfigurationError
-from flashvar.selection import Request
+from flashvar.verdicts import Request
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 

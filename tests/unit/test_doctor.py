@@ -12,8 +12,8 @@ from flashvar._version import __version__
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.registry import Candidate, Inventory, Refusal
-from flashvar.selection import Overrides
 from flashvar.system import System
+from flashvar.verdicts import Overrides
 
 ALL = sim.inventory("80", "86", "89", "90a")
 NOTHING = sim.inventory()

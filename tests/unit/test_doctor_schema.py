@@ -14,7 +14,7 @@ from machines import MACHINES, Machine
 from flashvar.cli import diagnosis, main, speed
 from flashvar.cli.diagnosis import examine
 from flashvar.cli.speed import CELLS, Result, Speed
-from flashvar.selection import Overrides
+from flashvar.verdicts import Overrides
 
 SCHEMA = json.loads(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

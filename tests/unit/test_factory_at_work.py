@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG
 
-from flashvar.errors import BuildError
 from flashvar_factory import at_work, wheel
 from flashvar_factory.build import _link, build
+from flashvar_factory.errors import BuildError
 from flashvar_factory.expand import expand, select_all
 from flashvar_factory.toolchain import Toolchain
 from flashvar_factory.words import parse

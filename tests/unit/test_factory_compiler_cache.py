@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import ToolchainError
 from flashvar_factory import cmake, compiler_cache, schema
 from flashvar_factory.cli import selected
 from flashvar_factory.configure import Plan
+from flashvar_factory.errors import ToolchainError
 from flashvar_factory.expand import Build, expand, select_all
 from flashvar_factory.toolchain import Toolchain
 from flashvar_factory.words import CacheChoice, parse

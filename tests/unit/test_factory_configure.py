@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, TEXT
 
-from flashvar.errors import BuildError
 from flashvar_factory import cmake, render, schema
 from flashvar_factory.configure import Plan, configure
+from flashvar_factory.errors import BuildError
 from flashvar_factory.expand import Build, expand, select_all
 from flashvar_factory.toolchain import Toolchain
 from flashvar_factory.words import parse

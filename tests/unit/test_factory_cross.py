@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, TEXT
 
-from flashvar.errors import ConfigurationError, CrossToolchainError
+from flashvar.errors import ConfigurationError
 from flashvar_factory import cross, extras, native, render, schema
 from flashvar_factory.cli import main
 from flashvar_factory.configure import CROSS_FILE, configure
 from flashvar_factory.cross import Cross
+from flashvar_factory.errors import CrossToolchainError
 from flashvar_factory.expand import Build, expand, select_all, select_dev
 from flashvar_factory.toolchain import Toolchain
 from flashvar_factory.words import parse

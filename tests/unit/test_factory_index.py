@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import PackagingError
 from flashvar_factory import index
+from flashvar_factory.errors import PackagingError
 
 
 class Anchors(HTMLParser):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from flashvar import manifest
-from flashvar.errors import BuildError
 from flashvar_factory import elf, manifest_writer, ptxas_report
+from flashvar_factory.errors import BuildError
 
 LAUNCHER = Path(ptxas_report.__file__)
 

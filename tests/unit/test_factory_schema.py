@@ -9,8 +9,9 @@ import pytest
 from matrix import TEXT, project
 
 from flashvar import manifest
-from flashvar.errors import ConfigurationError, ToolchainError
+from flashvar.errors import ConfigurationError
 from flashvar_factory import schema
+from flashvar_factory.errors import ToolchainError
 
 FILE = Path(__file__).parents[2] / "variants.toml"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import PackagingError
 from flashvar_factory import container, native, schema, self_contained, source
 from flashvar_factory.cli import main
 from flashvar_factory.container import Choice, Facts
+from flashvar_factory.errors import PackagingError
 from flashvar_factory.expand import Build, expand, select_all
 from flashvar_factory.words import parse
 

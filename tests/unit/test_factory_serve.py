@@ -12,8 +12,8 @@ from pathlib import Path
 import paper_wheels
 import pytest
 
-from flashvar.errors import PackagingError
 from flashvar_factory import index
+from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import serve
 
 JSON = "application/vnd.pypi.simple.v1+json"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import ToolchainError
 from flashvar_factory import driver, toolchain
+from flashvar_factory.errors import ToolchainError
 
 
 def fake_nvcc(home: Path, version: str | None) -> Path:

@@ -14,10 +14,10 @@ import pytest
 import simulated
 
 from flashvar import manifest
-from flashvar.errors import PackagingError
 from flashvar.manifest import MinimumDriver
 from flashvar_factory import archive, schema, variants
 from flashvar_factory.cli import main
+from flashvar_factory.errors import PackagingError
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
 CODES = [target.architecture.code for target in CONFIG.targets.values()]

@@ -18,6 +18,7 @@ LAYERS = [
     "variant",
     "manifest",
     "system",
+    "offers",
     "registry",
     "families",
     "fitness",
@@ -67,9 +68,10 @@ def test_attention_without_torch_fails_at_use_and_names_torch() -> None:
     code = (
         "import flashvar, json\n"
         "try: flashvar.attention\n"
-        "except ImportError as error: print(json.dumps(error.name))"
+        "except ImportError as error: print(json.dumps([error.name, str(error)]))"
     )
-    assert evaluate(BLOCK + code) == "torch"
+    words = "flashvar.attention needs torch, found none: pip install torch"
+    assert evaluate(BLOCK + code) == ["torch", words]
 
 
 def test_home_that_cannot_be_written() -> None:

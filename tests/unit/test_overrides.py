@@ -9,8 +9,9 @@ import simulated as sim
 
 from flashvar.errors import ConfigurationError
 from flashvar.registry import Inventory
-from flashvar.selection import Decision, Overrides, Request, Verdict, select
+from flashvar.selection import select
 from flashvar.system import System
+from flashvar.verdicts import Decision, Overrides, Request, Verdict
 
 ALL = sim.inventory("80", "86", "89", "90a")
 BF16_64 = Request("attention_fwd", "bf16", 0, 64)

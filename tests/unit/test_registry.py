@@ -222,6 +222,27 @@ def test_package_without_a_name_is_refused_in_words(
     assert "manifest.json" in refusal.reason
 
 
+@pytest.mark.parametrize("part", ["y" * 300, "y/" * 2500], ids=["name", "path"])
+def test_directory_with_too_long_a_name_is_refused(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / part))
+    (refusal,) = [one for one in registry.installed().refusals if "LIB_DIR" in one.candidate.origin]
+    assert "File name too long" in refusal.reason
+
+
+def test_directory_that_may_not_be_looked_into_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
+    for looking in ("is_file", "read_text"):
+        monkeypatch.setattr(Path, looking, refuse)
+    assert "Permission denied" in registry.installed().refusals[0].reason
+
+
 def test_loop_of_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import ReleaseError
 from flashvar_factory import schema, version
+from flashvar_factory.errors import ReleaseError
 from flashvar_factory.expand import expand, select_all
 from flashvar_factory.release import members
 from flashvar_factory.release.members import Member

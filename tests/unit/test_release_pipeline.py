@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flashvar.errors import AuditError, ReleaseError
 from flashvar_factory import schema
+from flashvar_factory.errors import AuditError, ReleaseError
 from flashvar_factory.release import pipeline
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.steps import Outcome, Step

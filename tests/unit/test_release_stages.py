@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.errors import (
+from flashvar_factory import reproduce, schema
+from flashvar_factory.errors import (
     AuditError,
     PackagingError,
     ReleaseError,
     ReproducibilityError,
     SmokeError,
 )
-from flashvar_factory import reproduce, schema
 from flashvar_factory.expand import expand, select_all
 from flashvar_factory.pythons import Python
 from flashvar_factory.release import members, pipeline

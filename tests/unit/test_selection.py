@@ -7,10 +7,12 @@ import pytest
 import simulated as sim
 
 from flashvar.manifest import KernelRow
+from flashvar.offers import Offers
 from flashvar.registry import Candidate, Inventory, Refusal
-from flashvar.selection import Decision, Request, Verdict, select
+from flashvar.selection import select
 from flashvar.system import Device, System
 from flashvar.variant import pair_words
+from flashvar.verdicts import Decision, Request, Verdict
 
 ALL = sim.inventory("80", "86", "89", "90a")
 BF16_64 = Request("attention_fwd", "bf16", 0, 64)
@@ -154,6 +156,22 @@ def test_missing_binary_names_the_command(
     decision = select(BF16_64, sim.system(device), sim.inventory(extras=extras))
     assert verdict(decision, candidate).fix == fix
     assert chosen(decision) == "triton"
+
+
+def test_wheel_of_another_platform_is_not_suggested() -> None:
+    offers = Offers(here=frozenset({"sm90"}), elsewhere=frozenset({"sm80", "sm86", "sm89"}))
+    system = sim.system(sim.A100, platform="linux_aarch64")
+    missing = verdict(select(BF16_64, system, Inventory(offers=offers)), "cuda sm_80")
+    assert missing.reason == "flashvar has no wheel of it for linux_aarch64"
+    assert missing.fix is None
+
+
+@pytest.mark.parametrize("inventory", [Inventory(), ALL], ids=["bare sources", "Linux wheels"])
+def test_no_binary_is_suggested_or_taken_outside_linux(inventory: Inventory) -> None:
+    decision = select(BF16_64, sim.system(sim.L40S, platform="win_amd64"), inventory)
+    assert chosen(decision) == "triton"
+    assert [one.fix for one in decision.verdicts] == [None] * len(decision.verdicts)
+    assert all("for Linux" in one.reason for one in decision.verdicts if one.backend == "cuda")
 
 
 @pytest.mark.parametrize("device", [sim.ORIN, sim.MI210], ids=["Tegra", "ROCm"])

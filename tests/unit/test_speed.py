@@ -16,7 +16,7 @@ from benchmarks import cases, recorded
 from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.cli.speed import CELLS, RECORDED, Cell, Result, Speed
-from flashvar.selection import Overrides
+from flashvar.verdicts import Overrides
 
 H200 = sim.system(sim.H200)
 

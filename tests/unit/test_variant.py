@@ -58,6 +58,23 @@ def test_kernel_names(axes: tuple[tuple[str, str | int], ...], name: str) -> Non
     assert Kernel("op", axes).name == name
 
 
+@pytest.mark.parametrize(
+    ("code", "capability", "runs"),
+    [
+        ("80", (8, 0), True),
+        ("80", (8, 9), True),
+        ("86", (8, 0), False),
+        ("80", (9, 0), False),
+        ("90a", (9, 0), True),
+        ("90a", (9, 1), False),
+    ],
+)
+def test_code_runs_on_higher_minors_of_its_major(
+    code: str, capability: tuple[int, int], runs: bool
+) -> None:
+    assert Architecture.parse(code).runs_on(capability) is runs
+
+
 def test_kernel_axis_is_looked_up_by_name() -> None:
     kernel = Kernel("op", (("dtype", "bf16"), ("head_dim", 64)))
     assert kernel.axis("head_dim") == 64

@@ -14,49 +14,31 @@ from flashvar._version import __version__
 
 if TYPE_CHECKING:
     from flashvar.errors import (
-        AuditError,
         BackendUnavailableError,
         BinaryError,
-        BuildError,
-        CheckoutError,
         ConfigurationError,
-        CrossToolchainError,
         DeviceError,
         DtypeError,
         FlashvarError,
         InvalidInputError,
         LayoutError,
         ManifestError,
-        PackagingError,
-        ReleaseError,
-        ReproducibilityError,
         ShapeError,
-        SmokeError,
-        ToolchainError,
     )
     from flashvar.ops.attention import attention
     from flashvar.ops.attention_varlen import attention_varlen
 
 __all__ = [
-    "AuditError",
     "BackendUnavailableError",
     "BinaryError",
-    "BuildError",
-    "CheckoutError",
     "ConfigurationError",
-    "CrossToolchainError",
     "DeviceError",
     "DtypeError",
     "FlashvarError",
     "InvalidInputError",
     "LayoutError",
     "ManifestError",
-    "PackagingError",
-    "ReleaseError",
-    "ReproducibilityError",
     "ShapeError",
-    "SmokeError",
-    "ToolchainError",
     "__version__",
     "attention",
     "attention_varlen",
@@ -72,7 +54,14 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "flashvar.errors" if name.endswith("Error") else f"flashvar.ops.{name}"
-    value: object = getattr(importlib.import_module(home), name)
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"flashvar.{name} needs torch, found none: pip install torch"
+        raise ModuleNotFoundError(message, name="torch") from error
+    value: object = getattr(module, name)
     globals()[name] = value
     return value
 

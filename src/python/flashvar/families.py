@@ -119,8 +119,9 @@ def choose(
 def unaligned(tensors: Iterable[Rows]) -> str | None:
     """The first tensor with a row that starts between two pieces, and why; None without one."""
     for rows in tensors:
-        if rows.address % _PIECE:
-            return f"{rows.name}: its address {rows.address:#x} is no multiple of {_PIECE} bytes"
+        if beyond := rows.address % _PIECE:
+            # Not the address itself: what the log said once it need not say of the next tensor.
+            return f"{rows.name}: its address is {beyond} bytes beyond a multiple of {_PIECE}"
         for name in ("batch", "sequence", "heads"):
             stride = getattr(rows, name)
             if stride % _STEP:

@@ -9,7 +9,7 @@ from typing import Final
 from flashvar.manifest import KernelRow
 from flashvar.registry import Binary
 from flashvar.system import Device, System
-from flashvar.variant import Architecture, pair_words
+from flashvar.variant import pair_words
 from flashvar.verdicts import Overrides, Request
 
 # The kernels read rows in 16-byte pieces, and keep one row of the output in registers.
@@ -42,13 +42,6 @@ def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow |
     return min(fitting, key=lambda row: sum(row.dims), default=None)
 
 
-def runs(architecture: Architecture, capability: tuple[int, int]) -> bool:
-    """Whether SASS of `architecture` loads on a device of `capability`."""
-    if architecture.specific:
-        return architecture.capability == capability
-    return architecture.major == capability[0] and architecture.minor <= capability[1]
-
-
 def binary_faults(
     request: Request,
     device: Device,
@@ -68,7 +61,7 @@ def binary_faults(
         and not architecture.specific
         and device.capability >= architecture.capability
     )
-    if not translated and not runs(architecture, device.capability):
+    if not translated and not architecture.runs_on(device.capability):
         exactly = "exactly " if architecture.specific else ""
         yield Fault(
             f"runs on {exactly}{dotted(architecture.capability)}"

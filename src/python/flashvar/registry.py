@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from flashvar import manifest as manifests
+from flashvar import offers
 from flashvar._version import __version__
 from flashvar.errors import ManifestError
 from flashvar.manifest import Manifest
+from flashvar.offers import NO_OFFERS, Offers
 from flashvar.system import platform_tag
 from flashvar.variant import Architecture
 
@@ -80,7 +82,7 @@ class Inventory:
 
     binaries: tuple[Binary, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    extras: frozenset[str] = frozenset()  # what `pip install flashvar[...]` offers, e.g. "smXY"
+    offers: Offers = NO_OFFERS  # what `pip install flashvar[...]` would add
 
 
 _refused: dict[Path, str] = {}
@@ -90,7 +92,7 @@ _refused: dict[Path, str] = {}
 def installed() -> Inventory:
     """The inventory of this process, looked up once."""
     found = list(candidates(os.environ))
-    return take_stock(found, refused=_refused, extras=_extras())
+    return take_stock(found, refused=_refused, offers=offers.of_installed(platform_tag()))
 
 
 def refuse(binary: Binary, reason: str) -> Inventory:
@@ -114,7 +116,7 @@ def take_stock(
     found: Iterable[Candidate],
     *,
     refused: Mapping[Path, str] | None = None,
-    extras: frozenset[str] = frozenset(),
+    offers: Offers = NO_OFFERS,
 ) -> Inventory:
     """Judge candidates given in order of precedence; `refused` names those known not to load."""
     binaries: dict[str, Binary] = {}
@@ -135,7 +137,7 @@ def take_stock(
         else:
             binaries[name] = binary
     in_order = sorted(binaries.values(), key=lambda binary: binary.architecture)
-    return Inventory(tuple(in_order), tuple(refusals), extras)
+    return Inventory(tuple(in_order), tuple(refusals), offers)
 
 
 def _fault(binary: Binary) -> str | None:
@@ -160,9 +162,12 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
     if not named:
         return
     folder = Path(named)
+    try:
+        own = (folder / manifests.FILE_NAME).is_file()
+        children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
+    except OSError:  # it may not be looked into, or its name is too long
+        own, children = False, []
     # With no manifest anywhere the folder itself stays the candidate, so that the mistake is shown.
-    children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
-    own = (folder / manifests.FILE_NAME).is_file()
     for directory in [folder] if own or not children else children:
         origin = f"{LIB_DIR} ({directory})"
         yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}")
@@ -203,22 +208,6 @@ def _embedded() -> Iterator[Candidate]:
     again = "pip install --force-reinstall --no-deps flashvar"
     for path in sorted(folder.glob(f"*/{manifests.FILE_NAME}")):
         yield Candidate(path.parent, "embedded in flashvar", again)
-
-
-def _extras() -> frozenset[str]:
-    """The architecture extras of the installed flashvar; none when it runs from bare sources."""
-    try:
-        names = metadata.metadata("flashvar").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        return frozenset()
-    return frozenset(name for name in names if _is_architecture(name))
-
-
-def _is_architecture(extra: str) -> bool:
-    try:
-        return Architecture.parse(extra).extra == extra
-    except ValueError:
-        return False
 
 
 def _public(version: str) -> str:

@@ -19,14 +19,11 @@ from flashvar.fitness import (
     binary_faults,
     dotted,
     nearest_kernel,
-    runs,
 )
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.system import Device, System
 from flashvar.variant import Architecture
 from flashvar.verdicts import Decision, Overrides, Request, Verdict
-
-__all__ = ["NOT_INSTALLED", "Decision", "Overrides", "Request", "Verdict", "select"]
 
 NOT_INSTALLED: Final = "not installed"
 
@@ -47,7 +44,7 @@ def select(
     common = _not_named("cuda", overrides) or _no_cuda(request, device, system)
     missing = None
     if device is not None and common is None:
-        missing = _missing_binary(device, inventory, overrides.architecture)
+        missing = _missing_binary(device, system, inventory, overrides.architecture)
     binaries = [
         *(
             (binary.architecture, _judge_binary(request, device, system, binary, overrides, common))
@@ -74,7 +71,7 @@ def _nearest_first(
         architecture = entry[0]
         if architecture is None:  # its manifest cannot be read: it might be anything
             return (1, 0, 0)
-        place = 0 if runs(architecture, capability) else 2
+        place = 0 if architecture.runs_on(capability) else 2
         return (place, -architecture.major, -architecture.minor)
 
     return [verdict for _, verdict in sorted(judged, key=rank)]
@@ -94,16 +91,21 @@ def _no_cuda(request: Request, device: Device | None, system: System) -> Fault |
         return Fault(f"serves NVIDIA devices, torch is built for ROCm {system.torch_hip}")
     if device is None:
         return Fault(f"expected a device cuda:{request.device}, found {len(system.devices)}")
+    if not system.platform.startswith("linux_"):
+        return Fault(f"compiled kernels are for Linux, this is {system.platform}")
     if device.tegra:
         return Fault("the drivers of Tegra devices do not take binaries made for other devices")
     return None
 
 
-def _missing_binary(device: Device, inventory: Inventory, forced: str | None) -> Verdict | None:
+def _missing_binary(
+    device: Device, system: System, inventory: Inventory, forced: str | None
+) -> Verdict | None:
     """The verdict on the binary that should be here, if it is not even installed."""
     wanted = Architecture.parse(forced) if forced else Architecture(*device.capability)
-    offered = sorted((Architecture.parse(extra) for extra in inventory.extras), reverse=True)
-    best = next((one for one in offered if runs(one, wanted.capability)), None)
+    offers = inventory.offers
+    offered = sorted((Architecture.parse(extra) for extra in offers.here), reverse=True)
+    best = next((one for one in offered if one.runs_on(wanted.capability)), None)
     if best is not None and not forced:
         wanted = best
     present = {binary.architecture.name for binary in inventory.binaries}
@@ -113,7 +115,10 @@ def _missing_binary(device: Device, inventory: Inventory, forced: str | None) ->
     if wanted == best:
         fix = f'pip install "flashvar[{best.extra}]"'
         return Verdict(candidate, "cuda", False, NOT_INSTALLED, fix)
-    if offered:  # an installed flashvar knows what exists; bare sources do not
+    if wanted.extra in offers.elsewhere:
+        reason = f"flashvar has no wheel of it for {system.platform}"
+        return Verdict(candidate, "cuda", False, reason)
+    if offered or offers.elsewhere:  # an installed flashvar knows what exists; bare sources do not
         return Verdict(candidate, "cuda", False, "flashvar has no wheel for this architecture")
     return Verdict(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
@@ -126,7 +131,7 @@ def _judge_refusal(
     architecture = None if named is None else Architecture.parse(named)
     useful = common is None and device is not None
     if architecture is not None and device is not None:
-        useful = useful and runs(architecture, device.capability)
+        useful = useful and architecture.runs_on(device.capability)
     reason = f"{refusal.candidate.origin}: {refusal.reason}"
     candidate = f"cuda {named or refusal.candidate.directory.name}"
     fix = refusal.fix if useful else None

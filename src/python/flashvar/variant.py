@@ -60,6 +60,12 @@ class Architecture:
         """(major, minor), as `torch.cuda.get_device_capability` reports it."""
         return (self.major, self.minor)
 
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether machine code for it loads on a device of `capability`."""
+        if self.specific:
+            return self.capability == capability
+        return self.major == capability[0] and self.minor <= capability[1]
+
 
 @dataclass(frozen=True)
 class Kernel:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flashvar.errors import PackagingError
+from flashvar_factory.errors import PackagingError
 
 # The first moment a zip archive can name, for builds that were given no SOURCE_DATE_EPOCH.
 EARLIEST: Final = 315532800

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import BuildError
+from flashvar_factory.errors import BuildError
 
 LOCK: Final = ".lock"
 _SECONDS_TO_END: Final = 10.0

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashvar.errors import BuildError, ToolchainError
 from flashvar_factory import at_work
 from flashvar_factory.configure import CROSS_FILE, Plan, write_if_changed
+from flashvar_factory.errors import BuildError, ToolchainError
 from flashvar_factory.toolchain import Toolchain
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import ToolchainError
+from flashvar_factory.errors import ToolchainError
 from flashvar_factory.words import CacheChoice
 
 # What makes a cache answer for another folder of the same sources; the folder is filled in.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import BuildError
 from flashvar.manifest import Toolkit
 from flashvar_factory import render, source, version
+from flashvar_factory.errors import BuildError
 from flashvar_factory.expand import Build
 from flashvar_factory.schema import Config
 from flashvar_factory.toolchain import Toolchain

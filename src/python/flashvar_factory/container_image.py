@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import ToolchainError
 from flashvar_factory import self_contained
+from flashvar_factory.errors import ToolchainError
 
 SUITE: Final = "bookworm"
 PACKAGES: Final = ("ca-certificates", "g++", "python3-venv")

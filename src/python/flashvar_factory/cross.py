@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import CrossToolchainError
 from flashvar_factory import native
+from flashvar_factory.errors import CrossToolchainError
 
 # By platform: what Debian calls the machine, and the tag its CUDA wheels have on PyPI.
 TRIPLETS: Final = {"x86_64": "x86-64-linux-gnu", "aarch64": "aarch64-linux-gnu"}

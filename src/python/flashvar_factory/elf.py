@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flashvar.errors import BuildError
+from flashvar_factory.errors import BuildError
 
 MAGIC: Final = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<16s2HI3QI6H")

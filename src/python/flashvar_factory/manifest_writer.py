@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashvar import manifest
-from flashvar.errors import BuildError
 from flashvar.variant import Architecture, Kernel
 from flashvar_factory import elf, ptxas_report
+from flashvar_factory.errors import BuildError
 
 # struct KernelFacts of the CUDA sources: name, threads, shared memory, tile.
 _FACTS = struct.Struct("<64s2i4i")

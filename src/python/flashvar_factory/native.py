@@ -61,15 +61,6 @@ def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
 
 
 def _serving(capability: Capability, config: Config) -> str | None:
-    major, minor = capability
-    candidates = [
-        target.architecture
-        for target in config.targets.values()
-        if target.architecture.capability == capability
-        or (
-            target.architecture.major == major
-            and target.architecture.minor < minor
-            and not target.architecture.specific
-        )
-    ]
+    architectures = (target.architecture for target in config.targets.values())
+    candidates = [one for one in architectures if one.runs_on(capability)]
     return max(candidates).name if candidates else None

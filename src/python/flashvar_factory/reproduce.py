@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from flashvar.errors import BuildError, ReproducibilityError
 from flashvar_factory import at_work, difference, source
+from flashvar_factory.errors import BuildError, ReproducibilityError
 from flashvar_factory.toolchain import Toolchain
 
 

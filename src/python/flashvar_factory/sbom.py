@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flashvar.errors import PackagingError, ToolchainError
 from flashvar.manifest import Manifest
 from flashvar_factory import archive
+from flashvar_factory.errors import PackagingError, ToolchainError
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import PackagingError, ToolchainError
 from flashvar_factory import binary_project, source, toml_table, toolchain, version
 from flashvar_factory.binary_project import string
+from flashvar_factory.errors import PackagingError, ToolchainError
 from flashvar_factory.expand import Build
 from flashvar_factory.schema import FILE_NAME, Config
 from flashvar_factory.toml_table import Table

@@ -22,8 +22,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import PackagingError
 from flashvar_factory import archive
+from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import normalized
 from flashvar_factory.pythons import Python
 from flashvar_factory.schema import Config

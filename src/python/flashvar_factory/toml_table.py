@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
-from flashvar.errors import ConfigurationError, ToolchainError
+from flashvar.errors import ConfigurationError
 from flashvar_factory import names
+from flashvar_factory.errors import ToolchainError
 from flashvar_factory.spelling import did_you_mean, listed
 
 Value = str | int

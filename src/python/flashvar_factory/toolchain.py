@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import ToolchainError
 from flashvar_factory.cross import Cross
+from flashvar_factory.errors import ToolchainError
 from flashvar_factory.words import ToolkitChoice
 
 # Release builds and whatever is found without being asked for.

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flashvar import manifest
-from flashvar.errors import PackagingError
 from flashvar.manifest import Manifest
 from flashvar_factory import archive
+from flashvar_factory.errors import PackagingError
 
 NAMESPACE: Final = "nvidia"
 NULL: Final = "null"

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import PackagingError
 from flashvar_factory import at_work, binary_project, cmake, source
 from flashvar_factory.binary_project import string
 from flashvar_factory.configure import Plan, configure, write_if_changed
+from flashvar_factory.errors import PackagingError
 from flashvar_factory.expand import Build
 from flashvar_factory.schema import Config
 from flashvar_factory.toolchain import Toolchain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,15 +18,29 @@ if TYPE_CHECKING:
     from flashvar.cli.diagnosis import Report
     from flashvar.cli.speed import Speed
 
+# 128 and the number of a signal, as a shell says it.
+_READER_GONE: Final = 128 + 13
+_INTERRUPTED: Final = 128 + 2
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     chosen = commands.parse(list(sys.argv[1:] if arguments is None else arguments))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be in anybody's alphabet
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _RUN[chosen.command](chosen)
+        code = _RUN[chosen.command](chosen)
+        sys.stdout.flush()
+        return code
     except FlashvarError as error:
         print(f"flashvar: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read has seen enough; what is left must not fail at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
+    except KeyboardInterrupt:
+        print("flashvar: interrupted", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

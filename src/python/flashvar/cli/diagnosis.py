@@ -14,8 +14,9 @@ from flashvar._version import __version__
 from flashvar.cli.speed import Speed
 from flashvar.families import Rule
 from flashvar.registry import Binary, Inventory, Refusal
-from flashvar.selection import Decision, Overrides, Request, Verdict, select
+from flashvar.selection import select
 from flashvar.system import System, gather
+from flashvar.verdicts import Decision, Overrides, Request, Verdict
 
 # Describes `Report.to_json`.
 SCHEMA_FILE: Final = Path(__file__).with_name("doctor.schema.json")

@@ -10,8 +10,8 @@ from flashvar.cli.speed import DTYPE, OURS, PEERS, SEQLEN, TOKENS, WIDTH, Speed
 from flashvar.families import Rule
 from flashvar.fitness import dim_words, dotted
 from flashvar.manifest import KernelRow
-from flashvar.selection import Decision, Verdict
 from flashvar.system import System
+from flashvar.verdicts import Decision, Verdict
 
 # Below this part of the record something is wrong with the card, not with the measurement.
 _SLOW = 0.85

@@ -64,7 +64,7 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
         return inventory
     binaries = tuple(one for one in inventory.binaries if one.architecture.name in wanted)
     refusals = tuple(one for one in inventory.refusals if one.architecture in wanted)
-    return Inventory(binaries, refusals, inventory.extras)
+    return Inventory(binaries, refusals, inventory.offers)
 
 
 def _binary(binary: Binary) -> Table:

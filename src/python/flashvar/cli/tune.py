@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.fitness import HEAD_DIM_MAX, HEAD_DIM_STEP
 from flashvar.system import Device, System, gather
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ def run(
     system = system or gather()
     device = _device(system, number)
     for head_dim in head_dims:
-        if head_dim not in range(8, 257, 8):
+        if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
             raise InvalidInputError(
-                f"a head dim must be a multiple of 8 from 8 to 256, got {head_dim}: "
+                f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, got "
+                f"{head_dim}: "
                 "tune the one that your tensors are padded to"
             )
     from flashvar.backends.triton import measure, tiles, tuned

@@ -16,9 +16,10 @@ from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, count
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.fitness import HEAD_DIM_STEP
 from flashvar.registry import Inventory
-from flashvar.selection import Overrides, Request, select
+from flashvar.selection import select
 from flashvar.system import Device, System, gather
 from flashvar.variant import Architecture
+from flashvar.verdicts import Overrides, Request
 
 if TYPE_CHECKING:
     from flashvar.backends.triton.warmup import Kind

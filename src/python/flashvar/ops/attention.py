@@ -6,7 +6,7 @@ from typing import Literal, overload
 
 import torch
 
-from flashvar.ops.attention_call import call, draw_rng_state
+from flashvar.ops.attention_call import call, rng_state_of
 from flashvar.ops.attention_options import window_pair
 from flashvar.ops.attention_plan import NO_EXTRAS
 
@@ -129,8 +129,7 @@ def attention(
     if bias is None and alibi_slopes is None and rng_state is None and dropout_p == 0.0:
         extras = NO_EXTRAS
     else:
-        if rng_state is None and dropout_p > 0.0:
-            rng_state = draw_rng_state(q)
+        rng_state = rng_state_of(q, dropout_p, rng_state)
         extras = (bias, alibi_slopes, rng_state, None, None, None)
     left, right = window_pair(window_size)
     options = (

@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention_autograd import differentiable
 from flashvar.ops.attention_flops import tell_flop_counters
-from flashvar.ops.attention_inputs import inspect_symbolic
-from flashvar.ops.attention_options import check_options
+from flashvar.ops.attention_inputs import check_tensors, inspect_symbolic
+from flashvar.ops.attention_options import check_options, is_number
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
 from flashvar.ops.attention_problem import Inputs, Options, make_inputs
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
@@ -47,7 +47,7 @@ def call(
         and nothing_watches()
         and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
     ):
-        return _dispatched(Inputs(*_cast(q, k, v, extras)), options)
+        return _dispatched(q, k, v, extras, options)
     found = plan(q, k, v, extras, options)
     if (
         q.requires_grad
@@ -59,14 +59,30 @@ def call(
     return found.run(make_inputs((q, k, v, *extras)), with_lse)
 
 
-def _dispatched(inputs: Inputs, options: tuple[Any, ...]) -> Outputs:
+def _dispatched(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+) -> Outputs:
     """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
     check_options(Options._make(options))
+    check_tensors(make_inputs((q, k, v, *extras)))
+    inputs = make_inputs(_cast(q, k, v, extras))
     inspect_symbolic(inputs, Options._make(options))
     _refuse_forward_mode(inputs)
     tell_flop_counters()
     out, lse = attention_fwd(*inputs, *options)
     return out, lse
+
+
+def rng_state_of(
+    q: torch.Tensor, dropout_p: float, given: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """The state of a call: the caller's, else one that is drawn where something is dropped.
+
+    Arguments that are none draw nothing: the call itself refuses them, in words.
+    """
+    if given is not None or not (isinstance(q, torch.Tensor) and is_number(dropout_p)):
+        return given
+    return draw_rng_state(q) if dropout_p > 0 else None
 
 
 def draw_rng_state(q: torch.Tensor) -> torch.Tensor:

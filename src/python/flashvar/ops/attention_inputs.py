@@ -10,17 +10,13 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops import attention_extras as extras
 from flashvar.ops import attention_tensors as tensors
-from flashvar.ops.attention_options import check_options, scale_of, window_of
+from flashvar.ops.attention_options import check_options, scale_of, whole, window_of
 from flashvar.ops.attention_problem import (
     BackwardProblem,
-    BiasStrides,
     Inputs,
     Options,
     Problem,
-    Strides,
 )
-
-__all__ = ["BackwardProblem", "BiasStrides", "Inputs", "Options", "Problem", "Strides", "inspect"]
 
 
 def inspect(inputs: Inputs, options: Options) -> Problem:
@@ -31,9 +27,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
             what was found and what to do.
     """
     check_options(options)
-    for name, tensor in zip(Inputs._fields, inputs, strict=True):
-        if tensor is not None or name in "qkv":
-            tensors.check_strided(name, tensor)
+    check_tensors(inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
     layout = options.layout
     device = tensors.common_device(q, k, v)
@@ -52,14 +46,14 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         batch = extras.sequences(inputs.cu_seqlens_q)
         extras.check_integers("cu_seqlens_q", inputs.cu_seqlens_q, batch + 1, device)
         total_q, heads_q, head_dim = tensors.packed_sizes("q", q)
-        seqlen_q = total_q if options.max_seqlen_q is None else options.max_seqlen_q
+        seqlen_q = total_q if options.max_seqlen_q is None else whole(options.max_seqlen_q)
     if inputs.cu_seqlens_k is None:
         batch_k, seqlen_k, heads_kv, head_dim_k = tensors.dense_sizes("k", k, layout)
     else:
         batch_k = batch
         extras.check_integers("cu_seqlens_k", inputs.cu_seqlens_k, batch + 1, device)
         total_k, heads_kv, head_dim_k = tensors.packed_sizes("k", k)
-        seqlen_k = total_k if options.max_seqlen_k is None else options.max_seqlen_k
+        seqlen_k = total_k if options.max_seqlen_k is None else whole(options.max_seqlen_k)
     if inputs.seqused_k is not None:
         extras.check_integers("seqused_k", inputs.seqused_k, batch, device)
     head_dim_v = v.shape[-1]
@@ -112,6 +106,17 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         bias_dtype=None if inputs.bias is None else tensors.DTYPES[inputs.bias.dtype],
         alibi_batch_stride=alibi,
     )
+
+
+def check_tensors(inputs: Inputs) -> None:
+    """Refuse what is no strided tensor.
+
+    Raises:
+        InvalidInputError, LayoutError: with what was expected, what was found and what to do.
+    """
+    for name, tensor in zip(Inputs._fields, inputs, strict=True):
+        if tensor is not None or name in "qkv":
+            tensors.check_strided(name, tensor)
 
 
 def inspect_symbolic(inputs: Inputs, options: Options) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
@@ -13,11 +14,14 @@ from flashvar.verdicts import BACKENDS
 
 LAYOUTS: Final = ("bshd", "bhsd")
 
-# Largest finite float32: what a scale has to fit in.
+# Largest finite float32: what a scale has to fit in. Below the smallest, devices round to 0.
 _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
-# Numbers may also be symbolic, while a graph is traced.
-_INTEGERS: Final = (int, torch.SymInt)
-_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt)
+_FLOAT32_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
+# From here on float32 rounds to 1: nothing would be kept, and what is kept would grow without end.
+_ALL_DROPPED: Final = 1 - 2**-25
+# Numbers may also be numpy's, and symbolic while a graph is traced.
+_INTEGERS: Final = (int, torch.SymInt, Integral)
+_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
 
 
 def check_options(options: Options) -> None:
@@ -42,7 +46,7 @@ def check_options(options: Options) -> None:
             f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
             'leave it out for "auto"'
         )
-    if scale is not None and not isinstance(scale, _NUMBERS):
+    if scale is not None and not is_number(scale):
         raise InvalidInputError(
             f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
         )
@@ -50,15 +54,18 @@ def check_options(options: Options) -> None:
     for side in sides:
         if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
             raise _no_side_of_a_window(side)
-    if not _is_number(options.softcap) or not 0 <= options.softcap <= _FLOAT32_LIMIT:
+    softcap, dropout_p = options.softcap, options.dropout_p
+    if not is_number(softcap) or not (
+        softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
+    ):
         raise InvalidInputError(
-            f"softcap must be a finite number, not negative, got {options.softcap!r}: "
-            "pass 0.0 for none"
+            "softcap must be a finite number that float32 can hold, not negative, got "
+            f"{softcap!r}: pass 0.0 for none"
         )
-    if not _is_number(options.dropout_p) or not 0 <= options.dropout_p < 1:
+    if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
         raise InvalidInputError(
-            f"dropout_p must be a probability from 0 to less than 1, got {options.dropout_p!r}: "
-            "pass 0.0 for none"
+            "dropout_p must be a float32 probability from 0 to less than 1, got "
+            f"{dropout_p!r}: pass 0.0 for none"
         )
     for name in ("max_seqlen_q", "max_seqlen_k"):
         bound = getattr(options, name)
@@ -130,7 +137,8 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
 
     The lengths are upper bounds: no key is further than they allow.
     """
-    left, right = options.window_left, 0 if options.causal else options.window_right
+    left = whole(options.window_left)
+    right = 0 if options.causal else whole(options.window_right)
     if left >= seqlen_k - 1:
         left = -1
     if right >= seqlen_q - 1 and not options.causal:
@@ -138,5 +146,11 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
     return left, right
 
 
-def _is_number(value: object) -> bool:
+def whole(value: Any) -> Any:
+    """An integer of whatever type as Python's own, symbols aside."""
+    return value if isinstance(value, torch.SymInt) else int(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value counts, and is not True or False, nor a tensor, whose value is elsewhere."""
     return isinstance(value, _NUMBERS) and type(value) is not bool

@@ -6,27 +6,28 @@ cut off again; so do gradients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
+from flashvar.fitness import HEAD_DIM_STEP
 from flashvar.ops.attention_problem import Gradients, Inputs, Problem
 
 if TYPE_CHECKING:
     from flashvar.backends import Launch
 
-_STEP: Final = 8
-
 
 def wants_padding(problem: Problem, backend: str) -> bool:
     """Whether kernels would have to read half pieces."""
     in_kernels = problem.device is not None and backend != "reference"
-    return in_kernels and (problem.head_dim % _STEP != 0 or problem.head_dim_v % _STEP != 0)
+    return in_kernels and (
+        problem.head_dim % HEAD_DIM_STEP != 0 or problem.head_dim_v % HEAD_DIM_STEP != 0
+    )
 
 
 def pad(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with its last dimension filled up with zeros to a multiple of 8."""
-    missing = -tensor.shape[-1] % _STEP
+    missing = -tensor.shape[-1] % HEAD_DIM_STEP
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 

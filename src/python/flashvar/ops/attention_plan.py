@@ -178,7 +178,8 @@ def _key(
         v.device,
         facts,
         options,
-        type(options[0]),  # 1 equals True, but is none
+        type(options[0]),  # 1 equals True, but is none: of causal, and of deterministic
+        type(options[6]),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.fitness import HEAD_DIM_MAX
 from flashvar.ops.attention_problem import Strides
 
 # The spelling that requests, manifests and messages use.
@@ -17,7 +18,6 @@ DTYPES: Final = {
     torch.float64: "fp64",
 }
 _KERNEL_DTYPES: Final = ("bf16", "fp16")
-_KERNEL_HEAD_DIM: Final = 256
 
 
 def check_strided(name: str, tensor: object) -> None:
@@ -134,9 +134,9 @@ def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
         raise ShapeError(
             f"the {name} must be at least 1, got {head_dim}: pass vectors that hold something"
         )
-    if in_kernels and head_dim > _KERNEL_HEAD_DIM:
+    if in_kernels and head_dim > HEAD_DIM_MAX:
         raise ShapeError(
-            f"the {name} must be from 1 to {_KERNEL_HEAD_DIM} on a CUDA device, got {head_dim}: "
+            f"the {name} must be from 1 to {HEAD_DIM_MAX} on a CUDA device, got {head_dim}: "
             "use torch.nn.functional.scaled_dot_product_attention, or name backend='reference'"
         )
 

@@ -8,7 +8,7 @@ import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import BackendName
-from flashvar.ops.attention_call import call, draw_rng_state
+from flashvar.ops.attention_call import call, rng_state_of
 from flashvar.ops.attention_options import window_pair
 
 
@@ -126,8 +126,7 @@ def attention_varlen(
         )
     if cu_seqlens_k is None and isinstance(k, torch.Tensor) and k.dim() == 3:
         cu_seqlens_k = cu_seqlens_q
-    if rng_state is None and dropout_p > 0.0:
-        rng_state = draw_rng_state(q)
+    rng_state = rng_state_of(q, dropout_p, rng_state)
     extras = (None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
     left, right = window_pair(window_size)
     options = (

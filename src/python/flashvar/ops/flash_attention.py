@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.attention_call import call, draw_rng_state
+from flashvar.ops.attention_call import call, rng_state_of
 from flashvar.ops.attention_options import unbounded_below, window_pair
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras
 from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.ops.attention_tensors import check_strided
 from flashvar.ops.attention_weights import dropped_weights
 
 Window = tuple[int, int]
@@ -33,12 +34,12 @@ class Wanted(NamedTuple):
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: Wanted) -> Answer:
     """Attention of dense tensors."""
     _check(wanted)
-    if q.dim() == 4 and q.shape[0] == 0:
+    if isinstance(q, torch.Tensor) and q.dim() == 4 and q.shape[0] == 0:
         raise ShapeError(
             f"the batch must hold at least 1 sequence, got q of shape {tuple(q.shape)}: skip the "
             "call, or use flashvar.attention, which takes empty batches"
         )
-    rng_state = draw_rng_state(q) if wanted.dropout_p > 0 else None
+    rng_state = rng_state_of(q, wanted.dropout_p)
     extras = NO_EXTRAS
     if rng_state is not None or wanted.alibi_slopes is not None:
         extras = (None, wanted.alibi_slopes, rng_state, None, None, None)
@@ -62,13 +63,14 @@ def varlen(
             "the batch must hold at least 1 sequence, got cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"
         )
-    rng_state = draw_rng_state(q) if wanted.dropout_p > 0 else None
+    rng_state = rng_state_of(q, wanted.dropout_p)
     extras = (None, wanted.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, None)
     return _answer(q, k, v, extras, wanted, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
 
 
 def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[torch.Tensor, ...]:
     """Views of the tensors that lie side by side in the third last dimension."""
+    check_strided(name, packed)
     if packed.dim() != rank or packed.shape[-3] != count:
         lead = "batch, seqlen" if rank == 5 else "total"
         raise ShapeError(
@@ -79,7 +81,7 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
 
 
 def _check(wanted: Wanted) -> None:
-    if wanted.softcap > 0 and wanted.dropout_p > 0:
+    if wanted.softcap and wanted.dropout_p:
         raise InvalidInputError(
             f"softcap does not go with dropout, got softcap={wanted.softcap} and "
             f"dropout_p={wanted.dropout_p}: leave one out, or use flashvar.attention, which takes "
@@ -121,9 +123,14 @@ def _answer(
 
 def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, copied if its rows are strided: what FlashAttention 2 does."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+        return tensor  # refused by the call
     return tensor.contiguous() if tensor.stride(-1) != 1 else tensor
 
 
 def _bound(length: int | torch.Tensor) -> int:
     """The bound as a number: some callers have it in a tensor."""
-    return int(length.item()) if isinstance(length, torch.Tensor) else length
+    if isinstance(length, torch.Tensor) and length.numel() == 1:
+        number: int = length.item()
+        return number
+    return length

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import AuditError
 from flashvar_factory.audit import (
     archive_checks,
     device_checks,
@@ -24,6 +23,7 @@ from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.ledger import ledger
 from flashvar_factory.audit.report import Report
+from flashvar_factory.errors import AuditError
 
 Check = Callable[[Wheel, Expectations], Iterator[Finding]]
 

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from flashvar.errors import BuildError
 from flashvar_factory import elf
+from flashvar_factory.errors import BuildError
 
 MACHINE: Final = 190  # EM_CUDA
 

@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from flashvar.errors import BuildError
 from flashvar_factory import elf
+from flashvar_factory.errors import BuildError
 
 MACHINES: Final = {62: "x86_64", 183: "aarch64"}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from flashvar import manifest
-from flashvar.errors import BuildError, PackagingError
 from flashvar_factory import archive, elf, manifest_writer
 from flashvar_factory.audit import cubin, dynamic, fatbin
 from flashvar_factory.audit.dynamic import Dynamic
+from flashvar_factory.errors import BuildError, PackagingError
 
 _METADATA: Final = ("RECORD", "entry_points.txt", "variant.json")
 _RECORDS_SUFFIX: Final = ".kernels"  # of the section of kernel facts: .<project>.kernels

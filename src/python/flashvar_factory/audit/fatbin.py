@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from flashvar.errors import BuildError, ToolchainError
+from flashvar_factory.errors import BuildError, ToolchainError
 
 SECTIONS: Final = (".nv_fatbin", "__nv_relfatbin")
 SASS: Final = "sass"

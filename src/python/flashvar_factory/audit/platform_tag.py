@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import ToolchainError
 from flashvar_factory.archive import Name
+from flashvar_factory.errors import ToolchainError
 
 Version = tuple[int, int]
 

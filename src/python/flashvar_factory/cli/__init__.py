@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from flashvar.errors import BuildError, FlashvarError
+from flashvar.errors import FlashvarError
+from flashvar_factory.errors import BuildError
 
 COMMANDS: Final = {
     "list": "list_builds",

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import ConfigurationError, PackagingError, ToolchainError
+from flashvar.errors import ConfigurationError
 from flashvar_factory import container, native, self_contained, source
 from flashvar_factory.cli import selected
+from flashvar_factory.errors import PackagingError, ToolchainError
 
 FOLDER: Final = "build/cibuildwheel"
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from flashvar.errors import SmokeError
 from flashvar_factory import index, pythons, schema, smoke
+from flashvar_factory.errors import SmokeError
 from flashvar_factory.index import serve
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import PackagingError
+from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import pages, simple_json, yanks
 from flashvar_factory.index.entries import Entry, normalized, project_of, read
 

@@ -11,7 +11,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import NamedTuple
 
-from flashvar.errors import PackagingError
+from flashvar_factory.errors import PackagingError
 
 
 class Entry(NamedTuple):

@@ -10,7 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar.errors import PackagingError
+from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import PAGE, simple_json
 
 HTML: Final = "text/html"

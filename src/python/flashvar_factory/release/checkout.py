@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashvar.errors import CheckoutError
 from flashvar_factory import source
+from flashvar_factory.errors import CheckoutError
 
 _SHOWN = 10
 

@@ -10,8 +10,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flashvar.errors import PackagingError, ReleaseError
 from flashvar_factory import archive, version, wheel
+from flashvar_factory.errors import PackagingError, ReleaseError
 from flashvar_factory.expand import Build
 from flashvar_factory.index import normalized
 from flashvar_factory.schema import Config

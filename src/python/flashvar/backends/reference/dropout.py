@@ -7,6 +7,7 @@ should.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import torch
@@ -61,12 +62,17 @@ def keeps(
 
 def threshold(dropout_p: float) -> int:
     """The first word that is kept, with the probability rounded to float32."""
-    return int(float(torch.tensor(dropout_p, dtype=torch.float32)) * 2**32)
+    return int(_float32(dropout_p) * 2**32)
 
 
 def growth(dropout_p: float) -> float:
     """What the kept weights are multiplied by."""
-    return 1.0 / (1.0 - float(torch.tensor(dropout_p, dtype=torch.float32)))
+    return 1.0 / (1.0 - _float32(dropout_p))
+
+
+def _float32(value: float) -> float:
+    """The float32 nearest to a number: without a tensor, which would lie on a default device."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _multiply(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

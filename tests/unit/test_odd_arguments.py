@@ -1,0 +1,152 @@
+"""Whatever is passed for an argument, the answer is attention or our own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flashvar
+from flashvar import flash_attn
+from flashvar.errors import InvalidInputError
+
+Call = Callable[..., Any]
+
+OFFSETS = torch.tensor([0, 3, 7], dtype=torch.int32)
+PACKED = torch.randn(7, 2, 8)
+DENSE = torch.randn(2, 5, 2, 8)
+
+
+def dense(**changes: Any) -> Any:
+    return flashvar.attention(**{"q": DENSE, "k": DENSE, "v": DENSE, **changes})
+
+
+def varlen(**changes: Any) -> Any:
+    given = {"q": PACKED, "k": PACKED, "v": PACKED, "cu_seqlens_q": OFFSETS}
+    return flashvar.attention_varlen(**{**given, **changes})
+
+
+def fa_dense(**changes: Any) -> Any:
+    return flash_attn.flash_attn_func(**{"q": DENSE, "k": DENSE, "v": DENSE, **changes})
+
+
+def fa_varlen(**changes: Any) -> Any:
+    given = {"q": PACKED, "k": PACKED, "v": PACKED, "max_seqlen_q": 4, "max_seqlen_k": 4}
+    offsets = {"cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
+    return flash_attn.flash_attn_varlen_func(**{**given, **offsets, **changes})
+
+
+def fa_packed(**changes: Any) -> Any:
+    return flash_attn.flash_attn_qkvpacked_func(**{"qkv": torch.randn(2, 5, 3, 2, 8), **changes})
+
+
+NO_TENSORS = [True, 1, "x", [1.0], np.float32(0.5), np.zeros((2, 5, 2, 8)), torch.tensor(1.0)]
+NO_NUMBERS = ["x", b"x", [1], (1,), {}, object(), torch.tensor(0.5), 1j]
+
+TENSORS = [
+    *((dense, name) for name in ("q", "k", "v", "bias", "alibi_slopes", "rng_state")),
+    *((varlen, name) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
+    *((fa_dense, name) for name in ("q", "k", "v", "alibi_slopes")),
+    *((fa_varlen, name) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")),
+    (fa_packed, "qkv"),
+]
+NUMBERS = [
+    *((dense, name) for name in ("scale", "softcap", "dropout_p", "window_size")),
+    *((varlen, name) for name in ("max_seqlen_q", "max_seqlen_k", "dropout_p")),
+    *((fa_dense, name) for name in ("softmax_scale", "softcap", "dropout_p", "window_size")),
+]
+
+
+def named(pairs: list[tuple[Call, str]]) -> Any:
+    ids = [f"{call.__name__}-{name}" for call, name in pairs]
+    return pytest.mark.parametrize(("call", "name"), pairs, ids=ids)
+
+
+@pytest.mark.parametrize("odd", NO_TENSORS, ids=lambda odd: type(odd).__name__)
+@named(TENSORS)
+def test_no_tensor(call: Call, name: str, odd: object) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        call(**{name: odd})
+
+
+@pytest.mark.parametrize("call", [dense, varlen, fa_dense], ids=lambda call: call.__name__)
+def test_no_tensor_with_dropout(call: Call) -> None:
+    with pytest.raises(InvalidInputError, match="q must be a torch"):
+        call(q=[1.0], dropout_p=0.5)
+
+
+@pytest.mark.parametrize("odd", NO_NUMBERS, ids=lambda odd: type(odd).__name__)
+@named(NUMBERS)
+def test_no_number(call: Call, name: str, odd: object) -> None:
+    with pytest.raises(InvalidInputError, match=name.removeprefix("softmax_")):
+        call(**{name: odd})
+
+
+@pytest.mark.parametrize("name", ["softcap", "dropout_p"])
+def test_no_number_at_all(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        dense(**{name: None})
+
+
+@pytest.mark.parametrize("name", ["causal", "deterministic"])
+def test_an_equal_call_before_changes_nothing(name: str) -> None:
+    dense(**{name: True})
+    with pytest.raises(InvalidInputError, match=f"{name} must be True or False, got 1"):
+        dense(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dropout_p", 1 - 2**-25),
+        ("dropout_p", float("nan")),
+        ("softcap", 1e-50),
+        ("softcap", float("inf")),
+        ("scale", 1e39),
+        ("scale", float("nan")),
+    ],
+    ids=str,
+)
+def test_numbers_beyond_float32(name: str, value: float) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name} must be .*float32"):
+        dense(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (dense, {"scale": np.float32(0.5)}),
+        (dense, {"softcap": np.float64(20)}),
+        (dense, {"window_size": (np.int64(2), np.int32(0))}),
+        (varlen, {"max_seqlen_q": np.int64(4), "max_seqlen_k": np.int64(5)}),
+        (fa_dense, {"window_size": (np.int64(-7), np.int64(1))}),
+        (fa_varlen, {"max_seqlen_q": np.int32(4)}),
+    ],
+    ids=["scale", "softcap", "window", "lengths", "fa window", "fa length"],
+)
+def test_numbers_of_numpy_are_numbers(call: Call, option: dict[str, Any]) -> None:
+    plain = {
+        name: tuple(map(int, value)) if isinstance(value, tuple) else value.item()
+        for name, value in option.items()
+    }
+    q = (DENSE if call in (dense, fa_dense) else PACKED).clone().requires_grad_()
+    found = call(q=q, **option)
+    found.sum().backward()
+    assert q.grad is not None
+    assert torch.equal(found, call(q=q, **plain))
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # through torch's dispatcher
+        assert torch.equal(call(**option), call(**plain))
+
+
+@pytest.mark.parametrize("length", [torch.tensor([1, 2]), torch.tensor(4.5)], ids=str)
+def test_lengths_in_tensors_that_are_none(length: torch.Tensor) -> None:
+    with pytest.raises(InvalidInputError, match="max_seqlen_q must be a whole number"):
+        fa_varlen(max_seqlen_q=length)
+
+
+def test_dropout_beside_another_default_device() -> None:
+    with torch.device("meta"):
+        assert dense(dropout_p=0.5).device.type == "cpu"
