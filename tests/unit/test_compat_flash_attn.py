@@ -63,7 +63,7 @@ def test_metadata_comes_and_goes_with_it(name: str) -> None:
         metadata.version(name)
 
 
-@pytest.mark.parametrize("window", [(None, None), ("a", 1), (1.5, 2)], ids=str)
+@pytest.mark.parametrize("window", [(None, None), ("a", 1), (1.5, 2), torch.rand(2)], ids=str)
 def test_windows_that_are_none_are_refused_in_words(window: Any) -> None:
     q = torch.randn(1, 4, 1, 16)
     with pytest.raises(InvalidInputError, match="window_size must be two integers"):
@@ -72,12 +72,33 @@ def test_windows_that_are_none_are_refused_in_words(window: Any) -> None:
         interface._flash_attn_forward(q, q, q, 0.0, 1.0, False, *window)
 
 
+def test_windows_may_be_integers_in_tensors() -> None:
+    q = torch.randn(1, 9, 1, 16)
+    sides = torch.tensor([3, -7])
+    expected = ours.flash_attn_func(q, q, q, window_size=(3, -1))
+    assert not torch.equal(expected, ours.flash_attn_func(q, q, q))
+    assert torch.equal(ours.flash_attn_func(q, q, q, window_size=sides), expected)
+    found = interface._flash_attn_forward(q, q, q, 0.0, None, False, *sides)[0]
+    assert torch.equal(found, expected)
+
+
 def test_what_upstreams_tests_import() -> None:
     x = torch.randn(4, 6)
     assert torch.equal(interface.maybe_contiguous(x.T), x.T)
     assert interface.maybe_contiguous(x.T).is_contiguous()
     assert interface.maybe_contiguous(None) is None
-    assert interface._get_block_size_n("cpu", 64, False, True) > 0
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_dropped_weights_are_normalized_by_the_stated_blocks(head_dim: int) -> None:
+    q, k = torch.randn(1, 3, 1, head_dim), torch.randn(1, 200, 1, head_dim) * 3
+    _, lse, shown = ours.flash_attn_func(q, k, k, dropout_p=0.3, return_attn_probs=True)
+    scores = (q[0, :, 0] @ k[0, :, 0].T) * head_dim**-0.5
+    size = interface._get_block_size_n(q.device, head_dim, True, False)
+    parts = shown[0, 0, :3, :200].abs().split(size, -1)
+    maxima = [scores[:, i * size :].amax(-1) for i in range(len(parts))]
+    shares = [part * (m - lse[0, 0])[:, None].exp() for part, m in zip(parts, maxima, strict=True)]
+    torch.testing.assert_close(torch.cat(shares, -1), scores.softmax(-1))
 
 
 @pytest.mark.usefixtures("clean")

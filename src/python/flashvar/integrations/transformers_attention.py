@@ -27,6 +27,9 @@ _NOT_SERVED: Final = {
     "output_attentions": "it keeps no attention weights",
     "head_mask": "it takes no head_mask",
     "block_table": "it does not read paged caches in place",
+    "indices": "it does not select keys by indices",
+    "block_indices": "it does not select keys by indices",
+    "sinks": "it takes no sinks that change with the query",
 }
 _CHANGING: Final = frozenset((*_NOT_SERVED, "cu_seq_lens_q"))
 

@@ -7,7 +7,8 @@ the answer. Those that transformers itself composes are read, not evaluated. The
 - int32 [batch, 1, 1, keys], the number of each key's sequence, 0 where it is padding, with a
   `Layout` attached, which can be found again from the numbers. Four dimensions are what a model
   leaves alone that is given a mask it made before, as `generate` does with static caches,
-- float [batch, 1, seqlen_q, keys], added to the scores, for every other function.
+- float [batch, 1, seqlen_q, keys], added to the scores, for every other function, and for models
+  that read what is in their masks (`transformers_models`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import torch
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    eager_mask,
     sdpa_mask,
 )
 
+from flashvar.integrations.serving import decline
 from flashvar.integrations.transformers_layout import Layout, attach, bounded, padding_layout
+from flashvar.integrations.transformers_models import Use, use_of_masks
 
 
 class Pattern(NamedTuple):
@@ -45,13 +49,36 @@ def attention_mask(
     config: Any = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **_: Any,
+    **others: Any,
 ) -> torch.Tensor | None:
     """The mask function that is registered with transformers; arguments are those of its own.
 
     Returns:
         What the module's docstring says.
+
+    Raises:
+        BackendUnavailableError: FLASHVAR_STRICT=1, and the model does not call our attention.
     """
+    use: Use = "hands on" if config is None else use_of_masks(type(config))
+    if use != "hands on":
+        if use == "own attention" and not torch.compiler.is_compiling():
+            reason = f"models with {type(config).__name__} compute attention themselves"
+            decline("transformers", reason, "the model's own")
+        own: torch.Tensor | None = eager_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            dtype=dtype,
+            config=config,
+            use_vmap=use_vmap,
+            device=device,
+            **others,
+        )
+        return own
 
     def evaluated() -> torch.Tensor:
         visible = sdpa_mask(

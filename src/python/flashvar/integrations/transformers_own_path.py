@@ -16,7 +16,9 @@ from flashvar.verdicts import Overrides
 _log: Final = logging.getLogger("flashvar.transformers")
 _told: Final[set[str]] = set()
 # What torch's attention leaves out.
-_ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux")
+_ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
+# What a model puts into the mask instead, where it knows the name of the implementation.
+_ONLY_ITS_OWN: Final = ("indices", "block_indices")
 
 
 class Call(NamedTuple):
@@ -39,9 +41,14 @@ def own_path(
 
     Raises:
         BackendUnavailableError: FLASHVAR_STRICT=1; or the model's file has no attention of its own,
-            and torch's does not do.
+            and torch's does not do; or neither would do.
     """
     name = type(module).__name__
+    if any(others.get(word) is not None for word in _ONLY_ITS_OWN):
+        raise BackendUnavailableError(
+            f"{name} masks the keys that it does not select for eager and sdpa alone, got a call "
+            f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
+        )
     if Overrides.from_environment().strict:
         raise BackendUnavailableError(
             "flashvar has to serve every call (FLASHVAR_STRICT=1), got one that it does not, in "

@@ -119,11 +119,19 @@ def _check_packed(q: torch.Tensor, mask: Any, kind: str) -> None:
         )
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
     # Its diagonals begin in the top left corners, ours end in the bottom right ones.
-    if kind == "BlockDiagonalCausalMask" and queries is not keys:
+    if kind == "BlockDiagonalCausalMask" and not _same_lengths(queries, keys):
         raise InvalidInputError(
-            f"{kind} must share one q_seqinfo between queries and keys, got two: use "
+            f"{kind} must have the same lengths of queries and of keys, got others: use "
             "BlockDiagonalCausalFromBottomRightMask if the last query sees all keys"
         )
+
+
+def _same_lengths(queries: Any, keys: Any) -> bool:
+    """Whether they are one object, or two of the same offsets, as a mask has on another device."""
+    if queries is keys:
+        return True
+    offsets = [getattr(one, "seqstart_py", None) for one in (queries, keys)]
+    return offsets[0] is not None and list(offsets[0]) == list(offsets[1] or ())
 
 
 def _packed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -97,11 +98,16 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
 def unbounded_below(side: Any) -> Any:
     """One side of a window as FlashAttention 2 reads it: any negative number is none.
 
+    An integer may be in a tensor, as its own tests have it.
+
     Raises:
         InvalidInputError: it is no integer.
     """
     if not isinstance(side, _INTEGERS):
-        raise _no_side_of_a_window(side)
+        try:
+            side = operator.index(side)
+        except (TypeError, ValueError):
+            raise _no_side_of_a_window(side) from None
     return max(side, -1)
 
 

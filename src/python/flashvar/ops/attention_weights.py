@@ -28,7 +28,7 @@ def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
     """[batch, heads_q, seqlen_q, seqlen_k] in the dtype of q, lengths rounded up to 128."""
     problem = inspect(inputs, options._replace(backend="reference"))
     dtype = compute_dtype(problem)
-    block = _block(problem.head_dim, inputs.q.device)
+    block = block_of_keys(problem.head_dim, inputs.q.device)
     lengths = (-(-n // _ROUNDED_TO) * _ROUNDED_TO for n in (problem.seqlen_q, problem.seqlen_k))
     shown = inputs.q.new_zeros((problem.batch, problem.heads_q, *lengths))
     for part in parts(problem, inputs):
@@ -56,7 +56,8 @@ def _seen_maximum(found: torch.Tensor, block: int) -> torch.Tensor:
     return running.repeat_interleave(block, -1)[..., : found.shape[-1]]
 
 
-def _block(head_dim: int, device: torch.device) -> int:
+def block_of_keys(head_dim: int, device: torch.device) -> int:
+    """Keys between two maxima of `dropped_weights`."""
     bound = next((bound for bound in _BLOCKS if head_dim <= bound), max(_BLOCKS))
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

@@ -22,7 +22,7 @@ from flashvar.flash_attn import (
 from flashvar.ops.attention_call import draw_rng_state
 from flashvar.ops.attention_options import unbounded_below
 from flashvar.ops.attention_problem import Inputs, Options
-from flashvar.ops.attention_weights import dropped_weights
+from flashvar.ops.attention_weights import block_of_keys, dropped_weights
 
 __all__ = [
     "flash_attn_func",
@@ -252,11 +252,8 @@ def maybe_contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
 def _get_block_size_n(
     device: torch.device | int | str, head_dim: int, is_dropout: bool, is_causal: bool
 ) -> int:
-    """Keys that share a maximum in the weights of `return_attn_probs`, for those who divide by it.
-
-    Ours are normalized over the whole row: any block is right.
-    """
-    return _ROUNDED_TO
+    """Keys that share a maximum in the weights of `return_attn_probs`."""
+    return block_of_keys(head_dim, torch.device(device))
 
 
 def _refuse(what: str) -> NoReturn:

@@ -1,0 +1,108 @@
+"""Models whose layers read their masks, compute attention themselves or select keys."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as upstream
+from small_models import PADDINGS, padding_mask
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations import serving, transformers, transformers_own_path
+from flashvar.integrations.transformers_attention import attention
+from flashvar.integrations.transformers_models import use_of_masks
+
+LENGTH = 12
+_SIZES = {"vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+_ENCODER = {**_SIZES, "intermediate_size": 32}
+_DECODER = {"vocab_size": 97, "d_model": 64, "decoder_layers": 2, "decoder_ffn_dim": 32}
+# The models, and whether flashvar computes some of their attention.
+MODELS: dict[str, tuple[dict[str, Any], bool]] = {
+    "BloomForCausalLM": ({"vocab_size": 97, "hidden_size": 64, "n_layer": 2, "n_head": 4}, False),
+    "CodeGenForCausalLM": (
+        {"vocab_size": 97, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
+        False,
+    ),
+    "MPNetForMaskedLM": (_ENCODER, False),
+    "DogeForCausalLM": ({**_ENCODER, "num_key_value_heads": 2}, True),
+    "BigBirdPegasusForCausalLM": ({**_DECODER, "decoder_attention_heads": 4}, True),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers.register()
+    monkeypatch.setattr(transformers_own_path, "_told", set())
+    monkeypatch.setattr(serving, "_said", set())
+
+
+def made(name: str, implementation: str) -> Any:
+    kind = getattr(upstream, name)
+    torch.manual_seed(0)
+    model = kind._from_config(
+        kind.config_class(**MODELS[name][0]), attn_implementation=implementation
+    ).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(3)
+    return model
+
+
+@pytest.mark.parametrize("padding", [None, *PADDINGS])
+@pytest.mark.parametrize("name", MODELS)
+def test_they_get_masks_that_can_be_read(
+    name: str, padding: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask = padding_mask(padding or "none", LENGTH)
+    given = {} if padding is None else {"attention_mask": mask}
+    expected, found = (made(name, by)(ids, **given).logits for by in ("eager", "flashvar"))
+    kept = mask != 0
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-4, atol=1e-4)
+    said = [record.message for record in caplog.records if record.name.startswith("flashvar")]
+    assert ["compute attention themselves" in message for message in said] == (
+        [] if MODELS[name][1] else [True]
+    )
+
+
+def test_strict_mode_says_that_flashvar_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    model = made("BloomForCausalLM", "flashvar")
+    with pytest.raises(BackendUnavailableError, match="BloomConfig compute attention themselves"):
+        model(torch.ones((1, 4), dtype=torch.long))
+
+
+def test_what_models_say_of_their_masks() -> None:
+    class Derived(upstream.LlamaConfig):  # type: ignore[misc]
+        pass
+
+    assert upstream.LlamaForCausalLM is not None  # its file is loaded
+    assert use_of_masks(upstream.LlamaConfig) == use_of_masks(Derived) == "hands on"
+    assert upstream.MistralForCausalLM is not None
+    assert use_of_masks(upstream.MistralConfig) == "hands on"
+    assert use_of_masks(SimpleNamespace) == "reads"
+    alone = type("Alone", (), {"__module__": "remote.configuration_alone"})
+    assert use_of_masks(alone) == "reads"
+
+
+@pytest.mark.parametrize("word", ["indices", "block_indices"])
+def test_keys_selected_by_indices_are_refused(word: str) -> None:
+    """Their models mask the other keys for eager and sdpa only: no path of ours would."""
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(BackendUnavailableError, match=r"by indices.*attn_implementation='sdpa'"):
+        attention(torch.nn.Identity(), q, q, q, None, **{word: torch.zeros((1, 5, 2))})
+    out, _ = attention(torch.nn.Identity(), q, q, q, None, **{word: None})
+    assert out.shape == (1, 5, 2, 16)
+
+
+def test_sinks_of_each_query_are_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(BackendUnavailableError, match=r"no eager attention.* sinks"):
+        attention(torch.nn.Identity(), q, q, q, None, sinks=torch.zeros((1, 2, 5, 1)))
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    with pytest.raises(BackendUnavailableError, match="sinks that change with the query"):
+        attention(torch.nn.Identity(), q, q, q, None, sinks=torch.zeros((1, 2, 5, 1)))
