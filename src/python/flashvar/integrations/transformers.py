@@ -63,7 +63,7 @@ def _facts() -> tuple[Any, Any, Any]:
     return masking, modeling, kernels
 
 
-def _check(name: str, known: set[str]) -> None:
+def _check(name: object, known: set[str]) -> None:
     """Refuse names that would replace attention of somebody else, in every model of the process."""
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"name must be a word, got {name!r}: leave it out for 'flashvar'")
