@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,15 +17,23 @@ if TYPE_CHECKING:
     from flashvar.cli.diagnosis import Report
     from flashvar.cli.speed import Speed
 
+# As a shell counts a process that a closed pipe ended.
+_CLOSED_PIPE: Final = 128 + 13
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     chosen = commands.parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        return _RUN[chosen.command](chosen)
+        code = _RUN[chosen.command](chosen)
+        sys.stdout.flush()
     except FlashvarError as error:
         print(f"flashvar: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # `| head` has seen enough; Python would flush once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+    return code
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
@@ -45,13 +54,14 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
+    number = chosen.device or 0
     if report.system.torch is None:
         from flashvar.cli.speed import Speed
 
-        return Speed(chosen.device, None, why=report.system.problem or "torch is not installed")
+        return Speed(number, None, why=report.system.problem or "torch is not installed")
     from flashvar.cli import stopwatch
 
-    return stopwatch.check(report, chosen.device, quiet=chosen.json)
+    return stopwatch.check(report, number, quiet=chosen.json)
 
 
 def _show(chosen: argparse.Namespace) -> int:

@@ -109,7 +109,8 @@ def _holdings(held: tuple[KernelRow, ...]) -> str:
         mine = [row for row in held if row.op == op]
         dtypes = ", ".join(sorted({row.dtype for row in mine if row.dtype is not None}))
         dims = ", ".join(dim_words(row.dims for row in mine))
-        ops_of.setdefault(dtypes + (f", head dims {dims}" if dims else ""), []).append(op)
+        many = "s" if "," in dims else ""
+        ops_of.setdefault(dtypes + (f", head dim{many} {dims}" if dims else ""), []).append(op)
     return "; ".join(f"{', '.join(ops)} {what}" for what, ops in ops_of.items())
 
 
