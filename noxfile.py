@@ -30,6 +30,8 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 # uv does not read pip's settings.
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
+# What `nox -s bench` measures of kernels, in the environment that build-dev made.
+ON_WHAT_IS_BUILT = {"attention", "models", "forms", "host", "integrations", "build", "audit"}
 # With these settings an example takes seconds on a CPU.
 SMALL_EXAMPLES = {
     "finetune_packed": ["--steps", "3", "--tokens", "256"],
@@ -91,7 +93,11 @@ def gpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Measure: `-- build`, `-- attention --json OUT`, ... (benchmarks/run.py)."""
-    session.run(dev_python(session), "benchmarks/run.py", *session.posargs, external=True)
+    alone = not ON_WHAT_IS_BUILT.intersection(session.posargs)
+    built = (DEV_ENVIRONMENT / "bin" / "python").is_file()
+    python = sys.executable if alone and not built else dev_python(session)
+    command = (python, "benchmarks/run.py", *session.posargs)
+    session.run(*command, env=WITH_SOURCES, external=True)
 
 
 @nox.session(reuse_venv=True)

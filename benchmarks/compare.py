@@ -20,8 +20,19 @@ _RATE: Final = "tflops"
 _NUMBERS: Final = (_RATE, "median_us", "median_ms", "median_s", "seconds", "bytes")
 # What of a row says what was measured.
 _NAMES: Final = (
-    *("cell", "form", "step", "statement", "case", "distribution", "platform", "contender"),
+    *("cell", "form", "way", "step", "statement", "case"),
+    *("distribution", "platform", "contender"),
 )
+# What both runs should have in common, by its place in the file.
+_COMMON: Final = {
+    "GPU": ("environment", "device", "name"),
+    "driver": ("environment", "device", "driver"),
+    "CPU": ("environment", "cpu", "model"),
+    "Python": ("environment", "python"),
+    "torch": ("environment", "versions", "torch"),
+    "Triton": ("environment", "versions", "triton"),
+    "settings": ("environment", "settings"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,21 +53,28 @@ class Change:
         return ratio if self.unit == _RATE else 1 / ratio
 
 
-def files(before: Path, after: Path, benchmark: str | None = None) -> list[Change]:
+def documents(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
     """The changes from one file to another, in the order of the second.
 
     Raises:
-        BenchmarkError: a file is not of this runner, or they are of different benchmarks.
+        BenchmarkError: they are of different benchmarks.
     """
-    first, second = _read(before), _read(after)
-    wanted = benchmark or first["benchmark"]
-    for path, document in ((before, first), (after, second)):
-        if document["benchmark"] != wanted:
-            raise BenchmarkError(
-                f"expected two files of {wanted!r}, {path} is of {document['benchmark']!r}: "
-                "compare files of one benchmark"
-            )
-    return changes(first["rows"], second["rows"])
+    if before["benchmark"] != after["benchmark"]:
+        raise BenchmarkError(
+            f"expected two files of {before['benchmark']!r}, the second is of "
+            f"{after['benchmark']!r}: compare files of one benchmark"
+        )
+    return changes(before["rows"], after["rows"])
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What of the machines is not the same, a line each: a ratio may be theirs."""
+    found = []
+    for name, path in _COMMON.items():
+        first, second = _at(before, path), _at(after, path)
+        if first != second:
+            found.append(f"not the same {name}: {first or '-'} in A, {second or '-'} in B")
+    return found
 
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[Change]:
@@ -100,7 +118,12 @@ def table(compared: Sequence[Change], threshold: float) -> str:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """What run.py wrote.
+
+    Raises:
+        BenchmarkError: there is no such file, or it is not of this runner.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -110,6 +133,13 @@ def _read(path: Path) -> dict[str, Any]:
             f"expected schema {SCHEMA} in {path}, found something else: write it with --json"
         )
     return document
+
+
+def _at(document: dict[str, Any], path: Sequence[str]) -> Any:
+    found: Any = document
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _numbers(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:

@@ -4,13 +4,13 @@
 
 Files of `attention` make rates by length in both directions, an overview of both under a causal
 mask, and heat maps of ratios; of `host` and `size`, one picture each. Several files of one
-benchmark make one set; of a case that is in two, the later one counts. Needs matplotlib, no torch.
+benchmark and one machine make one set, which says so; of a case that is in two, the later one
+counts. Needs matplotlib, no torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,9 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
+from benchmarks import compare
 from benchmarks.drawing import heat, host, rates, sizes, style
 from benchmarks.drawing.points import BEST, GOAL, Rates, best_peer, over
 from benchmarks.drawing.points import rates as rates_of
+from benchmarks.report import BenchmarkError
 
 _PEER_SIZES: Final = Path(__file__).with_name("peer_sizes.toml")
 _DIRECTIONS: Final = ("forward", "backward")
@@ -46,11 +48,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/pictures"), metavar="FOLDER")
     parser.add_argument("--name", default="", help="what the pictures' names start with")
     options = parser.parse_args()
-    pictures = dict(_pictures([json.loads(path.read_text("utf-8")) for path in options.files]))
-    if not pictures:
-        print(
-            "expected timed rows of `run.py attention`, `host` or `size`, found none: measure first"
-        )
+    try:
+        pictures = dict(_pictures([compare.read(path) for path in options.files]))
+    except BenchmarkError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     for name, figure in pictures.items():
@@ -63,20 +64,44 @@ def main() -> int:
 
 
 def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure]]:
-    """Names and pictures of everything in the files."""
+    """Names and pictures of everything in the files.
+
+    Raises:
+        BenchmarkError: nothing in them can be drawn, or one picture would have two machines.
+    """
+    none = True
     draw = {"attention": _attention, "host": _host, "size": _size}
     for benchmark, function in draw.items():
         of_it = [one for one in documents if one["benchmark"] == benchmark]
         if of_it:
             rows = [row for document in of_it for row in document["rows"]]
-            yield from function(rows, of_it[-1]["environment"])
+            for picture in function(rows, _one_machine(of_it), len(of_it)):
+                none = False
+                yield picture
+    if none:
+        raise BenchmarkError(
+            "expected timed rows of `run.py attention`, `host` or `size`, found none: measure first"
+        )
 
 
-def _attention(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+def _one_machine(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The environment that all of them have, as far as a picture names it."""
+    environments: list[dict[str, Any]] = [document["environment"] for document in documents]
+    if all("device" in environment for environment in environments):
+        machines = list(dict.fromkeys(map(style.machine, environments)))
+        if len(machines) > 1:
+            raise BenchmarkError(
+                f"expected files of one machine, found {' and '.join(machines)}: draw them apart"
+            )
+    return environments[-1]
+
+
+def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[str, Figure]]:
     machine = style.machine(environment) + _clock(rows)
     found = {direction: rates_of(rows, direction) for direction in _DIRECTIONS}
     measured = {direction: one for direction, one in found.items() if one}
-    what = "bf16, 16,384 tokens a batch, heads = 2048 / head dim; medians, cold L2, all in one run"
+    what = "bf16, 16,384 tokens a batch, heads = 2048 / head dim; medians, cold L2, "
+    what += "all in one run" if runs == 1 else f"of {runs} runs"
     for direction, one in measured.items():
         title = f"Attention {direction}, TFLOP/s"
         yield direction, rates.draw(rates.by_mask(one), title, machine, what)
@@ -125,7 +150,7 @@ def _to_each(measured: Rates) -> list[heat.Map]:
     return [(f"/ {name}", ratios) for name, found in peers.items() if (ratios := over(cuda, found))]
 
 
-def _host(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+def _host(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[str, Figure]]:
     cpu = environment.get("cpu", {}).get("model", "")
     what = "batch 1, 8 heads, 128 tokens, head dim 64, bf16; median and 20th to 80th percentile"
     figure = host.draw(rows, f"{style.machine(environment)}; {cpu}", what)
@@ -133,7 +158,7 @@ def _host(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure
         yield "host", figure
 
 
-def _size(rows: Rows, environment: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+def _size(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[str, Figure]]:
     mine = [row for row in rows if "x86_64" in row["platform"] or row["platform"] == "any"]
     peers = tomllib.loads(_PEER_SIZES.read_text("utf-8"))["peer"]
     if mine:

@@ -54,6 +54,13 @@ def gather(*, device: bool) -> dict[str, Any]:
     return facts
 
 
+def has_device() -> bool:
+    """Whether torch, which this imports, can use a CUDA device."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def clocks() -> dict[str, float]:
     """Clocks, power, temperature of the current CUDA device now; {} without nvidia-smi."""
     answer = _nvidia_smi(list(_CLOCKS))
@@ -64,7 +71,7 @@ def clocks() -> dict[str, float]:
 def _device() -> dict[str, Any]:
     import torch
 
-    if not torch.cuda.is_available():
+    if not has_device():
         raise BenchmarkError(
             "expected a CUDA device that torch can use, found none: run this on a machine with one"
         )

@@ -1,101 +1,111 @@
-"""What the integrations cost: registering, and each call beside flashvar's own.
-
-    PYTHONPATH=src/python python benchmarks/integrations.py --json out.json
+"""What the integrations cost: registering once more, and each call beside flashvar's own.
 
 On a CUDA device, or on the CPU where there is none: the same tensors, with as many heads and rows
-as leave little to compute. Contenders take turns. The JSON file: schema, benchmark, environment and
-rows; of registering and of each way of a call median_us, low_us, high_us (20th and 80th
-percentile), rounds and calls (per round); added_us is the median less that of calling
-`flashvar.attention` with [batch, sequence, heads, head_dim] directly.
+as leave little to compute. Contenders take turns. The first registration of a process also loads
+flashvar's operations, which the first call would load otherwise: that is not in it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Any, Final
-
-if __name__ == "__main__":
-    # Run as a file, Python searches this folder: `build` would hide others.
-    sys.path.pop(0)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from typing import Final
 
 import torch
 
-from benchmarks import environment
+from benchmarks.environment import has_device
+from benchmarks.report import BenchmarkError, Options, Report, Row, chosen
 
-_CALLS: Final = 200
 _ROUNDS: Final = 40
+# As many as fit in the launch queue, so that none of them waits for the device.
+_MOST_CALLS: Final = 200
+_FEWEST_CALLS: Final = 2
 
 
-def main() -> int:
-    """Command line; 0."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--calls", type=int, default=_CALLS, help="per round")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS)
-    options = parser.parse_args()
-    on_device = torch.cuda.is_available()
-    rows = measure("cuda" if on_device else "cpu", options.calls, options.rounds)
-    document = {
-        "schema": 1,
-        "benchmark": "integrations",
-        "environment": environment.gather(device=on_device),
-        "rows": rows,
-    }
-    if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for row in rows:
-        added = f"{row['added_us']:+8.2f} us" if "added_us" in row else ""
-        print(f"{row['way']:32} {row['median_us']:9.2f} us {added}")
-    return 0
+def run(options: Options) -> Report:
+    """Times registering, and the chosen ways of a call without and with gradients.
+
+    Raises:
+        BenchmarkError: for an unknown way, or where transformers is missing.
+    """
+    from flashvar.integrations import torch as sdpa
+
+    device = "cuda" if has_device() else "cpu"
+    registering, calls = _registering(), {}
+    sdpa.activate("auto" if device == "cuda" else "reference")
+    for kind, wants_gradients in (("no-gradient", False), ("gradient", True)):
+        ways = _ways(device, wants_gradients) | _torchs_ways(device, wants_gradients)
+        calls[kind] = {f"{way}, {kind}": call for way, call in ways.items()}
+    names = [*registering, *(way for ways in calls.values() for way in ways)]
+    wanted = chosen(names, options.only)
+    rows: list[Row] = []
+    for way, register in registering.items():
+        if way in wanted:
+            rows.append(
+                {"way": way, **_summary([_time(register, 1, "cpu") for _ in range(_ROUNDS)], 1)}
+            )
+    for kind, ways in calls.items():
+        direct = f"direct, {kind}"
+        mine = {way: ways[way] for way in ways if way in wanted or way == direct}
+        if len(mine) > 1 or direct in wanted:
+            rows += _beside(direct, mine, device, options.seconds)
+    sdpa.deactivate()
+    return Report(
+        rows=rows,
+        columns=("way (us)", "median", "low", "high", "added"),
+        lines=[
+            (
+                str(row["way"]),
+                *(f"{row[key]:.2f}" for key in ("median_us", "low_us", "high_us")),
+                f"{row['added_us']:+.2f}" if "added_us" in row else "-",
+            )
+            for row in rows
+        ],
+    )
 
 
-def measure(device: str, calls: int, rounds: int) -> list[dict[str, Any]]:
-    """Times of registering once more, and of the ways of a call."""
-    from transformers.modeling_utils import AttentionInterface
-
+def _registering() -> dict[str, Callable[[], object]]:
+    """What registers, done once already."""
+    from flashvar.errors import IntegrationError
     from flashvar.integrations import torch as sdpa
     from flashvar.integrations import transformers
 
-    rows = []
-    for name, register in {
-        "transformers": transformers.register,
-        "torch": lambda: sdpa.activate().__exit__(None, None, None),
-    }.items():
-        register()
-        registering = [_time(register, 1, "cpu") for _ in range(rounds)]
-        rows.append({"way": f"register, {name}", **_summary(registering, 1)})
-    attention = AttentionInterface()["flashvar"]
-    sdpa.activate("auto" if device == "cuda" else "reference")
-    for name, wants_gradients in (("no-gradient", False), ("gradient", True)):
-        ways = _ways(device, attention, wants_gradients) | _torchs_ways(device, wants_gradients)
-        found: dict[str, list[float]] = {way: [] for way in ways}
-        for call in ways.values():
-            _time(call, calls, device)
-        for _ in range(rounds):
-            for way, call in ways.items():
-                found[way].append(_time(call, calls, device))
-        direct = median(found["direct"])
-        rows += [
-            {
-                "way": f"{way}, {name}",
-                **_summary(times, calls),
-                "added_us": median(times) - direct,
-            }
-            for way, times in found.items()
-        ]
-    return rows
+    try:
+        transformers.register()
+    except IntegrationError as error:
+        raise BenchmarkError(str(error)) from None
+    return {
+        "register, transformers": transformers.register,
+        "register, torch": lambda: sdpa.activate().__exit__(None, None, None),
+    }
 
 
-def _ways(device: str, attention: Any, wants_gradients: bool) -> dict[str, Callable[[], object]]:
+def _beside(
+    direct: str, ways: dict[str, Callable[[], object]], device: str, seconds: float
+) -> list[Row]:
+    """Rows of ways that take turns, with what each adds to the direct one."""
+    for call in ways.values():  # what the first call loads is not timed
+        _time(call, _FEWEST_CALLS, device)
+    once = max(_time(call, _FEWEST_CALLS, device) for call in ways.values())
+    calls = min(max(int(1e6 * seconds / _ROUNDS / once), _FEWEST_CALLS), _MOST_CALLS)
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(_ROUNDS):
+        for way, call in ways.items():
+            found[way].append(_time(call, calls, device))
+    least = median(found[direct])
+    return [
+        {"way": way, **_summary(times, calls), "added_us": median(times) - least}
+        for way, times in found.items()
+    ]
+
+
+def _ways(device: str, wants_gradients: bool) -> dict[str, Callable[[], object]]:
+    from transformers.modeling_utils import AttentionInterface
+
     import flashvar
 
+    attention = AttentionInterface()["flashvar"]
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     module = torch.nn.Module()
     module.is_causal = True
@@ -153,7 +163,7 @@ def _time(call: Callable[[], object], calls: int, device: str) -> float:
     return 1e6 * (perf_counter() - start) / calls
 
 
-def _summary(microseconds: list[float], calls: int) -> dict[str, Any]:
+def _summary(microseconds: list[float], calls: int) -> Row:
     fifths = quantiles(microseconds, n=5, method="inclusive")
     return {
         "median_us": median(microseconds),
@@ -162,7 +172,3 @@ def _summary(microseconds: list[float], calls: int) -> dict[str, Any]:
         "rounds": len(microseconds),
         "calls": calls,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

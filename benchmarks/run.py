@@ -1,6 +1,6 @@
 """The one runner: `python benchmarks/run.py attention --json OUT`; models, host, ... likewise.
 
-Needs nothing but Python, and torch (with triton) for the first four; flashvar is imported from
+Needs nothing but Python, and torch (with triton) for the first five; flashvar is imported from
 where Python finds it, so from a working tree:
 
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
@@ -43,6 +43,8 @@ The JSON file, schema 1:
     forms      cell, contender, form (gqa or mha, packed or padded); the rest as attention; ratio to
                the plain form: of rates (to_plain) and of times (faster)
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
+    integrations  way; median_us, low_us, high_us, rounds, calls (per round); of calls added_us,
+               what is more than `flashvar.attention` takes; on the CPU where there is no device
     build      step, command, seconds
     import     statement, median_ms, low_ms, high_ms, cpu_ms (its part on the CPU: a busy
                machine changes it less), rounds, heavy_modules (loaded by it)
@@ -75,6 +77,7 @@ _MODULES: Final = {
     "models": "models",
     "forms": "forms",
     "host": "host",
+    "integrations": "integrations",
     "build": "build",
     "import": "import_time",
     "size": "size",
@@ -82,17 +85,25 @@ _MODULES: Final = {
     "audit": "audit",
 }
 _ON_DEVICE: Final = ("attention", "models", "forms", "host")
+# Who takes an option that not everybody takes.
+_WITH_CONTENDERS: Final = ("attention", "models", "forms")
+_TAKEN_BY: Final = {
+    "contender": _WITH_CONTENDERS,
+    "seconds": (*_WITH_CONTENDERS, "integrations"),
+    "prepare": _WITH_CONTENDERS,
+    "threshold": (),
+}
 
 
 def main() -> int:
     """Command line; 0, 1 where a comparison finds what got worse, 2 where it cannot be done."""
     parser = _parser()
     arguments = parser.parse_args()
+    if wrong := _misplaced(arguments, parser):
+        parser.error(wrong)
     try:
         if arguments.compare:
             return _compare(arguments)
-        if arguments.benchmark is None:
-            parser.error("expected a benchmark, or --compare A.json B.json")
         report = _run(arguments)
     except BenchmarkError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
@@ -108,9 +119,14 @@ def _run(arguments: argparse.Namespace) -> Report:
     options = Options(
         tuple(arguments.only), tuple(arguments.contender), arguments.seconds, arguments.prepare
     )
+    if arguments.json is not None:
+        _check_writable(arguments.json)
     # Loaded by name, for only some of them need torch.
     module = importlib.import_module(f"benchmarks.{_MODULES[arguments.benchmark]}")
-    facts = environment.gather(device=arguments.benchmark in _ON_DEVICE)
+    on_device = arguments.benchmark in _ON_DEVICE or (
+        arguments.benchmark == "integrations" and environment.has_device()
+    )
+    facts = environment.gather(device=on_device)
     start = perf_counter()
     report: Report = module.run(options)
     if arguments.json is not None:
@@ -127,17 +143,55 @@ def _run(arguments: argparse.Namespace) -> Report:
             "took_seconds": round(perf_counter() - start, 1),
             "rows": report.rows,
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return report
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     """Prints the ratios of two files; 1 where one is worse by more than the threshold."""
-    before, after = arguments.compare
-    compared = compare.files(before, after, arguments.benchmark)
+    before, after = map(compare.read, arguments.compare)
+    compared = compare.documents(before, after)
     print(compare.table(compared, arguments.threshold))
+    for line in compare.differences(before, after):
+        print(line)
     return 1 if compare.regressions(compared, arguments.threshold) else 0
+
+
+def _misplaced(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> str | None:
+    """What is wrong with words that are right by themselves."""
+    if (arguments.benchmark is None) != bool(arguments.compare):
+        return "expected a benchmark, or --compare A.json B.json, and not both"
+    given = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
+    if arguments.compare:
+        others = [name for name in given if name not in ("compare", "threshold")]
+        return f"--{others[0]} does not go with --compare: leave it out" if others else None
+    for name in given:
+        takers = _TAKEN_BY.get(name)
+        if takers is not None and arguments.benchmark not in takers:
+            goes_with = ", ".join(takers) or "--compare"
+            return f"--{name} goes with {goes_with}, not with {arguments.benchmark}: leave it out"
+    return None
+
+
+def _check_writable(file: Path) -> None:
+    """Hours of measuring must not end at a folder that cannot be written."""
+    new = not file.exists()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise BenchmarkError(
+            f"--json: expected a file that can be written, found {error}: choose another"
+        ) from None
+    if new:
+        file.unlink()
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,9 +218,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=_positive,
         default=0.25,
-        help="attention, models, forms: device time of a contender in a case (%(default)s)",
+        help="attention, models, forms: device time of a contender in a case; integrations: of "
+        "each way (%(default)s)",
     )
     parser.add_argument(
         "--prepare",
@@ -185,10 +240,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threshold",
-        type=float,
+        type=_positive,
         default=0.05,
         metavar="PART",
-        help="how much worse B may be (%(default)s)",
+        help="of --compare: how much worse B may be (%(default)s)",
     )
     return parser
 

@@ -69,6 +69,22 @@ def test_the_threshold_decides(threshold: str, code: int, tmp_path: Path) -> Non
     assert done.returncode == code
 
 
+def test_ways_are_told_apart(tmp_path: Path) -> None:
+    rows = [{"way": way, "median_us": 1.0} for way in ("direct", "sdpa")]
+    document = {"schema": 1, "benchmark": "integrations", "rows": rows}
+    assert "mean 1.000 of 2" in compare(tmp_path, document, document).stdout
+
+
+def test_another_machine_is_named(tmp_path: Path) -> None:
+    first, second = (
+        {**rates(a=1.0), "environment": {"device": {"name": name, "driver": "580"}}}
+        for name in ("a card", "another card")
+    )
+    lines = compare(tmp_path, first, second).stdout.splitlines()
+    assert lines[-1] == "not the same GPU: a card in A, another card in B"
+    assert "not the same" not in compare(tmp_path, first, first).stdout
+
+
 @pytest.mark.parametrize(
     ("after", "words"),
     [

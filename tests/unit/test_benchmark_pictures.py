@@ -24,7 +24,8 @@ def draw(folder: Path, *documents: dict[str, Any]) -> subprocess.CompletedProces
     files = []
     for index, document in enumerate(documents):
         files.append(str(folder / f"{index}.json"))
-        Path(files[-1]).write_text(json.dumps({"environment": CARD} | document), encoding="utf-8")
+        text = json.dumps({"schema": 1, "environment": CARD} | document)
+        Path(files[-1]).write_text(text, encoding="utf-8")
     command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), *files, "--out"]
     return subprocess.run([*command, str(folder / "out")], capture_output=True, text=True)
 
@@ -76,7 +77,31 @@ def test_everything_that_was_measured_is_drawn(tmp_path: Path) -> None:
 def test_nothing_measured_is_nothing_drawn(benchmark: str, tmp_path: Path) -> None:
     done = draw(tmp_path, {"benchmark": benchmark, "rows": []})
     assert done.returncode == 2, done.stderr
-    assert "measure first" in done.stdout
+    assert "measure first" in done.stderr
+
+
+def test_a_picture_has_one_machine(tmp_path: Path) -> None:
+    document = {"benchmark": "attention", "rows": rates("forward")}
+    other = {"environment": {**CARD, "device": {"name": "another card"}}}
+    done = draw(tmp_path, document, document | other)
+    assert done.returncode == 2
+    assert "expected files of one machine, found a card, driver 1.2," in done.stderr
+
+
+def test_several_runs_are_said_to_be(tmp_path: Path) -> None:
+    runs = [{"benchmark": "attention", "rows": rates(way)} for way in ("forward", "backward")]
+    assert draw(tmp_path, *runs).returncode == 0
+    # Its words are drawn as outlines, below a comment that has them.
+    picture = (tmp_path / "out" / "forward.svg").read_text(encoding="utf-8")
+    assert "of 2 runs" in picture
+    assert "all in one run" not in picture
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), str(tmp_path / "none.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "expected a file of --json at" in done.stderr
 
 
 def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,12 @@ def rendered(found: Report, width: int | None = None) -> str:
         pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves everything", id="bare"),
         pytest.param(sim.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
         pytest.param(
+            sim.system(driver_cuda=None), ALL, False, "no NVIDIA driver is found", id="no driver"
+        ),
+        pytest.param(
+            sim.system(visible_devices=""), ALL, False, "VISIBLE_DEVICES is ''", id="hidden"
+        ),
+        pytest.param(
             sim.system(problem="the driver is too old"), ALL, False, "too old", id="problem"
         ),
         pytest.param(
@@ -85,6 +91,10 @@ def test_asks_about_everything_installed_and_the_usual() -> None:
         ),
         pytest.param(sim.system(sim.H100, triton=None), ALL, (), id="nothing better"),
         pytest.param(sim.system(sim.GB200), ALL, (), id="no wheel exists"),
+        pytest.param(
+            sim.system(visible_devices="7"), ALL, ("unset CUDA_VISIBLE_DEVICES",), id="hidden"
+        ),
+        pytest.param(sim.system(sim.H100, visible_devices="0"), ALL, (), id="chosen on purpose"),
     ],
 )
 def test_fixes_are_those_that_would_change_what_runs(

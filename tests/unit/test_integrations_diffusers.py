@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashvar.errors import BackendUnavailableError
+from flashvar.errors import BackendUnavailableError, IntegrationError
 from flashvar.integrations import diffusers as ours
 from flashvar.integrations import serving
 from flashvar.integrations import torch as sdpa
@@ -200,5 +200,5 @@ def test_what_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_diffusers(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     for name in ("diffusers.models.attention_dispatch", missing):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BackendUnavailableError, match=r"needs diffusers 0\.35 or newer, found"):
+    with pytest.raises(IntegrationError, match=r"needs diffusers 0\.35 or newer, found"):
         ours.register()

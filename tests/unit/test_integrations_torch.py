@@ -112,7 +112,7 @@ def fits(case: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         q = q.transpose(2, 3).contiguous().transpose(2, 3)
     elif case == "empty":
         q = q[:, :, :0]
-    elif case == "dropout_p is 1":
+    elif case == "dropout_p is not a":
         options = {"dropout_p": 1.0}
     elif case == "column for each key":
         options = {"attn_mask": made(L, 1)}
@@ -135,7 +135,7 @@ class Tagged(torch.Tensor):
         "without enable_gqa",
         "last dimension",
         "empty",
-        "dropout_p is 1",
+        "dropout_p is not a",
         "column for each key",
         "contiguous in its keys",
         "the kind",

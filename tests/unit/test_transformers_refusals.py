@@ -15,8 +15,13 @@ import torch
 from small_models import inputs, output, small_model
 
 import flashvar
-from flashvar.errors import BackendUnavailableError, ConfigurationError, ShapeError
-from flashvar.integrations import transformers, transformers_own_path
+from flashvar.errors import (
+    BackendUnavailableError,
+    IntegrationError,
+    InvalidInputError,
+    ShapeError,
+)
+from flashvar.integrations import requirement, transformers, transformers_own_path
 from flashvar.integrations.transformers_attention import attention
 from flashvar.integrations.transformers_mask import attention_mask, read
 
@@ -67,15 +72,32 @@ def test_a_second_registration_changes_nothing() -> None:
 
 
 def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = r"needs transformers 5\.6 or newer, found .*: pip install 'transformers>=5\.6'"
+    needed = r"needs transformers 5\.6 or newer, found \S+ \(.+\): pip install .+5\.6'"
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)
-        with pytest.raises(ConfigurationError, match=needed):
+        with pytest.raises(IntegrationError, match=needed):
             transformers.register()
     old = SimpleNamespace(sdpa_mask=lambda batch_size, cache_position, kv_length: None)
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", old)
-    with pytest.raises(ConfigurationError, match=needed):
+    with pytest.raises(IntegrationError, match=needed):
         transformers.register()
+
+
+def test_an_old_package_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)  # 4.40 has none
+    monkeypatch.setattr(requirement.metadata, "version", lambda package: "4.40.0")
+    with pytest.raises(ImportError, match=r"transformers 5\.6 or newer, found 4\.40\.0 \("):
+        transformers.register()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flash_attention_2", "", 3])
+def test_names_of_others_are_refused(name: Any) -> None:
+    from transformers.modeling_utils import AttentionInterface
+
+    before = dict(AttentionInterface().items())
+    with pytest.raises(InvalidInputError, match=r"name must be .*, got .*leave it out"):
+        transformers.register(name)
+    assert dict(AttentionInterface().items()) == before
 
 
 def test_weights_come_from_eager_after_one_warning(caplog: pytest.LogCaptureFixture) -> None:

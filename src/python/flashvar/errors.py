@@ -45,6 +45,10 @@ class BackendUnavailableError(FlashvarError, RuntimeError):
     """The named backend cannot serve the request, or no backend can."""
 
 
+class IntegrationError(FlashvarError, ImportError):
+    """The package that flashvar is to be registered in is missing or too old."""
+
+
 class ManifestError(FlashvarError):
     """A manifest is missing, unreadable, or says something that it may not say."""
 

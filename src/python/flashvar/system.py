@@ -54,6 +54,7 @@ class System:
     python: str = ""
     platform: str = ""  # as in a wheel tag, e.g. "linux_x86_64"
     problem: str | None = None  # why torch sees no device, in torch's words
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, "" too
 
     def device(self, index: int) -> Device | None:
         """The device that torch calls `cuda:index`; None when it is not visible."""
@@ -83,6 +84,7 @@ def gather() -> System:
         python=platform.python_version(),
         platform=platform_tag(),
         problem=problem,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 

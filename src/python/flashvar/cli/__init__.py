@@ -61,13 +61,14 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
+    number = chosen.device or 0
     if report.system.torch is None:
         from flashvar.cli.speed import Speed
 
-        return Speed(chosen.device, None, why=report.system.problem or "torch is not installed")
+        return Speed(number, None, why=report.system.problem or "torch is not installed")
     from flashvar.cli import stopwatch
 
-    return stopwatch.check(report, chosen.device, quiet=chosen.json)
+    return stopwatch.check(report, number, quiet=chosen.json)
 
 
 def _show(chosen: argparse.Namespace) -> int:

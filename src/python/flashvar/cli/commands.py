@@ -76,6 +76,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         next((one for one in commands if one.prog == where), parser).error(
             f"unrecognized arguments: {' '.join(unknown)}"
         )
+    if chosen.command == "doctor" and chosen.device is not None and not chosen.bench:
+        commands[0].error("--device goes with --bench: add it, or leave --device out")
     return chosen
 
 
@@ -108,7 +110,7 @@ def _doctor(parser: Parser) -> None:
         help="time attention too, in ten seconds, beside torch's and what was recorded",
     )
     parser.add_argument(
-        "--device", type=int, default=0, metavar="N", help="of --bench, as torch numbers them (0)"
+        "--device", type=int, metavar="N", help="of --bench, as torch numbers them (default: 0)"
     )
 
 

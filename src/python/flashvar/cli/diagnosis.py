@@ -61,8 +61,7 @@ class Report:
             return f"Calls fail: {self.errors[0]}."
         backends = [one.chosen.backend if one.chosen else "" for one in self.decisions]
         if not self.system.devices and not self.healthy:
-            why = self.system.problem or "torch sees no CUDA device"
-            return f"Only the CPU reference runs: {why}."
+            return f"Only the CPU reference runs: {_why_no_device(self.system)}."
         if not self.healthy:
             return "No backend but the reference serves this machine."
         if all(backend == "cuda" for backend in backends):
@@ -134,6 +133,17 @@ def rules_of(decision: Decision) -> tuple[Rule, ...]:
     return families.rules(decision.chosen.kernel, decision.request.dims)
 
 
+def _why_no_device(system: System) -> str:
+    if system.problem is not None:
+        return system.problem
+    why = "torch sees no CUDA device"
+    if system.driver_cuda is None and system.torch_hip is None:
+        return f"{why}, and no NVIDIA driver is found"
+    if system.visible_devices is not None:
+        return f"{why}, CUDA_VISIBLE_DEVICES is {system.visible_devices!r}"
+    return why
+
+
 def _fix_of_machine(system: System) -> str | None:
     """What would make torch see a device that is there; None where nothing says that one is."""
     if system.torch is None:
@@ -144,7 +154,7 @@ def _fix_of_machine(system: System) -> str | None:
         return f"install a torch made for CUDA; torch {system.torch} is for the CPU alone"
     major, served = int(system.torch_cuda.split(".")[0]), system.driver_cuda[0]
     if major <= served:
-        return None
+        return None if system.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"
     return (
         f"update the NVIDIA driver to one that serves CUDA {system.torch_cuda}, "
         f"or install a torch made for CUDA {served}"

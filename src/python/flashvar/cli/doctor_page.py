@@ -43,6 +43,7 @@ def _system(report: Report) -> Table:
     made_for = (
         f"ROCm {system.torch_hip}" if system.torch_hip else f"CUDA {system.torch_cuda or 'none'}"
     )
+    shortened = system.visible_devices is not None
     facts = [
         ("python", f"{system.python} on {system.platform}"),
         ("torch", f"{system.torch}, made for {made_for}" if system.torch else None),
@@ -54,6 +55,7 @@ def _system(report: Report) -> Table:
     ]
     named = [
         *([("problem", system.problem)] if system.problem else []),
+        *([("visible", f"CUDA_VISIBLE_DEVICES={system.visible_devices}")] * shortened),
         *([("backend", overrides.backend)] if overrides.backend != "auto" else []),
         *([("forced to", overrides.architecture)] if overrides.architecture else []),
     ]
@@ -107,7 +109,8 @@ def _holdings(held: tuple[KernelRow, ...]) -> str:
         mine = [row for row in held if row.op == op]
         dtypes = ", ".join(sorted({row.dtype for row in mine if row.dtype is not None}))
         dims = ", ".join(dim_words(row.dims for row in mine))
-        ops_of.setdefault(dtypes + (f", head dims {dims}" if dims else ""), []).append(op)
+        many = "s" if "," in dims else ""
+        ops_of.setdefault(dtypes + (f", head dim{many} {dims}" if dims else ""), []).append(op)
     return "; ".join(f"{', '.join(ops)} {what}" for what, ops in ops_of.items())
 
 

@@ -29,21 +29,26 @@ def run(named: Sequence[str], *, as_json: bool) -> int:
     Raises:
         ConfigurationError: a name is no architecture.
     """
-    inventory = _only(registry.installed(), named)
+    every = registry.installed()
+    inventory = _only(every, named)
     if as_json:
         print(json.dumps(_document(inventory), indent=1))
     else:
-        screen.show(page(inventory))
+        others = [one.architecture.name for one in every.binaries] if named else []
+        screen.show(page(inventory, others))
     return 0 if inventory.binaries else 1
 
 
-def page(inventory: Inventory) -> Page:
-    """What people see."""
+def page(inventory: Inventory, others: Sequence[str] = ()) -> Page:
+    """What people see; `others` are here too, but were not asked for."""
     kernels = sum(len(binary.manifest.kernels) for binary in inventory.binaries)
     many = len(inventory.binaries)
     verdict = f"{counted(many, 'binary', 'binaries')}, {counted(kernels, 'kernel')}."
+    nothing = (
+        f"None of them is found, but {', '.join(others)}." if others else "No binary is found."
+    )
     return Page(
-        verdict=verdict if many else "No binary is found.",
+        verdict=verdict if many else nothing,
         tone=GOOD if many else BAD,
         sections=(
             Section("Binaries", tuple(_binary(one) for one in inventory.binaries)),
@@ -59,7 +64,7 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
     try:
         wanted = {Architecture.parse(one).name for one in named}
     except ValueError as error:
-        raise ConfigurationError(f"flashvar show: {error}") from None
+        raise ConfigurationError(f"show: {error}") from None
     if not wanted:
         return inventory
     binaries = tuple(one for one in inventory.binaries if one.architecture.name in wanted)

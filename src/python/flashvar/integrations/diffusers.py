@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.requirement import unmet
 from flashvar.integrations.sdpa import attend, why_not
 from flashvar.integrations.serving import decline
 from flashvar.ops.attention_watchers import is_compiling
@@ -24,34 +24,24 @@ from flashvar.ops.attention_watchers import is_compiling
 __all__ = ["NAME", "register"]
 
 NAME: Final = "flashvar"
-_NEEDED: Final = "0.35"
+_OLDEST: Final = "0.35"
 
 
 def register() -> None:
     """Add "flashvar" to the attention backends of diffusers; a second call does nothing.
 
     Raises:
-        BackendUnavailableError: diffusers is missing, or has no attention backends yet.
+        IntegrationError: diffusers is missing, or has no attention backends yet.
     """
     try:
         dispatch = importlib.import_module("diffusers.models.attention_dispatch")
         names: Any = dispatch.AttentionBackendName
         registry: Any = dispatch._AttentionBackendRegistry
     except (ImportError, AttributeError) as error:
-        raise BackendUnavailableError(
-            f"flashvar.integrations.diffusers needs diffusers {_NEEDED} or newer, found {_found()} "
-            f"({error}): pip install --upgrade diffusers"
-        ) from error
+        raise unmet("diffusers", _OLDEST, str(error)) from error
     if NAME in names.__members__.values():
         return
     registry.register(_member(names))(_backend_of(registry, names.NATIVE))
-
-
-def _found() -> str:
-    try:
-        return str(importlib.import_module("diffusers").__version__)
-    except ImportError:
-        return "none"
 
 
 def _member(names: Any) -> Any:
@@ -82,8 +72,10 @@ def _backend_of(registry: Any, native: Any) -> Any:
         mask = attn_mask
         if mask is not None and mask.dim() == 2 and mask.shape == (query.shape[0], key.shape[1]):
             mask = mask[:, None, None]  # of keys, one row for each of the batch
-        if _parallel_config is not None or return_lse:
+        if _parallel_config is not None:
             reason: str | None = "context parallelism"
+        elif return_lse:
+            reason = "the log-sum-exp is wanted too"
         else:
             reason = why_not(
                 query, key, value, mask, dropout_p, is_causal, enable_gqa, "bshd", "auto"

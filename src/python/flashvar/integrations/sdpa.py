@@ -52,7 +52,7 @@ def why_not(
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return "a tensor is not contiguous in its last dimension"
     if not 0 <= dropout_p < 1:
-        return f"dropout_p is {dropout_p}"
+        return "dropout_p is not a probability below 1"
     if not (q_shape[1] and q_shape[2] and k_shape[1] and k_shape[2] and q_shape[0]):
         return "a tensor is empty"
     backward = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

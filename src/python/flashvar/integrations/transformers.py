@@ -13,7 +13,8 @@ import importlib
 import inspect
 from typing import Any, Final
 
-from flashvar.errors import ConfigurationError
+from flashvar.errors import InvalidInputError
+from flashvar.integrations.requirement import unmet
 
 __all__ = ["register"]
 
@@ -32,9 +33,11 @@ def register(name: str = "flashvar") -> None:
             attention, whose models leave masks to it and pass lengths of packed sequences.
 
     Raises:
-        ConfigurationError: transformers is missing, or too old.
+        IntegrationError: transformers is missing, or too old.
+        InvalidInputError: the name is one that transformers has given to something else.
     """
     masking, modeling, kernels = _facts()
+    _check(name, {"eager", *modeling.AttentionInterface(), *masking.AttentionMaskInterface()})
     ours: Any = importlib.import_module("flashvar.integrations.transformers_attention")
     mask: Any = importlib.import_module("flashvar.integrations.transformers_mask")
     modeling.AttentionInterface.register(name, ours.attention)
@@ -49,19 +52,26 @@ _names: Final[set[str]] = set()
 def _facts() -> tuple[Any, Any, Any]:
     """The modules of transformers that know attention functions, masks and kernels."""
     try:
-        found = importlib.import_module("transformers").__version__
+        importlib.import_module("transformers")
         masking = importlib.import_module("transformers.masking_utils")
         modeling = importlib.import_module("transformers.modeling_utils")
         kernels = importlib.import_module("transformers.integrations.hub_kernels")
-        served = "q_length" in inspect.signature(masking.sdpa_mask).parameters
     except ImportError as error:
-        found, served = error, False
-    if not served:
-        raise ConfigurationError(
-            f"register() needs transformers {_OLDEST} or newer, found {found}: "
-            f"pip install 'transformers>={_OLDEST}'"
-        )
+        raise unmet("transformers", _OLDEST, str(error)) from error
+    if "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
+        raise unmet("transformers", _OLDEST, "its mask functions are not told lengths")
     return masking, modeling, kernels
+
+
+def _check(name: object, known: set[str]) -> None:
+    """Refuse names that would replace attention of somebody else, in every model of the process."""
+    if not isinstance(name, str) or not name:
+        raise InvalidInputError(f"name must be a word, got {name!r}: leave it out for 'flashvar'")
+    if name in known - _names:
+        raise InvalidInputError(
+            f"name must be none that transformers uses already, got {name!r}: "
+            "leave it out for 'flashvar', or choose another"
+        )
 
 
 def _offer_kernel(kernels: Any) -> None:

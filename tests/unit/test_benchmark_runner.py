@@ -1,0 +1,57 @@
+"""What the runner of the benchmarks says to words that do not fit, before it measures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/run.py", *words]
+    environment = {**os.environ, "PYTHONPATH": "src/python", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "expected a benchmark, or --compare"),
+        (["import", "--compare", "a", "b"], "and not both"),
+        (["--compare", "a", "b", "--json", "c"], "--json does not go with --compare"),
+        (["--compare", "a", "b", "--threshold", "-1"], "expected a number above 0, found -1"),
+        (
+            ["import", "--seconds", "9"],
+            "--seconds goes with attention, models, forms, integrations",
+        ),
+        (["host", "--contender", "flex"], "--contender goes with attention, models, forms, not"),
+        (["size", "--threshold", "1"], "--threshold goes with --compare, not with size"),
+        (["attention", "--seconds", "0"], "expected a number above 0, found 0"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_words_that_do_not_fit_are_refused(words: list[str], said: str) -> None:
+    done = bench(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_nothing_is_measured_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = bench("import", "--json", str(tmp_path / "file" / "result.json"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--json: expected a file that can be written" in done.stderr
+
+
+def test_a_failed_run_leaves_the_old_result(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "folder" / "new.json"
+    old.write_text("{}", encoding="utf-8")
+    for target in (old, new):
+        assert bench("import", "--only", "nope", "--json", str(target)).returncode == 2
+    assert old.read_text(encoding="utf-8") == "{}"
+    assert not new.exists()
