@@ -39,6 +39,8 @@ SMALL_EXAMPLES = {
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
     "unet_diffusion": ["--steps", "40", "--backend", "reference"],
 }
+# The unit tests, by name, of what meets torch's insides; the others ask for more packages.
+FLOOR = ["attention_*", "dropout", "flash_attn", "imports", "odd_*", "reference*", "torch_*"]
 
 
 @nox.session(name="build-dev", reuse_venv=True)
@@ -78,6 +80,14 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     install_toolkit(session)
     session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def floor(session: nox.Session) -> None:
+    """Test what knows torch from inside beside the oldest torch that is served."""
+    install(session, "floor")
+    files = [str(file) for name in FLOOR for file in ROOT.glob(f"tests/unit/test_{name}.py")]
+    session.run("python", "-m", "pytest", *files, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -150,9 +160,7 @@ def reproduce(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
     """Prove that wheels are what they say: those of dist/, or `-- X.whl --json --budget BYTES`."""
-    install(session, "audit")
-    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
-    session.run("python", "-m", "flashvar_factory", "audit", *words, env=WITH_SOURCES)
+    run_on_wheels(session, "audit", "audit")
 
 
 @nox.session(reuse_venv=True)
@@ -166,9 +174,7 @@ def smoke(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def sbom(session: nox.Session) -> None:
     """Check and print what the wheels of dist/ are made of, or `-- X.whl --json`."""
-    install(session, "build")
-    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
-    session.run("python", "-m", "flashvar_factory", "sbom", *words, env=WITH_SOURCES)
+    run_on_wheels(session, "build", "sbom")
 
 
 @nox.session(reuse_venv=True)
@@ -207,6 +213,13 @@ def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
     install_toolkit(session)
     words = ("python", "-m", "flashvar_factory", command, *session.posargs)
     session.run(*words, env=WITH_SOURCES)
+
+
+def run_on_wheels(session: nox.Session, group: str, command: str) -> None:
+    """Run a command of the factory on the wheels that are named, else on those of dist/."""
+    install(session, group)
+    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
+    session.run("python", "-m", "flashvar_factory", command, *words, env=WITH_SOURCES)
 
 
 def check_words(session: nox.Session) -> None:

@@ -10,6 +10,8 @@ import torch
 import flashvar
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops import attention_plan
+from flashvar.ops.attention_inputs import inspect
+from flashvar.ops.attention_problem import Inputs, Options
 
 Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 7, 2, 16)
 PACKED = torch.randn(9, 2, 8)
@@ -139,6 +141,15 @@ BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_bad_packing(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         flashvar.attention_varlen(PACKED, PACKED, PACKED, **options)
+
+
+def test_a_generous_bound_is_no_more_than_all_rows() -> None:
+    """Else a kernel would be started for rows that no sequence can have."""
+    options = Options(max_seqlen_q=2**40, max_seqlen_k=2**40, window_left=2**35)
+    packing = offsets(0, 9)
+    given = Inputs(PACKED, PACKED, PACKED, cu_seqlens_q=packing, cu_seqlens_k=packing)
+    problem = inspect(given, options)
+    assert (problem.seqlen_q, problem.seqlen_k, problem.window_left) == (9, 9, -1)
 
 
 def test_rows_that_are_not_packed() -> None:

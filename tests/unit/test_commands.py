@@ -30,21 +30,6 @@ def test_a_device_is_of_the_bench(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--device goes with --bench" in refusal(capsys, "doctor", "--device", "1")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    # More than a pipe holds.
-    code = "import flashvar.cli as c; c._RUN['show'] = lambda chosen: print('x' * 10**6)"
-    words = f'"$0" -c "{code}; raise SystemExit(c.main([\'show\']))" | head -c 1; echo $PIPESTATUS'
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    done = subprocess.run(
-        ["bash", "-c", words, sys.executable],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("x141\n", "")
-
-
 @pytest.mark.parametrize(
     ("words", "guess"),
     [

@@ -10,7 +10,7 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops import attention_extras as extras
 from flashvar.ops import attention_tensors as tensors
-from flashvar.ops.attention_options import check_options, scale_of, whole, window_of
+from flashvar.ops.attention_options import bound_of, check_options, scale_of, window_of
 from flashvar.ops.attention_problem import (
     BackwardProblem,
     Inputs,
@@ -46,14 +46,14 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         batch = extras.sequences(inputs.cu_seqlens_q)
         extras.check_integers("cu_seqlens_q", inputs.cu_seqlens_q, batch + 1, device)
         total_q, heads_q, head_dim = tensors.packed_sizes("q", q)
-        seqlen_q = total_q if options.max_seqlen_q is None else whole(options.max_seqlen_q)
+        seqlen_q = bound_of(options.max_seqlen_q, total_q)
     if inputs.cu_seqlens_k is None:
         batch_k, seqlen_k, heads_kv, head_dim_k = tensors.dense_sizes("k", k, layout)
     else:
         batch_k = batch
         extras.check_integers("cu_seqlens_k", inputs.cu_seqlens_k, batch + 1, device)
         total_k, heads_kv, head_dim_k = tensors.packed_sizes("k", k)
-        seqlen_k = total_k if options.max_seqlen_k is None else whole(options.max_seqlen_k)
+        seqlen_k = bound_of(options.max_seqlen_k, total_k)
     if inputs.seqused_k is not None:
         extras.check_integers("seqused_k", inputs.seqused_k, batch, device)
     head_dim_v = v.shape[-1]

@@ -143,8 +143,8 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
 
     The lengths are upper bounds: no key is further than they allow.
     """
-    left = whole(options.window_left)
-    right = 0 if options.causal else whole(options.window_right)
+    left = int(options.window_left)
+    right = 0 if options.causal else int(options.window_right)
     if left >= seqlen_k - 1:
         left = -1
     if right >= seqlen_q - 1 and not options.causal:
@@ -152,9 +152,9 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
     return left, right
 
 
-def whole(value: Any) -> Any:
-    """An integer of whatever type as Python's own, symbols aside."""
-    return value if isinstance(value, torch.SymInt) else int(value)
+def bound_of(longest: int | None, total: int) -> int:
+    """The most rows that one of many packed sequences can have: never more than all of them."""
+    return total if longest is None else min(int(longest), total)
 
 
 def is_number(value: object) -> bool:

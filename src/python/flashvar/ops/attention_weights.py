@@ -29,7 +29,8 @@ def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
     problem = inspect(inputs, options._replace(backend="reference"))
     dtype = compute_dtype(problem)
     block = block_of_keys(problem.head_dim, inputs.q.device)
-    lengths = (-(-n // _ROUNDED_TO) * _ROUNDED_TO for n in (problem.seqlen_q, problem.seqlen_k))
+    longest = (options.max_seqlen_q or problem.seqlen_q, options.max_seqlen_k or problem.seqlen_k)
+    lengths = (-(-n // _ROUNDED_TO) * _ROUNDED_TO for n in longest)
     shown = inputs.q.new_zeros((problem.batch, problem.heads_q, *lengths))
     for part in parts(problem, inputs):
         if part.seqlen_q == 0 or part.seqlen_k == 0:
