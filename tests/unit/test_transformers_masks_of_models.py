@@ -84,6 +84,9 @@ def test_what_models_say_of_their_masks() -> None:
     assert use_of_masks(upstream.LlamaConfig) == use_of_masks(Derived) == "hands on"
     assert upstream.MistralForCausalLM is not None
     assert use_of_masks(upstream.MistralConfig) == "hands on"
+    # Torch's attention has no softcap, FlashAttention does.
+    assert upstream.Gemma2ForCausalLM is not None
+    assert use_of_masks(upstream.Gemma2Config) == "hands on"
     assert use_of_masks(SimpleNamespace) == "reads"
     alone = type("Alone", (), {"__module__": "remote.configuration_alone"})
     assert use_of_masks(alone) == "reads"

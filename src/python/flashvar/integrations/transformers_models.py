@@ -22,6 +22,8 @@ Use = Literal["hands on", "reads", "own attention"]
 _INTERFACE: Final = "ALL_ATTENTION_FUNCTIONS"
 # Who reads masks forbids transformers to skip them, with one of these words.
 _FORBIDDING: Final = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+# What a model says that fused attention may serve: torch's, or FlashAttention's (Gemma 2, softcap).
+_FUSED: Final = ("_supports_sdpa", "_supports_flash_attn")
 _CONFIGURATION: Final = "configuration_"
 
 _kept: dict[type, Use] = {}
@@ -49,8 +51,8 @@ def _read(module: ModuleType | None) -> Use:
         return "own attention"
     if any(word in source for word in _FORBIDDING):
         return "reads"
-    # Only where torch's attention serves, layers know by themselves whether they are causal.
-    knows = any(getattr(one, "_supports_sdpa", False) for one in vars(module).values())
+    # Only where such attention serves, layers know by themselves whether they are causal.
+    knows = any(getattr(one, word, False) for one in vars(module).values() for word in _FUSED)
     return "hands on" if knows else "reads"
 
 
