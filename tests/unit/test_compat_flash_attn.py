@@ -78,7 +78,7 @@ def test_windows_may_be_integers_in_tensors() -> None:
     expected = ours.flash_attn_func(q, q, q, window_size=(3, -1))
     assert not torch.equal(expected, ours.flash_attn_func(q, q, q))
     assert torch.equal(ours.flash_attn_func(q, q, q, window_size=sides), expected)
-    found = interface._flash_attn_forward(q, q, q, 0.0, None, False, *sides)[0]
+    found = interface._flash_attn_forward(q, q, q, 0.0, torch.tensor(0.25), False, *sides)[0]
     assert torch.equal(found, expected)
 
 

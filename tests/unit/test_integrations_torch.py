@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-from flashvar.errors import BackendUnavailableError, ConfigurationError
+from flashvar.errors import BackendUnavailableError, ConfigurationError, InvalidInputError
 from flashvar.integrations import serving
 from flashvar.integrations import torch as ours
 
@@ -91,6 +91,18 @@ def test_lies_in_memory_as_torchs_own(seqlen_first: bool, options: dict[str, Any
         found = functional.scaled_dot_product_attention(q, k, v, **options)
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride() == q.stride()
+
+
+def test_scales_that_are_no_floats() -> None:
+    q = torch.randn(1, 2, 5, 8)
+    expected = functional.scaled_dot_product_attention(q, q, q, scale=0.5)
+    numbers = (torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64).numpy()[()])
+    with ours.activate("reference"):
+        for scale in numbers:
+            found = functional.scaled_dot_product_attention(q, q, q, scale=scale)
+            torch.testing.assert_close(found, expected)
+        with pytest.raises(InvalidInputError, match="scale must be a number"):
+            functional.scaled_dot_product_attention(q, q, q, scale=torch.tensor([0.5]))
 
 
 def test_importing_changes_nothing() -> None:

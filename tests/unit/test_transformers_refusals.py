@@ -302,6 +302,14 @@ def test_mixed_dtypes_are_those_of_the_values() -> None:
     assert torch.equal(out, expected)
 
 
+def test_strided_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    given = tensors()
+    strided = [tensor.mT.contiguous().mT for tensor in given]
+    found, _ = attention(layer(), *strided, None)
+    assert torch.equal(found, attention(layer(), *given, None)[0])
+
+
 def test_autocast() -> None:
     q, k, v = tensors()
     with torch.autocast("cpu", torch.bfloat16):

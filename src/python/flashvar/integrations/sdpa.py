@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from flashvar.integrations.serving import unserved
 from flashvar.ops.attention import BackendName, Layout, attention
+from flashvar.ops.attention_options import plain_scale
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 
 __all__ = ["attend", "why_not"]
@@ -106,7 +107,7 @@ def attend(
         k,
         v,
         causal=causal,
-        scale=scale,
+        scale=plain_scale(scale),
         window_size=window,
         bias=bias,
         dropout_p=dropout_p,

@@ -22,6 +22,7 @@ from flashvar.integrations import torch_flash
 from flashvar.integrations.sdpa import attend, why_not
 from flashvar.integrations.serving import decline, named
 from flashvar.ops.attention import BackendName, attention
+from flashvar.ops.attention_options import plain_scale
 from flashvar.ops.attention_watchers import is_compiling
 
 __all__ = ["SERVED", "Activation", "activate", "active", "deactivate", "last_reason", "report"]
@@ -159,7 +160,7 @@ def _scaled_dot_product_attention(
             key,
             value,
             causal=True,
-            scale=scale,
+            scale=plain_scale(scale),
             dropout_p=dropout_p,
             layout="bhsd",
             backend=_backend,

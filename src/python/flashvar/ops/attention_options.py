@@ -118,6 +118,18 @@ def _no_side_of_a_window(side: object) -> InvalidInputError:
     )
 
 
+def plain_scale(scale: Any) -> Any:
+    """A scale as torch and FlashAttention 2 take it: also one of numpy's, or in a tensor.
+
+    What they refuse is left as it is, for `check_options`: a learned one, one in a list.
+    """
+    if scale is None or isinstance(scale, _NUMBERS):
+        return scale
+    if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):
+        return scale
+    return float(scale) if hasattr(scale, "__float__") else scale
+
+
 def scale_of(scale: float | None, head_dim: int) -> float:
     """The factor of the scores.
 

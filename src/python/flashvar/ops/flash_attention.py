@@ -8,7 +8,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.attention_call import call, rng_state_of
-from flashvar.ops.attention_options import unbounded_below, window_pair
+from flashvar.ops.attention_options import plain_scale, unbounded_below, window_pair
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras
 from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_tensors import check_strided
@@ -101,7 +101,7 @@ def _answer(
     left, right = window_pair(wanted.window_size)
     options: tuple[Any, ...] = (
         bool(wanted.causal),
-        wanted.softmax_scale,
+        plain_scale(wanted.softmax_scale),
         unbounded_below(left),
         unbounded_below(right),
         wanted.softcap,

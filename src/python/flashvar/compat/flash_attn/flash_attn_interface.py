@@ -20,7 +20,7 @@ from flashvar.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from flashvar.ops.attention_call import draw_rng_state
-from flashvar.ops.attention_options import unbounded_below
+from flashvar.ops.attention_options import plain_scale, unbounded_below
 from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_weights import block_of_keys, dropped_weights
 
@@ -195,7 +195,7 @@ def _options(
 ) -> Options:
     return Options(
         causal=bool(causal),
-        scale=softmax_scale,
+        scale=plain_scale(softmax_scale),
         window_left=unbounded_below(window_left),
         window_right=unbounded_below(window_right),
         softcap=softcap,
