@@ -87,7 +87,15 @@ class Attend(nn.Module):  # type: ignore[misc]
         return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of q [batch, heads, sequence, head_dim] on k and v, in the shape of q.
+        """Attention of q on k and v.
+
+        Args:
+            q: [batch, heads, seqlen_q, head_dim], of any floating dtype.
+            k: [batch, heads, seqlen_k, head_dim], dtype and device of q.
+            v: [batch, heads, seqlen_k, head_dim_v], likewise.
+
+        Returns:
+            [batch, heads, seqlen_q, head_dim_v].
 
         Raises:
             BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
