@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flashvar.integrations.declining import decline
 from flashvar.integrations.sdpa import attend
 from flashvar.integrations.sdpa import why_not as why_not_served
-from flashvar.integrations.serving import decline, named
+from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName
 from flashvar.ops.attention_watchers import is_compiling
 
