@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "src" / "python"), str(Path(__file__).parent)]
 
 import pages  # noqa: E402
+import pictures  # noqa: E402
 import rates  # noqa: E402
 import support  # noqa: E402
 import variants  # noqa: E402
@@ -44,7 +45,7 @@ GENERATED = {
     "builds": rates.builds,
     "models": rates.models,
     "sizes": rates.sizes,
-    "pictures": rates.pictures,
+    "pictures": pictures.pictures,
     "integrations": pages.integrations,
     "modules of integrations": pages.modules_of_integrations,
     "command line": pages.command_line,

@@ -161,9 +161,3 @@ def sizes(root: Path) -> str:
         heading = ("wheel", "platform", "MB to download", "MB installed")
         parts.append(f"From `{RESULTS / file}`.\n\n{table(heading, rows)}")
     return "\n\n".join(["## Sizes", *parts]) if parts else ""
-
-
-def pictures(root: Path) -> str:
-    """Every picture that was drawn from the records for these pages."""
-    found = sorted((root / "docs" / "pictures").glob("*.png"))
-    return "\n\n".join(f"![{path.stem.replace('-', ' ')}](pictures/{path.name})" for path in found)

@@ -21,7 +21,12 @@ from small_models import (
     with_gradients,
 )
 
-from flashvar.integrations import transformers, transformers_attention, transformers_own_path
+from flashvar.integrations import (
+    declining,
+    transformers,
+    transformers_attention,
+    transformers_own_path,
+)
 
 LENGTH = 150
 DTYPES = [torch.bfloat16, torch.float16]
@@ -124,14 +129,14 @@ def test_float32_goes_the_models_own_way(
 ) -> None:
     """No kernel takes it; the reference does."""
     monkeypatch.setattr(transformers_attention, "own_path", transformers_own_path.own_path)
-    monkeypatch.setattr(transformers_own_path, "_told", set())
+    monkeypatch.setattr(declining, "_said", set())
     given, counts = inputs("mistral", LENGTH, "left")
     model, given = on_device(small_model("mistral", LENGTH), given, torch.float32)
     exact = results(model, given, counts)
     model.set_attn_implementation("flashvar")
     for name, found in results(model, given, counts).items():
         assert (found - exact[name]).norm() <= 1e-3 * exact[name].norm(), name
-    said = [record.message for record in caplog.records if "takes over" in record.message]
+    said = [record.message for record in caplog.records if "such calls take" in record.message]
     assert len(said) == (0 if backend == "reference" else 1)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import attend as module
-from flashvar.integrations import serving
+from flashvar.integrations import declining
 from flashvar.integrations.attend import Attend, Facts, decide
 from flashvar.selection import select
 from flashvar.system import Device
@@ -32,7 +32,7 @@ DEVICES = {
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
     monkeypatch.delenv("FLASHVAR_BACKEND", raising=False)
-    monkeypatch.setattr(serving, "_said", set())
+    monkeypatch.setattr(declining, "_said", set())
 
 
 def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:

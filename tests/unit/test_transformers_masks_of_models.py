@@ -11,7 +11,7 @@ import transformers as upstream
 from small_models import PADDINGS, padding_mask
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.integrations import serving, transformers, transformers_own_path
+from flashvar.integrations import declining, transformers
 from flashvar.integrations.transformers_attention import attention
 from flashvar.integrations.transformers_models import use_of_masks
 
@@ -35,8 +35,7 @@ MODELS: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(transformers_own_path, "_told", set())
-    monkeypatch.setattr(serving, "_said", set())
+    monkeypatch.setattr(declining, "_said", set())
 
 
 def made(name: str, implementation: str) -> Any:

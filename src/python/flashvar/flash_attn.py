@@ -1,9 +1,10 @@
-"""The functions of FlashAttention 2, with its names, argument order, defaults and semantics.
+"""The functions of FlashAttention 2 (Dao 2023), with its names, argument order and defaults.
 
-Import them from here instead of from `flash_attn`; nothing else changes. What differs, on purpose:
-tensors may be on the CPU too; a query that sees no key has log-sum-exp -inf rather than +inf; with
-ALiBi the log-sum-exp is the true one under a causal mask too; the log-sum-exp has a gradient; v may
-have a head dim of its own; every backend drops the same weights.
+Import them from here instead of from `flash_attn`; nothing else changes. Tensors are bfloat16 or
+float16. What differs, on purpose: on the CPU they are served too, also in float32 and float64; a
+query that sees no key has log-sum-exp -inf rather than +inf; with ALiBi the log-sum-exp is the true
+one under a causal mask too; the log-sum-exp has a gradient; v may have a head dim of its own; every
+backend drops the same weights.
 
 Everywhere:
 
@@ -144,7 +145,11 @@ def flash_attn_varlen_func(
 
     Sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k and v; both
     are int32 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the lengths.
-    block_table, the pages of a paged cache, is refused: no kernel reads one yet.
+    Gives out [total_q, heads_q, head_dim of v].
+
+    Raises:
+        BackendUnavailableError: with a block_table, the pages of a paged cache: no kernel reads one
+            yet.
     """
     wanted = Wanted(
         dropout_p,

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flashvar.integrations.declining import decline
 from flashvar.integrations.sdpa import attend
 from flashvar.integrations.sdpa import why_not as why_not_served
-from flashvar.integrations.serving import decline, named
+from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName
 from flashvar.ops.attention_watchers import is_compiling
 
@@ -87,7 +88,15 @@ class Attend(nn.Module):  # type: ignore[misc]
         return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of q [batch, heads, sequence, head_dim] on k and v, in the shape of q.
+        """Attention of q on k and v.
+
+        Args:
+            q: [batch, heads, seqlen_q, head_dim], of any floating dtype.
+            k: [batch, heads, seqlen_k, head_dim], dtype and device of q.
+            v: [batch, heads, seqlen_k, head_dim_v], likewise.
+
+        Returns:
+            [batch, heads, seqlen_q, head_dim_v].
 
         Raises:
             BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import torch
 
+from flashvar.integrations.declining import decline
 from flashvar.integrations.requirement import unmet
 from flashvar.integrations.sdpa import attend, why_not
-from flashvar.integrations.serving import decline
 from flashvar.ops.attention_watchers import is_compiling
 
 __all__ = ["NAME", "register"]

@@ -1,11 +1,10 @@
-"""Does a backend of flashvar serve such calls on this machine, and what is said where none does?
+"""Does a backend of flashvar serve such calls on this machine?
 
 The answer is kept per kind of call, so that an integration asks on every call.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final
 
 import torch
@@ -15,16 +14,13 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention_tensors import DTYPES
 from flashvar.verdicts import Overrides, Request
 
-__all__ = ["decline", "named", "unserved"]
-
-_log = logging.getLogger("flashvar")
+__all__ = ["named", "unserved"]
 
 # What kernels on devices take; a head dim between their steps is padded by flashvar.attention.
 _DEVICE_DTYPES: Final = ("bf16", "fp16")
 _HEAD_DIM_STEP: Final = 8
 
 _kept: dict[tuple[Any, ...], str | None] = {}
-_said: set[tuple[str, str]] = set()
 
 
 def unserved(
@@ -78,19 +74,3 @@ def _judge(
 def named(backend: str) -> str:
     """The backend that the caller or FLASHVAR_BACKEND insists on, "auto" where neither does."""
     return Overrides.from_environment(backend).backend
-
-
-def decline(where: str, reason: str, instead: str) -> None:
-    """Say, once, why a call takes another way than flashvar.
-
-    Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1 makes it an error.
-    """
-    if Overrides.from_environment().strict:
-        raise BackendUnavailableError(
-            f"{where}: expected a call that flashvar serves (FLASHVAR_STRICT=1), found {reason}: "
-            f"leave FLASHVAR_STRICT out for {instead}"
-        )
-    if (where, reason) not in _said:
-        _said.add((where, reason))
-        _log.warning("%s: %s; such calls take %s", where, reason, instead)

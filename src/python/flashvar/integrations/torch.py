@@ -19,8 +19,9 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from flashvar.integrations import torch_flash
+from flashvar.integrations.declining import decline
 from flashvar.integrations.sdpa import attend, why_not
-from flashvar.integrations.serving import decline, named
+from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName, attention
 from flashvar.ops.attention_options import plain_scale
 from flashvar.ops.attention_watchers import is_compiling

@@ -24,7 +24,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from flashvar.integrations.serving import decline
+from flashvar.integrations.declining import decline
 from flashvar.integrations.transformers_layout import Layout, attach, bounded, padding_layout
 from flashvar.integrations.transformers_models import Use, use_of_masks
 

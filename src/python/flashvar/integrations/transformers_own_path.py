@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any, Final, NamedTuple
 
@@ -10,11 +9,9 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.declining import decline
 from flashvar.integrations.transformers_layout import Layout, added
-from flashvar.verdicts import Overrides
 
-_log: Final = logging.getLogger("flashvar.transformers")
-_told: Final[set[str]] = set()
 # What torch's attention leaves out.
 _ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
 # What a model puts into the mask instead, where it knows the name of the implementation.
@@ -49,19 +46,16 @@ def own_path(
             f"{name} masks the keys that it does not select for eager and sdpa alone, got a call "
             f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
         )
-    if Overrides.from_environment().strict:
-        raise BackendUnavailableError(
-            "flashvar has to serve every call (FLASHVAR_STRICT=1), got one that it does not, in "
-            f"{name}: {reason}"
-        )
     keys = layout.keys
     call = call._replace(key=call.key[:, :, :keys], value=call.value[:, :, :keys])
     if call.position_bias is not None:
         call = call._replace(position_bias=call.position_bias[..., :keys])
     options = {**others, **call._asdict()}
-    options = {name: value for name, value in options.items() if value is not None}
+    options = {word: value for word, value in options.items() if value is not None}
+    only = [word for word in _ONLY_EAGER if options.get(word, False) is not False]
+    decline(name, reason, "the model's eager attention" if only else "the model's sdpa attention")
     forward = sdpa_attention_forward
-    if only := [word for word in _ONLY_EAGER if options.get(word, False) is not False]:
+    if only:
         forward = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         if forward is None:
             raise BackendUnavailableError(
@@ -69,9 +63,6 @@ def own_path(
                 f"{' and '.join(only)}: leave that out, or load the model without flashvar "
                 f"({reason})"
             )
-    if (told := f"{name}: {reason}") not in _told:
-        _told.add(told)
-        _log.warning("%s; the model's %s takes over", told, forward.__name__)
     mask = added(layout, call.query.shape[0], call.query.shape[2], call.query)
     # There, a query that sees no key is NaN, unless it sees all of them a little.
     mask = mask.clamp(min=torch.finfo(mask.dtype).min)

@@ -32,9 +32,12 @@ def memory_efficient_attention(
 ) -> torch.Tensor:
     """Attention of query [batch, seqlen_q, heads, head_dim] on key and value, as xformers has it.
 
+    A query that sees no key gives 0.
+
     Args:
-        query: Or [batch, seqlen_q, head_dim] with one head, or [batch, seqlen_q, groups, heads,
-            head_dim], where key and value expanded from one head of each group are not copied.
+        query: Dtypes are those of `flashvar.attention`. Or [batch, seqlen_q, head_dim] with one
+            head, or [batch, seqlen_q, groups, heads, head_dim], where key and value expanded from
+            one head of each group are not copied.
         key: Like query, with seqlen_k.
         value: Like key, with its own head dim.
         attn_bias: None; a tensor that is added to the scores, [batch or 1, heads or 1, seqlen_q or

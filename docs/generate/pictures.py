@@ -1,0 +1,41 @@
+"""The pictures of docs/pictures, in the order in which they are read, with what each shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+# What a picture shows, by how the name of its file ends, in the order of the page.
+_SHOWN: Final = {
+    "forward": "The forward: rates by length, for each head dim and mask.",
+    "backward": "The backward, likewise.",
+    "causal": "Both directions under a causal mask.",
+    "best-peer": "Ratios of flashvar's rate to the fastest peer's.",
+    "each-peer": "Ratios of flashvar's rate to each peer's.",
+    "host": "Host time of one small call.",
+    "train-gpt": "The loss of `examples/train_gpt.py` with each attention.",
+    "sizes": "Bytes to download.",
+}
+
+
+def pictures(root: Path) -> str:
+    """Every picture that was drawn from the records for these pages, linked to itself in full."""
+    folder = root / "docs" / "pictures"
+    found = {
+        path: kind
+        for kind in _SHOWN
+        for path in sorted(folder.glob("*.png"))
+        if path.stem == kind or path.stem.endswith(f"-{kind}")
+    }
+    if strange := set(folder.glob("*.png")) - set(found):
+        names = ", ".join(sorted(path.name for path in strange))
+        raise ValueError(f"expected pictures of {', '.join(_SHOWN)}, found {names}: name it there")
+    return "\n\n".join(_picture(path, _SHOWN[kind]) for path, kind in found.items())
+
+
+def _picture(path: Path, shown: str) -> str:
+    # Outlines stay sharp where somebody has to zoom in, as on a phone.
+    full = path.with_suffix(".svg")
+    target = full if full.exists() else path
+    image = f"![{shown.replace('`', '')}](pictures/{path.name})"
+    return f"{shown}\n\n[{image}](pictures/{target.name})"
