@@ -56,7 +56,7 @@ TENSORS = [
 NUMBERS = [
     *((dense, name) for name in ("scale", "softcap", "dropout_p", "window_size")),
     *((varlen, name) for name in ("max_seqlen_q", "max_seqlen_k", "dropout_p")),
-    *((fa_dense, name) for name in ("softmax_scale", "softcap", "dropout_p", "window_size")),
+    *((fa_dense, name) for name in ("softcap", "dropout_p", "window_size")),
 ]
 
 
@@ -81,8 +81,20 @@ def test_no_tensor_with_dropout(call: Call) -> None:
 @pytest.mark.parametrize("odd", NO_NUMBERS, ids=lambda odd: type(odd).__name__)
 @named(NUMBERS)
 def test_no_number(call: Call, name: str, odd: object) -> None:
-    with pytest.raises(InvalidInputError, match=name.removeprefix("softmax_")):
+    with pytest.raises(InvalidInputError, match=name):
         call(**{name: odd})
+
+
+@pytest.mark.parametrize(
+    "odd", ["x", [1], torch.ones(2), torch.ones((), requires_grad=True)], ids=str
+)
+def test_no_scale(odd: object) -> None:
+    """One in a tensor is taken, as FlashAttention 2 takes it."""
+    with pytest.raises(InvalidInputError, match="scale must be"):
+        fa_dense(softmax_scale=odd)
+    torch.testing.assert_close(
+        fa_dense(softmax_scale=torch.tensor(0.5)), fa_dense(softmax_scale=0.5)
+    )
 
 
 @pytest.mark.parametrize("name", ["softcap", "dropout_p"])
