@@ -20,8 +20,12 @@ Use = Literal["hands on", "reads", "own attention"]
 
 # Who calls transformers' choice of an attention function has this name.
 _INTERFACE: Final = "ALL_ATTENTION_FUNCTIONS"
-# Who reads masks forbids transformers to skip them, with one of these words.
-_FORBIDDING: Final = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+# Who reads masks forbids transformers to skip them, or hands them to a module of torch's.
+_READING: Final = (
+    "allow_is_causal_skip",
+    "allow_is_bidirectional_skip",
+    "attn_mask=attention_mask",
+)
 _CONFIGURATION: Final = "configuration_"
 
 _kept: dict[type, Use] = {}
@@ -47,7 +51,7 @@ def _read(module: ModuleType | None) -> Use:
         return "reads"
     if _INTERFACE not in source:
         return "own attention"
-    if any(word in source for word in _FORBIDDING):
+    if any(word in source for word in _READING):
         return "reads"
     # Only where torch's attention serves, layers know by themselves whether they are causal.
     knows = any(getattr(one, "_supports_sdpa", False) for one in vars(module).values())
