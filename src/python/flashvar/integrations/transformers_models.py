@@ -53,8 +53,9 @@ def _read(module: ModuleType | None) -> Use:
         return "own attention"
     if any(word in source for word in _READING):
         return "reads"
-    # Only where torch's attention serves, layers know by themselves whether they are causal.
-    knows = any(getattr(one, "_supports_sdpa", False) for one in vars(module).values())
+    # Only where sdpa or a flash attention serves, layers know whether they are causal.
+    served = ("_supports_sdpa", "_supports_flash_attn")
+    knows = any(getattr(one, flag, False) for one in vars(module).values() for flag in served)
     return "hands on" if knows else "reads"
 
 
