@@ -20,10 +20,12 @@ Use = Literal["hands on", "reads", "own attention"]
 
 # Who calls transformers' choice of an attention function has this name.
 _INTERFACE: Final = "ALL_ATTENTION_FUNCTIONS"
-# Who reads masks forbids transformers to skip them, with one of these words.
-_FORBIDDING: Final = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
-# What a model says that fused attention may serve: torch's, or FlashAttention's (Gemma 2, softcap).
-_FUSED: Final = ("_supports_sdpa", "_supports_flash_attn")
+# Who reads masks forbids transformers to skip them, or hands them to a module of torch's.
+_READING: Final = (
+    "allow_is_causal_skip",
+    "allow_is_bidirectional_skip",
+    "attn_mask=attention_mask",
+)
 _CONFIGURATION: Final = "configuration_"
 
 _kept: dict[type, Use] = {}
@@ -49,10 +51,11 @@ def _read(module: ModuleType | None) -> Use:
         return "reads"
     if _INTERFACE not in source:
         return "own attention"
-    if any(word in source for word in _FORBIDDING):
+    if any(word in source for word in _READING):
         return "reads"
-    # Only where such attention serves, layers know by themselves whether they are causal.
-    knows = any(getattr(one, word, False) for one in vars(module).values() for word in _FUSED)
+    # Only where sdpa or a flash attention serves, layers know whether they are causal.
+    served = ("_supports_sdpa", "_supports_flash_attn")
+    knows = any(getattr(one, flag, False) for one in vars(module).values() for flag in served)
     return "hands on" if knows else "reads"
 
 
