@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,39 @@ def test_no_compiler_names_the_packages(tmp_path: Path) -> None:
         cross.find(OTHER, tmp_path, "13.0.88", environ={"PATH": ""}, root=tmp_path)
     assert f"apt-get install g++-{cross.TRIPLETS[OTHER]}" in str(caught.value)
     assert "qemu-user" in str(caught.value)
+
+
+# What pip does with `--target FOLDER WHEEL`, its last words.
+PIP = """for word; do folder=$wheel; wheel=$word; done
+mkdir -p $folder/nvidia/cu13/lib; touch $folder/nvidia/cu13/lib/libcudart_static.a"""
+
+
+@pytest.mark.parametrize("meanwhile", ["", "cp -r $folder {folder}"], ids=["alone", "another"])
+def test_the_runtime_is_fetched_whole(
+    find: Callable[[], Cross | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: str,
+) -> None:
+    folder = tmp_path / cross.FOLDER.format(platform=OTHER, version="13.0.88")
+    shutil.rmtree(folder)
+    pip = script(tmp_path / "python", f"{PIP}\n{meanwhile.format(folder=folder)}")
+    monkeypatch.setattr(sys, "executable", str(pip))
+    found = find()
+    assert found is not None
+    assert found.libraries == folder / "nvidia/cu13/lib"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_runtime_that_cannot_be_had_leaves_nothing(
+    find: Callable[[], Cross | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / cross.FOLDER.format(platform=OTHER, version="13.0.88")
+    shutil.rmtree(folder)
+    monkeypatch.setattr(sys, "executable", str(script(tmp_path / "python", f"{PIP}; exit 1")))
+    with pytest.raises(CrossToolchainError, match=f"by hand: python .* --target {folder} "):
+        find()
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_an_nvcc_that_says_nothing_is_refused(

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,15 +89,28 @@ def _libraries(folder: Path) -> list[Path]:
 
 
 def _fetch(platform: str, version: str, folder: Path) -> None:
-    """Unpack the wheel of that processor into `folder`."""
+    """Unpack the wheel of that processor into `folder`, which is whole or not there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+        fresh = Path(place, "fresh")
+        command = [sys.executable, *_install(platform, version, fresh)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            by_hand = ["python", *_install(platform, version, folder)]
+            raise CrossToolchainError(
+                f"expected {by_hand[-1]} for {platform} from PyPI, found: "
+                f"{done.stdout.strip()}\n  by hand: {' '.join(by_hand)}"
+            )
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another build was faster
+                raise
+
+
+def _install(platform: str, version: str, folder: Path) -> list[str]:
     release = version.rpartition(".")[0]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     # NVIDIA tags its wheels by what is in them: an old glibc will do.
-    command += ["--only-binary=:all:", "--platform", f"manylinux2014_{platform}"]
-    command += ["--target", str(folder), f"{RUNTIME}=={release}.*"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise CrossToolchainError(
-            f"expected {RUNTIME} {release} for {platform} from PyPI, found: "
-            f"{done.stdout.strip()}\n  by hand: {' '.join(['python', *command[1:]])}"
-        )
+    tags = ["--only-binary=:all:", "--platform", f"manylinux2014_{platform}"]
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", *tags]
+    return [*words, "--target", str(folder), f"{RUNTIME}=={release}.*"]
