@@ -1,4 +1,4 @@
-"""Machines and binaries that exist only on paper, for tests of what is chosen on them."""
+"""Machines and binaries that exist only on paper, and what is chosen on them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from flashvar.offers import Offers
 from flashvar.registry import Binary, Candidate, Inventory
 from flashvar.system import Device, System, platform_tag
 from flashvar.variant import Architecture, Kernel
+from flashvar.verdicts import Decision, Request, Verdict
 
 KIB = 1024
 HEAD_DIMS = (32, 64, 128, 256)
 OPS = ("attention_fwd", "attention_bwd")
+BF16_64 = Request("attention_fwd", "bf16", 0, 64)
 
 
 def kernel(
@@ -141,3 +143,12 @@ def system(*devices: Device, **changes: Any) -> System:
         platform="linux_x86_64",
     )
     return replace(healthy, **changes)
+
+
+def verdict(decision: Decision, candidate: str) -> Verdict:
+    (found,) = [one for one in decision.verdicts if one.candidate == candidate]
+    return found
+
+
+def chosen(decision: Decision) -> str | None:
+    return decision.chosen.candidate if decision.chosen else None

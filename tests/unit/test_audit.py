@@ -1,4 +1,7 @@
-"""Every check of a factory's wheel: a wheel with one fault each, and one with none."""
+"""Every check of a factory's wheel: a wheel with one fault each, and one with none.
+
+Longer than others for its table of faults, which is read as one list.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sdpa_calls import B, D, H, L, S, made, qkv
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -17,7 +18,6 @@ from flashvar.integrations import declining
 from flashvar.integrations import torch as ours
 
 OWN = functional.scaled_dot_product_attention
-B, H, L, S, D = 2, 4, 7, 11, 16
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +27,6 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     ours.deactivate()
     assert functional.scaled_dot_product_attention is OWN
-
-
-def made(*shape: int, **options: Any) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, **options)
-
-
-def qkv(lengths: tuple[int, int] = (L, S), heads_kv: int = H) -> tuple[torch.Tensor, ...]:
-    shapes = ((B, H, lengths[0], D), (B, heads_kv, lengths[1], D), (B, heads_kv, lengths[1], D))
-    return tuple(made(*shape, requires_grad=True) for shape in shapes)
 
 
 def computed(*tensors: torch.Tensor, **options: Any) -> list[torch.Tensor]:
@@ -286,64 +277,6 @@ def test_multihead_attention_without_weights() -> None:
         (found,) = torch.autograd.grad(module(x, x, x, need_weights=False)[0].sum(), x)
         assert ours.report() == {ours.SERVED: 1}
     torch.testing.assert_close(found, expected)
-
-
-class Doubled(torch.nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return 2 * functional.scaled_dot_product_attention(q, k, v)
-
-
-def graph_of(module: torch.nn.Module, *inputs: torch.Tensor, dynamic: bool) -> tuple[Any, str]:
-    """What a compiled module returns, and the attention that its one graph calls."""
-    targets = []
-
-    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
-        calls = (node for node in graph.graph.nodes if node.op == "call_function")
-        targets.extend(str(node.target) for node in calls)
-        return graph
-
-    torch._dynamo.reset()
-    out = torch.compile(module, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
-    (found,) = (target for target in targets if "attention" in target)
-    return out, found
-
-
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-def test_compiles_into_one_graph(dynamic: bool) -> None:
-    tensors, module = qkv(), Doubled()
-    expected, found = graph_of(module, *tensors, dynamic=dynamic)
-    assert "built-in" in found
-    with ours.activate(backend="reference"):
-        out, found = graph_of(module, *tensors, dynamic=dynamic)
-        assert found == "flashvar.attention_fwd.default"
-        with sdpa_kernel(SDPBackend.MATH):
-            assert "built-in" in graph_of(module, *tensors, dynamic=dynamic)[1]
-    torch.testing.assert_close(out, expected)
-
-
-def test_compiled_code_notices_an_activation() -> None:
-    targets = []
-
-    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
-        targets.extend(str(node.target) for node in graph.graph.nodes if node.op != "placeholder")
-        return graph
-
-    torch._dynamo.reset()
-    module, tensors = torch.compile(Doubled(), backend=backend), qkv()
-    module(*tensors)
-    assert not any("flashvar" in target for target in targets)
-    with ours.activate(backend="reference"):
-        module(*tensors)
-    assert any("flashvar" in target for target in targets)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_a_script_keeps_torchs_own() -> None:
-    tensors = qkv()
-    with ours.activate(backend="reference"):
-        scripted = torch.jit.script(Doubled())
-        torch.testing.assert_close(scripted(*tensors), 2 * OWN(*tensors))
-        assert ours.report() == {}
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -5,27 +5,16 @@ from pathlib import Path
 
 import pytest
 import simulated as sim
+from simulated import BF16_64, chosen, verdict
 
-from flashvar.manifest import KernelRow
 from flashvar.offers import Offers
 from flashvar.registry import Candidate, Inventory, Refusal
 from flashvar.selection import select
 from flashvar.system import Device, System
-from flashvar.variant import pair_words
-from flashvar.verdicts import Decision, Request, Verdict
+from flashvar.verdicts import Request
 
 ALL = sim.inventory("80", "86", "89", "90a")
-BF16_64 = Request("attention_fwd", "bf16", 0, 64)
 OLD_DRIVER = {"driver_cuda": (12, 8), "driver_display": "570.86.15"}
-
-
-def verdict(decision: Decision, candidate: str) -> Verdict:
-    (found,) = [one for one in decision.verdicts if one.candidate == candidate]
-    return found
-
-
-def chosen(decision: Decision) -> str | None:
-    return decision.chosen.candidate if decision.chosen else None
 
 
 @pytest.mark.parametrize(
@@ -179,112 +168,6 @@ def test_no_wheel_is_suggested_where_none_can_run(device: Device) -> None:
     hip = "6.4" if device is sim.MI210 else None
     decision = select(BF16_64, sim.system(device, torch_hip=hip), sim.inventory())
     assert [one.fix for one in decision.verdicts] == [None] * len(decision.verdicts)
-
-
-@pytest.mark.parametrize(
-    ("compiled", "asked", "expected"),
-    [
-        ((64, 128), 64, 64),
-        ((64, 128), 72, 128),
-        ((64,), 8, 64),
-        ((128,), 64, 128),
-        ((128,), 56, None),
-        ((256,), 120, None),
-        ((64,), 72, None),
-        ((64,), 60, None),
-    ],
-    ids=[
-        "exact",
-        "next higher",
-        "64 serves any smaller",
-        "half of the work",
-        "more than half wasted",
-        "more than half of 256 wasted",
-        "too small",
-        "not a multiple of 8",
-    ],
-)
-def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int | None) -> None:
-    kernels = tuple(sim.kernel(dtype="bf16", head_dim=head_dim) for head_dim in compiled)
-    inventory = Inventory((sim.binary("80", kernels=kernels),))
-    request = replace(BF16_64, head_dim=asked)
-    found = verdict(select(request, sim.system(sim.A100), inventory), "cuda sm_80")
-    kernel = found.kernel
-    assert (kernel.head_dim if kernel else None) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "fix"),
-    [(72, "nox -s build-dev -- arch=sm_80 hdim=64,72"), (60, None), (65, None), (264, None)],
-    ids=["can be built", "smaller, off step", "larger, off step", "beyond what can be built"],
-)
-def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str | None) -> None:
-    subset = sim.binary(
-        "80", kernels=(sim.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
-    )
-    decision = select(replace(BF16_64, head_dim=asked), sim.system(sim.A100), Inventory((subset,)))
-    assert verdict(decision, "cuda sm_80").fix == fix
-
-
-def test_a_release_is_not_built_again_for_a_head_dim() -> None:
-    inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
-    decision = select(replace(BF16_64, head_dim=72), sim.system(sim.A100), inventory)
-    assert verdict(decision, "cuda sm_80").fix is None
-
-
-PAIRS = {
-    "exact": ((192, 128), ((192, 192), (192, 128), (256, 256)), (192, 128)),
-    "the cheapest that is enough": ((160, 96), ((256, 256), (192, 128), (192, 192)), (192, 128)),
-    "equal pairs alone": ((192, 128), ((128, 128), (192, 192), (256, 256)), (192, 192)),
-    "a pair serves equal head dims": ((128, 128), ((192, 128), (256, 256)), (192, 128)),
-    "values wider": ((64, 128), ((128, 128), (64, 128)), (64, 128)),
-    "values too wide": ((192, 136), ((192, 128),), None),
-    "rows too wide": ((200, 128), ((192, 128),), None),
-    "half of the work": ((96, 64), ((192, 128),), (192, 128)),
-    "more than half wasted": ((88, 64), ((192, 128),), None),
-    "values off step": ((192, 100), ((192, 128),), None),
-    "the first of equals": ((128, 64), ((192, 128), (160, 160)), (192, 128)),
-}
-
-
-def pair_kernel(dims: tuple[int, int], op: str = "attention_fwd") -> KernelRow:
-    first, second = dims
-    rest = {} if first == second else {"head_dim_v": second}
-    return sim.kernel(op, dtype="bf16", head_dim=first, **rest)
-
-
-@pytest.mark.parametrize("op", sim.OPS)
-@pytest.mark.parametrize(("asked", "compiled", "expected"), PAIRS.values(), ids=PAIRS)
-def test_compiled_pair_of_head_dims(
-    asked: tuple[int, int],
-    compiled: tuple[tuple[int, int], ...],
-    expected: tuple[int, int] | None,
-    op: str,
-) -> None:
-    binary = sim.binary("80", kernels=tuple(pair_kernel(dims, op) for dims in compiled))
-    request = Request(op, "bf16", 0, *asked)
-    found = verdict(select(request, sim.system(sim.A100), Inventory((binary,))), "cuda sm_80")
-    assert (found.kernel.dims if found.kernel else None) == expected
-    assert found.accepted is (expected is not None)
-    if expected not in (None, asked):
-        assert f"compiled head dim {pair_words(*expected)}" in found.reason
-
-
-def test_a_missing_pair_is_named_and_can_be_built() -> None:
-    binary = sim.binary("80", kernels=(pair_kernel((64, 64)),), version="0.1.0+hdim64")
-    request = replace(BF16_64, head_dim=192, head_dim_v=128)
-    decision = select(request, sim.system(sim.A100), Inventory((binary,)))
-    found = verdict(decision, "cuda sm_80")
-    assert found.reason == "holds head dims 64, none for 192x128"
-    assert found.fix == "nox -s build-dev -- arch=sm_80 hdim=64,192x128"
-    assert str(request) == "attention_fwd bf16 head dim 192x128 on cuda:0"
-    assert chosen(decision) == "triton"
-
-
-def test_triton_refuses_values_that_are_too_wide() -> None:
-    request = replace(BF16_64, head_dim_v=264)
-    found = verdict(select(request, sim.system(sim.GB200), ALL), "triton")
-    assert found.reason == "serves head dims to 256 in steps of 8, not 64x264"
 
 
 def test_dtype_that_is_not_compiled_falls_back() -> None:

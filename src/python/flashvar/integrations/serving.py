@@ -5,20 +5,17 @@ The answer is kept per kind of call, so that an integration asks on every call.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from flashvar.decide import choose
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention_tensors import DTYPES
+from flashvar.fitness import HEAD_DIM_STEP
+from flashvar.ops.attention_tensors import DTYPES, KERNEL_DTYPES
 from flashvar.verdicts import Overrides, Request
 
 __all__ = ["named", "unserved"]
-
-# What kernels on devices take; a head dim between their steps is padded by flashvar.attention.
-_DEVICE_DTYPES: Final = ("bf16", "fp16")
-_HEAD_DIM_STEP: Final = 8
 
 _kept: dict[tuple[Any, ...], str | None] = {}
 
@@ -60,9 +57,10 @@ def _judge(
     dims, index = (head_dim, head_dim_v), None
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
-        if name not in _DEVICE_DTYPES and named(backend) != "reference":
+        if name not in KERNEL_DTYPES and named(backend) != "reference":
             return f"flashvar takes bfloat16 and float16 on a CUDA device, not {dtype}"
-        head_dim, head_dim_v = (dim + -dim % _HEAD_DIM_STEP for dim in dims)
+        # Between the steps of the kernels flashvar.attention pads.
+        head_dim, head_dim_v = (dim + -dim % HEAD_DIM_STEP for dim in dims)
     for op in ("attention_fwd", "attention_bwd") if backward else ("attention_fwd",):
         try:
             choose(Request(op, name, index, head_dim, head_dim_v), backend)

@@ -59,47 +59,27 @@ def attention_mask(
     Raises:
         BackendUnavailableError: FLASHVAR_STRICT=1, and the model does not call our attention.
     """
+    told = {
+        "batch_size": batch_size,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "use_vmap": use_vmap,
+        "device": device,
+    }
     use: Use = "hands on" if config is None else use_of_masks(type(config))
     if use != "hands on":
         if use == "own attention" and not torch.compiler.is_compiling():
             reason = f"models with {type(config).__name__} compute attention themselves"
             decline("transformers", reason, "the model's own")
-        own: torch.Tensor | None = eager_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            dtype=dtype,
-            config=config,
-            use_vmap=use_vmap,
-            device=device,
-            **others,
-        )
+        own: torch.Tensor | None = eager_mask(**told, dtype=dtype, config=config, **others)
         return own
-
-    def evaluated() -> torch.Tensor:
-        visible = sdpa_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=False,
-            allow_is_bidirectional_skip=False,
-            use_vmap=use_vmap,
-            device=device,
-        )
-        zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-        return zeros.masked_fill(~visible, -torch.inf)
-
     pattern = read(mask_function)
     if pattern is None or (torch.compiler.is_compiling() and isinstance(q_offset, torch.Tensor)):
-        return evaluated()
+        return _evaluated(told, dtype)
     # A static cache has room for keys that are yet to come.
     keys = int(q_offset) + q_length - kv_offset if pattern.causal else kv_length
     window = bounded(pattern.window, keys)
@@ -107,7 +87,7 @@ def attention_mask(
     # Kernels let the last query see the last key, which is how causal ones lie anyway.
     aligned = packed or (window != (-1, -1) and not pattern.causal)
     if not 0 < keys <= kv_length or (aligned and q_length != keys):
-        return evaluated()
+        return _evaluated(told, dtype)
     if pattern.sequences is not None:
         numbers = pattern.sequences.expand(batch_size, -1).int() + 1
     elif attention_mask is not None:
@@ -123,6 +103,13 @@ def attention_mask(
     if keys == kv_length and believed and layout == (pattern.causal, (-1, -1), keys, None, None):
         return None
     return attach(numbers[:, None, None], layout)
+
+
+def _evaluated(told: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
+    """What is added to the scores, by asking the mask function for every query and key."""
+    visible = sdpa_mask(**told, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill(~visible, -torch.inf)
 
 
 def read(function: Callable[..., Any]) -> Pattern | None:

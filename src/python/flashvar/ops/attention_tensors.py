@@ -17,7 +17,7 @@ DTYPES: Final = {
     torch.float32: "fp32",
     torch.float64: "fp64",
 }
-_KERNEL_DTYPES: Final = ("bf16", "fp16")
+KERNEL_DTYPES: Final = ("bf16", "fp16")
 
 
 def check_strided(name: str, tensor: object) -> None:
@@ -63,7 +63,7 @@ def common_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, in_kernels: 
             f"q, k and v must be bfloat16 or float16 (float32 and float64 too on the CPU), got "
             f"{q.dtype}: cast them with .to(torch.bfloat16)"
         )
-    if in_kernels and dtype not in _KERNEL_DTYPES:
+    if in_kernels and dtype not in KERNEL_DTYPES:
         raise DtypeError(
             f"q, k and v must be bfloat16 or float16 on a CUDA device, got {q.dtype}: cast them "
             "with .to(torch.bfloat16), or name backend='reference', which is slow"

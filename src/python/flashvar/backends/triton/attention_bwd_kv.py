@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashvar.backends.triton.attention_bwd_q import grad_scores
+from flashvar.backends.triton.attention_bwd_scores import grad_scores
 from flashvar.backends.triton.attention_fwd import RUNTIME, STRIDE_UNIT
 from flashvar.backends.triton.matrices import (
     clear_rows,

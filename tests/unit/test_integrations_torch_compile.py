@@ -1,0 +1,73 @@
+"""`flashvar.integrations.torch` in code that torch compiles or scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sdpa_calls import qkv
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashvar.integrations import torch as ours
+
+OWN = functional.scaled_dot_product_attention
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return 2 * functional.scaled_dot_product_attention(q, k, v)
+
+
+def graph_of(module: torch.nn.Module, *inputs: torch.Tensor, dynamic: bool) -> tuple[Any, str]:
+    """What a compiled module returns, and the attention that its one graph calls."""
+    targets = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        calls = (node for node in graph.graph.nodes if node.op == "call_function")
+        targets.extend(str(node.target) for node in calls)
+        return graph
+
+    torch._dynamo.reset()
+    out = torch.compile(module, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
+    (found,) = (target for target in targets if "attention" in target)
+    return out, found
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_compiles_into_one_graph(dynamic: bool) -> None:
+    tensors, module = qkv(), Doubled()
+    expected, found = graph_of(module, *tensors, dynamic=dynamic)
+    assert "built-in" in found
+    with ours.activate(backend="reference"):
+        out, found = graph_of(module, *tensors, dynamic=dynamic)
+        assert found == "flashvar.attention_fwd.default"
+        with sdpa_kernel(SDPBackend.MATH):
+            assert "built-in" in graph_of(module, *tensors, dynamic=dynamic)[1]
+    torch.testing.assert_close(out, expected)
+
+
+def test_compiled_code_notices_an_activation() -> None:
+    targets = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op != "placeholder")
+        return graph
+
+    torch._dynamo.reset()
+    module, tensors = torch.compile(Doubled(), backend=backend), qkv()
+    module(*tensors)
+    assert not any("flashvar" in target for target in targets)
+    with ours.activate(backend="reference"):
+        module(*tensors)
+    assert any("flashvar" in target for target in targets)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_script_keeps_torchs_own() -> None:
+    tensors = qkv()
+    with ours.activate(backend="reference"):
+        scripted = torch.jit.script(Doubled())
+        torch.testing.assert_close(scripted(*tensors), 2 * OWN(*tensors))
+        assert ours.report() == {}

@@ -1,0 +1,104 @@
+"""Registering with transformers: what it changes, what it refuses, and what finds it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_models import inputs, output, small_model
+
+import flashvar
+from flashvar.errors import IntegrationError, InvalidInputError
+from flashvar.integrations import requirement, transformers
+
+LENGTH = 12
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    transformers.register()
+
+
+def test_nothing_is_registered_by_import() -> None:
+    code = (
+        "import flashvar.integrations.transformers, sys\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "import flashvar.integrations.transformers_attention\n"
+        "from transformers.modeling_utils import AttentionInterface\n"
+        "assert 'flashvar' not in AttentionInterface()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_registration_changes_nothing() -> None:
+    from transformers.integrations import hub_kernels
+
+    before = hub_kernels.load_and_register_attn_kernel
+    transformers.register()
+    transformers.register("another")
+    assert hub_kernels.load_and_register_attn_kernel is before
+    assert before("another") is before("flashvar")
+    assert before("no kernel") is None
+
+
+def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = r"needs transformers 5\.6 or newer, found \S+ \(.+\): pip install .+5\.6'"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        with pytest.raises(IntegrationError, match=needed):
+            transformers.register()
+    old = SimpleNamespace(sdpa_mask=lambda batch_size, cache_position, kv_length: None)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", old)
+    with pytest.raises(IntegrationError, match=needed):
+        transformers.register()
+
+
+def test_an_old_package_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)  # 4.40 has none
+    monkeypatch.setattr(requirement.metadata, "version", lambda package: "4.40.0")
+    with pytest.raises(ImportError, match=r"transformers 5\.6 or newer, found 4\.40\.0 \("):
+        transformers.register()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flash_attention_2", "", 3])
+def test_names_of_others_are_refused(name: Any) -> None:
+    from transformers.modeling_utils import AttentionInterface
+
+    before = dict(AttentionInterface().items())
+    with pytest.raises(InvalidInputError, match=r"name must be .*, got .*leave it out"):
+        transformers.register(name)
+    assert dict(AttentionInterface().items()) == before
+
+
+def test_the_loader_of_kernels_takes_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the module had been downloaded: transformers' own function on our kernels."""
+    from transformers.integrations import hub_kernels
+    from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+    from flashvar.integrations import transformers_kernel
+
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True, raising=False)
+    monkeypatch.setattr(hub_kernels, "_kernels_available", True, raising=False)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_, **__: transformers_kernel)
+    model = small_model("llama", LENGTH)
+    given, counts = inputs("llama", LENGTH, "left")
+    expected = output(model, given)
+    try:
+        model.set_attn_implementation("flashvar/attention")
+        functions, _ = lazy_import_flash_attention("flashvar/attention")
+        assert functions[1] is transformers_kernel.flash_attn_varlen_func
+        found = output(model, given)
+    finally:
+        lazy_import_flash_attention("flashvar")
+    kept = counts != 0
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-4, atol=1e-4)
