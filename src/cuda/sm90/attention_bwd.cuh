@@ -16,6 +16,7 @@
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention_bwd_consumer.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
+#include "sm90/attention_bwd_ragged.cuh"
 
 namespace flashvar::sm90 {
 
@@ -82,14 +83,13 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
 }
 
 // One after the other the blocks of queries that see a tile, of all heads of its group.
-template <class Config>
+template <class Tile>
 struct QueryWalk {
-  const KeyTile<Config>& tile;
+  const Tile& tile;
   int32_t m, left;          // this block, and how many are left with it
   uint32_t number, before;  // KeyTile::query_tile() of it and of the one before
 
-  __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments,
-                                       const KeyTile<Config>& tile)
+  __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments, const Tile& tile)
       : tile(tile),
         m(tile.begin),
         left(arguments.problem.group * (tile.end - tile.begin)),
@@ -105,9 +105,8 @@ struct QueryWalk {
 };
 
 // Calls step(head, m) for the same.
-template <class Config, class Step>
-__device__ __forceinline__ void for_each_step(const KeyTile<Config>& tile, int32_t group,
-                                              Step&& step) {
+template <class Tile, class Step>
+__device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
   for (int32_t g = 0; g < group; ++g) {
     for (int32_t m = tile.begin; m < tile.end; ++m) step(tile.head_kv * group + g, m);
   }
@@ -132,8 +131,8 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
   uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a page
-  for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    KeyTile<Config> const tile(arguments, turn);
+  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     int32_t const first_key = tile.first_key + warpgroup * 64;
     float rK[Config::kHeadDim / 2], rV[Config::kHeadDimV / 2];
@@ -141,7 +140,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
     clear(rV);
     if (tile.seen()) {
       typename S::Registers rS;
-      QueryWalk<Config> walk(arguments, tile);
+      QueryWalk walk(arguments, tile);
       auto start_scores = [&] {
         ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
         multiply_scores<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
@@ -241,8 +240,8 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    KeyTile<Config> const tile(arguments, turn);
+  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     float rV[Config::kHeadDimV / 2];
     clear(rV);
@@ -298,8 +297,8 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    KeyTile<Config> const tile(arguments, turn);
+  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     float rK[Config::kHeadDim / 2];
     clear(rK);
@@ -361,6 +360,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.full_k(), 1);
     ptx::mbarrier_init(smem.full_v(), 1);
     ptx::mbarrier_init(smem.empty_kv(), warps);
+    for (uint32_t slot = 0; Config::kRagged && slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(smem.full_tile(slot), 1);
+      ptx::mbarrier_init(smem.empty_tile(slot), warps + 2);  // and both producers
+    }
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
       ptx::mbarrier_init(smem.full_grad_scores(stage), Config::kSharesKeys ? warps : 128);
       ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
@@ -378,7 +381,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();  // the barriers are there for all
   if (threadIdx.x < 128) {
     ptx::registers_give<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if constexpr (Config::kRagged) {
+      produce_ragged<Config>(arguments, smem);
+    } else if (threadIdx.x == 0) {
       ptx::await_last_grid();
       produce_bwd<Config>(arguments, smem);
     }
@@ -401,15 +406,25 @@ __global__ void __launch_bounds__(256)
     attention_bwd_round_kernel(const __grid_constant__ AttentionBwdArguments arguments) {
   const AttentionBwdProblem& problem = arguments.problem;
   ptx::await_last_grid();
-  uint32_t const tiles = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
+  Sequences queries = problem.queries;
+  if constexpr (!Config::kRagged) queries.offsets = nullptr;  // shown to the compiler
   uint32_t const head = blockIdx.x / arguments.query_tiles;
-  uint32_t const batch = blockIdx.x % arguments.query_tiles / tiles;
-  int32_t const first_row = blockIdx.x % arguments.query_tiles % tiles * Config::kBlockQ;
+  TilePosition const position = queries.find(blockIdx.x % arguments.query_tiles,
+                                             static_cast<uint32_t>(problem.batch), Config::kBlockQ);
+  uint32_t const batch = position.batch;
+  int32_t const first_row = position.first;
+  Span const span = queries.span(batch);
+  if (first_row >= span.count) return;
+  int64_t tile = blockIdx.x;
+  if constexpr (Config::kRagged) {
+    tile = int64_t{head} * arguments.query_tiles + queries.first_tile(batch, Config::kBlockQ) +
+           first_row / Config::kBlockQ;
+  }
   uint32_t const warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const float* const from =
-      arguments.grad_q_sum + (int64_t{blockIdx.x} * 2 + warpgroup) * Config::kGradQElements;
+  const float* const from = arguments.grad_q_sum + (tile * 2 + warpgroup) * Config::kGradQElements;
   const TensorView& tensor = problem.grad_q;
-  uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
+  uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride +
+                       int64_t{span.first} * tensor.seq_stride;
   float const scale = problem.features.scale;
   int32_t const row =
       first_row + (Config::kSplitsRows ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
@@ -427,7 +442,7 @@ __global__ void __launch_bounds__(256)
     int const column = first_column + (n + thread % 4) * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (row + half * 8 < problem.queries.seqlen && column < problem.head_dim) {
+      if (row + half * 8 < span.count && column < problem.head_dim) {
         *reinterpret_cast<uint4*>(to + (row + half * 8) * tensor.seq_stride + column) =
             chunks[half];
       }

@@ -5,6 +5,12 @@
 
 namespace flashvar::sm90 {
 
+// What a copy of the kernel is made for.
+enum class BwdPurpose {
+  kDense,   // one length for all sequences
+  kRagged,  // lengths that the device alone knows
+};
+
 // How two consumer warpgroups share a block's work.
 enum class Sharing {
   kKeys,      // each owns 64 keys, with dK and dV of theirs
@@ -41,9 +47,10 @@ constexpr int product_dim(int head_dim) {
   return (head_dim + step - 1) / step * step;
 }
 
-template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_>
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdPurpose kPurpose>
 struct AttentionBwdConfig {
   using Dtype = Dtype_;
+  static constexpr bool kRagged = kPurpose != BwdPurpose::kDense;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
