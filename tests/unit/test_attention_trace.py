@@ -103,11 +103,11 @@ def test_triton_says_that_it_copies(caplog: pytest.LogCaptureFixture) -> None:
     [
         (Options(), {}, "every row"),
         (Options(softcap=2.0), {}, "softcap"),
-        (Options(deterministic=True), {}, "deterministic gradients"),
+        (Options(deterministic=True), {}, "every row"),
         (Options(dropout_p=0.5), {"rng_state": torch.tensor([1, 2])}, "dropout"),
         (Options(), {"bias": torch.zeros(1, 1, 32, 32)}, "a bias"),
         (Options(), {"alibi_slopes": torch.zeros(4)}, "ALiBi slopes"),
-        (Options(), {"seqused_k": torch.ones(2, dtype=torch.int32)}, "packed sequences"),
+        (Options(), {"seqused_k": torch.ones(2, dtype=torch.int32)}, "every row"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -20,7 +20,8 @@
 
 namespace flashvar::sm90 {
 
-// Named barriers. kScores: dS is complete, for those who wrote it. kWeights: P is.
+// Named barriers. kScores: dS is complete, for those who wrote it (kOrdered: who wait for their
+// turn as well). kWeights: P is.
 enum : uint32_t { kScores = 1, kWeights = 2 };
 
 // The caller has announced the bytes.
@@ -91,15 +92,24 @@ struct QueryWalk {
 
   __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments, const Tile& tile)
       : tile(tile),
-        m(tile.begin),
+        m(Tile::kReversed ? tile.end - 1 : tile.begin),
         left(arguments.problem.group * (tile.end - tile.begin)),
-        number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, tile.begin)),
+        number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, m)),
         before(0) {}
 
   __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
-    before = number++;
-    if (++m == tile.end) m = tile.begin;
-    if (m == tile.begin) number += arguments.query_tiles - (tile.end - tile.begin);
+    if constexpr (Tile::kReversed) {
+      before = number--;
+      if (m == tile.begin) {
+        m = tile.end;
+        number += arguments.query_tiles + (tile.end - tile.begin);
+      }
+      --m;
+    } else {
+      before = number++;
+      if (++m == tile.end) m = tile.begin;
+      if (m == tile.begin) number += arguments.query_tiles - (tile.end - tile.begin);
+    }
     --left;
   }
 };
@@ -108,7 +118,10 @@ struct QueryWalk {
 template <class Tile, class Step>
 __device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
   for (int32_t g = 0; g < group; ++g) {
-    for (int32_t m = tile.begin; m < tile.end; ++m) step(tile.head_kv * group + g, m);
+    for (int32_t i = tile.begin; i < tile.end; ++i) {
+      int32_t const m = Tile::kReversed ? tile.end - 1 - (i - tile.begin) : i;
+      step(tile.head_kv * group + g, m);
+    }
   }
 }
 
@@ -116,7 +129,21 @@ __device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, S
 template <class Config>
 __device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments, uint32_t tile,
                                               uint32_t warpgroup) {
-  return arguments.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
+  if constexpr (!Config::kOrdered) {
+    return arguments.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
+  }
+  return arguments.grad_q_sum + uint64_t{tile} * Config::kTileElements +
+         warpgroup * Config::kGradQElements;
+}
+
+// The warp has added. Said late, when it has something to wait for anyway: until then its additions
+// have mostly arrived.
+template <class Config>
+__device__ __forceinline__ void pass_turn(const AttentionBwdArguments& arguments, uint32_t tile) {
+  if constexpr (Config::kOrdered) {
+    __syncwarp();
+    if (ptx::thread_index() % 32 == 0) ptx::release_count(grad_q_turns<Config>(arguments, tile));
+  }
 }
 
 // Sharing::kKeys.
@@ -134,6 +161,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
   for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
+    if constexpr (Config::kRagged) kv.count = tile.seen_before;  // held there, not here
     int32_t const first_key = tile.first_key + warpgroup * 64;
     float rK[Config::kHeadDim / 2], rV[Config::kHeadDimV / 2];
     clear(rK);
@@ -184,8 +212,9 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
         }
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        uint32_t const added = walk.before;
         if constexpr (!first.value) {
-          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, added, warpgroup));
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
@@ -193,6 +222,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         step.advance();
         walk.advance(arguments);
         if constexpr (!last.value) start_scores();
+        if constexpr (!first.value) pass_turn<Config>(arguments, added);
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
@@ -221,6 +251,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
       if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
       add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
+      pass_turn<Config>(arguments, walk.before);
       kv.advance();
     }
     store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, 1.f, first_key,
@@ -276,8 +307,9 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rQ);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        add_grad_q<Config>(rQ,
-                           grad_q_part<Config>(arguments, tile.query_tile(arguments, head, m), 0));
+        uint32_t const number = tile.query_tile(arguments, head, m);
+        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 0));
+        pass_turn<Config>(arguments, number);
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
@@ -327,7 +359,11 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         store_scores<Config>(smem.grad_scores(0), rdP);
         ptx::fence_async_proxy();
         ptx::mbarrier_arrive(smem.full_grad_scores(0));
-        ptx::named_barrier_sync(kScores, 128);
+        if constexpr (Config::kOrdered) {
+          ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
+        } else {
+          ptx::named_barrier_sync(kScores, 128);
+        }
         ptx::mbarrier_arrive(smem.empty_grad_out(s));
         float rQ[Config::kGradQCols / 2];
         multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 1);
@@ -335,11 +371,12 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rQ);
-        add_grad_q<Config>(rQ,
-                           grad_q_part<Config>(arguments, tile.query_tile(arguments, head, m), 1));
+        uint32_t const number = tile.query_tile(arguments, head, m);
+        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 1));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        pass_turn<Config>(arguments, number);
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
@@ -362,10 +399,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.empty_kv(), warps);
     for (uint32_t slot = 0; Config::kRagged && slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(smem.full_tile(slot), 1);
-      ptx::mbarrier_init(smem.empty_tile(slot), warps + 2);  // and both producers
+      // And those who copy, and who looks for turns.
+      ptx::mbarrier_init(smem.empty_tile(slot), warps + (Config::kOrdered ? 3 : 2));
     }
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
-      ptx::mbarrier_init(smem.full_grad_scores(stage), Config::kSharesKeys ? warps : 128);
+      ptx::mbarrier_init(smem.full_grad_scores(stage),
+                         (Config::kSharesKeys ? warps : 128) + (Config::kOrdered ? 1 : 0));
       ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
     }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
@@ -421,7 +460,8 @@ __global__ void __launch_bounds__(256)
            first_row / Config::kBlockQ;
   }
   uint32_t const warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const float* const from = arguments.grad_q_sum + (tile * 2 + warpgroup) * Config::kGradQElements;
+  const float* const from = arguments.grad_q_sum + tile * Config::kTileElements +
+                            int64_t{warpgroup} * Config::kGradQElements;
   const TensorView& tensor = problem.grad_q;
   uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride +
                        int64_t{span.first} * tensor.seq_stride;

@@ -7,8 +7,9 @@ namespace flashvar::sm90 {
 
 // What a copy of the kernel is made for.
 enum class BwdPurpose {
-  kDense,   // one length for all sequences
-  kRagged,  // lengths that the device alone knows
+  kDense,    // one length for all sequences
+  kRagged,   // lengths that the device alone knows; the others serve them too
+  kOrdered,  // dQ is added up in the order of the keys, so that it is the same every time
 };
 
 // How two consumer warpgroups share a block's work.
@@ -51,6 +52,7 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdPurpose 
 struct AttentionBwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kRagged = kPurpose != BwdPurpose::kDense;
+  static constexpr bool kOrdered = kPurpose == BwdPurpose::kOrdered;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
@@ -70,6 +72,8 @@ struct AttentionBwdConfig {
   static constexpr bool kSplitsRows = kBlockQ == 128;
   static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of a warpgroup
+  // Behind both parts: how many warps have added theirs, where that is counted.
+  static constexpr int kTileElements = 2 * kGradQElements + (kOrdered ? 4 : 0);
   static_assert(kBlockQ == 128 || kBlockQ == 64, "two warpgroups share dQ");
 
   static constexpr int kPageBytesQ = kBlockQ * 128;

@@ -24,10 +24,9 @@ struct AttentionBwdLaunch {
                              Dense::kBlockKV);
   }
 
-  // Plain scores; the order in which blocks add to dQ is not fixed.
+  // Plain scores.
   static bool suits(const AttentionBwdProblem& problem) {
-    return !problem.deterministic && !problem.has_features() && problem.queries.seqlen > 0 &&
-           problem.keys.seqlen > 0;
+    return !problem.has_features() && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
   }
 
   // The copy engine takes rows that start on 16 bytes alone.
@@ -40,6 +39,9 @@ struct AttentionBwdLaunch {
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
     bool const ragged = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
                         problem.seqused_k != nullptr;
+    if (problem.deterministic) {
+      return launch_copy<Config<BwdPurpose::kOrdered>>(problem, device, stream);
+    }
     return ragged ? launch_copy<Config<BwdPurpose::kRagged>>(problem, device, stream)
                   : launch_copy<Dense>(problem, device, stream);
   }
@@ -86,7 +88,7 @@ struct AttentionBwdLaunch {
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(heads * row_items);
 
-    if (error == cudaSuccess) error = launch_rows(arguments, device, stream);
+    if (error == cudaSuccess) error = launch_rows<Copy>(arguments, device, stream);
     if (error == cudaSuccess) {
       LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
                               Copy::kSharedMemory, true};
@@ -106,18 +108,21 @@ struct AttentionBwdLaunch {
   static Workspace plan(const AttentionBwdProblem& problem) {
     uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
     uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
-    uint64_t const sums = 2 * rows + tiles * 2 * Dense::kGradQElements * sizeof(float);
+    int const elements =
+        problem.deterministic ? Config<BwdPurpose::kOrdered>::kTileElements : Dense::kTileElements;
+    uint64_t const sums = 2 * rows + tiles * elements * sizeof(float);
     return {rows, 2 * rows, sums, sums + 256};
   }
 
-  // D and the LSE in base 2.
+  // D, the LSE in base 2, and zeros.
+  template <class Copy>
   static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
                                  cudaStream_t stream) {
     smxx::AttentionBwdRowsArguments const rows{arguments.problem,
                                                const_cast<float*>(arguments.lse_log2),
                                                const_cast<float*>(arguments.row_sums),
                                                arguments.grad_q_sum,
-                                               2 * Dense::kGradQElements,
+                                               Copy::kTileElements,
                                                arguments.query_tiles,
                                                true,
                                                arguments.next_item};

@@ -23,7 +23,7 @@ struct AttentionBwdArguments {
   uint32_t items;         // tiles of kBlockKV keys, or pairs of them, over all heads and batches
   uint32_t row_items;     // of one head and batch
   bool paired;
-  uint32_t* next_item;  // of ragged sequences: items taken beyond each block's first, 0 before
+  uint32_t* next_item;  // of ragged sequences: the first item that no block has taken
 };
 
 inline constexpr uint32_t kTileSlots = 2, kTileBytes = 128;
@@ -57,6 +57,7 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
+  // Of kOrdered full says also that dQ of the step may be added.
   __device__ __forceinline__ uint32_t full_grad_scores(uint32_t stage) const {
     return ring(4, 0) + stage * 16;
   }
@@ -126,6 +127,8 @@ struct KeyTile {
     begin = mask.seeing_begin(first_key) / Config::kBlockQ;
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
+
+  static constexpr bool kReversed = false;
 
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
   __device__ __forceinline__ bool seen() const { return begin < end; }

@@ -10,6 +10,7 @@
 
 #include "core/problem.h"
 #include "ptx/bulk.cuh"
+#include "ptx/counters.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -40,6 +41,7 @@ struct RaggedKeyTile {
   int32_t rows;        // keys of the sequence, used or not
   int32_t first_row;   // of the tensors of keys, where the sequence begins
   int32_t first_query_tile;
+  uint32_t seen_before;       // the block's tiles before this that are seen
   RaggedPlace queries, keys;  // of the sequence and of the tile
 
   __device__ __forceinline__ void fill(const AttentionBwdProblem& problem,
@@ -62,6 +64,10 @@ struct RaggedKeyTile {
     begin = mask.seeing_begin(first_key) / Config::kBlockQ;
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
+
+  // Last queries first: then the first keys, which have most to do, may start first, and blocks
+  // that wait for their turns at dQ follow each other.
+  static constexpr bool kReversed = Config::kOrdered;
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
@@ -89,8 +95,15 @@ __device__ __forceinline__ void find_tiles(const AttentionBwdArguments& argument
   const AttentionBwdProblem& problem = arguments.problem;
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<kTileSlots> slot;
+  uint32_t seen = 0;
   auto await_slot = [&] { ptx::mbarrier_wait(smem.empty_tile(slot.stage()), slot.phase() ^ 1); };
-  for (uint32_t item = blockIdx.x; item < arguments.items;) {
+  // Items are taken in order, and by blocks that run: so those before one are done some day.
+  auto take_item = [&] {
+    uint32_t item = 0;
+    if (first_lane) item = atomicAdd(arguments.next_item, 1);
+    return __shfl_sync(0xffffffffu, item, 0);
+  };
+  for (uint32_t item = take_item(); item < arguments.items; item = take_item()) {
     TilePosition position;
     uint32_t head_kv = item / arguments.row_items;
     uint32_t const place = item % arguments.row_items;
@@ -105,12 +118,14 @@ __device__ __forceinline__ void find_tiles(const AttentionBwdArguments& argument
     bool const exists = position.first < keys.count;
     if (exists && first_lane) {
       await_slot();
-      shared_tile(smem, slot.stage()).fill(problem, position, head_kv, keys);
+      RaggedKeyTile<Config>& tile = shared_tile(smem, slot.stage());
+      tile.fill(problem, position, head_kv, keys);
+      tile.seen_before = seen;
+      seen += tile.seen() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
     }
     if (exists) slot.advance();
-    if (first_lane) item = gridDim.x + atomicAdd(arguments.next_item, 1);
-    item = __shfl_sync(0xffffffffu, item, 0);
+    __syncwarp();
   }
   if (!first_lane) return;
   await_slot();
@@ -194,7 +209,8 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
                                                          tile.keys, 0, tile.head_kv);
     }
     for (int32_t g = 0; g < arguments.problem.group; ++g) {
-      for (int32_t m = tile.begin; m < tile.end; ++m) {
+      for (int32_t i = tile.begin; i < tile.end; ++i) {
+        int32_t const m = tile.kReversed ? tile.end - 1 - (i - tile.begin) : i;
         uint32_t const s = step.stage();
         uint32_t const head = tile.head_kv * arguments.problem.group + g;
         if constexpr (kOperand == Operand::kKeys) {
@@ -222,7 +238,39 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
   }
 }
 
-// The producer's warps: two copy, one finds what.
+// Where the warps count that have added to a tile of dQ.
+template <class Config>
+__device__ __forceinline__ uint32_t* grad_q_turns(const AttentionBwdArguments& arguments,
+                                                  uint32_t tile) {
+  return reinterpret_cast<uint32_t*>(arguments.grad_q_sum) +
+         uint64_t{tile} * Config::kTileElements + 2 * Config::kGradQElements;
+}
+
+// One thread: waits for the block's turns to add to dQ, and says when they come, with dS.
+template <class Config>
+__device__ __forceinline__ void look_for_turns(const AttentionBwdArguments& arguments,
+                                               const BwdSmem<Config>& smem) {
+  constexpr uint32_t kWarps = 4 * Config::kConsumers;
+  PipelineState<Config::kScoreStages> scores;
+  for (TileWalk<Config, 1> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
+    for (int32_t g = 0; g < arguments.problem.group; ++g) {
+      for (int32_t m = tile.end - 1; m >= tile.begin; --m) {
+        uint32_t const head = tile.head_kv * arguments.problem.group + g;
+        uint32_t const turn =
+            turn_at_queries(tile.mask, tile.first_key, m, Config::kBlockQ, Config::kBlockKV);
+        // The barrier's phase before is over.
+        ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase() ^ 1);
+        ptx::await_count(grad_q_turns<Config>(arguments, tile.query_tile(arguments, head, m)),
+                         turn * kWarps);
+        ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        scores.advance();
+      }
+    }
+  }
+}
+
+// The producer's warps: two copy, one finds what, one may look for turns.
 template <class Config>
 __device__ __forceinline__ void produce_ragged(const AttentionBwdArguments& arguments,
                                                const BwdSmem<Config>& smem) {
@@ -233,6 +281,8 @@ __device__ __forceinline__ void produce_ragged(const AttentionBwdArguments& argu
     copy_ragged<Config, Operand::kValues>(arguments, smem);
   } else if (threadIdx.x / 32 == 2) {
     find_tiles<Config>(arguments, smem);
+  } else if (Config::kOrdered && threadIdx.x == 96) {
+    look_for_turns<Config>(arguments, smem);
   }
 }
 

@@ -43,7 +43,7 @@ class Limits:
 
 
 # `suits` of src/cuda/sm90/attention_bwd_launch.cuh; tests/unit/test_families.py compares them.
-BACKWARD: Final = Limits(left=frozenset((*FEATURES, DETERMINISTIC)))
+BACKWARD: Final = Limits(left=frozenset(FEATURES))
 
 
 @dataclass(frozen=True)
