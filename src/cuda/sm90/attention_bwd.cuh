@@ -15,6 +15,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention_bwd_consumer.cuh"
+#include "sm90/attention_bwd_features.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
 #include "sm90/attention_bwd_ragged.cuh"
 
@@ -231,17 +232,71 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           ptx::wgmma_pin(rS);
         }
       };
+      // Of kFeatures, once in the code, as evaluating them is long: nothing is in flight between
+      // steps.
+      auto take_long_step = [&](bool first) {
+        uint32_t const s = step.stage(), head = walk.number / arguments.query_tiles;
+        int32_t const first_query = walk.m * Config::kBlockQ;
+        ScoreState const scores{step.count}, before{step.count - 1};
+        typename S::Registers rdS;
+        typename S::Packed rP, rdP;
+        start_scores();
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rS);
+        weigh_features<Config>(rS, problem, tile, head, smem.lse(s), first_key, first_query);
+        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
+        pack_features<Config>(rS, rP, problem.features.dropout_scale);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rdS);
+#pragma unroll
+        for (int n = 0; n < S::kColumns; ++n) {
+          differentiate_features<Config>(&rS[4 * n], &rdS[4 * n], problem, tile, head, smem.lse(s),
+                                         smem.row_sums(s), n, first_key, first_query);
+        }
+        S::pack(rdS, rdP);
+        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
+        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
+                             rdP);
+        ptx::fence_async_proxy();
+        __syncwarp();
+        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
+        multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(rV);
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rK);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        if (!first) {
+          float rQ[Config::kGradQCols / 2];
+          start_grad_q(rQ, before);
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(rQ);
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+          pass_turn<Config>(arguments, walk.before);
+        }
+        step.advance();
+        walk.advance(arguments);
+      };
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
-      start_scores();
-      ptx::mbarrier_wait(smem.full_v(), kv.phase());
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(rS);
-      if (walk.left == 1) {
-        take_step(std::true_type{}, std::true_type{});
+      if constexpr (Config::kFeatures) {
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        for (bool first = true; walk.left > 0; first = false) take_long_step(first);
       } else {
-        take_step(std::true_type{}, std::false_type{});
-        while (walk.left > 1) take_step(std::false_type{}, std::false_type{});
-        take_step(std::false_type{}, std::true_type{});
+        start_scores();
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rS);
+        if (walk.left == 1) {
+          take_step(std::true_type{}, std::true_type{});
+        } else {
+          take_step(std::true_type{}, std::false_type{});
+          while (walk.left > 1) take_step(std::false_type{}, std::false_type{});
+          take_step(std::false_type{}, std::true_type{});
+        }
       }
       float rQ[Config::kGradQCols / 2];
       ScoreState const before{step.count - 1};
@@ -287,7 +342,12 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
-        weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
+        if constexpr (Config::kFeatures) {
+          weigh_features<Config>(rS, problem, tile, head, smem.lse(s), tile.first_key,
+                                 m * Config::kBlockQ);
+        } else {
+          weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
+        }
         uint32_t const weights = smem.weights() + ptx::thread_index() % 128 * 16;
 #pragma unroll
         for (int n = 0; n < S::kColumns; ++n) {
@@ -295,7 +355,11 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
                             rS[4 * n + 3]);
         }
         ptx::named_barrier_arrive(kWeights, 256);
-        S::pack(rS, rP);
+        if constexpr (Config::kFeatures) {
+          pack_features<Config>(rS, rP, problem.features.dropout_scale);
+        } else {
+          S::pack(rS, rP);
+        }
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
         // dS is there, and the other has read P
         ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
@@ -351,9 +415,15 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         for (int n = 0; n < S::kColumns; ++n) {
           float4 const p = ptx::shared_load4(weights + n * 128 * 16);
           const float row[4] = {p.x, p.y, p.z, p.w};
-          differentiate<Config>(
-              row, &rdS[4 * n],
-              ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+          if constexpr (Config::kFeatures) {
+            differentiate_features<Config>(row, &rdS[4 * n], problem, tile, head, smem.lse(s),
+                                           smem.row_sums(s), n, tile.first_key,
+                                           m * Config::kBlockQ);
+          } else {
+            differentiate<Config>(
+                row, &rdS[4 * n],
+                ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+          }
         }
         S::pack(rdS, rdP);
         store_scores<Config>(smem.grad_scores(0), rdP);

@@ -7,9 +7,11 @@ namespace flashvar::sm90 {
 
 // What a copy of the kernel is made for.
 enum class BwdPurpose {
-  kDense,    // one length for all sequences
-  kRagged,   // lengths that the device alone knows; the others serve them too
-  kOrdered,  // dQ is added up in the order of the keys, so that it is the same every time
+  kDense,     // one length for all sequences
+  kRagged,    // lengths that the device alone knows; the others serve them too
+  kOrdered,   // dQ is added up in the order of the keys, so that it is the same every time
+  kFeatures,  // ScoreFeatures but for a bias
+  kOrderedFeatures,
 };
 
 // How two consumer warpgroups share a block's work.
@@ -52,7 +54,10 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdPurpose 
 struct AttentionBwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kRagged = kPurpose != BwdPurpose::kDense;
-  static constexpr bool kOrdered = kPurpose == BwdPurpose::kOrdered;
+  static constexpr bool kOrdered =
+      kPurpose == BwdPurpose::kOrdered || kPurpose == BwdPurpose::kOrderedFeatures;
+  static constexpr bool kFeatures =
+      kPurpose == BwdPurpose::kFeatures || kPurpose == BwdPurpose::kOrderedFeatures;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;

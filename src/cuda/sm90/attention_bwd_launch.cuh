@@ -24,9 +24,9 @@ struct AttentionBwdLaunch {
                              Dense::kBlockKV);
   }
 
-  // Plain scores.
   static bool suits(const AttentionBwdProblem& problem) {
-    return !problem.has_features() && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
+    return problem.features.bias.data == nullptr && problem.queries.seqlen > 0 &&
+           problem.keys.seqlen > 0;
   }
 
   // The copy engine takes rows that start on 16 bytes alone.
@@ -39,6 +39,11 @@ struct AttentionBwdLaunch {
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
     bool const ragged = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
                         problem.seqused_k != nullptr;
+    if (problem.has_features()) {
+      return problem.deterministic
+                 ? launch_copy<Config<BwdPurpose::kOrderedFeatures>>(problem, device, stream)
+                 : launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream);
+    }
     if (problem.deterministic) {
       return launch_copy<Config<BwdPurpose::kOrdered>>(problem, device, stream);
     }
