@@ -17,6 +17,7 @@
 #include "sm90/attention_bwd_consumer.cuh"
 #include "sm90/attention_bwd_features.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
+#include "sm90/attention_bwd_queries.cuh"
 #include "sm90/attention_bwd_ragged.cuh"
 
 namespace flashvar::sm90 {
@@ -81,69 +82,6 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
         step.advance();
       }
     }
-  }
-}
-
-// One after the other the blocks of queries that see a tile, of all heads of its group.
-template <class Tile>
-struct QueryWalk {
-  const Tile& tile;
-  int32_t m, left;          // this block, and how many are left with it
-  uint32_t number, before;  // KeyTile::query_tile() of it and of the one before
-
-  __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments, const Tile& tile)
-      : tile(tile),
-        m(Tile::kReversed ? tile.end - 1 : tile.begin),
-        left(arguments.problem.group * (tile.end - tile.begin)),
-        number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, m)),
-        before(0) {}
-
-  __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
-    if constexpr (Tile::kReversed) {
-      before = number--;
-      if (m == tile.begin) {
-        m = tile.end;
-        number += arguments.query_tiles + (tile.end - tile.begin);
-      }
-      --m;
-    } else {
-      before = number++;
-      if (++m == tile.end) m = tile.begin;
-      if (m == tile.begin) number += arguments.query_tiles - (tile.end - tile.begin);
-    }
-    --left;
-  }
-};
-
-// Calls step(head, m) for the same.
-template <class Tile, class Step>
-__device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
-  for (int32_t g = 0; g < group; ++g) {
-    for (int32_t i = tile.begin; i < tile.end; ++i) {
-      int32_t const m = Tile::kReversed ? tile.end - 1 - (i - tile.begin) : i;
-      step(tile.head_kv * group + g, m);
-    }
-  }
-}
-
-// `tile` is KeyTile::query_tile().
-template <class Config>
-__device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments, uint32_t tile,
-                                              uint32_t warpgroup) {
-  if constexpr (!Config::kOrdered) {
-    return arguments.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
-  }
-  return arguments.grad_q_sum + uint64_t{tile} * Config::kTileElements +
-         warpgroup * Config::kGradQElements;
-}
-
-// The warp has added. Said late, when it has something to wait for anyway: until then its additions
-// have mostly arrived.
-template <class Config>
-__device__ __forceinline__ void pass_turn(const AttentionBwdArguments& arguments, uint32_t tile) {
-  if constexpr (Config::kOrdered) {
-    __syncwarp();
-    if (ptx::thread_index() % 32 == 0) ptx::release_count(grad_q_turns<Config>(arguments, tile));
   }
 }
 
@@ -505,57 +443,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       consume_values<Config>(arguments, smem);
     } else {
       consume_scores<Config>(arguments, smem);
-    }
-  }
-}
-
-// Rounds the sums of dQ into their tensor: one block per tile of queries and head.
-template <class Config>
-__global__ void __launch_bounds__(256)
-    attention_bwd_round_kernel(const __grid_constant__ AttentionBwdArguments arguments) {
-  const AttentionBwdProblem& problem = arguments.problem;
-  ptx::await_last_grid();
-  Sequences queries = problem.queries;
-  if constexpr (!Config::kRagged) queries.offsets = nullptr;  // shown to the compiler
-  uint32_t const head = blockIdx.x / arguments.query_tiles;
-  TilePosition const position = queries.find(blockIdx.x % arguments.query_tiles,
-                                             static_cast<uint32_t>(problem.batch), Config::kBlockQ);
-  uint32_t const batch = position.batch;
-  int32_t const first_row = position.first;
-  Span const span = queries.span(batch);
-  if (first_row >= span.count) return;
-  int64_t tile = blockIdx.x;
-  if constexpr (Config::kRagged) {
-    tile = int64_t{head} * arguments.query_tiles + queries.first_tile(batch, Config::kBlockQ) +
-           first_row / Config::kBlockQ;
-  }
-  uint32_t const warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const float* const from = arguments.grad_q_sum + tile * Config::kTileElements +
-                            int64_t{warpgroup} * Config::kGradQElements;
-  const TensorView& tensor = problem.grad_q;
-  uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride +
-                       int64_t{span.first} * tensor.seq_stride;
-  float const scale = problem.features.scale;
-  int32_t const row =
-      first_row + (Config::kSplitsRows ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
-  int const first_column = Config::kSplitsRows ? 0 : warpgroup * Config::kGradQCols;
-#pragma unroll
-  for (int n = 0; n < Config::kGradQCols / 8; n += 4) {
-    uint32_t upper[4], lower[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float4 const x = *reinterpret_cast<const float4*>(from + grad_q_place(thread, n + i));
-      upper[i] = Config::Dtype::pack(x.x * scale, x.y * scale);
-      lower[i] = Config::Dtype::pack(x.z * scale, x.w * scale);
-    }
-    uint4 const chunks[2] = {transpose_quad(upper), transpose_quad(lower)};
-    int const column = first_column + (n + thread % 4) * 8;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (row + half * 8 < span.count && column < problem.head_dim) {
-        *reinterpret_cast<uint4*>(to + (row + half * 8) * tensor.seq_stride + column) =
-            chunks[half];
-      }
     }
   }
 }

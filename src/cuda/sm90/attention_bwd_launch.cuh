@@ -8,6 +8,7 @@
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention_bwd.cuh"
+#include "sm90/attention_bwd_round.cuh"
 #include "smxx/attention_bwd_rows.cuh"
 
 namespace flashvar::sm90 {
