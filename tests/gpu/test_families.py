@@ -25,6 +25,12 @@ def plain(**options: Any) -> Run:
     return lambda x: flashvar.attention(x, x, x, backend="cuda", **options)
 
 
+def biased(x: torch.Tensor) -> torch.Tensor:
+    bias = torch.randn(1, 4, 128, 128, device=x.device, dtype=x.dtype, requires_grad=True)
+    out: torch.Tensor = flashvar.attention(x, x, x, bias=bias, backend="cuda")
+    return out
+
+
 def packed(x: torch.Tensor) -> torch.Tensor:
     bounds = torch.tensor([0, 100, 256], device=x.device, dtype=torch.int32)
     out: torch.Tensor = flashvar.attention_varlen(
@@ -53,6 +59,8 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], Run]] = {
     "odd strides": (partial(tensor, *SHAPE, 64, pad=4), plain()),
     "odd address": (partial(tensor, *SHAPE, 64, offset=1), plain()),
     "softcap": (partial(tensor, *SHAPE, 64), plain(softcap=5.0)),
+    "dropout": (partial(tensor, *SHAPE, 64), plain(dropout_p=0.1)),
+    "bias": (partial(tensor, *SHAPE, 64), biased),
     "deterministic": (partial(tensor, *SHAPE, 64), plain(deterministic=True)),
     "packed": (partial(tensor, 256, 4, 64), packed),
 }

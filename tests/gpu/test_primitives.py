@@ -95,15 +95,29 @@ def load_box(
     hint: int = CACHE_HINTS[0],
 ) -> tuple[int, torch.Tensor]:
     """The CUDA error, and the bytes of a box and 1024 more; like `tensor`, outermost first."""
-    rank = tensor.dim()
+    return load_strided(probe, tensor.data_ptr(), tensor.shape, tensor.stride(), shape, at, hint)
+
+
+def load_strided(
+    probe: Probe,
+    address: int,
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    shape: Sequence[int],
+    at: Sequence[int],
+    hint: int = CACHE_HINTS[0],
+) -> tuple[int, torch.Tensor]:
+    """The same of what no tensor can be: strides are in elements."""
+    rank = len(sizes)
     size = 2 * torch.Size(shape).numel() + 1024
     out = torch.zeros(size, dtype=torch.uint8, device="cuda")
-    dims = (ctypes.c_uint64 * rank)(*reversed(tensor.shape))
-    strides = (ctypes.c_uint64 * 4)(*(2 * stride for stride in reversed(tensor.stride()[:-1])))
+    dims = (ctypes.c_uint64 * rank)(*reversed(sizes))
+    strides = (ctypes.c_uint64 * 4)(*(2 * stride for stride in reversed(steps[:-1])))
     box = (ctypes.c_uint32 * rank)(*reversed(shape))
     start = (ctypes.c_int32 * rank)(*reversed(at))
     hinted = ctypes.c_uint64(hint)
-    error = probe(rank, pointer(tensor), dims, strides, box, start, hinted, pointer(out))
+    at_address = ctypes.c_void_p(address)
+    error = probe(rank, at_address, dims, strides, box, start, hinted, pointer(out))
     return error, out.cpu()
 
 
@@ -166,6 +180,50 @@ def test_tma_goes_by_strides(seed: int, probes: ctypes.CDLL) -> None:
     assert error == 0
     expected = swizzled(box_of(tensor, box, at))
     assert torch.equal(found[:-1024].view(torch.bfloat16), expected.flatten())
+
+
+# name: (where a sequence starts, its rows, the first row of the box)
+RAGGED = {
+    "all": (0, 200, 0),
+    "the-end-of-all": (0, 200, 150),
+    "in-the-middle": (37, 90, 0),
+    "its-end": (37, 90, 64),
+    "one-row": (199, 1, 0),
+    "the-first-row": (0, 1, 0),
+    "none": (50, 0, 0),
+}
+
+
+@pytest.mark.parametrize(("first", "count", "row"), RAGGED.values(), ids=RAGGED)
+@pytest.mark.parametrize("heads_between", [False, True])
+def test_a_ragged_map_ends_where_a_sequence_ends(
+    heads_between: bool, first: int, count: int, row: int, seed: int, probes: ctypes.CDLL
+) -> None:
+    """TensorMapMaker's map, whose address is before the tensor; NaN is all around."""
+    batches, rows, heads, box_rows = 2, 200, 3, 64
+    values = integers(batches, rows, heads, 128, most=200, dtype=torch.bfloat16)
+    batch, head, column = 1, 2, 64
+    expected = torch.zeros(box_rows, COLUMNS, dtype=torch.bfloat16)
+    seen = values[batch, first + row : min(first + count, first + row + box_rows), head, column:]
+    expected[: len(seen)] = seen
+    outside = torch.ones(rows, dtype=torch.bool)
+    outside[first : first + count] = False
+    values[:, outside] = torch.nan
+    on_device = values.cuda()
+    if not heads_between:
+        on_device = on_device.transpose(1, 2).contiguous().transpose(1, 2)
+    by_batch, by_row, by_head, _ = on_device.stride()
+    error, found = load_strided(
+        probes.probe_tma,
+        on_device.data_ptr() - 2 * rows * by_row,
+        (batches, rows + 1, heads, rows, 128),
+        (by_batch, by_row, by_head, by_row, 1),
+        (1, 1, 1, box_rows, COLUMNS),
+        (batch, first + count, head, rows - count + row, column),
+    )
+    assert error == 0
+    assert torch.equal(found[:-1024].view(torch.bfloat16), swizzled(expected).flatten())
+    assert (found[-1024:] == 0xFF).all()
 
 
 # name: (elements before the base, elements of a row, box)

@@ -41,7 +41,8 @@ FORWARD, BACKWARD = kernel("attention_fwd"), kernel("attention_bwd")
         (FORWARD, replace(ALIGNED, heads=65), (), MMA_SYNC, "q: its heads stride, 65, is no mult"),
         (FORWARD, replace(ALIGNED, sequence=68), (), MMA_SYNC, "its sequence stride, 68"),
         (FORWARD, replace(ALIGNED, batch=4), (), MMA_SYNC, "TMA cannot address rows of q"),
-        (BACKWARD, ALIGNED, ("dropout",), MMA_SYNC, "backward does not serve dropout"),
+        (BACKWARD, ALIGNED, ("dropout",), WGMMA, "every row"),
+        (BACKWARD, ALIGNED, ("dropout", "a bias"), MMA_SYNC, "backward does not serve a bias"),
         (kernel("attention_bwd", "fp16"), ALIGNED, (), WGMMA, "every row"),
         (kernel("attention_bwd", head_dim=96), ALIGNED, (), WGMMA, "every row"),
         (kernel("attention_bwd", head_dim=128, head_dim_v=64), ALIGNED, (), WGMMA, "every row"),
@@ -101,6 +102,7 @@ def test_the_forward_of_the_sources_asks_for_the_same() -> None:
 ASKED = {
     "!problem.deterministic": (families.DETERMINISTIC,),
     "!problem.has_features()": families.FEATURES,
+    "problem.features.bias.data == nullptr": (families.BIAS,),
     "problem.queries.offsets == nullptr": (families.PACKED,),
     "problem.keys.offsets == nullptr": (families.PACKED,),
     "problem.seqused_k == nullptr": (families.PACKED,),

@@ -41,9 +41,16 @@ inline cudaError_t encode_tensor_map(CUtensorMap& map, bool bf16, uint32_t rank,
 
 // Makes the maps of one problem's tensors [batch, sequence, heads, dim]: boxes of 64 columns x
 // `rows` rows of one head, which arrive as rows of 128 bytes, swizzled.
+//
+// A ragged map ends where a box's coordinates say: of sequences in one tensor each then ends in
+// zeros, as if its tensor ended there. The rows are two dimensions of one stride, of which the
+// first alone bounds a box, and the address is that of as many rows before the tensor as it has.
+// Row r of a sequence of n rows, which ends before row `end` of the tensor, is at {column, rows - n
+// + r, head, end, batch}.
 struct TensorMapMaker {
   const AttentionProblem& problem;
   bool bf16;
+  bool ragged = false;
 
   cudaError_t queries(CUtensorMap& map, const TensorView& tensor, int64_t dim, int rows) const {
     return encode(map, tensor, problem.queries, problem.heads_q, dim, rows);
@@ -63,8 +70,15 @@ struct TensorMapMaker {
     cuuint64_t const strides[3] = {static_cast<cuuint64_t>(tensor.seq_stride * 2),
                                    static_cast<cuuint64_t>(tensor.head_stride * 2),
                                    static_cast<cuuint64_t>(tensor.batch_stride * 2)};
-    cuuint32_t const box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
-    return encode_tensor_map(map, bf16, 4, tensor.data, dims, strides, box);
+    cuuint32_t const box[5] = {64, static_cast<cuuint32_t>(rows), 1, 1, 1};
+    if (!ragged) return encode_tensor_map(map, bf16, 4, tensor.data, dims, strides, box);
+    int64_t const before = int64_t{packed ? sequences.total : sequences.seqlen} * tensor.seq_stride;
+    if (reinterpret_cast<uintptr_t>(tensor.data) / 2 < static_cast<uint64_t>(before)) {
+      return cudaErrorInvalidValue;
+    }
+    cuuint64_t const ragged_dims[5] = {dims[0], dims[1], dims[2], dims[1] + 1, dims[3]};
+    cuuint64_t const ragged_strides[4] = {strides[0], strides[1], strides[0], strides[2]};
+    return encode_tensor_map(map, bf16, 5, tensor.data - before, ragged_dims, ragged_strides, box);
   }
 };
 

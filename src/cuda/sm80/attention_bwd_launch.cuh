@@ -103,7 +103,8 @@ struct AttentionBwdLaunch {
     run(
         [&](int64_t blocks) {
           smxx::AttentionBwdRowsArguments const rows{
-              problem, args.lse_log2, args.row_sums, nullptr, 0, args.query_tiles, aligned};
+              problem, args.lse_log2,    args.row_sums, nullptr,
+              0,       args.query_tiles, aligned,       nullptr};
           return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, C::kBlockQ>>(
               rows, {blocks, smxx::kRowThreads, 0}, device, stream);
         },

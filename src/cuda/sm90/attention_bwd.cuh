@@ -15,11 +15,15 @@
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention_bwd_consumer.cuh"
+#include "sm90/attention_bwd_features.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
+#include "sm90/attention_bwd_queries.cuh"
+#include "sm90/attention_bwd_ragged.cuh"
 
 namespace flashvar::sm90 {
 
-// Named barriers. kScores: dS is complete, for those who wrote it. kWeights: P is.
+// Named barriers. kScores: dS is complete, for those who wrote it (kOrdered: who wait for their
+// turn as well). kWeights: P is.
 enum : uint32_t { kScores = 1, kWeights = 2 };
 
 // The caller has announced the bytes.
@@ -81,45 +85,6 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
   }
 }
 
-// One after the other the blocks of queries that see a tile, of all heads of its group.
-template <class Config>
-struct QueryWalk {
-  const KeyTile<Config>& tile;
-  int32_t m, left;          // this block, and how many are left with it
-  uint32_t number, before;  // KeyTile::query_tile() of it and of the one before
-
-  __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments,
-                                       const KeyTile<Config>& tile)
-      : tile(tile),
-        m(tile.begin),
-        left(arguments.problem.group * (tile.end - tile.begin)),
-        number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, tile.begin)),
-        before(0) {}
-
-  __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
-    before = number++;
-    if (++m == tile.end) m = tile.begin;
-    if (m == tile.begin) number += arguments.query_tiles - (tile.end - tile.begin);
-    --left;
-  }
-};
-
-// Calls step(head, m) for the same.
-template <class Config, class Step>
-__device__ __forceinline__ void for_each_step(const KeyTile<Config>& tile, int32_t group,
-                                              Step&& step) {
-  for (int32_t g = 0; g < group; ++g) {
-    for (int32_t m = tile.begin; m < tile.end; ++m) step(tile.head_kv * group + g, m);
-  }
-}
-
-// `tile` is KeyTile::query_tile().
-template <class Config>
-__device__ __forceinline__ float* grad_q_part(const AttentionBwdArguments& arguments, uint32_t tile,
-                                              uint32_t warpgroup) {
-  return arguments.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
-}
-
 // Sharing::kKeys.
 template <class Config>
 __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& arguments,
@@ -132,16 +97,17 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
   uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a page
-  for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    KeyTile<Config> const tile(arguments, turn);
+  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
+    if constexpr (Config::kRagged) kv.count = tile.seen_before;  // held there, not here
     int32_t const first_key = tile.first_key + warpgroup * 64;
     float rK[Config::kHeadDim / 2], rV[Config::kHeadDimV / 2];
     clear(rK);
     clear(rV);
     if (tile.seen()) {
       typename S::Registers rS;
-      QueryWalk<Config> walk(arguments, tile);
+      QueryWalk walk(arguments, tile);
       auto start_scores = [&] {
         ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
         multiply_scores<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
@@ -185,8 +151,9 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
         }
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        uint32_t const added = walk.before;
         if constexpr (!first.value) {
-          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, added, warpgroup));
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
@@ -194,6 +161,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         step.advance();
         walk.advance(arguments);
         if constexpr (!last.value) start_scores();
+        if constexpr (!first.value) pass_turn<Config>(arguments, added);
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
@@ -202,17 +170,71 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           ptx::wgmma_pin(rS);
         }
       };
+      // Of kFeatures, once in the code, as evaluating them is long: nothing is in flight between
+      // steps.
+      auto take_long_step = [&](bool first) {
+        uint32_t const s = step.stage(), head = walk.number / arguments.query_tiles;
+        int32_t const first_query = walk.m * Config::kBlockQ;
+        ScoreState const scores{step.count}, before{step.count - 1};
+        typename S::Registers rdS;
+        typename S::Packed rP, rdP;
+        start_scores();
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rS);
+        weigh_features<Config>(rS, problem, tile, head, smem.lse(s), first_key, first_query);
+        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
+        pack_features<Config>(rS, rP, problem.features.dropout_scale);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rdS);
+#pragma unroll
+        for (int n = 0; n < S::kColumns; ++n) {
+          differentiate_features<Config>(&rS[4 * n], &rdS[4 * n], problem, tile, head, smem.lse(s),
+                                         smem.row_sums(s), n, first_key, first_query);
+        }
+        S::pack(rdS, rdP);
+        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
+        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
+                             rdP);
+        ptx::fence_async_proxy();
+        __syncwarp();
+        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
+        multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(rV);
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rK);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        if (!first) {
+          float rQ[Config::kGradQCols / 2];
+          start_grad_q(rQ, before);
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(rQ);
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+          pass_turn<Config>(arguments, walk.before);
+        }
+        step.advance();
+        walk.advance(arguments);
+      };
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
-      start_scores();
-      ptx::mbarrier_wait(smem.full_v(), kv.phase());
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(rS);
-      if (walk.left == 1) {
-        take_step(std::true_type{}, std::true_type{});
+      if constexpr (Config::kFeatures) {
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        for (bool first = true; walk.left > 0; first = false) take_long_step(first);
       } else {
-        take_step(std::true_type{}, std::false_type{});
-        while (walk.left > 1) take_step(std::false_type{}, std::false_type{});
-        take_step(std::false_type{}, std::true_type{});
+        start_scores();
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rS);
+        if (walk.left == 1) {
+          take_step(std::true_type{}, std::true_type{});
+        } else {
+          take_step(std::true_type{}, std::false_type{});
+          while (walk.left > 1) take_step(std::false_type{}, std::false_type{});
+          take_step(std::false_type{}, std::true_type{});
+        }
       }
       float rQ[Config::kGradQCols / 2];
       ScoreState const before{step.count - 1};
@@ -222,6 +244,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
       if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
       add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
+      pass_turn<Config>(arguments, walk.before);
       kv.advance();
     }
     store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, 1.f, first_key,
@@ -241,8 +264,8 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    KeyTile<Config> const tile(arguments, turn);
+  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     float rV[Config::kHeadDimV / 2];
     clear(rV);
@@ -257,7 +280,12 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
-        weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
+        if constexpr (Config::kFeatures) {
+          weigh_features<Config>(rS, problem, tile, head, smem.lse(s), tile.first_key,
+                                 m * Config::kBlockQ);
+        } else {
+          weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
+        }
         uint32_t const weights = smem.weights() + ptx::thread_index() % 128 * 16;
 #pragma unroll
         for (int n = 0; n < S::kColumns; ++n) {
@@ -265,7 +293,11 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
                             rS[4 * n + 3]);
         }
         ptx::named_barrier_arrive(kWeights, 256);
-        S::pack(rS, rP);
+        if constexpr (Config::kFeatures) {
+          pack_features<Config>(rS, rP, problem.features.dropout_scale);
+        } else {
+          S::pack(rS, rP);
+        }
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
         // dS is there, and the other has read P
         ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
@@ -277,8 +309,9 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rQ);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        add_grad_q<Config>(rQ,
-                           grad_q_part<Config>(arguments, tile.query_tile(arguments, head, m), 0));
+        uint32_t const number = tile.query_tile(arguments, head, m);
+        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 0));
+        pass_turn<Config>(arguments, number);
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
@@ -298,8 +331,8 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (BwdTurn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    KeyTile<Config> const tile(arguments, turn);
+  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     float rK[Config::kHeadDim / 2];
     clear(rK);
@@ -320,15 +353,25 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         for (int n = 0; n < S::kColumns; ++n) {
           float4 const p = ptx::shared_load4(weights + n * 128 * 16);
           const float row[4] = {p.x, p.y, p.z, p.w};
-          differentiate<Config>(
-              row, &rdS[4 * n],
-              ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+          if constexpr (Config::kFeatures) {
+            differentiate_features<Config>(row, &rdS[4 * n], problem, tile, head, smem.lse(s),
+                                           smem.row_sums(s), n, tile.first_key,
+                                           m * Config::kBlockQ);
+          } else {
+            differentiate<Config>(
+                row, &rdS[4 * n],
+                ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+          }
         }
         S::pack(rdS, rdP);
         store_scores<Config>(smem.grad_scores(0), rdP);
         ptx::fence_async_proxy();
         ptx::mbarrier_arrive(smem.full_grad_scores(0));
-        ptx::named_barrier_sync(kScores, 128);
+        if constexpr (Config::kOrdered) {
+          ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
+        } else {
+          ptx::named_barrier_sync(kScores, 128);
+        }
         ptx::mbarrier_arrive(smem.empty_grad_out(s));
         float rQ[Config::kGradQCols / 2];
         multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 1);
@@ -336,11 +379,12 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rQ);
-        add_grad_q<Config>(rQ,
-                           grad_q_part<Config>(arguments, tile.query_tile(arguments, head, m), 1));
+        uint32_t const number = tile.query_tile(arguments, head, m);
+        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 1));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        pass_turn<Config>(arguments, number);
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
@@ -361,8 +405,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.full_k(), 1);
     ptx::mbarrier_init(smem.full_v(), 1);
     ptx::mbarrier_init(smem.empty_kv(), warps);
+    for (uint32_t slot = 0; Config::kRagged && slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(smem.full_tile(slot), 1);
+      // And those who copy, and who looks for turns.
+      ptx::mbarrier_init(smem.empty_tile(slot), warps + (Config::kOrdered ? 3 : 2));
+    }
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
-      ptx::mbarrier_init(smem.full_grad_scores(stage), Config::kSharesKeys ? warps : 128);
+      ptx::mbarrier_init(smem.full_grad_scores(stage),
+                         (Config::kSharesKeys ? warps : 128) + (Config::kOrdered ? 1 : 0));
       ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
     }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
@@ -378,7 +428,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();  // the barriers are there for all
   if (threadIdx.x < 128) {
     ptx::registers_give<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if constexpr (Config::kRagged) {
+      produce_ragged<Config>(arguments, smem);
+    } else if (threadIdx.x == 0) {
       ptx::await_last_grid();
       produce_bwd<Config>(arguments, smem);
     }
@@ -391,46 +443,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       consume_values<Config>(arguments, smem);
     } else {
       consume_scores<Config>(arguments, smem);
-    }
-  }
-}
-
-// Rounds the sums of dQ into their tensor: one block per tile of queries and head.
-template <class Config>
-__global__ void __launch_bounds__(256)
-    attention_bwd_round_kernel(const __grid_constant__ AttentionBwdArguments arguments) {
-  const AttentionBwdProblem& problem = arguments.problem;
-  ptx::await_last_grid();
-  uint32_t const tiles = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
-  uint32_t const head = blockIdx.x / arguments.query_tiles;
-  uint32_t const batch = blockIdx.x % arguments.query_tiles / tiles;
-  int32_t const first_row = blockIdx.x % arguments.query_tiles % tiles * Config::kBlockQ;
-  uint32_t const warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const float* const from =
-      arguments.grad_q_sum + (int64_t{blockIdx.x} * 2 + warpgroup) * Config::kGradQElements;
-  const TensorView& tensor = problem.grad_q;
-  uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
-  float const scale = problem.features.scale;
-  int32_t const row =
-      first_row + (Config::kSplitsRows ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
-  int const first_column = Config::kSplitsRows ? 0 : warpgroup * Config::kGradQCols;
-#pragma unroll
-  for (int n = 0; n < Config::kGradQCols / 8; n += 4) {
-    uint32_t upper[4], lower[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float4 const x = *reinterpret_cast<const float4*>(from + grad_q_place(thread, n + i));
-      upper[i] = Config::Dtype::pack(x.x * scale, x.y * scale);
-      lower[i] = Config::Dtype::pack(x.z * scale, x.w * scale);
-    }
-    uint4 const chunks[2] = {transpose_quad(upper), transpose_quad(lower)};
-    int const column = first_column + (n + thread % 4) * 8;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (row + half * 8 < problem.queries.seqlen && column < problem.head_dim) {
-        *reinterpret_cast<uint4*>(to + (row + half * 8) * tensor.seq_stride + column) =
-            chunks[half];
-      }
     }
   }
 }

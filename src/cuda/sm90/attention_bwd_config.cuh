@@ -5,6 +5,15 @@
 
 namespace flashvar::sm90 {
 
+// What a copy of the kernel is made for.
+enum class BwdPurpose {
+  kDense,     // one length for all sequences
+  kRagged,    // lengths that the device alone knows; the others serve them too
+  kOrdered,   // dQ is added up in the order of the keys, so that it is the same every time
+  kFeatures,  // ScoreFeatures but for a bias
+  kOrderedFeatures,
+};
+
 // How two consumer warpgroups share a block's work.
 enum class Sharing {
   kKeys,      // each owns 64 keys, with dK and dV of theirs
@@ -41,9 +50,14 @@ constexpr int product_dim(int head_dim) {
   return (head_dim + step - 1) / step * step;
 }
 
-template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_>
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdPurpose kPurpose>
 struct AttentionBwdConfig {
   using Dtype = Dtype_;
+  static constexpr bool kRagged = kPurpose != BwdPurpose::kDense;
+  static constexpr bool kOrdered =
+      kPurpose == BwdPurpose::kOrdered || kPurpose == BwdPurpose::kOrderedFeatures;
+  static constexpr bool kFeatures =
+      kPurpose == BwdPurpose::kFeatures || kPurpose == BwdPurpose::kOrderedFeatures;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
@@ -63,6 +77,8 @@ struct AttentionBwdConfig {
   static constexpr bool kSplitsRows = kBlockQ == 128;
   static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of a warpgroup
+  // Behind both parts: how many warps have added theirs, where that is counted.
+  static constexpr int kTileElements = 2 * kGradQElements + (kOrdered ? 4 : 0);
   static_assert(kBlockQ == 128 || kBlockQ == 64, "two warpgroups share dQ");
 
   static constexpr int kPageBytesQ = kBlockQ * 128;

@@ -180,8 +180,8 @@ __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCol
 }
 
 // Rounds a warpgroup's 64 rows of dK or dV into their tensor.
-template <class Config, int kDim>
-__device__ __forceinline__ void store_grad(const TensorView& tensor, const KeyTile<Config>& tile,
+template <class Config, int kDim, class Tile>
+__device__ __forceinline__ void store_grad(const TensorView& tensor, const Tile& tile,
                                            const float (&grad)[kDim / 2], float scale,
                                            int32_t first_key, int32_t head_dim) {
   uint32_t const thread = ptx::thread_index() % 128;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void store_grad(const TensorView& tensor, const KeyTi
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int32_t const row = first_key + thread / 32 * 16 + half * 8 + lane / 4;
-    uint16_t* const target = head + row * tensor.seq_stride;
+    uint16_t* const target = head + (tile.row_k() + row) * tensor.seq_stride;
 #pragma unroll
     for (int n = 0; n < kDim / 8; n += 4) {
       uint32_t word[4];
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_grad(const TensorView& tensor, const KeyTi
       }
       uint4 const chunk = transpose_quad(word);
       int const column = (n + lane % 4) * 8;
-      if (row < tile.mask.seqlen_k && column < head_dim) {
+      if (row < tile.key_rows() && column < head_dim) {
         *reinterpret_cast<uint4*>(target + column) = chunk;
       }
     }

@@ -8,24 +8,26 @@
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention_bwd.cuh"
+#include "sm90/attention_bwd_round.cuh"
 #include "smxx/attention_bwd_rows.cuh"
 
 namespace flashvar::sm90 {
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct AttentionBwdLaunch {
-  using Config = AttentionBwdConfig<Target, Dtype, kHeadDim, kHeadDimV>;
+  template <BwdPurpose kPurpose>
+  using Config = AttentionBwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kPurpose>;
+  // Its tiles are those of every copy.
+  using Dense = Config<BwdPurpose::kDense>;
 
   static constexpr KernelFacts facts(const char* name) {
-    return KernelFacts::make(name, Config::kThreads, Config::kSharedMemory, Config::kBlockQ,
-                             Config::kBlockKV);
+    return KernelFacts::make(name, Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
+                             Dense::kBlockKV);
   }
 
-  // Dense, plain scores; the order in which blocks add to dQ is not fixed.
   static bool suits(const AttentionBwdProblem& problem) {
-    return !problem.deterministic && !problem.has_features() &&
-           problem.queries.offsets == nullptr && problem.keys.offsets == nullptr &&
-           problem.seqused_k == nullptr && problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
+    return problem.features.bias.data == nullptr && problem.queries.seqlen > 0 &&
+           problem.keys.seqlen > 0;
   }
 
   // The copy engine takes rows that start on 16 bytes alone.
@@ -36,34 +38,55 @@ struct AttentionBwdLaunch {
   static uint64_t workspace(const AttentionBwdProblem& problem) { return plan(problem).end; }
 
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
+    bool const ragged = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
+                        problem.seqused_k != nullptr;
+    if (problem.has_features()) {
+      return problem.deterministic
+                 ? launch_copy<Config<BwdPurpose::kOrderedFeatures>>(problem, device, stream)
+                 : launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream);
+    }
+    if (problem.deterministic) {
+      return launch_copy<Config<BwdPurpose::kOrdered>>(problem, device, stream);
+    }
+    return ragged ? launch_copy<Config<BwdPurpose::kRagged>>(problem, device, stream)
+                  : launch_copy<Dense>(problem, device, stream);
+  }
+
+ private:
+  template <class Copy>
+  static cudaError_t launch_copy(const AttentionBwdProblem& problem, int device,
+                                 cudaStream_t stream) {
     Workspace const parts = plan(problem);
     AttentionBwdArguments arguments;
     arguments.problem = problem;
     arguments.lse_log2 = reinterpret_cast<float*>(problem.workspace);
     arguments.row_sums = reinterpret_cast<float*>(problem.workspace + parts.row_sums);
     arguments.grad_q_sum = reinterpret_cast<float*>(problem.workspace + parts.grad_q_sum);
-    int64_t const query_tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
+    arguments.next_item = reinterpret_cast<uint32_t*>(problem.workspace + parts.next_item);
+    int64_t const query_tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ);
     arguments.query_tiles = static_cast<int32_t>(query_tiles);
 
-    TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi};
-    cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Config::kBlockQ);
+    TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi, Copy::kRagged};
+    cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Dense::kBlockQ);
     if (error == cudaSuccess) {
       error =
-          make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Config::kBlockQ);
+          make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Dense::kBlockQ);
     }
     if (error == cudaSuccess) {
-      error = make.keys(arguments.k, problem.k, problem.head_dim, Config::kBlockKV);
+      error = make.keys(arguments.k, problem.k, problem.head_dim, Dense::kBlockKV);
     }
     if (error == cudaSuccess) {
-      error = make.keys(arguments.v, problem.v, problem.head_dim_v, Config::kBlockKV);
+      error = make.keys(arguments.v, problem.v, problem.head_dim_v, Dense::kBlockKV);
     }
     int multiprocessors = 0;
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
-    int64_t const heads = problem.batch * (problem.heads_q / problem.group);
-    int64_t const tiles = problem.keys.tiles(1, Config::kBlockKV);
-    arguments.paired = problem.window_right != kUnbounded && heads * tiles > multiprocessors;
+    bool const packed = problem.keys.offsets != nullptr;
+    int64_t const heads = (packed ? 1 : problem.batch) * (problem.heads_q / problem.group);
+    int64_t const tiles = problem.keys.tiles(packed ? problem.batch : 1, Copy::kBlockKV);
+    arguments.paired =
+        !Copy::kRagged && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
     int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
     if (heads * row_items > INT32_MAX || query_tiles * problem.heads_q > INT32_MAX) {
       return cudaErrorInvalidConfiguration;
@@ -71,41 +94,45 @@ struct AttentionBwdLaunch {
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(heads * row_items);
 
-    if (error == cudaSuccess) error = launch_rows(arguments, device, stream);
+    if (error == cudaSuccess) error = launch_rows<Copy>(arguments, device, stream);
     if (error == cudaSuccess) {
-      LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
-                              Config::kSharedMemory, true};
-      error = launch_kernel<attention_bwd_kernel<Config>>(arguments, shape, device, stream);
+      LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
+                              Copy::kSharedMemory, true};
+      error = launch_kernel<attention_bwd_kernel<Copy>>(arguments, shape, device, stream);
     }
     if (error == cudaSuccess) {
-      error = launch_kernel<attention_bwd_round_kernel<Config>>(
+      error = launch_kernel<attention_bwd_round_kernel<Copy>>(
           arguments, {query_tiles * problem.heads_q, 256, 0, true}, device, stream);
     }
     return error;
   }
 
- private:
   struct Workspace {
-    uint64_t row_sums, grad_q_sum, end;  // LSE comes first
+    uint64_t row_sums, grad_q_sum, next_item, end;  // LSE comes first
   };
 
   static Workspace plan(const AttentionBwdProblem& problem) {
-    uint64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ) * problem.heads_q;
-    uint64_t const rows = (tiles * Config::kRowBytes + 255) / 256 * 256;
-    return {rows, 2 * rows, 2 * rows + tiles * 2 * Config::kGradQElements * sizeof(float)};
+    uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
+    uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
+    int const elements =
+        problem.deterministic ? Config<BwdPurpose::kOrdered>::kTileElements : Dense::kTileElements;
+    uint64_t const sums = 2 * rows + tiles * elements * sizeof(float);
+    return {rows, 2 * rows, sums, sums + 256};
   }
 
-  // D and the LSE in base 2.
+  // D, the LSE in base 2, and zeros.
+  template <class Copy>
   static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
                                  cudaStream_t stream) {
     smxx::AttentionBwdRowsArguments const rows{arguments.problem,
                                                const_cast<float*>(arguments.lse_log2),
                                                const_cast<float*>(arguments.row_sums),
                                                arguments.grad_q_sum,
-                                               2 * Config::kGradQElements,
+                                               Copy::kTileElements,
                                                arguments.query_tiles,
-                                               true};
-    return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, Config::kBlockQ>>(
+                                               true,
+                                               arguments.next_item};
+    return launch_kernel<smxx::attention_bwd_rows_kernel<Dtype, Dense::kBlockQ>>(
         rows, {int64_t{arguments.query_tiles} * arguments.problem.heads_q, smxx::kRowThreads, 0},
         device, stream);
   }

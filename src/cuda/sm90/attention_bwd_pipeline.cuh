@@ -23,7 +23,10 @@ struct AttentionBwdArguments {
   uint32_t items;         // tiles of kBlockKV keys, or pairs of them, over all heads and batches
   uint32_t row_items;     // of one head and batch
   bool paired;
+  uint32_t* next_item;  // of ragged sequences: the first item that no block has taken
 };
+
+inline constexpr uint32_t kTileSlots = 2, kTileBytes = 128;
 
 template <class Config>
 struct BwdSmem {
@@ -54,11 +57,22 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
+  // Of kOrdered full says also that dQ of the step may be added.
   __device__ __forceinline__ uint32_t full_grad_scores(uint32_t stage) const {
     return ring(4, 0) + stage * 16;
   }
   __device__ __forceinline__ uint32_t empty_grad_scores(uint32_t stage) const {
     return full_grad_scores(stage) + 8;
+  }
+  // Of ragged sequences: the tile that is next; who has read it.
+  __device__ __forceinline__ uint32_t full_tile(uint32_t slot) const {
+    return base + Config::kBarrierBytes / 2 + slot * 16;
+  }
+  __device__ __forceinline__ uint32_t empty_tile(uint32_t slot) const {
+    return full_tile(slot) + 8;
+  }
+  __device__ __forceinline__ uint32_t tile(uint32_t slot) const {
+    return full_tile(kTileSlots) + slot * kTileBytes;
   }
   __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
@@ -114,8 +128,14 @@ struct KeyTile {
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
+  static constexpr bool kReversed = false;
+
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
+
+  // Rows of gradients there are, and the tensor's row of the first.
+  __device__ __forceinline__ int32_t key_rows() const { return mask.seqlen_k; }
+  __device__ __forceinline__ static constexpr int32_t row_k() { return 0; }
 
   // Number of a tile of queries in the workspace; the launcher has seen to it that it fits.
   __device__ __forceinline__ uint32_t query_tile(const AttentionBwdArguments& arguments,

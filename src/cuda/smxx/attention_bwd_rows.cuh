@@ -20,6 +20,7 @@ struct AttentionBwdRowsArguments {
   int32_t tile_elements;
   int64_t query_tiles;  // of one head, over all batches
   bool aligned;         // every row of every tensor starts on 16 bytes
+  uint32_t* next_item;  // set to 0, or null
 };
 
 inline constexpr int kRowThreads = 256;
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(kRowThreads)
     attention_bwd_rows_kernel(const __grid_constant__ AttentionBwdRowsArguments args) {
   const AttentionBwdProblem& problem = args.problem;
   ptx::release_next_grid();
+  if (args.next_item != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *args.next_item = 0;
   clear_outside(problem.grad_q, problem.queries, problem.batch, problem.heads_q, problem.head_dim);
   clear_outside(problem.grad_k, problem.keys, problem.batch, problem.heads_q / problem.group,
                 problem.head_dim);

@@ -26,7 +26,8 @@ _STEP: Final = _PIECE // _ELEMENT
 
 # What a call may have beside plain dense attention, in the order in which words name it.
 PACKED: Final = "packed sequences"
-FEATURES: Final = ("a bias", "ALiBi slopes", "softcap", "dropout")
+BIAS: Final = "a bias"
+FEATURES: Final = (BIAS, "ALiBi slopes", "softcap", "dropout")
 DETERMINISTIC: Final = "deterministic gradients"
 _SPECIAL: Final = (PACKED, *FEATURES, DETERMINISTIC)
 
@@ -43,7 +44,7 @@ class Limits:
 
 
 # `suits` of src/cuda/sm90/attention_bwd_launch.cuh; tests/unit/test_families.py compares them.
-BACKWARD: Final = Limits(left=frozenset(_SPECIAL))
+BACKWARD: Final = Limits(left=frozenset({BIAS}))
 
 
 @dataclass(frozen=True)

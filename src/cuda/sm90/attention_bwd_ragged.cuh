@@ -1,0 +1,289 @@
+// Tiles of keys where lengths are known to the device alone: packed sequences, and keys that are
+// used up to a length.
+//
+// Such tiles are unequally long, and finding one takes several dependent accesses to memory. So
+// blocks take them from a counter, and one warp of the producer finds them ahead of the others, who
+// read them from shared memory.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "core/problem.h"
+#include "ptx/bulk.cuh"
+#include "ptx/counters.cuh"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "sm90/attention_bwd_pipeline.cuh"
+
+namespace flashvar::sm90 {
+
+// Where a box of rows is in a ragged map: see TensorMapMaker.
+struct RaggedPlace {
+  int32_t row, end;
+  uint32_t batch;
+
+  // Of row `row` of a sequence; `span`: the rows that may be seen.
+  __device__ __forceinline__ RaggedPlace(const Sequences& sequences, const Span& span,
+                                         uint32_t batch, int32_t row)
+      : row((sequences.offsets == nullptr ? sequences.seqlen : sequences.total) - span.count + row),
+        end(span.first + span.count),
+        batch(sequences.offsets == nullptr ? batch : 0) {}
+};
+
+// KeyTile of a ragged sequence, as it lies in shared memory.
+template <class Config>
+struct RaggedKeyTile {
+  Mask mask;  // of the keys that are used
+  uint32_t batch, head_kv;
+  int32_t first_key;   // within the sequence; negative: there are no more tiles
+  int32_t begin, end;  // blocks of queries
+  int32_t rows;        // keys of the sequence, used or not
+  int32_t first_row;   // of the tensors of keys, where the sequence begins
+  int32_t first_query_tile;
+  uint32_t seen_before;       // the block's tiles before this that are seen
+  RaggedPlace queries, keys;  // of the sequence and of the tile
+
+  __device__ __forceinline__ void fill(const AttentionBwdProblem& problem,
+                                       const TilePosition& position, uint32_t head, Span all) {
+    batch = position.batch;
+    head_kv = head;
+    first_key = position.first;
+    rows = all.count;
+    first_row = all.first;
+    int32_t used = all.count;
+    if (problem.seqused_k != nullptr) used = min(max(problem.seqused_k[batch], 0), used);
+    keys = RaggedPlace(problem.keys, {all.first, used}, batch, first_key);
+    Span const span = problem.queries.span(batch);
+    queries = RaggedPlace(problem.queries, span, batch, 0);
+    first_query_tile = static_cast<int32_t>(problem.queries.first_tile(batch, Config::kBlockQ));
+    mask = {span.count, used, problem.window_left, problem.window_right};
+    begin = end = 0;
+    if (first_key >= used) return;
+    int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
+    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
+    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+  }
+
+  // Last queries first: then the first keys, which have most to do, may start first, and blocks
+  // that wait for their turns at dQ follow each other.
+  static constexpr bool kReversed = Config::kOrdered;
+
+  __device__ __forceinline__ static constexpr bool exists() { return true; }
+  __device__ __forceinline__ bool seen() const { return begin < end; }
+
+  __device__ __forceinline__ int32_t key_rows() const { return rows; }
+  __device__ __forceinline__ int32_t row_k() const { return first_row; }
+
+  __device__ __forceinline__ uint32_t query_tile(const AttentionBwdArguments& arguments,
+                                                 uint32_t head, uint32_t m) const {
+    return head * arguments.query_tiles + first_query_tile + m;
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ RaggedKeyTile<Config>& shared_tile(const BwdSmem<Config>& smem,
+                                                              uint32_t slot) {
+  static_assert(sizeof(RaggedKeyTile<Config>) <= kTileBytes);
+  return *static_cast<RaggedKeyTile<Config>*>(__cvta_shared_to_generic(smem.tile(slot)));
+}
+
+// One warp: finds the block's tiles that have rows, and says when there are no more.
+template <class Config>
+__device__ __forceinline__ void find_tiles(const AttentionBwdArguments& arguments,
+                                           const BwdSmem<Config>& smem) {
+  const AttentionBwdProblem& problem = arguments.problem;
+  bool const first_lane = threadIdx.x % 32 == 0;
+  PipelineState<kTileSlots> slot;
+  uint32_t seen = 0;
+  auto await_slot = [&] { ptx::mbarrier_wait(smem.empty_tile(slot.stage()), slot.phase() ^ 1); };
+  // Items are taken in order, and by blocks that run: so those before one are done some day.
+  auto take_item = [&] {
+    uint32_t item = 0;
+    if (first_lane) item = atomicAdd(arguments.next_item, 1);
+    return __shfl_sync(0xffffffffu, item, 0);
+  };
+  for (uint32_t item = take_item(); item < arguments.items; item = take_item()) {
+    TilePosition position;
+    uint32_t head_kv = item / arguments.row_items;
+    uint32_t const place = item % arguments.row_items;
+    if (problem.keys.offsets == nullptr) {
+      uint32_t const heads_kv = problem.heads_q / problem.group;
+      position = {head_kv / heads_kv, static_cast<int32_t>(place * Config::kBlockKV)};
+      head_kv %= heads_kv;
+    } else {
+      position = problem.keys.find(place, static_cast<uint32_t>(problem.batch), Config::kBlockKV);
+    }
+    Span const keys = problem.keys.span(position.batch);
+    bool const exists = position.first < keys.count;
+    if (exists && first_lane) {
+      await_slot();
+      RaggedKeyTile<Config>& tile = shared_tile(smem, slot.stage());
+      tile.fill(problem, position, head_kv, keys);
+      tile.seen_before = seen;
+      seen += tile.seen() ? 1 : 0;
+      ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
+    }
+    if (exists) slot.advance();
+    __syncwarp();
+  }
+  if (!first_lane) return;
+  await_slot();
+  shared_tile(smem, slot.stage()).first_key = -1;
+  ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
+}
+
+// A block's tiles one after the other, as all lanes of a warp see them, or one thread (kLanes 1).
+template <class Config, int kLanes>
+struct RaggedWalk {
+  PipelineState<kTileSlots> slot;
+
+  __device__ __forceinline__ bool left(const AttentionBwdArguments&, const BwdSmem<Config>& smem) {
+    ptx::mbarrier_wait(smem.full_tile(slot.stage()), slot.phase());
+    return shared_tile(smem, slot.stage()).first_key >= 0;
+  }
+  __device__ __forceinline__ const RaggedKeyTile<Config>& tile(const AttentionBwdArguments&,
+                                                               const BwdSmem<Config>& smem) const {
+    return shared_tile(smem, slot.stage());
+  }
+  __device__ __forceinline__ void advance(const AttentionBwdArguments&,
+                                          const BwdSmem<Config>& smem) {
+    if constexpr (kLanes > 1) __syncwarp();
+    if (threadIdx.x % kLanes == 0) ptx::mbarrier_arrive(smem.empty_tile(slot.stage()));
+    slot.advance();
+  }
+};
+
+template <class Config>
+struct DenseWalk {
+  BwdTurn turn;
+
+  __device__ __forceinline__ bool left(const AttentionBwdArguments& arguments,
+                                       const BwdSmem<Config>&) const {
+    return turn.item < arguments.items;
+  }
+  __device__ __forceinline__ KeyTile<Config> tile(const AttentionBwdArguments& arguments,
+                                                  const BwdSmem<Config>&) const {
+    return KeyTile<Config>(arguments, turn);
+  }
+  __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments,
+                                          const BwdSmem<Config>&) {
+    turn.advance(arguments);
+  }
+};
+
+template <class Config, int kLanes>
+using TileWalk = std::conditional_t<Config::kRagged, RaggedWalk<Config, kLanes>, DenseWalk<Config>>;
+
+// What a thread copies: K and Q, or V, dO and its rows of LSE and D.
+enum class Operand { kKeys, kValues };
+
+template <int kPages, int kPageBytes>
+__device__ __forceinline__ void load_ragged(uint32_t smem, const CUtensorMap* map, uint32_t full,
+                                            const RaggedPlace& at, int32_t row, uint32_t head) {
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    ptx::tma_load_5d(smem + page * kPageBytes, map, full, ptx::CacheHint::kEvictLast,
+                     page * kPageCols, at.row + row, head, at.end, at.batch);
+  }
+}
+
+// One thread: its copies of the block's tiles. Two have registers enough, one has not.
+template <class Config, Operand kOperand>
+__device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& arguments,
+                                            const BwdSmem<Config>& smem) {
+  PipelineState<1> kv;
+  PipelineState<Config::kStages> step;
+  for (TileWalk<Config, 1> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
+    if (!tile.seen()) continue;
+    ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the tile before is done with K and V
+    kv.advance();
+    if constexpr (kOperand == Operand::kKeys) {
+      ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
+      load_ragged<Config::kPagesK, Config::kPageBytesKV>(smem.k(), &arguments.k, smem.full_k(),
+                                                         tile.keys, 0, tile.head_kv);
+    } else {
+      ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
+      load_ragged<Config::kPagesV, Config::kPageBytesKV>(smem.v(), &arguments.v, smem.full_v(),
+                                                         tile.keys, 0, tile.head_kv);
+    }
+    for (int32_t g = 0; g < arguments.problem.group; ++g) {
+      for (int32_t i = tile.begin; i < tile.end; ++i) {
+        int32_t const m = tile.kReversed ? tile.end - 1 - (i - tile.begin) : i;
+        uint32_t const s = step.stage();
+        uint32_t const head = tile.head_kv * arguments.problem.group + g;
+        if constexpr (kOperand == Operand::kKeys) {
+          ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
+          ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
+          load_ragged<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
+                                                           tile.queries, m * Config::kBlockQ, head);
+        } else {
+          // dV from this buffer is added
+          ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
+          ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
+                                      Config::kBytesGradOut + 2 * Config::kRowBytes);
+          load_ragged<Config::kPagesV, Config::kPageBytesQ>(smem.grad_out(s), &arguments.grad_out,
+                                                            smem.full_grad_out(s), tile.queries,
+                                                            m * Config::kBlockQ, head);
+          int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
+          ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
+                         smem.full_grad_out(s));
+          ptx::bulk_load(smem.row_sums(s), arguments.row_sums + padded, Config::kRowBytes,
+                         smem.full_grad_out(s));
+        }
+        step.advance();
+      }
+    }
+  }
+}
+
+// Where the warps count that have added to a tile of dQ.
+template <class Config>
+__device__ __forceinline__ uint32_t* grad_q_turns(const AttentionBwdArguments& arguments,
+                                                  uint32_t tile) {
+  return reinterpret_cast<uint32_t*>(arguments.grad_q_sum) +
+         uint64_t{tile} * Config::kTileElements + 2 * Config::kGradQElements;
+}
+
+// One thread: waits for the block's turns to add to dQ, and says when they come, with dS.
+template <class Config>
+__device__ __forceinline__ void look_for_turns(const AttentionBwdArguments& arguments,
+                                               const BwdSmem<Config>& smem) {
+  constexpr uint32_t kWarps = 4 * Config::kConsumers;
+  PipelineState<Config::kScoreStages> scores;
+  for (TileWalk<Config, 1> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+    const auto& tile = tiles.tile(arguments, smem);
+    for (int32_t g = 0; g < arguments.problem.group; ++g) {
+      for (int32_t m = tile.end - 1; m >= tile.begin; --m) {
+        uint32_t const head = tile.head_kv * arguments.problem.group + g;
+        uint32_t const turn =
+            turn_at_queries(tile.mask, tile.first_key, m, Config::kBlockQ, Config::kBlockKV);
+        // The barrier's phase before is over.
+        ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase() ^ 1);
+        ptx::await_count(grad_q_turns<Config>(arguments, tile.query_tile(arguments, head, m)),
+                         turn * kWarps);
+        ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        scores.advance();
+      }
+    }
+  }
+}
+
+// The producer's warps: two copy, one finds what, one may look for turns.
+template <class Config>
+__device__ __forceinline__ void produce_ragged(const AttentionBwdArguments& arguments,
+                                               const BwdSmem<Config>& smem) {
+  ptx::await_last_grid();  // it wrote LSE and D, and set the counter to 0
+  if (threadIdx.x == 0) {
+    copy_ragged<Config, Operand::kKeys>(arguments, smem);
+  } else if (threadIdx.x == 32) {
+    copy_ragged<Config, Operand::kValues>(arguments, smem);
+  } else if (threadIdx.x / 32 == 2) {
+    find_tiles<Config>(arguments, smem);
+  } else if (Config::kOrdered && threadIdx.x == 96) {
+    look_for_turns<Config>(arguments, smem);
+  }
+}
+
+}  // namespace flashvar::sm90
