@@ -97,7 +97,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
   uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a page
-  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+  for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     if constexpr (Config::kRagged) kv.count = tile.seen_before;  // held there, not here
@@ -264,7 +264,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+  for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     float rV[Config::kHeadDimV / 2];
@@ -331,7 +331,7 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (TileWalk<Config, 32> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+  for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
     if (!tile.exists()) continue;
     float rK[Config::kHeadDim / 2];
@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (uint32_t slot = 0; Config::kRagged && slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(smem.full_tile(slot), 1);
       // And those who copy, and who looks for turns.
-      ptx::mbarrier_init(smem.empty_tile(slot), warps + (Config::kOrdered ? 3 : 2));
+      ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + (Config::kOrdered ? 3 : 2));
     }
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
       ptx::mbarrier_init(smem.full_grad_scores(stage),
@@ -424,8 +424,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init_fence();
   }
+  if constexpr (Config::kRagged) clear_missing_pages<Config>(arguments.problem, smem);
   ptx::release_next_grid();
-  __syncthreads();  // the barriers are there for all
+  __syncthreads();  // the barriers, and zeros, are there for all
   if (threadIdx.x < 128) {
     ptx::registers_give<Config::kProducerRegisters>();
     if constexpr (Config::kRagged) {

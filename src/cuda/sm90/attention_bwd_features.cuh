@@ -109,6 +109,9 @@ __device__ __forceinline__ void pack_features(const typename Scores<Config>::Reg
   }
 }
 
+// What a derivative of softcap is taken for 0 below: log2 P + LSE is rounded.
+inline constexpr float kSaturated = 1e-5f;
+
 // dS of mma tile n, where dP was. The capped score, which softcap's derivative is made of, is that
 // which the weight came of: to keep it too there are no registers.
 template <class Config, class Tile>
@@ -140,8 +143,9 @@ __device__ __forceinline__ void differentiate_features(const float* weights, flo
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // Of no weight nothing is known: fmaxf takes NaN and -inf for 0.
-    grads[i] *= fmaxf(softcap.derivative(capped[i]), 0.f);
+    // Saturated scores have no gradient, and of no weight nothing is known: NaN and -inf.
+    float const derivative = softcap.derivative(capped[i]);
+    grads[i] = derivative > kSaturated ? grads[i] * derivative : 0.f;
   }
 }
 

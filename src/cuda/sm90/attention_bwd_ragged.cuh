@@ -133,8 +133,8 @@ __device__ __forceinline__ void find_tiles(const AttentionBwdArguments& argument
   ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
 }
 
-// A block's tiles one after the other, as all lanes of a warp see them, or one thread (kLanes 1).
-template <class Config, int kLanes>
+// A block's tiles one after the other; each thread says for itself when it has read one.
+template <class Config>
 struct RaggedWalk {
   PipelineState<kTileSlots> slot;
 
@@ -148,8 +148,7 @@ struct RaggedWalk {
   }
   __device__ __forceinline__ void advance(const AttentionBwdArguments&,
                                           const BwdSmem<Config>& smem) {
-    if constexpr (kLanes > 1) __syncwarp();
-    if (threadIdx.x % kLanes == 0) ptx::mbarrier_arrive(smem.empty_tile(slot.stage()));
+    ptx::mbarrier_arrive(smem.empty_tile(slot.stage()));
     slot.advance();
   }
 };
@@ -172,17 +171,44 @@ struct DenseWalk {
   }
 };
 
-template <class Config, int kLanes>
-using TileWalk = std::conditional_t<Config::kRagged, RaggedWalk<Config, kLanes>, DenseWalk<Config>>;
+template <class Config>
+using TileWalk = std::conditional_t<Config::kRagged, RaggedWalk<Config>, DenseWalk<Config>>;
 
 // What a thread copies: K and Q, or V, dO and its rows of LSE and D.
 enum class Operand { kKeys, kValues };
 
+// Pages of a tile that a call's head dim has. The others are zeros from the start and never copied:
+// for a box that is nowhere in the tensor the copy engine asks for the map's address, and what is
+// there before the tensor need not be memory.
+__device__ __forceinline__ int32_t pages_of(int32_t head_dim) {
+  return (head_dim + kPageCols - 1) / kPageCols;
+}
+
+// All threads, before anything is copied.
+template <class Config>
+__device__ __forceinline__ void clear_missing_pages(const AttentionBwdProblem& problem,
+                                                    const BwdSmem<Config>& smem) {
+  if (pages_of(problem.head_dim) >= Config::kPagesK &&
+      pages_of(problem.head_dim_v) >= Config::kPagesV) {
+    return;
+  }
+  for (uint32_t at = smem.k() + threadIdx.x * 16; at < smem.grad_scores(0);
+       at += Config::kThreads * 16) {
+    ptx::shared_store(at, 0.f, 0.f, 0.f, 0.f);
+  }
+  ptx::fence_async_proxy();  // the copy engine and wgmma come after these stores
+}
+
+// Announces and starts the copies of a tile's pages, and announces `beside` bytes of other copies.
 template <int kPages, int kPageBytes>
 __device__ __forceinline__ void load_ragged(uint32_t smem, const CUtensorMap* map, uint32_t full,
-                                            const RaggedPlace& at, int32_t row, uint32_t head) {
+                                            int32_t head_dim, const RaggedPlace& at, int32_t row,
+                                            uint32_t head, uint32_t beside = 0) {
+  int32_t const pages = pages_of(head_dim);
+  ptx::mbarrier_arrive_expect(full, pages * kPageBytes + beside);
 #pragma unroll
   for (int page = 0; page < kPages; ++page) {
+    if (page >= pages) break;
     ptx::tma_load_5d(smem + page * kPageBytes, map, full, ptx::CacheHint::kEvictLast,
                      page * kPageCols, at.row + row, head, at.end, at.batch);
   }
@@ -192,40 +218,37 @@ __device__ __forceinline__ void load_ragged(uint32_t smem, const CUtensorMap* ma
 template <class Config, Operand kOperand>
 __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& arguments,
                                             const BwdSmem<Config>& smem) {
+  const AttentionBwdProblem& problem = arguments.problem;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (TileWalk<Config, 1> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+  for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
     if (!tile.seen()) continue;
     ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the tile before is done with K and V
     kv.advance();
     if constexpr (kOperand == Operand::kKeys) {
-      ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
-      load_ragged<Config::kPagesK, Config::kPageBytesKV>(smem.k(), &arguments.k, smem.full_k(),
-                                                         tile.keys, 0, tile.head_kv);
+      load_ragged<Config::kPagesK, Config::kPageBytesKV>(
+          smem.k(), &arguments.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
     } else {
-      ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
-      load_ragged<Config::kPagesV, Config::kPageBytesKV>(smem.v(), &arguments.v, smem.full_v(),
-                                                         tile.keys, 0, tile.head_kv);
+      load_ragged<Config::kPagesV, Config::kPageBytesKV>(
+          smem.v(), &arguments.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
     }
-    for (int32_t g = 0; g < arguments.problem.group; ++g) {
+    for (int32_t g = 0; g < problem.group; ++g) {
       for (int32_t i = tile.begin; i < tile.end; ++i) {
         int32_t const m = tile.kReversed ? tile.end - 1 - (i - tile.begin) : i;
         uint32_t const s = step.stage();
-        uint32_t const head = tile.head_kv * arguments.problem.group + g;
+        uint32_t const head = tile.head_kv * problem.group + g;
         if constexpr (kOperand == Operand::kKeys) {
           ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
-          ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
           load_ragged<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
-                                                           tile.queries, m * Config::kBlockQ, head);
+                                                           problem.head_dim, tile.queries,
+                                                           m * Config::kBlockQ, head);
         } else {
           // dV from this buffer is added
           ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-          ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
-                                      Config::kBytesGradOut + 2 * Config::kRowBytes);
-          load_ragged<Config::kPagesV, Config::kPageBytesQ>(smem.grad_out(s), &arguments.grad_out,
-                                                            smem.full_grad_out(s), tile.queries,
-                                                            m * Config::kBlockQ, head);
+          load_ragged<Config::kPagesV, Config::kPageBytesQ>(
+              smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), problem.head_dim_v,
+              tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
           int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
           ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
                          smem.full_grad_out(s));
@@ -252,7 +275,7 @@ __device__ __forceinline__ void look_for_turns(const AttentionBwdArguments& argu
                                                const BwdSmem<Config>& smem) {
   constexpr uint32_t kWarps = 4 * Config::kConsumers;
   PipelineState<Config::kScoreStages> scores;
-  for (TileWalk<Config, 1> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
+  for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
     for (int32_t g = 0; g < arguments.problem.group; ++g) {
       for (int32_t m = tile.end - 1; m >= tile.begin; --m) {
