@@ -1,10 +1,9 @@
 // Attention forward with wgmma and TMA (the schedule of FlashAttention-3: Shah et al., 2024).
 //
-// A block is one producer warpgroup, of which one warp starts all copies, and two or three
-// consumer warpgroups of 64 query rows each. A consumer starts S(n) = Q K(n)^T and O += P(n+1)
-// V(n+1) together and computes the softmax of S(n) while the second is still running; consumers
-// take turns, so that one's softmax hides under another's products. Blocks stay and walk over
-// tiles.
+// A block is one producer warpgroup, of which one warp starts all copies, and two to four consumer
+// warpgroups of 64 query rows each. A consumer starts S(n) = Q K(n)^T and O += P(n+1) V(n+1)
+// together and computes the softmax of S(n) while the second is still running, and while others'
+// products are. Blocks stay and walk over tiles.
 #pragma once
 #include <cstdint>
 
@@ -97,7 +96,7 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
   uint32_t const next = (warpgroup + 1) % Config::kConsumers;
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;
-  if (next == 0) ptx::named_barrier_arrive(kTurn, 256);  // consumer 0 begins
+  if (Config::kTurns && next == 0) ptx::named_barrier_arrive(kTurn, 256);  // consumer 0 begins
   for (Turn turn; turn.item < arguments.items; turn.advance(arguments)) {
     Tile<Config> const tile(arguments, turn);
     if (!tile.exists()) continue;
@@ -111,10 +110,15 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
     };
     int32_t n = tile.end - 1;
-    auto take_scores = [&] {  // S(n) is computed: K(n), and with the last one Q, may go
+    auto take_scores = [&](auto is_first) {  // S(n) is computed: K(n), and with the last Q, may go
       ptx::wgmma_pin(consumer.rS);
-      if (n == tile.begin) release(smem.empty_q());
-      consumer.softmax_step(problem, tile, warpgroup, n);
+      if constexpr (Config::kLazy && !is_first.value) {
+        consumer.lazy_softmax_step(problem, tile, warpgroup, n, sQ, smem.k(k.stage()));
+        if (n == tile.begin) release(smem.empty_q());
+      } else {
+        if (n == tile.begin) release(smem.empty_q());
+        consumer.template softmax_step<is_first.value>(problem, tile, warpgroup, n);
+      }
       release(smem.empty_k(k.stage()) + consumer.zero_after_softmax());
       k.advance();
     };
@@ -123,31 +127,56 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
       release(smem.empty_v(v.stage()));
       v.advance();
     };
+    auto await_turn = [&] {  // the one before has started its products
+      if constexpr (Config::kTurns) ptx::named_barrier_sync(kTurn + warpgroup, 256);
+    };
+    auto pass_turn = [&] {
+      if constexpr (Config::kTurns) ptx::named_barrier_arrive(kTurn + next, 256);
+    };
 
     ptx::mbarrier_wait(smem.full_q(), q.phase());
     q.advance();
+    // Blocks that others see are waited for, so that no buffer is released twice in a phase.
+    int32_t const own_end = tail ? tile.end : tile.end_of(warpgroup);
+#pragma unroll 1
+    for (; n >= own_end; --n) {
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+      release(smem.empty_k(k.stage()));
+      k.advance();
+      await_turn();
+      pass_turn();
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      release(smem.empty_v(v.stage()));
+      v.advance();
+    }
     ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
     consumer.multiply_qk(sQ, smem.k(k.stage()));
     ptx::wgmma_wait<0>();
-    take_scores();
-    consumer.pack();
+    take_scores(std::true_type{});
+    if constexpr (!Config::kEarlyWait) consumer.pack();
     if (tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV) {
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
       zero_rows<Config>(smem.v(v.stage()), tile.mask.seqlen_k - n * Config::kBlockKV);
     }
     for (--n; n >= tile.begin; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
-      ptx::named_barrier_sync(kTurn + warpgroup, 256);  // the one before has started its products
+      await_turn();
       consumer.multiply_qk(sQ, smem.k(k.stage()));
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
       consumer.multiply_pv(smem.v(v.stage()));
-      ptx::named_barrier_arrive(kTurn + next, 256);
-      ptx::wgmma_wait<1>();
-      take_scores();
-      ptx::wgmma_wait<0>();
-      take_output();
-      consumer.pack();
-      consumer.rescale();
+      pass_turn();
+      if constexpr (Config::kEarlyWait) {
+        ptx::wgmma_wait<0>();
+        take_output();
+        take_scores(std::false_type{});
+      } else {
+        ptx::wgmma_wait<1>();
+        take_scores(std::false_type{});
+        ptx::wgmma_wait<0>();
+        take_output();
+        consumer.pack();
+        consumer.rescale();
+      }
     }
     ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
     consumer.multiply_pv(smem.v(v.stage()));
@@ -155,7 +184,8 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     take_output();
     consumer.store_output(problem, tile, warpgroup);
   }
-  if (warpgroup == 0) ptx::named_barrier_sync(kTurn, 256);  // the turn that nobody took
+  if (Config::kTurns && warpgroup == 0)
+    ptx::named_barrier_sync(kTurn, 256);  // the turn that nobody took
 }
 
 template <class Config>
@@ -186,7 +216,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::registers_take<Config::kConsumerRegisters>();
-    consume<Config>(arguments, smem, threadIdx.x / 128 - 1);
+    // A shuffle shows that the number is the same for all of a warp.
+    uint32_t const warpgroup = threadIdx.x / 128 - 1;
+    consume<Config>(arguments, smem,
+                    Config::kUniform ? __shfl_sync(0xffffffffu, warpgroup, 0) : warpgroup);
   }
 }
 

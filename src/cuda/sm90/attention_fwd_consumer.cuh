@@ -4,12 +4,16 @@
 // lane / 4 and lane / 4 + 8 of them, and columns 2 (lane % 4) and the next of every eight.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "core/dropout.cuh"
 #include "core/online_softmax.cuh"
 #include "core/score_modification.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_sync.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/lazy_softmax.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90 {
@@ -40,7 +44,7 @@ struct Consumer {
   float rS[4 * kColumns];
   uint32_t rP[kColumns / 2][4];
   float rO[4 * kColumnsV];
-  OnlineSoftmax<2> softmax;
+  std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
   float factor[2];  // what rO is yet to be multiplied by, per row
 
   __device__ __forceinline__ Consumer() {
@@ -77,43 +81,59 @@ struct Consumer {
   }
 
   // Turns the scores of block n into weights against the maximum so far.
+  template <bool kFirst>
   __device__ __forceinline__ void softmax_step(const AttentionFwdProblem& problem,
                                                const Tile<Config>& tile, uint32_t warpgroup,
                                                int32_t n) {
-    int32_t const first_row = tile.first_query + warpgroup * 64;
-    int32_t const first_key = n * Config::kBlockKV;
-    if constexpr (Config::kFeatures) {
-      modify_scores(problem, tile, first_row, first_key);
-    } else if (problem.score_sign != 1.f) {
-#pragma unroll
-      for (float& score : rS) score *= problem.score_sign;
-    }
-    if (tile.mask.hides_any(first_row, first_row + 63, first_key, first_key + Config::kBlockKV)) {
-      apply_mask(tile.mask, first_row, first_key);
-    }
+    finish_scores(problem, tile, warpgroup, n);
     float const scale_log2 = Config::kFeatures ? 1.f / kLn2 : problem.scale_log2;
     // Even and odd columns apart: ptxas keeps the order of a chain, and a warp waits for each link.
-    float highest[4], sum[4] = {};
-#pragma unroll
-    for (float& x : highest) x = -infinity();
-#pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
-    float shift[2];
+    float highest[4];
+    take_highest(highest);
+    float shift[2], sum[4] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float const block_max = fmaxf(highest[2 * r], highest[2 * r + 1]);
       factor[r] = softmax.advance(r, block_max, scale_log2, shift[r]);
     }
-#pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) {
-      rS[i] = exp2_approx(rS[i] * scale_log2 - shift[i / 2 % 2]);
-      sum[i % 4] += rS[i];
-    }
+    take_weights(scale_log2, shift, sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) softmax.row_sum[r] += sum[2 * r] + sum[2 * r + 1];
     if constexpr (Config::kFeatures) {
-      if (problem.features.rng != nullptr) drop_weights(problem, tile, first_row, first_key);
+      if (problem.features.rng != nullptr) {
+        drop_weights(problem, tile, tile.first_query + warpgroup * 64, n * Config::kBlockKV);
+      }
     }
+    if constexpr (Config::kEarlyWait) pack();
+    if constexpr (Config::kEarlyWait && !kFirst) rescale();
+  }
+
+  // The same against the references of the blocks before, where they do. `sQ` and `sK` are where
+  // the scores came from.
+  __device__ __forceinline__ void lazy_softmax_step(const AttentionFwdProblem& problem,
+                                                    const Tile<Config>& tile, uint32_t warpgroup,
+                                                    int32_t n, uint32_t sQ, uint32_t sK) {
+    if (__all_sync(0xffffffffu, softmax.has_references())) {
+      finish_scores(problem, tile, warpgroup, n);
+      float sum[4] = {};
+      take_weights(problem.scale_log2, softmax.reference, sum);
+      if constexpr (Config::kEarlyWait) pack();
+      float block_sum[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        block_sum[r] = sum[2 * r] + sum[2 * r + 1];
+        factor[r] = 1.f;
+      }
+      bool const fits = block_sum[0] <= kMostWeight && block_sum[1] <= kMostWeight;
+      if (__all_sync(0xffffffffu, fits)) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) softmax.row_sum[r] += block_sum[r];
+        return;
+      }
+      if (settle(block_sum)) return;
+      multiply_again(sQ, sK);
+    }
+    softmax_step<false>(problem, tile, warpgroup, n);
   }
 
   // Always 0, but only known when all weights are. ptxas moves a wait for products to the start of
@@ -171,8 +191,10 @@ struct Consumer {
         uint32_t word[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          word[i] = Dtype::pack(rO[4 * (n + i) + 2 * half] * inverse,
-                                rO[4 * (n + i) + 2 * half + 1] * inverse);
+          // The last columns may be two tiles alone.
+          word[i] = n + i < kColumnsV ? Dtype::pack(rO[4 * (n + i) + 2 * half] * inverse,
+                                                    rO[4 * (n + i) + 2 * half + 1] * inverse)
+                                      : 0;
         }
         uint4 const chunk = transpose_quad(word);
         int const column = (n + lane % 4) * 8;
@@ -184,11 +206,107 @@ struct Consumer {
   }
 
  private:
+  // What becomes of scores before the softmax.
+  __device__ __forceinline__ void finish_scores(const AttentionFwdProblem& problem,
+                                                const Tile<Config>& tile, uint32_t warpgroup,
+                                                int32_t n) {
+    int32_t const first_row = tile.first_query + warpgroup * 64;
+    int32_t const first_key = n * Config::kBlockKV;
+    if constexpr (Config::kFeatures) {
+      modify_scores(problem, tile, first_row, first_key);
+    } else if (problem.score_sign != 1.f) {
+#pragma unroll
+      for (float& score : rS) score *= problem.score_sign;
+    }
+    if (tile.mask.hides_any(first_row, first_row + 63, first_key, first_key + Config::kBlockKV)) {
+      apply_mask(tile.mask, first_row, first_key);
+    }
+  }
+
+  __device__ __forceinline__ void take_highest(float (&highest)[4]) const {
+#pragma unroll
+    for (float& x : highest) x = -infinity();
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
+  }
+
+  __device__ __forceinline__ void take_weights(float scale_log2, const float (&shift)[2],
+                                               float (&sum)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) {
+      rS[i] = exp2_approx(rS[i] * scale_log2 - shift[i / 2 % 2]);
+      sum[i % 4] += rS[i];
+    }
+  }
+
+  // Moves the references of rows whose weights add up to more than they should; others are left as
+  // they are, bit by bit. False where weights overflowed: then nothing has changed.
+  __device__ __forceinline__ bool settle(const float (&block_sum)[2]) {
+    float highest[4], top[2];
+    take_highest(highest);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      bool const moves = quad_max(block_sum[r]) > kMostWeight;
+      top[r] = quad_max(fmaxf(highest[2 * r], highest[2 * r + 1]));
+      if (!moves) top[r] = 1.f;
+    }
+    if (__any_sync(0xffffffffu, fmaxf(top[0], top[1]) > kOverflow)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = softmax.settle(r, top[r]);
+      softmax.row_sum[r] += block_sum[r] * factor[r];
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) rS[i] *= factor[i / 2 % 2];
+    if constexpr (Config::kEarlyWait) {
+      pack();
+      rescale();
+    }
+    return true;
+  }
+
+  // rS = Q K^T once more, by each warp for itself.
+  __device__ __forceinline__ void multiply_again(uint32_t sQ, uint32_t sK) {
+    int const lane = ptx::thread_index() % 32;
+    uint32_t const q = sQ + (ptx::thread_index() / 32 % 4 * 16 + lane % 16) * 128;
+    uint32_t const k = sK + (lane % 8 + lane / 16 * 8) * 128;
+#pragma unroll
+    for (float& score : rS) score = 0.f;
+#pragma unroll 1
+    for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
+      // 16-byte pieces of a row lie where its number within eight rows says.
+      uint32_t const piece_q = ((kk % 4 * 2 + lane / 16) ^ (lane % 8)) * 16;
+      uint32_t const piece_k = ((kk % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+      uint32_t a[4];
+      ptx::ldmatrix_x4(a, q + kk / 4 * Config::kPageBytesQ + piece_q);
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, k + kk / 4 * Config::kPageBytesKV + c * 8 * 128 + piece_k);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float (&tile)[4] = *reinterpret_cast<float (*)[4]>(&rS[4 * (c + i)]);
+          ptx::mma_m16n8k16<Dtype>(tile, a, b[2 * i], b[2 * i + 1]);
+        }
+      }
+    }
+  }
+
   static __device__ __forceinline__ int row_of_warpgroup() {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
   // -inf for keys that a row does not see.
+  __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
+                                             int32_t first_key) {
+    if (mask.left == kUnbounded) {
+      apply_mask<false>(mask, first_row, first_key);
+    } else {
+      apply_mask<true>(mask, first_row, first_key);
+    }
+  }
+
+  template <bool kLeft>
   __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
                                              int32_t first_key) {
 #pragma unroll
@@ -201,7 +319,7 @@ struct Consumer {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           int const column = 8 * c + e;
-          if (column >= end || column < begin) rS[4 * c + 2 * half + e] = -infinity();
+          if (column >= end || (kLeft && column < begin)) rS[4 * c + 2 * half + e] = -infinity();
         }
       }
     }

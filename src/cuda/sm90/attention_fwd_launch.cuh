@@ -30,19 +30,12 @@ struct AttentionFwdLaunch {
 
   static cudaError_t launch(const AttentionFwdProblem& problem, int device, cudaStream_t stream) {
     using Short = Config<Purpose::kShort>;
-    constexpr bool kFewerQueries = Short::kBlockQ != Plain::kBlockQ;
-    constexpr bool kFewerKeys = Short::kBlockKV != Plain::kBlockKV;
     if (problem.has_features()) {
       return launch_copy<Config<Purpose::kFeatures>>(problem, device, stream);
     }
-    if constexpr (kFewerQueries) {
-      bool const masked = problem.window_right != kUnbounded || problem.window_left != kUnbounded;
-      if (masked && problem.queries.seqlen <= kFewQueries) {
-        return launch_copy<Short>(problem, device, stream);
-      }
-    }
-    if constexpr (kFewerKeys) {
-      if (problem.keys.seqlen <= kFewKeys || problem.window_left != kUnbounded) {
+    if constexpr (Short::kTile.purpose == Purpose::kShort) {
+      if (problem.keys.seqlen <= Short::kTile.few_keys || problem.window_left != kUnbounded ||
+          (Short::kTile.causal && problem.window_right != kUnbounded)) {
         return launch_copy<Short>(problem, device, stream);
       }
     }
@@ -50,9 +43,6 @@ struct AttentionFwdLaunch {
   }
 
  private:
-  // Measured on an H200 (docs/hopper-ledger.md).
-  static constexpr int kFewQueries = 1536, kFewKeys = 6144;
-
   template <class Copy>
   static cudaError_t launch_copy(const AttentionFwdProblem& problem, int device,
                                  cudaStream_t stream) {
@@ -81,6 +71,9 @@ struct AttentionFwdLaunch {
     if (rows * row_items > INT32_MAX) return cudaErrorInvalidConfiguration;
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(rows * row_items);
+    arguments.by_row_items = Divisor::make(arguments.row_items);
+    arguments.by_heads_q = Divisor::make(problem.heads_q);
+    arguments.by_group = Divisor::make(problem.group);
     LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
                             Copy::kSharedMemory};
     return launch_kernel<attention_fwd_kernel<Copy>>(arguments, shape, device, stream);

@@ -7,7 +7,7 @@ namespace flashvar::sm90 {
 // What a copy of the kernel is made for.
 enum class Purpose {
   kPlain,
-  kShort,     // sequences that AttentionFwdLaunch calls short: smaller tiles waste less
+  kShort,     // few keys, or such a mask, that another tile wastes less
   kFeatures,  // ScoreFeatures: fewer scores at a time leave registers for what becomes of them
 };
 
@@ -15,23 +15,35 @@ struct AttentionFwdTile {
   Purpose purpose;  // the most particular; a row of kPlain serves every one
   int max_head_dim;
   int max_head_dim_v;
-  int block_kv;   // keys and values of one step of the loop
-  int consumers;  // warpgroups, each owns 64 query rows
+  int block_kv;         // keys and values of one step of the loop
+  int consumers;        // warpgroups, each owns 64 query rows
+  int few_keys = 0;     // kShort: for calls with no more keys than this, or a window on the left,
+  bool causal = false;  // and for all that hide later keys
 };
 
 // The first row that serves is taken. Measured on an H200 (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
     {Purpose::kFeatures, 256, 256,  64, 2},
-    {Purpose::kShort,     64,  64, 128, 2},
-    {Purpose::kShort,    128, 128, 128, 2},
+    {Purpose::kShort,     64,  64,  64, 4, 4096, true},
+    {Purpose::kShort,    112, 112, 128, 2, 2048},
+    {Purpose::kShort,    128, 128, 128, 2, 2048, true},
     {Purpose::kPlain,     64,  64, 128, 3},
-    {Purpose::kPlain,    128, 128, 176, 2},
+    {Purpose::kPlain,     96,  96, 112, 3},
+    {Purpose::kPlain,    128, 128,  80, 3},
     {Purpose::kPlain,    192, 128, 128, 2},
     {Purpose::kPlain,    192, 192,  96, 2},
     {Purpose::kPlain,    256, 256,  80, 2},
 };
 // clang-format on
+
+// Columns of V that products with ptx::Wgmma take, and that hold a head dim of values.
+constexpr int columns_of_v(int head_dim_v) {
+  for (int columns : {32, 64, 80, 96, 112, 128, 160, 192}) {
+    if (head_dim_v <= columns) return columns;
+  }
+  return 256;
+}
 
 inline constexpr int kPageCols = 64;  // 128 bytes: one row of a swizzled page
 
@@ -49,15 +61,26 @@ struct AttentionFwdConfig {
   static constexpr AttentionFwdTile kTile = attention_fwd_tile(kPurpose, kHeadDim_, kHeadDimV_);
   static constexpr bool kFeatures = kPurpose == Purpose::kFeatures;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
-  static constexpr int kHeadDimV = (kHeadDimV_ + 31) / 32 * 32;  // what store_output takes at once
+  static constexpr int kHeadDimV = columns_of_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kConsumers = kTile.consumers;
   static constexpr int kStages = 2;  // buffers of K, and of V
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  // What setmaxnreg deals out of an SM's 65,536 registers.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  // What setmaxnreg deals out of the registers that a block enters with.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters =
+      (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
+  // Weights are taken before the block's maximum is known (LazySoftmax); not from scores that were
+  // modified, which could not be computed again.
+  static constexpr bool kLazy = !kFeatures;
+  // O += P V is complete before the softmax, which then packs the weights too.
+  static constexpr bool kEarlyWait = kLazy && kHeadDim <= 64;
+  // Consumers take turns at the matrix units.
+  static constexpr bool kTurns = kHeadDim > 128;
+  // The warpgroup's number in uniform registers. Above, it costs registers that are not there.
+  static constexpr bool kUniform = kHeadDim <= 192;
 
   static constexpr int kPages = (kHeadDim + kPageCols - 1) / kPageCols;
   static constexpr int kPagesV = (kHeadDimV + kPageCols - 1) / kPageCols;

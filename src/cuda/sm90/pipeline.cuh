@@ -10,12 +10,30 @@
 
 namespace flashvar::sm90 {
 
+// Divides numbers below 2^31 by one that the host knows, without dividing.
+struct Divisor {
+  uint32_t multiplier, shift;
+
+  static Divisor make(uint32_t value) {
+    uint32_t log2 = 0;
+    while ((uint64_t{1} << log2) < value) ++log2;
+    if (log2 == 0) return {0, 0};
+    uint64_t const power = uint64_t{1} << (31 + log2);
+    return {static_cast<uint32_t>((power + value - 1) / value), log2 - 1};
+  }
+
+  __device__ __forceinline__ uint32_t operator()(uint32_t number) const {
+    return multiplier == 0 ? number : __umulhi(number, multiplier) >> shift;
+  }
+};
+
 struct AttentionFwdArguments {
   AttentionFwdProblem problem;
   CUtensorMap q, k, v;
   uint32_t items;      // tiles of kBlockQ query rows, or pairs of them, over all heads and batches
   uint32_t row_items;  // of one head: of one sequence, or of all where they are packed
   bool paired;
+  Divisor by_row_items, by_heads_q, by_group;
 };
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
@@ -85,14 +103,14 @@ struct Tile {
 
   __device__ __forceinline__ Tile(const AttentionFwdArguments& arguments, const Turn& turn) {
     const AttentionFwdProblem& problem = arguments.problem;
-    uint32_t const row = turn.item / arguments.row_items;
-    uint32_t place = turn.item % arguments.row_items;
+    uint32_t const row = arguments.by_row_items(turn.item);
+    uint32_t place = turn.item - row * arguments.row_items;
     if (problem.queries.offsets == nullptr) {
       // The last queries first: under a causal mask they have the most to do.
       uint32_t const blocks = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
       if (!turn.second) place = blocks - 1 - place;
-      batch = row / problem.heads_q;
-      head = row % problem.heads_q;
+      batch = arguments.by_heads_q(row);
+      head = row - batch * problem.heads_q;
       first_query = place * Config::kBlockQ;
       // The middle of an odd number of tiles is no pair.
       if (turn.second && place == blocks - 1 - place) first_query = problem.queries.seqlen;
@@ -103,7 +121,7 @@ struct Tile {
       head = row;
       first_query = position.first;
     }
-    head_kv = head / problem.group;
+    head_kv = arguments.by_group(head);
     Span const queries = problem.queries.span(batch), keys = problem.keys.span(batch);
     row_q = queries.first;
     row_k = keys.first;
@@ -113,6 +131,14 @@ struct Tile {
     int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
     begin = mask.visible_begin(first_query) / Config::kBlockKV;
     end = (mask.visible_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+  }
+
+  // Where the blocks end that a warpgroup's rows see: no earlier than after the first, and there
+  // where it has no rows.
+  __device__ __forceinline__ int32_t end_of(uint32_t warpgroup) const {
+    int32_t const first = first_query + static_cast<int32_t>(warpgroup) * 64;
+    int32_t const own = (mask.visible_end(first + 63) + Config::kBlockKV - 1) / Config::kBlockKV;
+    return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 
   // Whether the tile has rows at all; and whether these see any key.
