@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from documented import ROOT, blocks
 
-FIRST_SIZE, SIZE, ABI = 208, 328, 1
+FIRST_SIZE, SIZE, ABI = 208, 336, 1
 OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)
 # Offsets of fields in flashvar_attention_fwd_params (src/cuda/abi/layout_check.cc).
 STRUCT_SIZE, ABI_VERSION, DEVICE, DTYPE = 0, 4, 8, 12

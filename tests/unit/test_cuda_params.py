@@ -30,6 +30,7 @@ C_TYPES: dict[str, Any] = {
     "float*": ctypes.c_uint64,
     "int32_t*": ctypes.c_uint64,
     "int64_t*": ctypes.c_uint64,
+    "uint32_t*": ctypes.c_uint64,
     "uint64_t": ctypes.c_uint64,
 }
 
@@ -96,7 +97,7 @@ def forward(given: Inputs, options: Options, packed: list[bytes], with_lse: bool
     lse = torch.empty(problem.lse_shape) if with_lse else None
     cuda.prepare_attention_fwd(problem, VERDICT)(given, out, lse)
     structure = declared("flashvar_attention_fwd_params")
-    assert len(packed[-1]) == ctypes.sizeof(structure) == 328
+    assert len(packed[-1]) == ctypes.sizeof(structure) == 336
     return Structs(found=structure.from_buffer_copy(packed[-1]), out=out, lse=lse)
 
 
@@ -119,11 +120,12 @@ def test_forward_scalars(packed: list[bytes]) -> None:
     assert scalars(structs.found) == {
         **SCALARS,
         **SIZES,
-        "struct_size": 328,
+        "struct_size": 336,
         "lse": structs.lse.data_ptr(),
         "flags": 1,
         "scale": -0.5,
         "reserved": 0,
+        "counter": 0,
     }
     assert forward(inputs(), options, packed, with_lse=False).found.lse == 0
 
@@ -173,6 +175,8 @@ def test_features(packed: list[bytes]) -> None:
 def test_packed_sequences(packed: list[bytes]) -> None:
     given = packed_inputs()
     found = forward(given, Options(max_seqlen_q=4), packed).found
+    assert found.counter % 4 == 0
+    assert found.counter != 0
     assert (found.batch, found.seqlen_q, found.seqlen_k) == (2, 4, 9)
     assert (found.features.total_q, found.features.total_k) == (7, 9)
     for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"):

@@ -32,8 +32,8 @@ flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* para
 
   DeviceGuard const guard(p.device);
   if (guard.status() != FLASHVAR_OK) return guard.status();
-  cudaError_t const error =
-      kernel->launch({attention_problem(p, p.lse)}, p.device, static_cast<cudaStream_t>(p.stream));
+  cudaError_t const error = kernel->launch({attention_problem(p, p.lse), p.counter}, p.device,
+                                           static_cast<cudaStream_t>(p.stream));
   if (error != cudaSuccess) {
     cudaGetLastError();  // reported here, not to the next caller of the runtime
     return fail(FLASHVAR_CUDA_ERROR, "attention_fwd did not launch on device %d: %s (%d)", p.device,

@@ -93,6 +93,8 @@ typedef struct flashvar_attention_fwd_params {
   float scale;       /* multiplies q . k before the softmax; any finite value */
   uint32_t reserved; /* 0 */
   flashvar_attention_features features;
+  uint32_t* counter; /* 4 bytes of the device, whose contents are lost, or NULL: with it tiles of
+                        packed sequences go to whoever is free, without it in a fixed order */
 } flashvar_attention_fwd_params;
 
 typedef struct flashvar_attention_bwd_params {

@@ -11,7 +11,7 @@ static_assert(offsetof(flashvar_tensor, seq_stride) == 16);
 static_assert(offsetof(flashvar_tensor, head_stride) == 24);
 
 using AttentionFwd = flashvar_attention_fwd_params;
-static_assert(sizeof(AttentionFwd) == 328);
+static_assert(sizeof(AttentionFwd) == 336);
 static_assert(offsetof(AttentionFwd, struct_size) == 0);
 static_assert(offsetof(AttentionFwd, abi_version) == 4);
 static_assert(offsetof(AttentionFwd, device) == 8);
@@ -32,6 +32,7 @@ static_assert(offsetof(AttentionFwd, flags) == 196);
 static_assert(offsetof(AttentionFwd, scale) == 200);
 static_assert(offsetof(AttentionFwd, reserved) == 204);
 static_assert(offsetof(AttentionFwd, features) == 208);
+static_assert(offsetof(AttentionFwd, counter) == 328);
 
 using Features = flashvar_attention_features;
 static_assert(sizeof(Features) == 120);

@@ -75,7 +75,9 @@ struct AttentionProblem {
   }
 };
 
-struct AttentionFwdProblem : AttentionProblem {};  // lse may be null
+struct AttentionFwdProblem : AttentionProblem {  // lse may be null
+  uint32_t* counter;                             // what is in it is lost; may be null
+};
 
 struct AttentionBwdProblem : AttentionProblem {
   TensorView grad_out, grad_q, grad_k, grad_v;

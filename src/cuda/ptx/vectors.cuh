@@ -16,6 +16,14 @@ __device__ __forceinline__ void shared_store(uint32_t smem, float a, float b, fl
                "f"(d)
                : "memory");
 }
+__device__ __forceinline__ void shared_store(uint32_t smem, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(word) : "memory");
+}
+__device__ __forceinline__ uint32_t shared_load(uint32_t smem) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(smem) : "memory");
+  return word;
+}
 __device__ __forceinline__ float2 shared_load2(uint32_t smem) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");

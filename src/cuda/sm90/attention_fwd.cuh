@@ -39,13 +39,20 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
   const AttentionFwdProblem& problem = arguments.problem;
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;
-  for (Turn turn; turn.item < arguments.items; turn.advance(arguments)) {
-    Tile<Config> const tile(arguments, turn);
-    if (!tile.exists() || !tile.sees()) continue;
+  for (TurnOrder order(arguments); order.turn.exists(); order.advance(arguments)) {
+    order.ask(arguments);
+    Tile<Config> const tile(arguments, order.turn);
+    if (!tile.exists()) continue;
+    order.turn.pass_on(smem, q.count);
     // Packed sequences share one batch index; their rows begin where their offsets say.
     uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the tile before is done with Q
+    if (!tile.sees()) {
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());
+      q.advance();
+      continue;
+    }
     load_rows<Config::kPages, Config::kPageBytesQ>(
         smem.q(), &arguments.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
         tile.row_q + tile.first_query, tile.head, batch_q);
@@ -69,6 +76,7 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
       }
     }
   }
+  Turn{Turn::kNone, false}.pass_on(smem, q.count);
 }
 
 // Rows of V past the sequence's end may hold anything where the tensor goes on: their weights are
@@ -97,18 +105,20 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;
   if (Config::kTurns && next == 0) ptx::named_barrier_arrive(kTurn, 256);  // consumer 0 begins
-  for (Turn turn; turn.item < arguments.items; turn.advance(arguments)) {
+  auto release = [&](uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  };
+  for (Turn turn = Turn::receive(smem, 0); turn.exists(); turn = Turn::receive(smem, q.count)) {
     Tile<Config> const tile(arguments, turn);
-    if (!tile.exists()) continue;
     Consumer<Config> consumer;
+    ptx::mbarrier_wait(smem.full_q(), q.phase());
+    q.advance();
     if (!tile.sees()) {
+      release(smem.empty_q());
       consumer.store_output(problem, tile, warpgroup);
       continue;
     }
     uint32_t const sQ = smem.q() + warpgroup * 64 * 128;
-    auto release = [&](uint32_t barrier) {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-    };
     int32_t n = tile.end - 1;
     auto take_scores = [&](auto is_first) {  // S(n) is computed: K(n), and with the last Q, may go
       ptx::wgmma_pin(consumer.rS);
@@ -134,8 +144,6 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
       if constexpr (Config::kTurns) ptx::named_barrier_arrive(kTurn + next, 256);
     };
 
-    ptx::mbarrier_wait(smem.full_q(), q.phase());
-    q.advance();
     // Blocks that others see are waited for, so that no buffer is released twice in a phase.
     int32_t const own_end = tail ? tile.end : tile.end_of(warpgroup);
 #pragma unroll 1
@@ -196,6 +204,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(smem.full_q(), 1);
     ptx::mbarrier_init(smem.empty_q(), 4 * Config::kConsumers);
+    for (uint32_t slot = 0; slot < kTurnSlots; ++slot) {
+      ptx::mbarrier_init(smem.full_turn(slot), 1);
+      ptx::mbarrier_init(smem.empty_turn(slot), 128 * Config::kConsumers);
+    }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(smem.full_k(stage), 1);
       ptx::mbarrier_init(smem.full_v(stage), 1);

@@ -74,6 +74,11 @@ struct AttentionFwdLaunch {
     arguments.by_row_items = Divisor::make(arguments.row_items);
     arguments.by_heads_q = Divisor::make(problem.heads_q);
     arguments.by_group = Divisor::make(problem.group);
+    // Without more items than blocks nobody asks for another.
+    bool const asked = packed && problem.counter != nullptr && arguments.items > multiprocessors;
+    arguments.next_item = asked ? problem.counter : nullptr;
+    if (asked) error = cudaMemsetAsync(problem.counter, 0, sizeof(uint32_t), stream);
+    if (error != cudaSuccess) return error;
     LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
                             Copy::kSharedMemory};
     return launch_kernel<attention_fwd_kernel<Copy>>(arguments, shape, device, stream);

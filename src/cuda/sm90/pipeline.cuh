@@ -6,6 +6,8 @@
 
 #include "core/mask.cuh"
 #include "core/problem.h"
+#include "ptx/mbarrier.cuh"
+#include "ptx/vectors.cuh"
 #include "sm90/config.cuh"
 
 namespace flashvar::sm90 {
@@ -34,6 +36,7 @@ struct AttentionFwdArguments {
   uint32_t row_items;  // of one head: of one sequence, or of all where they are packed
   bool paired;
   Divisor by_row_items, by_heads_q, by_group;
+  uint32_t* next_item;  // 0 at the start: how many items were asked for; null: they are dealt out
 };
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
@@ -50,7 +53,9 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
-// Shared memory of a block: barriers, then tiles of whole 1024-byte swizzle periods.
+inline constexpr uint32_t kTurnSlots = 2;
+
+// Shared memory of a block: barriers and turns, then tiles of whole 1024-byte swizzle periods.
 template <class Config>
 struct Smem {
   uint32_t base;
@@ -70,6 +75,16 @@ struct Smem {
   __device__ __forceinline__ uint32_t empty_k(uint32_t stage) const { return ring(1, stage); }
   __device__ __forceinline__ uint32_t full_v(uint32_t stage) const { return ring(2, stage); }
   __device__ __forceinline__ uint32_t empty_v(uint32_t stage) const { return ring(3, stage); }
+  // full: the turn is written; empty: all consumers have read it.
+  __device__ __forceinline__ uint32_t full_turn(uint32_t slot) const {
+    return base + Config::kBarrierBytes / 2 + slot * 16;
+  }
+  __device__ __forceinline__ uint32_t empty_turn(uint32_t slot) const {
+    return full_turn(slot) + 8;
+  }
+  __device__ __forceinline__ uint32_t turn(uint32_t slot) const {
+    return full_turn(kTurnSlots) + slot * 4;
+  }
 
  private:
   __device__ __forceinline__ uint32_t ring(int which, uint32_t stage) const {
@@ -79,16 +94,67 @@ struct Smem {
 
 // What a block does one after the other. Under a causal mask an item is two tiles of one head, the
 // n-th from the end and the n-th from the start: so all items are equally long, and blocks that run
-// at the same time read the same keys.
+// at the same time read the same keys. Packed sequences' items are as long as they are: blocks ask
+// for the next when they are done with one.
 struct Turn {
   uint32_t item;
   bool second;
 
-  __device__ __forceinline__ explicit Turn() : item(blockIdx.x), second(false) {}
+  __device__ __forceinline__ bool exists() const { return item != kNone; }
+
+  // One warp, the producer's: passes the turn numbered `number` on to the consumers.
+  template <class Config>
+  __device__ __forceinline__ void pass_on(const Smem<Config>& smem, uint32_t number) const {
+    PipelineState<kTurnSlots> const slot{number};
+    ptx::mbarrier_wait(smem.empty_turn(slot.stage()), slot.phase() ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      ptx::shared_store(smem.turn(slot.stage()), exists() ? item * 2 + (second ? 1 : 0) : kNone);
+      ptx::mbarrier_arrive(smem.full_turn(slot.stage()));
+    }
+  }
+
+  template <class Config>
+  __device__ __forceinline__ static Turn receive(const Smem<Config>& smem, uint32_t number) {
+    PipelineState<kTurnSlots> const slot{number};
+    ptx::mbarrier_wait(smem.full_turn(slot.stage()), slot.phase());
+    // The same for all lanes, and shown to be: what follows from it stays in uniform registers.
+    uint32_t const word = __shfl_sync(0xffffffffu, ptx::shared_load(smem.turn(slot.stage())), 0);
+    ptx::mbarrier_arrive(smem.empty_turn(slot.stage()));
+    return word == kNone ? Turn{kNone, false} : Turn{word / 2, word % 2 != 0};
+  }
+
+  static constexpr uint32_t kNone = 0xffffffffu;
+};
+
+// The producer's: which turns a block takes.
+struct TurnOrder {
+  Turn turn{blockIdx.x, false};
+  uint32_t ticket = 0;  // lane 0's
+
+  __device__ __forceinline__ explicit TurnOrder(const AttentionFwdArguments& arguments) {
+    end_after(arguments);
+  }
+
+  // Asks for the next early: the answer takes as long as several accesses to memory.
+  __device__ __forceinline__ void ask(const AttentionFwdArguments& arguments) {
+    if (arguments.next_item != nullptr && threadIdx.x % 32 == 0) {
+      ticket = atomicAdd(arguments.next_item, 1);
+    }
+  }
 
   __device__ __forceinline__ void advance(const AttentionFwdArguments& arguments) {
-    second = arguments.paired && !second;
-    if (!second) item += gridDim.x;
+    if (arguments.next_item != nullptr) {
+      turn.item = gridDim.x + __shfl_sync(0xffffffffu, ticket, 0);
+    } else {
+      turn.second = arguments.paired && !turn.second;
+      if (!turn.second) turn.item += gridDim.x;
+    }
+    end_after(arguments);
+  }
+
+ private:
+  __device__ __forceinline__ void end_after(const AttentionFwdArguments& arguments) {
+    if (turn.item >= arguments.items) turn.item = Turn::kNone;
   }
 };
 

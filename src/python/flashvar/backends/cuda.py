@@ -32,13 +32,13 @@ _FEATURES: Final = (
     f"{_TENSOR}"  # bias
     "QffiiiI"  # rng dropout_p softcap window_left window_right head_dim_v bias_dtype
 )
-# flashvar_attention_fwd_params: q, k, v and out, then lse.
-_FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}")
+# flashvar_attention_fwd_params: q, k, v and out, then lse; behind all of it the counter.
+_FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}Q")
 # The same in one problem: head, stream, four tensors, lse and the rest, where what never changes is
 # bytes already.
 _TAIL: Final = struct.Struct(f"<{_SIZES}{_FEATURES}")
 _QUICK_BACKWARD: Final = struct.Struct(f"<16sQ{'Q24s' * 9}QQQQ{_TAIL.size}s")
-_QUICK: Final = struct.Struct(f"<16sQ{'Q24s' * 4}Q{_TAIL.size}s")
+_QUICK: Final = struct.Struct(f"<16sQ{'Q24s' * 4}Q{_TAIL.size}sQ")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
 # lse, grad_lse, workspace and workspace_size.
 _BACKWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 9}QQQQ{_SIZES}{_FEATURES}")
@@ -68,7 +68,10 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     # Without any tensor behind v the rest is the same at every call.
     constant = None if _has_tensors(problem) else pack_tail(*sizes, *features(None))
 
+    packed = problem.total_q is not None
+
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        counter = torch.empty(1, dtype=torch.int32, device=out.device) if packed else None
         run(
             pack(
                 head,
@@ -83,6 +86,7 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
                 out_strides,
                 0 if lse is None else lse.data_ptr(),
                 constant or pack_tail(*sizes, *features(inputs)),
+                0 if counter is None else counter.data_ptr(),
             )
         )
 
