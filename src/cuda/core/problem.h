@@ -75,8 +75,9 @@ struct AttentionProblem {
   }
 };
 
-struct AttentionFwdProblem : AttentionProblem {  // lse may be null
-  uint32_t* counter;                             // what is in it is lost; may be null
+// lse may be null.
+struct AttentionFwdProblem : AttentionProblem {
+  uint32_t* counter;  // in device memory, to be used as the kernel likes; null: there is none
 };
 
 struct AttentionBwdProblem : AttentionProblem {
