@@ -10,7 +10,7 @@ import pytest
 import simulated as sim
 
 from flashvar import families
-from flashvar.families import MMA_SYNC, WGMMA, Limits, Rows
+from flashvar.families import MMA_SYNC, WGMMA, Rows
 from flashvar.manifest import KernelRow
 
 SOURCES = Path(__file__).parents[2] / "src" / "cuda"
@@ -59,33 +59,15 @@ FORWARD, BACKWARD = kernel("attention_fwd"), kernel("attention_bwd")
 def test_choice(
     kind: KernelRow, rows: Rows, special: tuple[str, ...], family: str, words: str
 ) -> None:
-    found = families.choose(kind, kind.dims, [replace(ALIGNED, name="k"), rows], special)
+    found = families.choose(kind, [replace(ALIGNED, name="k"), rows], special)
     assert found.family == family
     assert words in found.reason
 
 
-@pytest.mark.parametrize(
-    ("limits", "asked", "words"),
-    [
-        (Limits(filled=False), BACKWARD, "does not fill up head dims"),
-        (Limits(dtypes=frozenset({"fp16"})), BACKWARD, "not bf16 64"),
-        (Limits(head_dims=frozenset({128})), BACKWARD, "serves head dims 128, not bf16 64"),
-    ],
-)
-def test_what_is_beyond_the_limits_of_a_backward(
-    limits: Limits, asked: KernelRow, words: str
-) -> None:
-    found = families.choose(asked, (48, 48), [ALIGNED], (), limits)
-    assert found.family == MMA_SYNC
-    assert words in found.reason
-    for kind in (FORWARD, asked):
-        assert families.choose(kind, (48, 48), [ALIGNED], ()).family == WGMMA
-
-
 @pytest.mark.parametrize("kind", [FORWARD, BACKWARD, kernel("attention_bwd", "fp16")])
 def test_rules_lead_with_the_choice_of_a_plain_call(kind: KernelRow) -> None:
-    first = families.rules(kind, kind.dims)[0].family
-    assert first == families.choose(kind, kind.dims, [ALIGNED], ()).family
+    first = families.rules(kind)[0].family
+    assert first == families.choose(kind, [ALIGNED], ()).family
 
 
 def read(name: str) -> str:
@@ -108,59 +90,13 @@ ASKED = {
     "problem.seqused_k == nullptr": (families.PACKED,),
     "problem.queries.seqlen > 0": (),
     "problem.keys.seqlen > 0": (),
-    "problem.head_dim == kHeadDim": (),
-    "problem.head_dim_v == kHeadDimV": (),
-    "kShown": (),
-    "true": (),
 }
 
 
-def limits_of_the_sources() -> Limits:
-    text = read(f"{FAMILY}bwd_launch.cuh")
-    body = re.search(r"static bool suits\(.*?\{ (.*?) \}", text)
-    if body is None:
-        return Limits()
-    shown, _, conditions = body[1].partition("return ")
-    asked = conditions.rstrip(";").split(" && ")
-    assert [one for one in asked if one not in ASKED] == [], "teach flashvar/families.py to say it"
-    dtypes = frozenset(re.findall(r"dtype::(\w+)::kAbi", shown))
-    head_dims = frozenset(map(int, re.findall(r"kHeadDim == (\d+)", shown)))
-    return Limits(
-        dtypes=dtypes or None,
-        head_dims=head_dims or None,
-        pairs="kHeadDim == kHeadDimV" not in shown,
-        filled="problem.head_dim == kHeadDim" not in asked,
-        left=frozenset(name for one in asked for name in ASKED[one]),
-    )
-
-
 def test_the_backward_of_the_sources_asks_for_the_same() -> None:
-    found = limits_of_the_sources()
-    assert found == families.BACKWARD, f"write into flashvar/families.py: BACKWARD = {found}"
-
-
-@pytest.mark.parametrize(
-    ("limits", "asked", "first", "words"),
-    [
-        (Limits(), kernel("attention_bwd", "fp16", head_dim=96), WGMMA, "can address them"),
-        (Limits(left=frozenset({"dropout"})), BACKWARD, WGMMA, "; not with dropout"),
-        (Limits(dtypes=frozenset({"bf16"})), BACKWARD, WGMMA, "rows start"),
-        (
-            Limits(dtypes=frozenset({"bf16"})),
-            kernel("attention_bwd", "fp16"),
-            MMA_SYNC,
-            "serves bf16",
-        ),
-        (
-            Limits(pairs=False),
-            kernel("attention_bwd", head_dim=192, head_dim_v=128),
-            MMA_SYNC,
-            "values of the same head dim",
-        ),
-    ],
-)
-def test_rules_of_other_limits(limits: Limits, asked: KernelRow, first: str, words: str) -> None:
-    found = families.rules(asked, asked.dims, limits)[0]
-    assert found.family == first
-    assert words in found.when
-    assert families.choose(asked, asked.dims, [ALIGNED], (), limits).family == first
+    body = re.search(r"static bool suits\(.*?\{ return (.*?); \}", read(f"{FAMILY}bwd_launch.cuh"))
+    assert body is not None
+    asked = body[1].split(" && ")
+    assert [one for one in asked if one not in ASKED] == [], "teach flashvar/families.py to say it"
+    left = frozenset(name for one in asked for name in ASKED[one])
+    assert {"attention_bwd": left} == families.LEFT

@@ -130,7 +130,7 @@ def rules_of(decision: Decision) -> tuple[Rule, ...]:
     """Which family of kernels the calls of a decision take; none where nothing compiled serves."""
     if decision.chosen is None or decision.chosen.kernel is None:
         return ()
-    return families.rules(decision.chosen.kernel, decision.request.dims)
+    return families.rules(decision.chosen.kernel)
 
 
 def _why_no_device(system: System) -> str:

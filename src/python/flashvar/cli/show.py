@@ -101,7 +101,7 @@ def _kernels(binary: Binary) -> Section:
     held = binary.manifest.kernels
     ops = dict.fromkeys(row.op for row in held)
     tables = tuple(Table(tuple(_rows(held, op)), _HEADING, op, _NUMBERS) for op in ops)
-    every = {rule.family for row in held for rule in families.rules(row, row.dims)}
+    every = {rule.family for row in held for rule in families.rules(row)}
     notes = (_OF_WGMMA,) if families.WGMMA in every else ()
     return Section(f"Kernels of {binary.architecture.name}", tables, notes=notes)
 
@@ -127,7 +127,7 @@ def _rows(held: Sequence[KernelRow], op: str) -> Iterator[Row]:
 def _facts(row: KernelRow) -> tuple[str, ...]:
     return (
         row.dim_words if any(row.dims) else "-",
-        families.rules(row, row.dims)[0].family,
+        families.rules(row)[0].family,
         "x".join(map(str, row.tile)),
         str(row.threads),
         str(row.registers),
@@ -158,7 +158,7 @@ def _binary_to_json(binary: Binary) -> dict[str, Any]:
     """The manifest as it is, the library's place, and the families of every kernel."""
     document = json.loads(binary.manifest.to_json())
     kernels = [
-        {**written, "families": [asdict(rule) for rule in families.rules(row, row.dims)]}
+        {**written, "families": [asdict(rule) for rule in families.rules(row)]}
         for row, written in zip(binary.manifest.kernels, document["kernels"], strict=True)
     ]
     return {

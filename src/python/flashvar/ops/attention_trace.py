@@ -100,8 +100,7 @@ def _say(op: str, problem: Problem, verdict: Verdict, rows: list[Rows], said: se
 
 def _how(problem: Problem, verdict: Verdict, rows: list[Rows]) -> str:
     if verdict.kernel is not None:
-        dims = problem.head_dim, problem.head_dim_v
-        choice = families.choose(verdict.kernel, dims, rows, _special(problem))
+        choice = families.choose(verdict.kernel, rows, _special(problem))
         return f"{verdict.candidate}, {choice.family}: {choice.reason}"
     misplaced = families.unaligned(rows)
     if verdict.backend == "triton" and misplaced is not None:
