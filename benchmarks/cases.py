@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ class Cell:
     head_dim: int
     causal: bool
     lengths: tuple[int, ...] = ()
+    feature: str | None = None  # one of `kinds` in cases.toml
     goal: float | None = None  # the figure to beat, as a multiple of cuDNN's rate in the same run
     product: bool = False  # whether a matrix product is timed beside it
 
@@ -87,8 +88,8 @@ def models() -> list[Cell]:
 
 
 def forms() -> list[tuple[str, dict[str, Cell]]]:
-    """Pairs of forms of the same work, in both directions: name, and form -> cell."""
-    return [*_grouped_heads(), *_packed_sequences()]
+    """Pairs of a special form and a plain one, in both directions: name, and form -> cell."""
+    return [*_grouped_heads(), *_packed_sequences(), *_with_features(), *_between_head_dims()]
 
 
 def host() -> Cell:
@@ -143,6 +144,52 @@ def _packed_sequences() -> Iterator[tuple[str, dict[str, Cell]]]:
                 f"{name}-{direction}",
                 {"packed": Cell(**common, lengths=lengths), "padded": Cell(**common)},
             )
+
+
+def _with_features() -> Iterator[tuple[str, dict[str, Cell]]]:
+    """A feature, and the same call without it."""
+    table = _table("features")
+    for kind in table["kinds"]:
+        for name, cell in table["cells"].items():
+            for direction in DIRECTIONS:
+                if kind == "deterministic" and direction == "forward":
+                    continue  # it always is
+                plain = Cell(
+                    name=f"{kind}-{name}-{direction}",
+                    direction=direction,
+                    dtype=table["dtype"],
+                    batch=table["tokens"] // cell["seqlen"],
+                    heads=table["width"] // cell["head_dim"],
+                    heads_kv=table["width"] // cell["head_dim"],
+                    **cell,
+                )
+                yield plain.name, {kind: replace(plain, feature=kind), "without": plain}
+
+
+def _between_head_dims() -> Iterator[tuple[str, dict[str, Cell]]]:
+    """A head dim, and the next one that kernels are made for."""
+    table = _table("head_dims")
+    for own, following in table["next"].items():
+        for causal in (False, True):
+            for direction in DIRECTIONS:
+                name = f"hdim{own}-{'causal' if causal else 'full'}-{direction}"
+                yield (
+                    name,
+                    {
+                        f"hdim{dim}": Cell(
+                            name=name,
+                            direction=direction,
+                            dtype=table["dtype"],
+                            batch=table["tokens"] // table["seqlen"],
+                            seqlen=table["seqlen"],
+                            heads=table["width"] // dim,
+                            heads_kv=table["width"] // dim,
+                            head_dim=dim,
+                            causal=causal,
+                        )
+                        for dim in (int(own), following)
+                    },
+                )
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,6 +30,7 @@ Make: TypeAlias = Callable[[Cell, torch.device], Forward]
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SEED: Final = 20
+_DROPOUT: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Contender:
 
     make: Make
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    features: frozenset[str] = frozenset()  # that it is timed with
 
 
 def inputs(cell: Cell, device: torch.device) -> tuple[Tensors, torch.Tensor]:
@@ -55,6 +57,8 @@ def inputs(cell: Cell, device: torch.device) -> tuple[Tensors, torch.Tensor]:
 
 def prepare(contender: Contender, cell: Cell, tensors: Tensors, grad_out: torch.Tensor) -> Call:
     """One call of a contender in the cell's direction."""
+    if cell.feature is not None and cell.feature not in contender.features:
+        raise ValueError(f"is not timed with {cell.feature}")
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     with contender.around():
         forward = contender.make(cell, grad_out.device)
@@ -77,7 +81,8 @@ def flashvar(backend: Literal["cuda", "triton", "reference"]) -> Make:
         from flashvar import attention, attention_varlen
 
         if not cell.lengths:
-            return lambda q, k, v: attention(q, k, v, causal=cell.causal, backend=backend)
+            extra = _FEATURES[cell.feature](cell, device) if cell.feature is not None else {}
+            return lambda q, k, v: attention(q, k, v, causal=cell.causal, backend=backend, **extra)
         offsets = bounds(cell, device)
         return lambda q, k, v: attention_varlen(
             *(q, k, v),
@@ -90,6 +95,21 @@ def flashvar(backend: Literal["cuda", "triton", "reference"]) -> Make:
         )
 
     return make
+
+
+# What flashvar.attention is given for a feature.
+_FEATURES: Final[dict[str, Callable[[Cell, torch.device], dict[str, Any]]]] = {
+    "softcap": lambda cell, device: {"softcap": 30.0},
+    "alibi": lambda cell, device: {"alibi_slopes": torch.rand(cell.heads, device=device)},
+    "dropout": lambda cell, device: {"dropout_p": _DROPOUT},
+    "bias": lambda cell, device: {
+        "bias": torch.randn(
+            *(1, 1, cell.seqlen, cell.seqlen), dtype=DTYPES[cell.dtype], device=device
+        )
+    },
+    "deterministic": lambda cell, device: {"deterministic": True},
+}
+FEATURES: Final = frozenset(_FEATURES)
 
 
 def heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
@@ -106,11 +126,12 @@ def sdpa(backend: SDPBackend) -> Make:
                 raise ValueError("packed sequences run through FlashAttention-2 alone")
             return _varlen_attn(cell, device)
         grouped = cell.heads_kv != cell.heads
+        dropout = _DROPOUT if cell.feature == "dropout" else 0.0
 
         def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             with sdpa_kernel(backend):
                 out = scaled_dot_product_attention(
-                    *heads_first(q, k, v), is_causal=cell.causal, enable_gqa=grouped
+                    *heads_first(q, k, v), None, dropout, cell.causal, enable_gqa=grouped
                 )
             return out.transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""The same work in two forms: grouped key heads and full ones; packed sequences and padded ones.
+"""Special calls beside plain ones: grouped key heads, packed sequences, features, other head dims.
 
 Rates count what the form's own result needs, for padded sequences the padding too: at a ratio of 1
 the special form does as many useful operations a second as a plain call full of them.
@@ -6,9 +6,8 @@ the special form does as many useful operations a second as a plain call full of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import geometric_mean
 from typing import TypeAlias
 
 from benchmarks import cases, crew
@@ -39,14 +38,16 @@ def run(options: Options) -> Report:
         measure=partial(_measure, pairs, contenders, options.seconds),
         lost=partial(_lost, pairs, contenders),
     )
+    forms = {name: next(iter(pair)) for name, pair in pairs.items()}
     special = {
-        (row["cell"], row["contender"]): row for row in rows if row["form"] in ("gqa", "packed")
+        (name, row["contender"]): row
+        for row in rows
+        if row["form"] == forms[name := str(row["cell"])]
     }
     return Report(
         rows=rows,
         columns=("rate of special form / plain form (time of plain / special)", *contenders),
         lines=[(name, *(_shown(special[name, who]) for who in contenders)) for name in names],
-        closing=[[("geometric mean", *(_mean(special.values(), who) for who in contenders))]],
     )
 
 
@@ -113,9 +114,3 @@ def _shown(row: Row) -> str:
     if "to_plain" not in row:
         return "-"
     return f"{number(row['to_plain'], '.3f')} ({number(row['faster'], '.2f')}x)"
-
-
-def _mean(special: Iterable[Row], who: str) -> str:
-    ratios = (row.get("to_plain") for row in special if row["contender"] == who)
-    found = [ratio for ratio in ratios if isinstance(ratio, float)]
-    return f"{geometric_mean(found):.3f}" if found else "-"

@@ -8,22 +8,22 @@ from typing import Final
 from torch.nn.attention import SDPBackend
 
 from benchmarks import peers
-from benchmarks.contenders import Contender, flashvar, flex, sdpa
+from benchmarks.contenders import FEATURES, Contender, flashvar, flex, sdpa
 from benchmarks.one_binary import OneBinary
 from benchmarks.ratios import REFERENCE
 from benchmarks.report import BenchmarkError
 
 CONTENDERS: Final[dict[str, Contender]] = {
-    REFERENCE: Contender(sdpa(SDPBackend.FLASH_ATTENTION)),
+    REFERENCE: Contender(sdpa(SDPBackend.FLASH_ATTENTION), features=frozenset({"dropout"})),
     "sdpa-cudnn": Contender(sdpa(SDPBackend.CUDNN_ATTENTION)),
     "sdpa-efficient": Contender(sdpa(SDPBackend.EFFICIENT_ATTENTION)),
     "flex": Contender(flex),
     "flash-attn": Contender(peers.flash_attn),
     "flash-attn-4": Contender(peers.flash_attn_4),
     "flashinfer": Contender(peers.flashinfer),
-    "flashvar-cuda": Contender(flashvar("cuda")),
-    "flashvar-triton": Contender(flashvar("triton")),
-    "flashvar-reference": Contender(flashvar("reference")),
+    "flashvar-cuda": Contender(flashvar("cuda"), features=FEATURES),
+    "flashvar-triton": Contender(flashvar("triton"), features=FEATURES),
+    "flashvar-reference": Contender(flashvar("reference"), features=FEATURES),
 }
 # flashvar-smXY is the binary of that architecture alone; on another device, its PTX.
 _BINARY: Final = "flashvar-sm"
@@ -44,6 +44,6 @@ def named(names: Sequence[str]) -> dict[str, Contender]:
             )
     return {
         name: CONTENDERS.get(name)
-        or Contender(flashvar("cuda"), OneBinary(f"sm_{name.removeprefix(_BINARY)}"))
+        or Contender(flashvar("cuda"), OneBinary(f"sm_{name.removeprefix(_BINARY)}"), FEATURES)
         for name in names
     }

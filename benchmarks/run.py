@@ -40,8 +40,9 @@ The JSON file, schema 1:
                sm_mhz, memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did
                not run
     models     as attention, without goals
-    forms      cell, contender, form (gqa or mha, packed or padded); the rest as attention; ratio to
-               the plain form: of rates (to_plain) and of times (faster)
+    forms      cell, contender, form (gqa or mha, packed or padded, a feature or "without", a head
+               dim or the next that is compiled); the rest as attention; ratio to the plain form: of
+               rates (to_plain) and of times (faster)
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     integrations  way; median_us, low_us, high_us, rounds, calls (per round); of calls added_us,
                what is more than `flashvar.attention` takes; on the CPU where there is no device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,15 @@ def test_forms_differ_in_their_form_alone() -> None:
         if "gqa" in pair:
             assert special.operations == plain.operations, name
             assert special.heads_kv * 8 == plain.heads_kv, name
-        else:
+        elif "packed" in pair:
             assert special.operations <= plain.operations, name
             assert len(special.lengths) == plain.batch, name
+        elif "without" in pair:
+            assert replace(special, feature=None) == plain, name
+            assert special.feature in pair
+        else:
+            assert special.head_dim < plain.head_dim, name
+            assert special.operations == pytest.approx(plain.operations, rel=0.1), name
 
 
 @pytest.mark.parametrize(

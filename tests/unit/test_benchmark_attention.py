@@ -103,7 +103,24 @@ def test_forms_are_compared_with_plain_calls(
     assert ours["faster"] == 2.0
     assert ours["to_plain"] == pytest.approx(2 * (256 + 64) / 512)
     assert "FlashAttention-2 alone" in theirs["skipped"]
-    assert report.closing == [[("geometric mean", "1.250", "-")]]
+    assert report.lines == [("documents", "1.250 (2.00x)", "-")]
+
+
+@pytest.mark.parametrize("kind", ["softcap", "alibi", "dropout", "bias", "deterministic"])
+def test_a_feature_is_timed_by_those_who_have_it(
+    kind: str, on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = import_module("benchmarks.forms")
+    monkeypatch.setattr(forms, "measure", on_cpu.measure)
+    pair = {kind: cell(feature=kind, direction="backward"), "without": cell(direction="backward")}
+    monkeypatch.setattr(forms.cases, "forms", lambda: [(kind, pair)])
+    options = import_module("benchmarks.report").Options(
+        contenders=("flashvar-reference", "sdpa-efficient")
+    )
+    special, plain, theirs, _ = forms.run(options).rows
+    assert special["form"] == kind
+    assert special["to_plain"] == pytest.approx(plain["median_ms"] / special["median_ms"])
+    assert theirs["skipped"] == f"ValueError: is not timed with {kind}"
 
 
 def test_two_binaries_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
