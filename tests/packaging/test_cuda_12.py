@@ -32,9 +32,25 @@ typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
 #define INT32_MIN (-2147483647 - 1)
 #define INT32_MAX 2147483647
 """
+TYPE_TRAITS = b"""#pragma once
+namespace std {
+template <class T, T kValue> struct integral_constant { static constexpr T value = kValue; };
+using true_type = integral_constant<bool, true>;
+using false_type = integral_constant<bool, false>;
+template <bool kFirst, class A, class B> struct conditional { using type = A; };
+template <class A, class B> struct conditional<false, A, B> { using type = B; };
+template <bool kFirst, class A, class B>
+using conditional_t = typename conditional<kFirst, A, B>::type;
+}
+"""
 # It knows the runtime without a header; of the driver's, kernels take the type of tensor maps.
 CUDA_H = b"#pragma once\nstruct CUtensorMap { alignas(64) unsigned long opaque[16]; };\n"
-HEADERS = {b"cstdint": CSTDINT, b"cuda_runtime_api.h": b"", b"cuda.h": CUDA_H}
+HEADERS = {
+    b"cstdint": CSTDINT,
+    b"type_traits": TYPE_TRAITS,
+    b"cuda_runtime_api.h": b"",
+    b"cuda.h": CUDA_H,
+}
 
 # The main kernels of each namespace; a family may have those of several.
 PROGRAMS = {
@@ -53,6 +69,13 @@ constexpr auto kPurpose = {features} ? sm90::Purpose::kFeatures : sm90::Purpose:
 using Config = sm90::AttentionFwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
 template __global__ void sm90::attention_fwd_kernel<Config>(
     const __grid_constant__ sm90::AttentionFwdArguments);
+""",
+    "sm90/attention_bwd": """
+constexpr auto kPurpose =
+    {features} ? sm90::BwdPurpose::kOrderedFeatures : sm90::BwdPurpose::kDense;
+using Config = sm90::AttentionBwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
+template __global__ void sm90::attention_bwd_kernel<Config>(
+    const __grid_constant__ sm90::AttentionBwdArguments);
 """,
 }
 KERNELS_OF = {"sm80": ["sm80/attention_fwd", "sm80/attention_bwd"], "hopper": list(PROGRAMS)}

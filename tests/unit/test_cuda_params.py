@@ -15,6 +15,7 @@ import torch
 from flashvar import loader
 from flashvar.backends import cuda
 from flashvar.errors import BackendUnavailableError
+from flashvar.manifest import KernelRow
 from flashvar.ops.attention_inputs import inspect, inspect_backward
 from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
 from flashvar.registry import Binary
@@ -49,6 +50,7 @@ SCALARS = {"abi_version": 1, "device": 3, "dtype": 1, "stream": STREAM}
 # 6 query heads of 3 queries on 2 heads of 5 keys, heads first.
 SIZES = {"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2, "head_dim": 16}
 VERDICT = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
+HOPPER = replace(VERDICT, kernel=cast("KernelRow", SimpleNamespace(family="hopper")))
 
 
 class Structs(SimpleNamespace):
@@ -91,11 +93,17 @@ def on_device_3(problem: Problem) -> Problem:
     return replace(problem, device=3)
 
 
-def forward(given: Inputs, options: Options, packed: list[bytes], with_lse: bool = True) -> Structs:
+def forward(
+    given: Inputs,
+    options: Options,
+    packed: list[bytes],
+    with_lse: bool = True,
+    verdict: Verdict = VERDICT,
+) -> Structs:
     problem = on_device_3(inspect(given, options))
     out = torch.empty(problem.out_shape, dtype=torch.half)
     lse = torch.empty(problem.lse_shape) if with_lse else None
-    cuda.prepare_attention_fwd(problem, VERDICT)(given, out, lse)
+    cuda.prepare_attention_fwd(problem, verdict)(given, out, lse)
     structure = declared("flashvar_attention_fwd_params")
     assert len(packed[-1]) == ctypes.sizeof(structure) == 336
     return Structs(found=structure.from_buffer_copy(packed[-1]), out=out, lse=lse)
@@ -175,8 +183,11 @@ def test_features(packed: list[bytes]) -> None:
 def test_packed_sequences(packed: list[bytes]) -> None:
     given = packed_inputs()
     found = forward(given, Options(max_seqlen_q=4), packed).found
-    assert found.counter % 4 == 0
-    assert found.counter != 0
+    assert found.counter == 0
+    counter = forward(given, Options(max_seqlen_q=4), packed, verdict=HOPPER).found.counter
+    assert counter % 4 == 0
+    assert counter != 0
+    assert forward(inputs(), Options(layout="bhsd"), packed, verdict=HOPPER).found.counter == 0
     assert (found.batch, found.seqlen_q, found.seqlen_k) == (2, 4, 9)
     assert (found.features.total_q, found.features.total_k) == (7, 9)
     for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"):

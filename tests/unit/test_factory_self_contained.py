@@ -35,7 +35,9 @@ def build_of(words: str) -> Build:
 )
 def test_its_words_select_the_same_build(words: str) -> None:
     build = build_of(f"{words} platform=x86_64")
-    assert build_of(" ".join([*self_contained.selection(build), "platform=x86_64"])) == build
+    assert (
+        build_of(" ".join([*self_contained.selection(CONFIG, build), "platform=x86_64"])) == build
+    )
 
 
 @pytest.fixture(scope="module")

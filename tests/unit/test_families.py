@@ -88,6 +88,7 @@ ASKED = {
     "problem.queries.offsets == nullptr": (families.PACKED,),
     "problem.keys.offsets == nullptr": (families.PACKED,),
     "problem.seqused_k == nullptr": (families.PACKED,),
+    "!are_short(problem.queries, problem.batch)": (families.SHORT,),
     "problem.queries.seqlen > 0": (),
     "problem.keys.seqlen > 0": (),
 }
@@ -98,5 +99,6 @@ def test_the_backward_of_the_sources_asks_for_the_same() -> None:
     assert body is not None
     asked = body[1].split(" && ")
     assert [one for one in asked if one not in ASKED] == [], "teach flashvar/families.py to say it"
+    assert f"kFewestRows = {families.FEWEST_ROWS};" in read(f"{FAMILY}bwd_launch.cuh")
     left = frozenset(name for one in asked for name in ASKED[one])
     assert {"attention_bwd": left} == families.LEFT

@@ -4,7 +4,8 @@
 
 namespace flashvar::ptx {
 
-// Returns once `*counter` is `count`: what was written before it was raised can be read.
+// Returns once `*counter` has reached `count`: what was written before it was raised can be read.
+// More is as good: sequences whose offsets make no sense may share a counter, and must not hang.
 __device__ __forceinline__ void await_count(const uint32_t* counter, uint32_t count) {
   asm volatile(
       "{\n"
@@ -12,7 +13,7 @@ __device__ __forceinline__ void await_count(const uint32_t* counter, uint32_t co
       ".reg .u32 found;\n"
       "wait:\n"
       "ld.acquire.gpu.global.u32 found, [%0];\n"
-      "setp.eq.u32 reached, found, %1;\n"
+      "setp.ge.u32 reached, found, %1;\n"
       "@reached bra finished;\n"
       "bra wait;\n"
       "finished:\n"

@@ -1,10 +1,11 @@
 // Attention backward with wgmma and TMA (after FlashAttention-3: Shah et al., 2024).
 //
-// A block owns a tile of keys and walks the queries that see it. One thread of the producer
-// warpgroup starts all copies. Two consumer warpgroups share the work in one of two ways (Sharing):
-// up to head dim 128 each owns 64 keys; above, dK and dV of 64 keys fill the registers of both, so
-// one computes S and dV, the other dP and dK, and P goes from the first to the second. Both compute
-// half of every dQ, which is added to fp32 sums in the workspace. Blocks stay and walk over tiles.
+// A block owns a tile of keys and walks the queries that see it. A thread of the producer
+// warpgroup, or two, starts all copies. Two consumer warpgroups share the work in one of two ways
+// (Sharing): up to head dim 128 each owns 64 keys; above, dK and dV of 64 keys fill the registers
+// of both, so one computes S and dV, the other dP and dK, and P goes from the first to the second.
+// Both compute half of every dQ, which is added to fp32 sums in the workspace. Blocks stay and walk
+// over tiles.
 #pragma once
 #include <cstdint>
 #include <type_traits>

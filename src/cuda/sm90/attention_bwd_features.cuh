@@ -109,7 +109,8 @@ __device__ __forceinline__ void pack_features(const typename Scores<Config>::Reg
   }
 }
 
-// What a derivative of softcap is taken for 0 below: log2 P + LSE is rounded.
+// What a derivative of softcap is taken for 0 below: log2 P + LSE is rounded, by some 2^-22 of the
+// LSE, which is that of the scores with ALiBi.
 inline constexpr float kSaturated = 1e-5f;
 
 // dS of mma tile n, where dP was. The capped score, which softcap's derivative is made of, is that
@@ -143,9 +144,9 @@ __device__ __forceinline__ void differentiate_features(const float* weights, flo
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // Saturated scores have no gradient, and of no weight nothing is known: NaN and -inf.
+    // Saturated scores have no gradient, and of no weight nothing is known; NaN stays NaN.
     float const derivative = softcap.derivative(capped[i]);
-    grads[i] = derivative > kSaturated ? grads[i] * derivative : 0.f;
+    grads[i] = weights[i] == 0.f || derivative <= kSaturated ? 0.f : grads[i] * derivative;
   }
 }
 

@@ -26,8 +26,8 @@ struct AttentionBwdLaunch {
   }
 
   static bool suits(const AttentionBwdProblem& problem) {
-    return problem.features.bias.data == nullptr && problem.queries.seqlen > 0 &&
-           problem.keys.seqlen > 0;
+    return problem.features.bias.data == nullptr && !are_short(problem.queries, problem.batch) &&
+           problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
   }
 
   // The copy engine takes rows that start on 16 bytes alone.
@@ -53,6 +53,13 @@ struct AttentionBwdLaunch {
   }
 
  private:
+  // Every sequence has tiles of its own in the sums of dQ: of these, most would be padding.
+  static bool are_short(const Sequences& sequences, int64_t batch) {
+    return sequences.offsets != nullptr && sequences.total < kFewestRows * batch;
+  }
+
+  static constexpr int64_t kFewestRows = 32;
+
   template <class Copy>
   static cudaError_t launch_copy(const AttentionBwdProblem& problem, int device,
                                  cudaStream_t stream) {

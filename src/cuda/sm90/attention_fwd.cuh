@@ -2,8 +2,8 @@
 //
 // A block is one producer warpgroup, of which one warp starts all copies, and two to four consumer
 // warpgroups of 64 query rows each. A consumer starts S(n) = Q K(n)^T and O += P(n+1) V(n+1)
-// together and computes the softmax of S(n) while the second is still running, and while others'
-// products are. Blocks stay and walk over tiles.
+// together and computes the softmax of S(n) while others' products run and, above head dim 64, its
+// own second one. Blocks stay and walk over tiles.
 #pragma once
 #include <cstdint>
 

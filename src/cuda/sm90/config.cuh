@@ -39,10 +39,9 @@ inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
 
 // Columns of V that products with ptx::Wgmma take, and that hold a head dim of values.
 constexpr int columns_of_v(int head_dim_v) {
-  for (int columns : {32, 64, 80, 96, 112, 128, 160, 192}) {
-    if (head_dim_v <= columns) return columns;
-  }
-  return 256;
+  int const step = head_dim_v <= 64 || head_dim_v > 128 ? 32 : 16;
+  int const columns = (head_dim_v + step - 1) / step * step;
+  return columns <= 192 ? columns : 256;
 }
 
 inline constexpr int kPageCols = 64;  // 128 bytes: one row of a swizzled page

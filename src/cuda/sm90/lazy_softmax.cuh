@@ -2,8 +2,9 @@
 //
 // Weights are powers of two relative to a reference, which is a maximum of blocks before. As long
 // as a block's weights add up to little against it, the reference stands and no maximum is looked
-// for. Else the reference moves by whole powers of two, by which the weights are then multiplied:
-// that is exact. Only where weights overflowed must the scores be had again.
+// for. Else the reference moves by whole powers of two, but for its own rounding, and the weights,
+// the sum and the output by the same factor. Only where weights overflowed must the scores be had
+// again.
 //
 // A thread owns kRows rows, spread over the four lanes of a quad, as in core/online_softmax.cuh.
 #pragma once

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/divisor.h"
 #include "core/mask.cuh"
 #include "core/problem.h"
 #include "ptx/mbarrier.cuh"
@@ -11,23 +12,6 @@
 #include "sm90/config.cuh"
 
 namespace flashvar::sm90 {
-
-// Divides numbers below 2^31 by one that the host knows, without dividing.
-struct Divisor {
-  uint32_t multiplier, shift;
-
-  static Divisor make(uint32_t value) {
-    uint32_t log2 = 0;
-    while ((uint64_t{1} << log2) < value) ++log2;
-    if (log2 == 0) return {0, 0};
-    uint64_t const power = uint64_t{1} << (31 + log2);
-    return {static_cast<uint32_t>((power + value - 1) / value), log2 - 1};
-  }
-
-  __device__ __forceinline__ uint32_t operator()(uint32_t number) const {
-    return multiplier == 0 ? number : __umulhi(number, multiplier) >> shift;
-  }
-};
 
 struct AttentionFwdArguments {
   AttentionFwdProblem problem;

@@ -25,15 +25,17 @@ _STEP: Final = _PIECE // _ELEMENT
 
 # What a call may have beside plain dense attention, in the order in which words name it.
 PACKED: Final = "packed sequences"
+SHORT: Final = "packed sequences of fewer than 32 queries on average"
+FEWEST_ROWS: Final = 32
 BIAS: Final = "a bias"
 FEATURES: Final = (BIAS, "ALiBi slopes", "softcap", "dropout")
 DETERMINISTIC: Final = "deterministic gradients"
-_SPECIAL: Final = (PACKED, *FEATURES, DETERMINISTIC)
+_SPECIAL: Final = (PACKED, SHORT, *FEATURES, DETERMINISTIC)
 
 
 # What a wgmma kernel leaves to the other family: `suits` of its launcher in src/cuda/sm90/, which
 # tests/unit/test_families.py compares.
-LEFT: Final = {"attention_bwd": frozenset({BIAS})}
+LEFT: Final = {"attention_bwd": frozenset({SHORT, BIAS})}
 
 
 @dataclass(frozen=True)

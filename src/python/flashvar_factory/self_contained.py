@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -40,13 +41,19 @@ def write(config: Config, build: Build, *, root: Path, output: Path) -> None:
     (output / "pyproject.toml").write_text(pyproject(config, build, root), encoding="utf-8")
 
 
-def selection(build: Build) -> list[str]:
-    """The words that select this build, on whatever processor they are said."""
-    axes: dict[str, dict[str, None]] = {}
+def selection(config: Config, build: Build) -> list[str]:
+    """The words that select this build, on whatever processor they are said.
+
+    Ops may have defaults of their own, which no word says: an axis is said where one is not kept.
+    """
+    values: dict[str, dict[str, dict[str, None]]] = {}
     for kernel in build.kernels:
-        for axis, value in (("op", kernel.op), *kernel.values.items()):
-            axes.setdefault(axis, {})[value] = None
-    said = [f"{axis}={','.join(values)}" for axis, values in axes.items()]
+        for axis, value in kernel.values.items():
+            values.setdefault(axis, {}).setdefault(kernel.op, {})[value] = None
+    said = [f"op={','.join(dict.fromkeys(kernel.op for kernel in build.kernels))}"]
+    for axis, by_op in values.items():
+        if any(list(held) != [*map(str, config.defaults[op][axis])] for op, held in by_op.items()):
+            said.append(f"{axis}={','.join(dict.fromkeys(chain.from_iterable(by_op.values())))}")
     return [build.architecture.name, *said, *(["ptx=1"] if "ptx" in build.code_kinds else [])]
 
 
@@ -68,7 +75,7 @@ cmake.build-type = "Release"
 
 [tool.scikit-build.cmake.define]
 CMAKE_PROJECT_TOP_LEVEL_INCLUDES = "cmake/plan.cmake"
-FLASHVAR_WORDS = {string(";".join(selection(build)))}
+FLASHVAR_WORDS = {string(";".join(selection(config, build)))}
 
 [tool.cibuildwheel]
 build = "{PYTHON}-manylinux_{build.platform}"

@@ -51,6 +51,8 @@ _WINDOW_LEFT: Final = 2
 _WINDOW_RIGHT: Final = 4
 _DETERMINISTIC: Final = 8
 _BIAS_FLOAT32: Final = 1
+# Whose forward takes the tiles of packed sequences from a counter.
+_WITH_COUNTER: Final = "hopper"
 
 
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
@@ -68,10 +70,14 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     # Without any tensor behind v the rest is the same at every call.
     constant = None if _has_tensors(problem) else pack_tail(*sizes, *features(None))
 
-    packed = problem.total_q is not None
+    counts = (
+        problem.total_q is not None
+        and verdict.kernel is not None
+        and verdict.kernel.family == _WITH_COUNTER
+    )
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        counter = torch.empty(1, dtype=torch.int32, device=out.device) if packed else None
+        counter = torch.empty(1, dtype=torch.int32, device=out.device) if counts else None
         run(
             pack(
                 head,

@@ -124,6 +124,8 @@ def _special(problem: Problem) -> Iterator[str]:
     """What the call has beside plain dense attention."""
     if problem.total_q is not None or problem.total_k is not None or problem.has_seqused_k:
         yield families.PACKED
+    if problem.total_q is not None and problem.total_q < families.FEWEST_ROWS * problem.batch:
+        yield families.SHORT
     there = (
         problem.bias is not None,
         problem.alibi_batch_stride is not None,

@@ -1,0 +1,24 @@
+// Division by a number that the host knows: a multiplication, as kernels have no divider.
+#pragma once
+#include <cstdint>
+
+namespace flashvar {
+
+// Divides numbers below 2^31 by one from 1 to 2^31 - 1 (Granlund and Montgomery, 1994).
+struct Divisor {
+  uint32_t multiplier, shift;
+
+  static Divisor make(uint32_t value) {
+    uint32_t log2 = 0;
+    while ((uint64_t{1} << log2) < value) ++log2;
+    if (log2 == 0) return {0, 0};
+    uint64_t const power = uint64_t{1} << (31 + log2);
+    return {static_cast<uint32_t>((power + value - 1) / value), log2 - 1};
+  }
+
+  __device__ __forceinline__ uint32_t operator()(uint32_t number) const {
+    return multiplier == 0 ? number : __umulhi(number, multiplier) >> shift;
+  }
+};
+
+}  // namespace flashvar
