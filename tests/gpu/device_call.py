@@ -141,11 +141,11 @@ def run(
     if call.cu_seqlens_q is not None:
         return flashvar.attention_varlen(call.q, call.k, call.v, **keywords)
     tensors = (call.q, call.k, call.v)
-    if layout == "bhsd":
+    if layout.startswith("bhsd"):
         tensors = tuple(tensor.transpose(1, 2) for tensor in tensors)
     out, lse = flashvar.attention(*tensors, layout=layout, **keywords)
     assert out.is_contiguous()
-    return (out.transpose(1, 2) if layout == "bhsd" else out), lse
+    return (out.transpose(1, 2) if layout.endswith("bhsd") else out), lse
 
 
 def attend(

@@ -139,7 +139,7 @@ FEATURES: dict[str, Maker] = {
     "softcap-window": lambda d, t: Case(dense(d, t, softcap=30.0, window=(50, 0))),
     "alibi-heads": lambda d, t: Case(dense(d, t, alibi_slopes=slopes(4))),
     "alibi-batch-causal": lambda d, t: Case(dense(d, t, alibi_slopes=slopes(2, 4), causal=True)),
-    "mha": lambda d, t: Case(dense(d, t, heads=(3, 3))),
+    "mha": lambda d, t: Case(dense(d, t, heads=(3, 3)), layout="bhsd->bshd"),
     "mqa-causal": lambda d, t: Case(dense(d, t, heads=(4, 1), causal=True)),
     "lse": lambda d, t: Case(dense(d, t, causal=True), lse_gradient=True),
     "bias": lambda d, t: Case(dense(d, t, bias=bias(2, 4, t))),

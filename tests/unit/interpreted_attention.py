@@ -65,6 +65,7 @@ CASES = [
     Case(16, (64, 64), causal=True, dtype="float"),
     Case(40, (33, 70), causal=True, scale=-0.3),
     Case(72, (65, 40), layout="bhsd"),
+    Case(24, (40, 65), layout="bhsd->bshd", causal=True),
     Case(96, (33, 65), scale=0.0),
     Case(112, (20, 129), causal=True, aligned=False),
     Case(160, (17, 34), head_dim_v=64, causal=True),
@@ -151,7 +152,10 @@ def run(case: Case) -> str:
     )
 
     def users(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.transpose(1, 2) if case.layout == "bhsd" else tensor
+        return tensor.transpose(1, 2) if case.layout.startswith("bhsd") else tensor
+
+    def returned(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(1, 2) if case.layout.endswith("bhsd") else tensor
 
     inputs = Inputs(
         *(users(tensor) for tensor in (call.q, call.k, call.v)),
@@ -176,7 +180,7 @@ def run(case: Case) -> str:
     out = torch.full(problem.out_shape, torch.nan, dtype=dtype)
     lse = torch.full(problem.lse_shape, torch.nan)
     prepare_attention_fwd(problem, verdict)(inputs, out, lse)
-    grad_out = users(padded((*sizes_q[:-2], *sizes_q[-2:]), case.head_dim_v or case.head_dim))
+    grad_out = returned(padded((*sizes_q[:-2], *sizes_q[-2:]), case.head_dim_v or case.head_dim))
     grad_lse = torch.randn(lse.shape) if case.grad_lse else None
     backward = inspect_backward(inputs, options, grad_out, case.grad_lse, bias is not None)
     grads = Gradients(
@@ -185,12 +189,12 @@ def run(case: Case) -> str:
     )
     prepare_attention_bwd(backward, verdict)(inputs, out, lse, grad_out, grad_lse, grads)
     try:
-        assert_right(call, users(out), lse)
+        assert_right(call, returned(out), lse)
         found = {name: users(getattr(grads, name)) for name in "qkv"}
         found["bias"] = grads.bias
         if bias is None:
             del found["bias"]
-        assert_gradients_right(call, found, users(grad_out), grad_lse)
+        assert_gradients_right(call, found, returned(grad_out), grad_lse)
     except AssertionError as error:
         return str(error) or "wrong"
     return ""

@@ -131,7 +131,7 @@ def test_strides_of_single_entries_do_not_count() -> None:
 
 
 def test_unknown_layout() -> None:
-    with pytest.raises(LayoutError, match="'bshd', 'bhsd', got 'sbhd'"):
+    with pytest.raises(LayoutError, match="'bshd', 'bhsd', 'bhsd->bshd', got 'sbhd'"):
         flashvar.attention(*tensors(), layout="sbhd")  # type: ignore[call-overload]
 
 
@@ -189,6 +189,8 @@ def test_layouts_describe_the_same_call() -> None:
     assert views.out == Strides(4 * 5 * 16, 16, 5 * 16)
     assert (given.out_shape, views.out_shape) == ((2, 5, 4, 16), (2, 4, 5, 16))
     assert given.scale == 2.0
+    turned = inspect(*(t.transpose(1, 2) for t in (q, k, v)), scale=2, layout="bhsd->bshd")
+    assert (turned.q, turned.out, turned.out_shape) == (given.q, given.out, given.out_shape)
 
 
 def test_one_element_needs_no_stride() -> None:

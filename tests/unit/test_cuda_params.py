@@ -147,6 +147,13 @@ def test_forward_tensors(packed: list[bytes]) -> None:
     assert tensor(structs.found.out) == (structs.out.data_ptr(), 144, 8, 24)
 
 
+def test_rows_of_the_output_may_come_first(packed: list[bytes]) -> None:
+    structs = forward(inputs(), Options(layout="bhsd->bshd"), packed)
+    assert tensor(structs.found.q)[1:] == (288, 16, 48)
+    assert structs.out.shape == (2, 3, 6, 8)
+    assert tensor(structs.found.out) == (structs.out.data_ptr(), 144, 48, 8)
+
+
 def test_no_features_but_the_head_dim_of_v(packed: list[bytes]) -> None:
     features = forward(inputs(), Options(layout="bhsd"), packed).found.features
     assert tensor(features.bias) == (0, 0, 0, 0)

@@ -123,6 +123,9 @@ def test_heads_first_is_the_same_without_copies() -> None:
     assert out.is_contiguous()
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=0, atol=0)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=0)
+    turned = flashvar.attention(*views, causal=True, layout="bhsd->bshd")
+    assert turned.is_contiguous()
+    torch.testing.assert_close(turned, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
@@ -133,14 +136,14 @@ def test_expanded_dimensions(which: int) -> None:
 
 
 @pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "bhsd->bshd"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("lengths", [(5, 8), (8, 5)], ids=str)
 def test_gradients(lengths: tuple[int, int], causal: bool, layout: str) -> None:
     tensors = [t.requires_grad_() for t in make(*lengths, torch.float64, head_dim=6, batch=1)]
 
     def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        if layout == "bhsd":
+        if layout.startswith("bhsd"):
             inputs = tuple(tensor.transpose(1, 2) for tensor in inputs)
         out, lse = flashvar.attention(
             *inputs, causal=causal, scale=-0.4, return_lse=True, layout=layout

@@ -32,7 +32,7 @@ def make(
 ) -> Tensors:
     q = torch.randn(2, seqlen_q, 4, 16, dtype=dtype)
     k, v = (torch.randn(2, seqlen_k, 2, 16, dtype=dtype) for _ in range(2))
-    if layout == "bhsd":
+    if layout.startswith("bhsd"):
         q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
     if grad:
         q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
@@ -41,7 +41,7 @@ def make(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "bhsd->bshd"])
 def test_opcheck_forward(layout: str, grad: bool, dtype: torch.dtype) -> None:
     options = Options(causal=True, scale=0.3, layout=layout)
     arguments = (*make(layout=layout, grad=grad, dtype=dtype), *NO_EXTRAS, *options)
@@ -62,6 +62,28 @@ def test_opcheck_backward(absent: str) -> None:
     out, lse = flashvar.attention(*inputs, return_lse=True)
     arguments = (grad_out, grad_lse, out, lse, False, *inputs, *NO_EXTRAS, *Options())
     torch.library.opcheck(torch.ops.flashvar.attention_bwd.default, arguments)
+
+
+@pytest.mark.parametrize("head_dim", [16, 12])  # the second is padded where kernels run
+def test_heads_first_in_and_rows_first_out(head_dim: int) -> None:
+    tensors = [torch.randn(2, 4, 9, head_dim, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(2, 9, 4, head_dim)
+
+    def attend(*inputs: torch.Tensor) -> torch.Tensor:
+        return flashvar.attention(*inputs, causal=True, layout="bhsd->bshd")
+
+    expected = flashvar.attention(*tensors, causal=True, layout="bhsd").transpose(1, 2)
+    wanted = torch.autograd.grad(expected, tensors, grad)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for call in (attend, compiled):
+        out = call(*tensors)
+        assert out.is_contiguous()
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
+        found = torch.autograd.grad(out, tensors, grad)
+        for one, two in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=0)
+    rows = torch.vmap(attend)(*(tensor[:, None] for tensor in tensors))
+    torch.testing.assert_close(rows[:, 0], expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -117,10 +139,10 @@ def test_exports_as_one_op() -> None:
     torch.testing.assert_close(program.module()(*tensors), Model()(*tensors))
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_fake_tensors_look_like_real_ones(layout: str) -> None:
+@pytest.mark.parametrize("other", ["bshd", "bhsd", "bhsd->bshd"])
+def test_fake_tensors_look_like_real_ones(other: str) -> None:
+    layout = "bhsd" if other == "bshd" else "bshd"
     views = [tensor.transpose(1, 2) for tensor in make(layout=layout)]
-    other = {"bshd": "bhsd", "bhsd": "bshd"}[layout]
     real = flashvar.attention(*views, return_lse=True, layout=other)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(view) for view in views]

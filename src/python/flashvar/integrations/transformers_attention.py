@@ -85,11 +85,15 @@ def attention(
     if attention_mask is sliding_window is s_aux is position_bias is None and _is_plain(
         others, query
     ):
-        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         # Small calls take as long as what is looked up here. What this refuses is looked at again.
         try:
             out = dense(
-                q, k, v, causal=is_causal, scale=scaling, softcap=softcap or 0.0, dropout_p=dropout
+                *(query, key, value),
+                causal=is_causal,
+                scale=scaling,
+                softcap=softcap or 0.0,
+                dropout_p=dropout,
+                layout="bhsd->bshd",
             )
             return out, None
         except (BackendUnavailableError, InvalidInputError):

@@ -10,7 +10,7 @@ from flashvar.ops.attention_call import call, rng_state_of
 from flashvar.ops.attention_options import window_pair
 from flashvar.ops.attention_plan import NO_EXTRAS
 
-Layout = Literal["bshd", "bhsd"]
+Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
 BackendName = Literal["auto", "cuda", "triton", "reference"]
 
 
@@ -110,12 +110,13 @@ def attention(
             torch.use_deterministic_algorithms.
         return_lse: Return the log-sum-exp of the scores too.
         layout: "bshd" for the shapes above, "bhsd" for [batch, heads, sequence, head_dim] in q, k,
-            v and the output; neither is copied.
+            v and the output, "bhsd->bshd" for that in q, k and v alone; none is copied.
         backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
             plain torch operations.
 
     Returns:
-        The output, contiguous, in dtype and shape of q but with the head dim of v; with
+        The output, contiguous, [batch, seqlen_q, heads_q, head_dim_v] or as the layout says, in the
+        dtype of q; with
         `return_lse` also the natural log-sum-exp [batch, heads_q, seqlen_q] in float32 (float64 for
         float64 inputs), of all weights, dropped ones too. A query that sees no key, or an empty
         sequence of keys, gives 0 and -inf.

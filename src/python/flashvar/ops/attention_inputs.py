@@ -29,7 +29,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     check_options(options)
     check_tensors(inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
-    layout = options.layout
+    layout, layout_out = orders(options.layout)
     device = tensors.common_device(q, k, v)
     in_kernels = device.type == "cuda" and options.backend != "reference"
     dtype = tensors.common_dtype(q, k, v, in_kernels)
@@ -57,8 +57,8 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     if inputs.seqused_k is not None:
         extras.check_integers("seqused_k", inputs.seqused_k, batch, device)
     head_dim_v = v.shape[-1]
-    tensors.check_fit(batch, batch_k, head_dim, head_dim_k, layout)
-    tensors.check_heads(heads_q, heads_kv, layout)
+    tensors.check_fit(batch, batch_k, head_dim, head_dim_k, options.layout)
+    tensors.check_heads(heads_q, heads_kv, options.layout)
     tensors.check_head_dim("head dim", head_dim, in_kernels)
     tensors.check_head_dim("head dim of v", head_dim_v, in_kernels)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -76,11 +76,13 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         alibi = extras.check_slopes(inputs.alibi_slopes, batch, heads_q, device)
     extras.check_rng(inputs.rng_state, options.dropout_p, device)
     window_left, window_right = window_of(options, seqlen_q, seqlen_k)
-    out_shape = (*q.shape[:-1], head_dim_v)
+    rows = q.shape[:-1] if layout == layout_out else (batch, seqlen_q, heads_q)
+    out_shape = (*rows, head_dim_v)
     return Problem(
         dtype=dtype,
         device=None if device.type != "cuda" else (device.index or 0),
         layout=layout,
+        layout_out=layout_out,
         scale=scale_of(options.scale, head_dim),
         window_left=window_left,
         window_right=window_right,
@@ -100,12 +102,18 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         q=tensors.strides_of(q, layout),
         k=tensors.strides_of(k, layout),
         v=tensors.strides_of(v, layout),
-        out=tensors.contiguous_strides(out_shape, layout),
+        out=tensors.contiguous_strides(out_shape, layout_out),
         out_shape=out_shape,
         bias=bias,
         bias_dtype=None if inputs.bias is None else tensors.DTYPES[inputs.bias.dtype],
         alibi_batch_stride=alibi,
     )
+
+
+def orders(layout: str) -> tuple[str, str]:
+    """The order of the dimensions of q, k and v, and that of the output's."""
+    given, _, returned = layout.partition("->")
+    return given, returned or given
 
 
 def check_tensors(inputs: Inputs) -> None:
@@ -144,15 +152,15 @@ def inspect_backward(
     has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardProblem:
-    """The backward of a call; gradients are contiguous in the user's layout."""
+    """The backward of a call; gradients are contiguous in the layouts of their tensors."""
     problem = inspect(inputs, options)
-    layout = options.layout
+    layout = problem.layout
     bias = None
     if wants_bias and inputs.bias is not None:
         bias = extras.bias_strides(inputs.bias.new_empty(inputs.bias.shape, device="meta"))
     return BackwardProblem(
         forward=problem,
-        grad_out=tensors.strides_of(grad_out, layout),
+        grad_out=tensors.strides_of(grad_out, problem.layout_out),
         grad_q=tensors.contiguous_strides(tuple(inputs.q.shape), layout),
         grad_k=tensors.contiguous_strides(tuple(inputs.k.shape), layout),
         grad_v=tensors.contiguous_strides(tuple(inputs.v.shape), layout),

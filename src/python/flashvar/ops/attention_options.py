@@ -13,7 +13,8 @@ from flashvar.errors import InvalidInputError, LayoutError
 from flashvar.ops.attention_problem import Options
 from flashvar.verdicts import BACKENDS
 
-LAYOUTS: Final = ("bshd", "bhsd")
+# The order of the dimensions of q, k and v, and that of the output where it is another.
+LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
 
 # Largest finite float32: what a scale has to fit in. Below the smallest, devices round to 0.
 _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)

@@ -84,12 +84,13 @@ class BiasStrides(NamedTuple):
 class Problem:
     """One call of attention without its data.
 
-    `out` is [batch, seqlen_q, heads_q, head_dim_v] in the user's layout (`out_shape`), contiguous.
+    `out` is [batch, seqlen_q, heads_q, head_dim_v] in its layout (`out_shape`), contiguous.
     """
 
     dtype: str
     device: int | None  # CUDA ordinal; None is the CPU
-    layout: str  # "bshd" or "bhsd"; packed tensors are [total, heads, head_dim] in "bshd"
+    layout: str  # of q, k and v: "bshd" or "bhsd"; packed tensors are [total, heads, head_dim]
+    layout_out: str  # of out
     scale: float
     window_left: int  # keys before the diagonal that a query sees; -1: all
     window_right: int  # keys after it; -1: all. causal is 0
@@ -133,10 +134,6 @@ class Problem:
     def lse_dtype(self) -> torch.dtype:
         """Float32, and float64 where the inputs are."""
         return torch.float64 if self.dtype == "fp64" else torch.float32
-
-    def bshd(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a tensor of the user's layout as [batch, sequence, heads, head_dim]."""
-        return tensor.transpose(1, 2) if self.layout == "bhsd" else tensor
 
 
 @dataclass(frozen=True)

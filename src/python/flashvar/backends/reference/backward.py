@@ -15,7 +15,14 @@ from flashvar.backends.reference.scores import (
     scores,
     times,
 )
-from flashvar.backends.reference.sequences import Part, of_keys, of_lse, of_queries, parts
+from flashvar.backends.reference.sequences import (
+    Part,
+    of_keys,
+    of_lse,
+    of_outputs,
+    of_queries,
+    parts,
+)
 
 if TYPE_CHECKING:
     from flashvar.ops.attention_problem import Gradients, Inputs, Problem
@@ -54,8 +61,8 @@ def _part(
     part: Part,
 ) -> None:
     dtype = compute_dtype(problem)
-    queries, outs = of_queries(problem, inputs.q, part), of_queries(problem, out, part)
-    grad_outs = of_queries(problem, grad_out, part)
+    queries, outs = of_queries(problem, inputs.q, part), of_outputs(problem, out, part)
+    grad_outs = of_outputs(problem, grad_out, part)
     grad_queries = of_queries(problem, grads.q, part)
     keys = of_keys(problem, inputs.k, part).to(dtype)
     values = of_keys(problem, inputs.v, part).to(dtype)

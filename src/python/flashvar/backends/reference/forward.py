@@ -13,7 +13,7 @@ from flashvar.backends.reference.scores import (
     scores,
     times,
 )
-from flashvar.backends.reference.sequences import of_keys, of_lse, of_queries, parts
+from flashvar.backends.reference.sequences import of_keys, of_lse, of_outputs, of_queries, parts
 
 if TYPE_CHECKING:
     from flashvar.ops.attention_problem import Inputs, Problem
@@ -30,7 +30,7 @@ def attention_fwd(
     for part in parts(problem, inputs):
         if part.seqlen_k == 0:
             continue
-        queries, outs = of_queries(problem, inputs.q, part), of_queries(problem, out, part)
+        queries, outs = of_queries(problem, inputs.q, part), of_outputs(problem, out, part)
         keys = of_keys(problem, inputs.k, part).to(dtype)
         values = of_keys(problem, inputs.v, part).to(dtype)
         for rows in row_chunks(problem, part):

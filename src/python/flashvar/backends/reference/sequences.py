@@ -49,25 +49,30 @@ def parts(problem: Problem, inputs: Inputs) -> Iterator[Part]:
         yield Part(slice(index, index + 1), rows, columns)
 
 
-def heads_first(
-    problem: Problem, tensor: torch.Tensor, batch: slice, rows: slice, packed: bool
-) -> torch.Tensor:
+def heads_first(tensor: torch.Tensor, layout: str, batch: slice, rows: slice) -> torch.Tensor:
     """View [batch, heads, rows, head_dim] of a part."""
-    if packed:
+    if tensor.dim() == 3:  # packed
         return tensor[rows].transpose(0, 1)[None]
-    return problem.bshd(tensor)[batch, rows].transpose(1, 2)
+    if layout == "bhsd":
+        return tensor[batch, :, rows]
+    return tensor[batch, rows].transpose(1, 2)
 
 
 def of_queries(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """View [batch, heads_kv, group, rows, head_dim]: heads that share keys are together."""
-    packed = problem.total_q is not None
-    view = heads_first(problem, tensor, part.batch, part.queries, packed)
+    """View [batch, heads_kv, group, rows, head_dim] of q: heads that share keys are together."""
+    view = heads_first(tensor, problem.layout, part.batch, part.queries)
+    return view.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))
+
+
+def of_outputs(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """The same of the output."""
+    view = heads_first(tensor, problem.layout_out, part.batch, part.queries)
     return view.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))
 
 
 def of_keys(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
     """View [batch, heads_kv, rows, head_dim]."""
-    return heads_first(problem, tensor, part.batch, part.keys, problem.total_k is not None)
+    return heads_first(tensor, problem.layout, part.batch, part.keys)
 
 
 def of_lse(problem: Problem, lse: torch.Tensor, part: Part) -> torch.Tensor:

@@ -76,7 +76,7 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
             return
         copied, inputs = _copied(forward, inputs)
         grad_out = grad_out.clone(memory_format=torch.contiguous_format)
-        strides = _strides_of(grad_out, forward.layout)
+        strides = _strides_of(grad_out, forward.layout_out)
         moved = replace(problem, forward=copied, grad_out=strides)
         _backward(moved)(inputs, out, lse, grad_out, grad_lse, grads)
 
