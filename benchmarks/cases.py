@@ -54,16 +54,8 @@ def attention() -> list[Cell]:
     """The cells of the attention benchmark in the file's order, each in both directions."""
     table = _table("attention")
     return [
-        Cell(
-            name=f"{name}-{direction}",
-            direction=direction,
-            dtype=table["dtype"],
-            batch=table["tokens"] // cell["seqlen"],
-            seqlen=cell["seqlen"],
-            heads=table["width"] // cell["head_dim"],
-            heads_kv=table["width"] // cell["head_dim"],
-            head_dim=cell["head_dim"],
-            causal=cell["causal"],
+        replace(
+            _of_width(table, f"{name}-{direction}", direction, cell),
             goal=goal,
             product=cell.get("product", False) and direction == "forward",
         )
@@ -103,24 +95,9 @@ def _grouped_heads() -> Iterator[tuple[str, dict[str, Cell]]]:
     table = _table("gqa")
     for name, cell in table["cells"].items():
         for direction in DIRECTIONS:
-            heads = table["width"] // cell["head_dim"]
-            yield (
-                f"{name}-{direction}",
-                {
-                    form: Cell(
-                        name=f"{name}-{direction}",
-                        direction=direction,
-                        dtype=table["dtype"],
-                        batch=table["tokens"] // cell["seqlen"],
-                        seqlen=cell["seqlen"],
-                        heads=heads,
-                        heads_kv=heads_kv,
-                        head_dim=cell["head_dim"],
-                        causal=cell["causal"],
-                    )
-                    for form, heads_kv in (("gqa", heads // table["group"]), ("mha", heads))
-                },
-            )
+            full = _of_width(table, f"{name}-{direction}", direction, cell)
+            shared = replace(full, heads_kv=full.heads // table["group"])
+            yield full.name, {"gqa": shared, "mha": full}
 
 
 def _packed_sequences() -> Iterator[tuple[str, dict[str, Cell]]]:
@@ -154,15 +131,7 @@ def _with_features() -> Iterator[tuple[str, dict[str, Cell]]]:
             for direction in DIRECTIONS:
                 if kind == "deterministic" and direction == "forward":
                     continue  # it always is
-                plain = Cell(
-                    name=f"{kind}-{name}-{direction}",
-                    direction=direction,
-                    dtype=table["dtype"],
-                    batch=table["tokens"] // cell["seqlen"],
-                    heads=table["width"] // cell["head_dim"],
-                    heads_kv=table["width"] // cell["head_dim"],
-                    **cell,
-                )
+                plain = _of_width(table, f"{kind}-{name}-{direction}", direction, cell)
                 yield plain.name, {kind: replace(plain, feature=kind), "without": plain}
 
 
@@ -173,23 +142,27 @@ def _between_head_dims() -> Iterator[tuple[str, dict[str, Cell]]]:
         for causal in (False, True):
             for direction in DIRECTIONS:
                 name = f"hdim{own}-{'causal' if causal else 'full'}-{direction}"
-                yield (
-                    name,
-                    {
-                        f"hdim{dim}": Cell(
-                            name=name,
-                            direction=direction,
-                            dtype=table["dtype"],
-                            batch=table["tokens"] // table["seqlen"],
-                            seqlen=table["seqlen"],
-                            heads=table["width"] // dim,
-                            heads_kv=table["width"] // dim,
-                            head_dim=dim,
-                            causal=causal,
-                        )
-                        for dim in (int(own), following)
-                    },
-                )
+                pair: dict[str, Cell] = {}
+                for dim in (int(own), following):
+                    cell = {"head_dim": dim, "seqlen": table["seqlen"], "causal": causal}
+                    pair[f"hdim{dim}"] = _of_width(table, name, direction, cell)
+                yield name, pair
+
+
+def _of_width(table: dict[str, Any], name: str, direction: str, cell: dict[str, Any]) -> Cell:
+    """A cell of so many tokens, and so many columns in all of its heads."""
+    heads = table["width"] // cell["head_dim"]
+    return Cell(
+        name=name,
+        direction=direction,
+        dtype=table["dtype"],
+        batch=table["tokens"] // cell["seqlen"],
+        seqlen=cell["seqlen"],
+        heads=heads,
+        heads_kv=heads,
+        head_dim=cell["head_dim"],
+        causal=cell["causal"],
+    )
 
 
 def _table(name: str) -> dict[str, Any]:

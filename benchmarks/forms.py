@@ -40,9 +40,9 @@ def run(options: Options) -> Report:
     )
     forms = {name: next(iter(pair)) for name, pair in pairs.items()}
     special = {
-        (name, row["contender"]): row
+        (row["cell"], row["contender"]): row
         for row in rows
-        if row["form"] == forms[name := str(row["cell"])]
+        if row["form"] == forms[str(row["cell"])]
     }
     return Report(
         rows=rows,

@@ -3,6 +3,8 @@
 The probes (probes/*.cu) include src/cuda/ptx and core/tensor_map.h: what is tested here is what the
 kernels use. Layouts of tiles, fragments and accumulators are written down here a second time, in
 torch. All values are small integers, so that equal means equal.
+
+Longer than others: the models of swizzle, fragments and maps are read by every test.
 """
 
 from __future__ import annotations

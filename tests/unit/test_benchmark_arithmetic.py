@@ -67,6 +67,7 @@ def test_forms_differ_in_their_form_alone() -> None:
         elif "without" in pair:
             assert replace(special, feature=None) == plain, name
             assert special.feature in pair
+            assert special.feature in import_module("benchmarks.contenders").FEATURES
         else:
             assert special.head_dim < plain.head_dim, name
             assert special.operations == pytest.approx(plain.operations, rel=0.1), name

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-
-SOURCES = Path(__file__).parents[2] / "src" / "cuda"
-COMPILER = shutil.which("g++") or shutil.which("clang++")
+import host_program
 
 # Divisors around every power of two and all small ones; numbers around every multiple that tells,
 # and the largest. Prints how many quotients there were.
@@ -49,12 +44,8 @@ int main() {
 """
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@host_program.needs_compiler
 def test_quotients_are_those_of_the_divider(tmp_path: Path) -> None:
-    source, program = tmp_path / "divisors.cc", tmp_path / "divisors"
-    source.write_text(PROGRAM, encoding="utf-8")
-    command = [str(COMPILER), "-std=c++17", "-O1", f"-I{SOURCES}"]
-    subprocess.run([*command, source, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0, "a quotient is not the divider's"
-    assert int(done.stdout) > 500_000
+    code, printed = host_program.run(PROGRAM, tmp_path)
+    assert code == 0, "a quotient is not the divider's"
+    assert int(printed) > 500_000

@@ -42,6 +42,8 @@ FORWARD, BACKWARD = kernel("attention_fwd"), kernel("attention_bwd")
         (FORWARD, replace(ALIGNED, sequence=68), (), MMA_SYNC, "its sequence stride, 68"),
         (FORWARD, replace(ALIGNED, batch=4), (), MMA_SYNC, "TMA cannot address rows of q"),
         (BACKWARD, ALIGNED, ("dropout",), WGMMA, "every row"),
+        (BACKWARD, ALIGNED, (families.PACKED,), WGMMA, "every row"),
+        (BACKWARD, ALIGNED, (families.PACKED, families.SHORT), MMA_SYNC, "fewer than 32 queries"),
         (BACKWARD, ALIGNED, ("dropout", "a bias"), MMA_SYNC, "backward does not serve a bias"),
         (kernel("attention_bwd", "fp16"), ALIGNED, (), WGMMA, "every row"),
         (kernel("attention_bwd", head_dim=96), ALIGNED, (), WGMMA, "every row"),

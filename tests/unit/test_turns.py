@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-
-SOURCES = Path(__file__).parents[2] / "src" / "cuda"
-COMPILER = shutil.which("g++") or shutil.which("clang++")
+import host_program
 
 # Of every problem that is this small: blocks of keys that walk a block of queries take turns 0, 1,
 # 2 ..., and whoever sees a query walks its block. Prints how many turns there were.
@@ -56,13 +51,8 @@ int main() {
 """
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@host_program.needs_compiler
 def test_turns_are_those_of_the_blocks_that_walk(tmp_path: Path) -> None:
-    (tmp_path / "cuda_runtime_api.h").touch()
-    source, program = tmp_path / "turns.cc", tmp_path / "turns"
-    source.write_text(PROGRAM, encoding="utf-8")
-    command = [str(COMPILER), "-std=c++17", "-O1", f"-I{SOURCES}", f"-I{tmp_path}"]
-    subprocess.run([*command, source, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0, {1: "a query is not walked", 2: "a turn is not next"}
-    assert int(done.stdout) > 100_000
+    code, printed = host_program.run(PROGRAM, tmp_path)
+    assert code == 0, {1: "a query is not walked", 2: "a turn is not next"}
+    assert int(printed) > 100_000

@@ -117,6 +117,15 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase());
         multiply_grad_q<Config>(rQ, smem.grad_scores(scores.stage()), smem.k(), warpgroup);
       };
+      auto hand_over = [&](const typename S::Packed& rdP, const ScoreState& scores) {
+        // dQ from this buffer is computed
+        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
+        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
+                             rdP);
+        ptx::fence_async_proxy();
+        __syncwarp();
+        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+      };
       // S is there. In flight are, one after the other: dP | dQ of the step before, dV | dV, dK |
       // dK, S of the next step.
       auto take_step = [&](auto first, auto last) {
@@ -137,12 +146,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
               ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
         }
         S::pack(rdS, rdP);
-        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
-        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
-                             rdP);
-        ptx::fence_async_proxy();
-        __syncwarp();
-        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        hand_over(rdP, scores);
         float rQ[Config::kGradQCols / 2];
         if constexpr (!first.value) start_grad_q(rQ, before);
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
@@ -194,12 +198,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
                                          smem.row_sums(s), n, first_key, first_query);
         }
         S::pack(rdS, rdP);
-        ptx::mbarrier_wait(smem.empty_grad_scores(scores.stage()), scores.phase() ^ 1);
-        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kPageBytesQ,
-                             rdP);
-        ptx::fence_async_proxy();
-        __syncwarp();
-        if (first_lane) ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+        hand_over(rdP, scores);
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
         ptx::wgmma_wait<1>();

@@ -192,8 +192,9 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     take_output();
     consumer.store_output(problem, tile, warpgroup);
   }
-  if (Config::kTurns && warpgroup == 0)
+  if (Config::kTurns && warpgroup == 0) {
     ptx::named_barrier_sync(kTurn, 256);  // the turn that nobody took
+  }
 }
 
 template <class Config>

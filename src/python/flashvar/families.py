@@ -16,7 +16,7 @@ from flashvar.manifest import KernelRow
 WGMMA: Final = "wgmma"
 MMA_SYNC: Final = "mma.sync"
 # The folder of a kernel's sources, which its manifest names: those that hold both families.
-_BOTH: Final = "hopper"
+HOPPER: Final = "hopper"
 
 # TMA, which feeds the wgmma kernels, addresses memory in pieces of this many bytes.
 _PIECE: Final = 16
@@ -67,7 +67,7 @@ class Rule:
 
 def rules(kernel: KernelRow) -> tuple[Rule, ...]:
     """The families of a kernel, the one asked first leading."""
-    if kernel.family != _BOTH:
+    if kernel.family != HOPPER:
         return (Rule(MMA_SYNC, "every call"),)
     left = [one for one in _SPECIAL if one in LEFT.get(kernel.op, ())]
     but = f"; not with {', '.join(left)}" if left else ""
@@ -80,7 +80,7 @@ def rules(kernel: KernelRow) -> tuple[Rule, ...]:
 def choose(kernel: KernelRow, tensors: Iterable[Rows], special: Iterable[str]) -> Choice:
     """What a call takes; `special` is what it has beside plain dense attention."""
     misplaced = unaligned(tensors)
-    if kernel.family != _BOTH:
+    if kernel.family != HOPPER:
         how = "16 bytes at a time" if misplaced is None else f"in smaller pieces, for {misplaced}"
         return Choice(MMA_SYNC, f"rows are read {how}")
     for one in special:

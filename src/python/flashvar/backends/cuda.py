@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar import loader, manifest
+from flashvar import families, loader, manifest
 from flashvar.errors import BackendUnavailableError
 from flashvar.loader import Library
 
@@ -51,8 +51,6 @@ _WINDOW_LEFT: Final = 2
 _WINDOW_RIGHT: Final = 4
 _DETERMINISTIC: Final = 8
 _BIAS_FLOAT32: Final = 1
-# Whose forward takes the tiles of packed sequences from a counter.
-_WITH_COUNTER: Final = "hopper"
 
 
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
@@ -70,10 +68,11 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     # Without any tensor behind v the rest is the same at every call.
     constant = None if _has_tensors(problem) else pack_tail(*sizes, *features(None))
 
+    # The forward that takes the tiles of packed sequences from a counter.
     counts = (
         problem.total_q is not None
         and verdict.kernel is not None
-        and verdict.kernel.family == _WITH_COUNTER
+        and verdict.kernel.family == families.HOPPER
     )
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:

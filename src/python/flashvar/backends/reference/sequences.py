@@ -60,14 +60,12 @@ def heads_first(tensor: torch.Tensor, layout: str, batch: slice, rows: slice) ->
 
 def of_queries(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
     """View [batch, heads_kv, group, rows, head_dim] of q: heads that share keys are together."""
-    view = heads_first(tensor, problem.layout, part.batch, part.queries)
-    return view.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))
+    return _grouped(problem, heads_first(tensor, problem.layout, part.batch, part.queries))
 
 
 def of_outputs(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """The same of the output."""
-    view = heads_first(tensor, problem.layout_out, part.batch, part.queries)
-    return view.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))
+    """The same of the output, or of its gradient."""
+    return _grouped(problem, heads_first(tensor, problem.layout_out, part.batch, part.queries))
 
 
 def of_keys(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
@@ -91,3 +89,7 @@ def _ranges(
         return [slice(0, length)] * batch
     bounds = [min(max(offset, 0), total) for offset in offsets.tolist()]
     return [slice(start, max(start, stop)) for start, stop in pairwise(bounds)]
+
+
+def _grouped(problem: Problem, heads: torch.Tensor) -> torch.Tensor:
+    return heads.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))
