@@ -46,7 +46,8 @@ struct Sequences {
   // Number of a sequence's first tile.
   __device__ __forceinline__ int64_t first_tile(uint32_t batch, int32_t rows) const {
     if (offsets == nullptr) return batch * ((seqlen + int64_t{rows} - 1) / rows);
-    return int64_t{min(max(offsets[batch], 0), total)} / rows + batch;
+    return static_cast<uint32_t>(min(max(offsets[batch], 0), total)) / static_cast<uint32_t>(rows) +
+           batch;
   }
 
   // The tile numbered `tile`; within a sequence they ascend. All lanes of a warp ask together: each
@@ -57,18 +58,20 @@ struct Sequences {
       uint32_t const per_sequence = (seqlen + rows - 1) / rows;
       return {tile / per_sequence, static_cast<int32_t>(tile % per_sequence) * rows};
     }
-    int64_t const wanted = int64_t{tile} + first_tile(0, rows);
+    // Launchers see to it that numbers of tiles have 31 bits.
+    auto const first = [&](uint32_t b) { return static_cast<uint32_t>(first_tile(b, rows)); };
+    uint32_t const wanted = tile + first(0);
     uint32_t const lane = threadIdx.x % 32;
     uint32_t batch = 0;  // the last whose first tile is not past the wanted one
     for (uint32_t candidates = batches; candidates > 1;) {
       uint32_t const step = (candidates + 31) / 32;
-      bool const fits = lane * step < candidates && first_tile(batch + lane * step, rows) <= wanted;
+      bool const fits = lane * step < candidates && first(batch + lane * step) <= wanted;
       uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits));  // lane 0's always fits
       batch += last * step;
       candidates = min(step, candidates - last * step);
     }
-    int64_t const first = (wanted - first_tile(batch, rows)) * rows;
-    return {batch, static_cast<int32_t>(min(first, int64_t{total}))};
+    int64_t const row = int64_t{wanted - first(batch)} * rows;
+    return {batch, static_cast<int32_t>(min(row, int64_t{total}))};
   }
 
 #endif

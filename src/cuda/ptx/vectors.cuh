@@ -16,13 +16,18 @@ __device__ __forceinline__ void shared_store(uint32_t smem, float a, float b, fl
                "f"(d)
                : "memory");
 }
-__device__ __forceinline__ void shared_store(uint32_t smem, uint32_t word) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(word) : "memory");
+__device__ __forceinline__ void shared_store(uint32_t smem, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
 }
-__device__ __forceinline__ uint32_t shared_load(uint32_t smem) {
-  uint32_t word;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(smem) : "memory");
-  return word;
+__device__ __forceinline__ uint4 shared_load_words(uint32_t smem) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(smem)
+               : "memory");
+  return x;
 }
 __device__ __forceinline__ float2 shared_load2(uint32_t smem) {
   float2 x;

@@ -12,7 +12,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention_fwd_consumer.cuh"
-#include "sm90/pipeline.cuh"
+#include "sm90/attention_fwd_tiles.cuh"
 
 namespace flashvar::sm90 {
 
@@ -39,16 +39,15 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
   const AttentionFwdProblem& problem = arguments.problem;
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;
-  for (TurnOrder order(arguments); order.turn.exists(); order.advance(arguments)) {
-    order.ask(arguments);
-    Tile<Config> const tile(arguments, order.turn);
-    if (!tile.exists()) continue;
-    order.turn.pass_on(smem, q.count);
+  for (Place place = Place::receive(smem, 0); place.exists();
+       place = Place::receive(smem, q.count)) {
+    Tile<Config> const tile(arguments, place);
     // Packed sequences share one batch index; their rows begin where their offsets say.
     uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the tile before is done with Q
     if (!tile.sees()) {
+      Place::want_next(smem);
       if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());
       q.advance();
       continue;
@@ -57,7 +56,10 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
         smem.q(), &arguments.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
         tile.row_q + tile.first_query, tile.head, batch_q);
     q.advance();
+    // Found earlier, the next tile might be one that another block would start sooner.
+    int32_t const soon = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
     for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
+      if (n == soon) Place::want_next(smem);
       if (n >= tile.begin) {
         ptx::mbarrier_wait(smem.empty_k(k.stage()),
                            k.phase() ^ 1);  // S from this buffer is computed
@@ -76,7 +78,6 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
       }
     }
   }
-  Turn{Turn::kNone, false}.pass_on(smem, q.count);
 }
 
 // Rows of V past the sequence's end may hold anything where the tensor goes on: their weights are
@@ -108,8 +109,10 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
   auto release = [&](uint32_t barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   };
-  for (Turn turn = Turn::receive(smem, 0); turn.exists(); turn = Turn::receive(smem, q.count)) {
-    Tile<Config> const tile(arguments, turn);
+  for (Place place = Place::receive(smem, 0); place.exists();
+       place = Place::receive(smem, q.count)) {
+    Place::want_next(smem);
+    Tile<Config> const tile(arguments, place);
     Consumer<Config> consumer;
     ptx::mbarrier_wait(smem.full_q(), q.phase());
     q.advance();
@@ -144,8 +147,10 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
       if constexpr (Config::kTurns) ptx::named_barrier_arrive(kTurn + next, 256);
     };
 
-    // Blocks that others see are waited for, so that no buffer is released twice in a phase.
-    int32_t const own_end = tail ? tile.end : tile.end_of(warpgroup);
+    // Blocks that others see are waited for, so that no buffer is released twice in a phase. Of one
+    // that is to be zeroed beyond the sequence's end nobody stays away.
+    bool const zeroes = tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    int32_t const own_end = zeroes ? tile.end : tile.end_of(warpgroup);
 #pragma unroll 1
     for (; n >= own_end; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
@@ -162,7 +167,7 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     ptx::wgmma_wait<0>();
     take_scores(std::true_type{});
     if constexpr (!Config::kEarlyWait) consumer.pack();
-    if (tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV) {
+    if (zeroes) {
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
       zero_rows<Config>(smem.v(v.stage()), tile.mask.seqlen_k - n * Config::kBlockKV);
     }
@@ -205,10 +210,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(smem.full_q(), 1);
     ptx::mbarrier_init(smem.empty_q(), 4 * Config::kConsumers);
-    for (uint32_t slot = 0; slot < kTurnSlots; ++slot) {
-      ptx::mbarrier_init(smem.full_turn(slot), 1);
-      ptx::mbarrier_init(smem.empty_turn(slot), 128 * Config::kConsumers);
-    }
+    ptx::mbarrier_init(smem.full_place(), 1);
+    ptx::mbarrier_init(smem.empty_place(), 32 + 128 * Config::kConsumers);
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(smem.full_k(stage), 1);
       ptx::mbarrier_init(smem.full_v(stage), 1);
@@ -222,9 +225,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::registers_give<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       produce<Config>(arguments, smem);
+    } else if (threadIdx.x < 64) {
+      find_tiles<Config>(arguments, smem);
     } else if (arguments.problem.queries.offsets != nullptr) {
       for (uint32_t head = blockIdx.x; head < arguments.problem.heads_q; head += gridDim.x) {
-        store_outside_rows(arguments.problem, head, threadIdx.x / 32 - 1, 3);
+        store_outside_rows(arguments.problem, head, threadIdx.x / 32 - 2, 2);
       }
     }
   } else {

@@ -65,9 +65,10 @@ struct AttentionFwdLaunch {
     bool const packed = problem.queries.offsets != nullptr;
     int64_t const rows = packed ? problem.heads_q : problem.heads_q * problem.batch;
     int64_t const tiles = problem.queries.tiles(packed ? problem.batch : 1, Copy::kBlockQ);
-    arguments.paired =
-        !packed && problem.window_right != kUnbounded && rows * tiles > multiprocessors;
-    int64_t const row_items = arguments.paired ? (tiles + 1) / 2 : tiles;
+    arguments.paired = problem.window_right != kUnbounded && rows * tiles > multiprocessors;
+    int64_t const row_items = !arguments.paired ? tiles
+                              : packed ? problem.queries.tiles(problem.batch, 2 * Copy::kBlockQ)
+                                       : (tiles + 1) / 2;
     if (rows * row_items > INT32_MAX) return cudaErrorInvalidConfiguration;
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(rows * row_items);

@@ -65,9 +65,11 @@ struct AttentionFwdConfig {
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kConsumers = kTile.consumers;
   static constexpr int kStages = 2;  // buffers of K, and of V
+  // Blocks that are still to be copied when the next tile is looked for: a few microseconds' work.
+  static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // What setmaxnreg deals out of the registers that a block enters with.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 24;
   static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters =
       (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
