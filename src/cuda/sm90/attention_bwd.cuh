@@ -54,35 +54,32 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
     load_pages<Config::kPagesK, Config::kPageBytesKV>(smem.k(), &arguments.k, smem.full_k(),
                                                       tile.first_key, tile.head_kv, tile.batch);
     bool first = true;
-    for (int32_t g = 0; g < problem.group; ++g) {
-      uint32_t const head = tile.head_kv * problem.group + g;
-      int64_t const rows = int64_t{tile.query_tile(arguments, head, 0)} * Config::kBlockQ;
-      for (int32_t m = tile.begin; m < tile.end; ++m) {
-        uint32_t const s = step.stage();
-        int32_t const row = m * Config::kBlockQ;
-        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
-        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
-        load_pages<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
-                                                        row, head, tile.batch);
-        if (first) {
-          ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
-          load_pages<Config::kPagesV, Config::kPageBytesKV>(
-              smem.v(), &arguments.v, smem.full_v(), tile.first_key, tile.head_kv, tile.batch);
-          first = false;
-        }
-        // dV from this buffer is added
-        ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-        ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
-                                    Config::kBytesGradOut + 2 * Config::kRowBytes);
-        load_pages<Config::kPagesV, Config::kPageBytesQ>(
-            smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
-        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + rows + row, Config::kRowBytes,
-                       smem.full_grad_out(s));
-        ptx::bulk_load(smem.row_sums(s), arguments.row_sums + rows + row, Config::kRowBytes,
-                       smem.full_grad_out(s));
-        step.advance();
+    for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+      uint32_t const s = step.stage();
+      int32_t const row = m * Config::kBlockQ;
+      ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
+      ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
+      load_pages<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s), row,
+                                                      head, tile.batch);
+      if (first) {
+        ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
+        load_pages<Config::kPagesV, Config::kPageBytesKV>(smem.v(), &arguments.v, smem.full_v(),
+                                                          tile.first_key, tile.head_kv, tile.batch);
+        first = false;
       }
-    }
+      // dV from this buffer is added
+      ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
+      ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
+                                  Config::kBytesGradOut + 2 * Config::kRowBytes);
+      load_pages<Config::kPagesV, Config::kPageBytesQ>(
+          smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
+      int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
+      ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
+                     smem.full_grad_out(s));
+      ptx::bulk_load(smem.row_sums(s), arguments.row_sums + padded, Config::kRowBytes,
+                     smem.full_grad_out(s));
+      step.advance();
+    });
   }
 }
 
@@ -410,6 +407,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       // And those who copy, and who looks for turns.
       ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + (Config::kOrdered ? 3 : 2));
     }
+    if constexpr (Config::kRagged) ptx::mbarrier_init(smem.want_tile(), 1);
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
       ptx::mbarrier_init(smem.full_grad_scores(stage),
                          (Config::kSharesKeys ? warps : 128) + (Config::kOrdered ? 1 : 0));

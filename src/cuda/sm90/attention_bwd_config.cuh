@@ -43,10 +43,12 @@ constexpr AttentionBwdTile attention_bwd_tile(int head_dim) {
   return {};
 }
 
-// What the products take for a head dim, in half pages of columns and in whole ones where sums are
-// large; missing columns are zeros.
+// What the products take for a head dim: steps of wgmma, but half pages where little is to win, and
+// whole pages where sums are large. Missing columns are zeros.
 constexpr int product_dim(int head_dim) {
-  int const step = head_dim <= 2 * kPageCols ? kPageCols / 2 : kPageCols;
+  int const step = head_dim <= kPageCols       ? kPageCols / 2
+                   : head_dim <= 2 * kPageCols ? kPageCols / 4
+                                               : kPageCols;
   return (head_dim + step - 1) / step * step;
 }
 

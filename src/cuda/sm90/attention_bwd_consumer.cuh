@@ -197,8 +197,10 @@ __device__ __forceinline__ void store_grad(const TensorView& tensor, const Tile&
       uint32_t word[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        word[i] = Config::Dtype::pack(grad[4 * (n + i) + 2 * half] * scale,
-                                      grad[4 * (n + i) + 2 * half + 1] * scale);
+        // The last columns may be two tiles alone.
+        word[i] = n + i < kDim / 8 ? Config::Dtype::pack(grad[4 * (n + i) + 2 * half] * scale,
+                                                         grad[4 * (n + i) + 2 * half + 1] * scale)
+                                   : 0;
       }
       uint4 const chunk = transpose_quad(word);
       int const column = (n + lane % 4) * 8;

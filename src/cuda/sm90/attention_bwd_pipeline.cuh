@@ -64,15 +64,17 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t empty_grad_scores(uint32_t stage) const {
     return full_grad_scores(stage) + 8;
   }
-  // Of ragged sequences: the tile that is next; who has read it.
+  // Of ragged sequences: the tile that is next; who is done with it; that the next may be looked
+  // for.
   __device__ __forceinline__ uint32_t full_tile(uint32_t slot) const {
     return base + Config::kBarrierBytes / 2 + slot * 16;
   }
   __device__ __forceinline__ uint32_t empty_tile(uint32_t slot) const {
     return full_tile(slot) + 8;
   }
+  __device__ __forceinline__ uint32_t want_tile() const { return full_tile(kTileSlots); }
   __device__ __forceinline__ uint32_t tile(uint32_t slot) const {
-    return full_tile(kTileSlots) + slot * kTileBytes;
+    return want_tile() + 16 + slot * kTileBytes;
   }
   __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
@@ -108,8 +110,10 @@ struct KeyTile {
   uint32_t batch, head_kv;
   int32_t first_key;
   int32_t begin, end;  // blocks of queries
+  bool second;         // of a pair
 
-  __device__ __forceinline__ KeyTile(const AttentionBwdArguments& arguments, const BwdTurn& turn) {
+  __device__ __forceinline__ KeyTile(const AttentionBwdArguments& arguments, const BwdTurn& turn)
+      : second(turn.second) {
     const AttentionBwdProblem& problem = arguments.problem;
     uint32_t const heads_kv = problem.heads_q / problem.group;
     uint32_t const row = turn.item / arguments.row_items;
@@ -128,7 +132,7 @@ struct KeyTile {
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
-  static constexpr bool kReversed = false;
+  __device__ __forceinline__ bool reversed() const { return !second; }
 
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
@@ -144,5 +148,23 @@ struct KeyTile {
     return head * arguments.query_tiles + batch * tiles + m;
   }
 };
+
+// Calls step(head, m) for the blocks of queries that see a tile, of all heads of its group. Heads
+// are innermost, and the queries of tiles that start together are reversed, those of tiles that end
+// together not: so blocks with the same keys' heads are at the same queries whatever their masks,
+// and find them, and the sums of dQ, in the L2 cache.
+template <class Tile, class Step>
+__device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
+  uint32_t head = tile.head_kv * group;
+  int32_t m = tile.reversed() ? tile.end - 1 : tile.begin;
+#pragma unroll 1
+  for (int32_t left = group * (tile.end - tile.begin); left > 0; --left) {
+    step(head, m);
+    if (++head == (tile.head_kv + 1) * group) {
+      head -= group;
+      m += tile.reversed() ? -1 : 1;
+    }
+  }
+}
 
 }  // namespace flashvar::sm90

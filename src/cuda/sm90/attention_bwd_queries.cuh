@@ -9,47 +9,32 @@
 
 namespace flashvar::sm90 {
 
-// One after the other the blocks of queries that see a tile, of all heads of its group.
+// for_each_step() for a consumer that has to look ahead.
 template <class Tile>
 struct QueryWalk {
   const Tile& tile;
-  int32_t m, left;          // this block, and how many are left with it
+  int32_t m, left;          // this block of queries, and how many steps are left with this one
   uint32_t number, before;  // KeyTile::query_tile() of it and of the one before
 
   __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments, const Tile& tile)
       : tile(tile),
-        m(Tile::kReversed ? tile.end - 1 : tile.begin),
+        m(tile.reversed() ? tile.end - 1 : tile.begin),
         left(arguments.problem.group * (tile.end - tile.begin)),
         number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, m)),
         before(0) {}
 
   __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
-    if constexpr (Tile::kReversed) {
-      before = number--;
-      if (m == tile.begin) {
-        m = tile.end;
-        number += arguments.query_tiles + (tile.end - tile.begin);
-      }
-      --m;
-    } else {
-      before = number++;
-      if (++m == tile.end) m = tile.begin;
-      if (m == tile.begin) number += arguments.query_tiles - (tile.end - tile.begin);
+    before = number;
+    number += arguments.query_tiles;
+    uint32_t const heads = arguments.problem.group * arguments.query_tiles;
+    if (number >= (tile.head_kv + 1) * heads) {  // past the last head of the group
+      int32_t const on = tile.reversed() ? -1 : 1;
+      m += on;
+      number += static_cast<uint32_t>(on) - heads;
     }
     --left;
   }
 };
-
-// Calls step(head, m) for the same.
-template <class Tile, class Step>
-__device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
-  for (int32_t g = 0; g < group; ++g) {
-    for (int32_t i = tile.begin; i < tile.end; ++i) {
-      int32_t const m = Tile::kReversed ? tile.end - 1 - (i - tile.begin) : i;
-      step(tile.head_kv * group + g, m);
-    }
-  }
-}
 
 // `tile` is KeyTile::query_tile().
 template <class Config>

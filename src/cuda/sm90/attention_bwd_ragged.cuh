@@ -67,7 +67,7 @@ struct RaggedKeyTile {
 
   // Last queries first: then the first keys, which have most to do, may start first, and blocks
   // that wait for their turns at dQ follow each other.
-  static constexpr bool kReversed = Config::kOrdered;
+  __device__ __forceinline__ static constexpr bool reversed() { return true; }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
@@ -124,8 +124,11 @@ __device__ __forceinline__ void find_tiles(const AttentionBwdArguments& argument
       seen += tile.seen() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
     }
-    if (exists) slot.advance();
     __syncwarp();
+    if (!exists) continue;
+    // Taken earlier, the next item might be one that another block would start sooner.
+    ptx::mbarrier_wait(smem.want_tile(), PipelineState<1>{slot.count}.phase());
+    slot.advance();
   }
   if (!first_lane) return;
   await_slot();
@@ -173,6 +176,9 @@ struct DenseWalk {
 
 template <class Config>
 using TileWalk = std::conditional_t<Config::kRagged, RaggedWalk<Config>, DenseWalk<Config>>;
+
+// Steps of a tile that are still to be copied when the next is looked for.
+inline constexpr int32_t kStepsAhead = 4;
 
 // What a thread copies: K and Q, or V, dO and its rows of LSE and D.
 enum class Operand { kKeys, kValues };
@@ -223,6 +229,14 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
   PipelineState<Config::kStages> step;
   for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
+    // The next tile is wanted a few microseconds before all of this one's copies are started.
+    int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
+    auto want_next = [&](bool soon) {
+      if (!Config::kOrdered && kOperand == Operand::kKeys && soon) {
+        ptx::mbarrier_arrive(smem.want_tile());
+      }
+    };
+    want_next(left <= kStepsAhead);
     if (!tile.seen()) continue;
     ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the tile before is done with K and V
     kv.advance();
@@ -233,31 +247,28 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
       load_ragged<Config::kPagesV, Config::kPageBytesKV>(
           smem.v(), &arguments.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
     }
-    for (int32_t g = 0; g < problem.group; ++g) {
-      for (int32_t i = tile.begin; i < tile.end; ++i) {
-        int32_t const m = tile.kReversed ? tile.end - 1 - (i - tile.begin) : i;
-        uint32_t const s = step.stage();
-        uint32_t const head = tile.head_kv * problem.group + g;
-        if constexpr (kOperand == Operand::kKeys) {
-          ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
-          load_ragged<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
-                                                           problem.head_dim, tile.queries,
-                                                           m * Config::kBlockQ, head);
-        } else {
-          // dV from this buffer is added
-          ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-          load_ragged<Config::kPagesV, Config::kPageBytesQ>(
-              smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), problem.head_dim_v,
-              tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
-          int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
-          ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
-                         smem.full_grad_out(s));
-          ptx::bulk_load(smem.row_sums(s), arguments.row_sums + padded, Config::kRowBytes,
-                         smem.full_grad_out(s));
-        }
-        step.advance();
+    for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+      uint32_t const s = step.stage();
+      want_next(--left == kStepsAhead);
+      if constexpr (kOperand == Operand::kKeys) {
+        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
+        load_ragged<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
+                                                         problem.head_dim, tile.queries,
+                                                         m * Config::kBlockQ, head);
+      } else {
+        // dV from this buffer is added
+        ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
+        load_ragged<Config::kPagesV, Config::kPageBytesQ>(
+            smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), problem.head_dim_v,
+            tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
+        int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
+        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
+                       smem.full_grad_out(s));
+        ptx::bulk_load(smem.row_sums(s), arguments.row_sums + padded, Config::kRowBytes,
+                       smem.full_grad_out(s));
       }
-    }
+      step.advance();
+    });
   }
 }
 
@@ -277,19 +288,19 @@ __device__ __forceinline__ void look_for_turns(const AttentionBwdArguments& argu
   PipelineState<Config::kScoreStages> scores;
   for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
     const auto& tile = tiles.tile(arguments, smem);
-    for (int32_t g = 0; g < arguments.problem.group; ++g) {
-      for (int32_t m = tile.end - 1; m >= tile.begin; --m) {
-        uint32_t const head = tile.head_kv * arguments.problem.group + g;
-        uint32_t const turn =
-            turn_at_queries(tile.mask, tile.first_key, m, Config::kBlockQ, Config::kBlockKV);
-        // The barrier's phase before is over.
-        ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase() ^ 1);
-        ptx::await_count(grad_q_turns<Config>(arguments, tile.query_tile(arguments, head, m)),
-                         turn * kWarps);
-        ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
-        scores.advance();
-      }
-    }
+    for_each_step(tile, arguments.problem.group, [&](uint32_t head, int32_t m) {
+      uint32_t const turn =
+          turn_at_queries(tile.mask, tile.first_key, m, Config::kBlockQ, Config::kBlockKV);
+      // The barrier's phase before is over.
+      ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase() ^ 1);
+      ptx::await_count(grad_q_turns<Config>(arguments, tile.query_tile(arguments, head, m)),
+                       turn * kWarps);
+      ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
+      scores.advance();
+    });
+    // The next tile is wanted when this one waits for nobody any more: items that blocks held while
+    // they wait would hold up those that come after.
+    ptx::mbarrier_arrive(smem.want_tile());
   }
 }
 
