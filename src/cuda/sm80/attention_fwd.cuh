@@ -11,6 +11,7 @@
 #include "core/online_softmax.cuh"
 #include "core/outside_rows.cuh"
 #include "core/problem.h"
+#include "ptx/block_barrier.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
@@ -228,26 +229,41 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   } else {
     __syncthreads();  // `shared` is there for all
   }
-  for (int32_t n = blocks.end - 1; n >= blocks.begin; --n) {
+  auto load_v = [&](int32_t n) {
     ptx::cp_async_wait<0>();
     // K(n), and at first Q and `shared`, is there for all; all are done with V(n + 1)
-    __syncthreads();
+    ptx::block_barrier_sync();
     load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
                                             shared.block.keys.count, problem.head_dim_v);
-
+  };
+  auto load_next_k = [&](int32_t n) {
+    ptx::cp_async_wait<0>();
+    // V(n) is there for all; all are done with K(n), and at last with Q
+    ptx::block_barrier_sync();
+    if (n == blocks.begin) return;
+    if constexpr (Config::kFeatures) {
+      prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
+    }
+    load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
+                                                    problem.head_dim);
+  };
+  int32_t n = blocks.end - 1;
+  // Blocks that only other warps' rows see. Of two blocks on an SM one has work for the matrix
+  // units when the other has none.
+  if constexpr (Config::kBlocksPerSM == 1) {
+    int32_t const own_end = block.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
+#pragma unroll 1
+    for (; n >= max(own_end, blocks.begin); --n) {
+      load_v(n);
+      load_next_k(n);
+    }
+  }
+  for (; n >= blocks.begin; --n) {
+    load_v(n);
     Scores<Config> rS;
     multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
-    ptx::cp_async_wait<0>();
-    // V(n) is there for all; all are done with K(n), and at last with Q
-    __syncthreads();
-    if (n > blocks.begin) {
-      if constexpr (Config::kFeatures) {
-        prefetch_bias<Config>(problem, shared.block, (n - 1) * kBlockKV);
-      }
-      load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
-                                                      problem.head_dim);
-    }
+    load_next_k(n);
 
     if constexpr (Config::kFeatures) {
       modify_scores<Config>(rS, problem, shared.block, warp_row, n * kBlockKV);

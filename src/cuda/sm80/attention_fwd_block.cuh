@@ -70,6 +70,13 @@ struct Block {
     return KeyBlocks(mask(problem), first_query, last_query, columns);
   }
 
+  // Where the blocks of keys end that some of its rows see; 0 where these rows are none.
+  __device__ __forceinline__ int32_t key_blocks_end(const AttentionProblem& problem, int32_t row,
+                                                    int32_t rows, int32_t columns) const {
+    if (first_query + row >= queries.count) return 0;
+    return (mask(problem).visible_end(first_query + row + rows - 1) + columns - 1) / columns;
+  }
+
   __device__ __forceinline__ Mask mask(const AttentionProblem& problem) const {
     return {queries.count, keys.count, problem.window_left, problem.window_right};
   }
