@@ -39,9 +39,9 @@ def compiled(
     dtype: str = "bf16",
     causal: bool = True,
     *,
-    features: bool = False,
+    features: str = "",
 ) -> Any:
-    """A kernel with the table's tile; `features` are a float32 bias and dropout."""
+    """A kernel with the table's tile; `features` may be "bias", or "dropout" with float32 bias."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -52,25 +52,28 @@ def compiled(
         "backward", "bwd"
     ))  # fmt: skip
     q = torch.empty(2, 64, 2, head_dim + 8)[..., :head_dim].half()
-    extras = (torch.empty(1, 2, 64, 64), None, torch.zeros(2, dtype=torch.int64))
-    inputs = Inputs(q, q, q, *(extras if features else ()))
-    options = Options(causal=causal, dropout_p=0.1 if features else 0.0)
+    drops = features == "dropout"
+    bias = torch.empty(1, 2, 64, 64, dtype=torch.float32 if drops else q.dtype)
+    rng = torch.zeros(2, dtype=torch.int64) if drops else None
+    inputs = Inputs(q, q, q, *((bias, None, rng) if features else ()))
+    options = Options(causal=causal, dropout_p=0.1 if drops else 0.0)
     problem = inspect(inputs, options)
-    tile = chosen(direction, capability, head_dim, 4 if features else 0)
+    tile = chosen(direction, capability, head_dim, bias.element_size() if features else 0)
     if direction == "forward":
         arguments = forward_arguments(problem, tile, kernel)
     else:
-        backward = inspect_backward(inputs, options, q, False, features)
+        backward = inspect_backward(inputs, options, q, False, bool(features))
         arguments = backward_arguments(backward, tile, kernel)
     constants = {name: value for name, value in arguments.items() if name.isupper()}
-    absent = ABSENT if features else (*ABSENT, "p_bias", "p_rng")
+    absent = (*ABSENT, *(() if features else ("p_bias",)), *(() if drops else ("p_rng",)))
     constants.update((name, None) for name in kernel.arg_names if name in absent)
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
         elif name.startswith("p_"):
-            wide = {"p_rng": "i64", "p_bias": "fp32", **dict.fromkeys(FLOATS, "fp32")}
+            wide = {"p_rng": "i64", **dict.fromkeys(FLOATS, "fp32")}
+            wide["p_bias"] = "fp32" if drops else dtype
             signature[name] = f"*{wide.get(name, dtype)}"
         else:
             signature[name] = "fp32" if isinstance(arguments[name], float) else "i32"
@@ -139,7 +142,7 @@ def test_compiles_and_fits(
 @pytest.mark.parametrize("direction", tiles.DIRECTIONS)
 def test_features_fit_too(direction: str) -> None:
     capability = (9, 0)
-    kernel = compiled(direction, capability, 32, features=True)
+    kernel = compiled(direction, capability, 32, features="dropout")
     assert kernel.metadata.shared <= bound(direction, capability, 32, 4) <= DEVICES[capability]
 
 
@@ -151,6 +154,15 @@ def test_no_registers_are_spilled(
     direction: str, head_dim: int, capability: tuple[int, int], tmp_path: Path
 ) -> None:
     assert stack_bytes(compiled(direction, capability, head_dim, "bf16", True), tmp_path) == 0
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_nor_are_they_with_a_bias(
+    head_dim: int, capability: tuple[int, int], tmp_path: Path
+) -> None:
+    kernel = compiled("forward", capability, head_dim, "fp16", features="bias")
+    assert stack_bytes(kernel, tmp_path) == 0
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))

@@ -183,7 +183,7 @@ def attention_bwd_kv_kernel(
 ):
     """One block of keys; the grid is all of them, on one axis. Causal: the longest come first."""
     i_batch, i_head_kv, i_block, i_tile = place(
-        p_offsets_k, batch, heads_q // group, seqlen_k, total_k, BLOCK_KV
+        p_offsets_k, batch, heads_q // group, seqlen_k, total_k, RIGHT and group > 1, BLOCK_KV
     )
     o_rows = tl.arange(0, BLOCK_KV)
     dk_stride = grad_k_row.to(tl.int64) * STRIDE_UNIT

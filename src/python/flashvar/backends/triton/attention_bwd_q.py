@@ -173,7 +173,7 @@ def attention_bwd_q_kernel(
 ):
     """One block of query rows; the grid is all of them, on one axis."""
     i_batch, i_head, i_block, i_tile = place(
-        p_offsets_q, batch, heads_q, seqlen_q, total_q, BLOCK_Q
+        p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
     )
     o_rows = tl.arange(0, BLOCK_Q)
     dq_stride = grad_q_row.to(tl.int64) * STRIDE_UNIT

@@ -41,30 +41,39 @@ def span(
 
 
 @triton.jit
+def _pair(i_program, tiles, rows, spread):
+    """The tile and the row of a program; of neighbours the row differs with `spread`."""
+    near = tl.where(spread, rows, tiles)
+    i_near = i_program % near
+    i_far = i_program // near
+    return tl.where(spread, i_far, i_near), tl.where(spread, i_near, i_far)
+
+
+@triton.jit
 def place(
     p_offsets,  # int32 [batch + 1]; None: dense
     batch,
     heads,
     seqlen,
     total,
+    spread,
     ROWS: tl.constexpr,
 ):
     """Sequence, head, tile of the sequence (it may lie past its end) and tile of the tensor.
 
-    Tiles of one head of one sequence follow each other: they share its keys in the L2 cache.
+    Tiles of one head of one sequence follow each other: they share its keys in the L2 cache. With
+    `spread` the same tile of all heads does: the longest are first, where programs are few.
     """
     i_program = tl.program_id(0)
     if p_offsets is None:
         tiles = tl.cdiv(seqlen, ROWS)
-        i_tile = i_program % tiles
-        i_row = i_program // tiles
+        i_tile, i_row = _pair(i_program, tiles, batch * heads, spread)
         i_sequence = i_row // heads
         i_head = i_row % heads
         return i_sequence, i_head, i_tile, i_tile
     else:
         tiles = total // ROWS + batch
-        i_tile = i_program % tiles
-        i_head = i_program // tiles
+        i_tile, i_head = _pair(i_program, tiles, heads, spread)
         wanted = i_tile + _offset(p_offsets, 0, total) // ROWS
         i_sequence = 0
         after = batch

@@ -26,7 +26,7 @@ class Split(NamedTuple):
 
 
 _Table = dict[int, tuple[Tile, ...]]  # largest padded head dim -> candidates, the fastest first
-_Tables = dict[str, _Table]  # by direction
+_Tables = dict[str, _Table]  # by direction, and a direction with a bias where that is another
 
 DIRECTIONS: Final = ("forward", "backward_q", "backward_kv", "backward_bias")
 
@@ -37,6 +37,12 @@ _BIAS: Final[_Table] = {
     192: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
     256: (Tile(32, 32, 4, 1),),
 }
+# A bias is loaded element by element, each with its own address: larger tiles spill.
+_FORWARD_WITH_BIAS: Final[_Table] = {
+    64: (Tile(64, 64, 4, 2),),
+    128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+    256: (Tile(64, 32, 8, 2),),
+}
 # First choices keep registers from spilling, or nearly so (ptxas of Triton 3.7).
 _AMPERE: Final[_Tables] = {
     "forward": {
@@ -45,6 +51,7 @@ _AMPERE: Final[_Tables] = {
         192: (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)),
         256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
+    "forward_with_bias": _FORWARD_WITH_BIAS,
     "backward_q": {
         64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
         128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
@@ -66,6 +73,7 @@ _SMALL: Final[_Tables] = {  # 99 KiB a block
         192: (Tile(64, 32, 8, 3),),
         256: (Tile(64, 32, 8, 2),),
     },
+    "forward_with_bias": _FORWARD_WITH_BIAS,
     "backward_q": {
         64: (Tile(64, 64, 4, 2),),
         128: (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2)),
@@ -87,6 +95,7 @@ _HOPPER: Final[_Tables] = {
         192: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
+    "forward_with_bias": {**_FORWARD_WITH_BIAS, 128: (Tile(128, 32, 8, 2),)},
     "backward_q": {
         64: (Tile(64, 64, 4, 3),),
         128: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)),
@@ -108,6 +117,7 @@ _BLACKWELL: Final[_Tables] = {
         192: (Tile(128, 64, 8, 2),),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
+    "forward_with_bias": _FORWARD_WITH_BIAS,
     "backward_q": {
         **_HOPPER["backward_q"],
         256: (Tile(64, 32, 4, 2),),
@@ -164,10 +174,15 @@ def choose(
 ) -> Tile:
     """The fastest tile known that fits in `shared_memory` bytes a block; `tuned` if it does."""
     padded, padded_v = sum(split(head_dim)), sum(split(head_dim_v))
-    by_head_dim = _TABLE.get(capability, _SMALL)[direction]
+    tables = _TABLE.get(capability, _SMALL)
+    with_bias = f"{direction}_with_bias" if bias_bytes else direction
+    by_head_dim = tables.get(with_bias, tables[direction])
     size = max(padded, padded_v)
     candidates = next(tiles for limit, tiles in by_head_dim.items() if size <= limit)
-    measured: tuple[Tile, ...] = () if tuned is None else (tuned,)
+    # What was measured was a call without a bias.
+    measured: tuple[Tile, ...] = ()
+    if tuned is not None and by_head_dim is tables[direction]:
+        measured = (tuned,)
     for tile in (*measured, *candidates, *_LAST_RESORT):
         needed = shared_bytes(direction, tile, padded, padded_v, capability, bias_bytes)
         if needed <= shared_memory:
