@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from flashvar.integrations.declining import decline
-from flashvar.integrations.sdpa import attend
+from flashvar.integrations.sdpa import attend, attend_at_once
 from flashvar.integrations.sdpa import why_not as why_not_served
 from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName
@@ -104,6 +104,10 @@ class Attend(nn.Module):  # type: ignore[misc]
         dropout = self.dropout if self.training else 0.0
         if not self.flash:
             return _written_out(q, k, v, self.scale, dropout)
+        if dropout == 0.0 and _refused(q.device, self._named) is None:
+            out = attend_at_once(q, k, v, False, self.scale, self.backend)
+            if out is not None:
+                return out
         reason = self.why_not(q, k, v)
         if reason is None:
             return attend(q, k, v, None, dropout, False, self.scale, "bhsd", self.backend)

@@ -14,12 +14,48 @@ from torch.autograd import forward_ad
 
 from flashvar.integrations.serving import unserved
 from flashvar.ops.attention import BackendName, Layout, attention
+from flashvar.ops.attention_call import call_plain
 from flashvar.ops.attention_options import plain_scale
+from flashvar.ops.attention_plan import NO_EXTRAS
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 
-__all__ = ["attend", "why_not"]
+__all__ = ["attend", "attend_at_once", "why_not"]
 
 _grad_enabled: Final = torch.is_grad_enabled
+
+
+def attend_at_once(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    backend: BackendName,
+) -> torch.Tensor | None:
+    """`attend` of tensors [batch, heads, sequence, head_dim] that are alike, in a moment.
+
+    Most calls are such. None where `why_not` has to be asked.
+    """
+    if is_compiling() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return None
+    if q.is_nested or k.is_nested or v.is_nested or not nothing_watches():
+        return None
+    shape, dtype, device = q.shape, q.dtype, q.device
+    if shape != k.shape or shape != v.shape or len(shape) != 4 or 0 in shape:
+        return None
+    if k.dtype is not dtype or v.dtype is not dtype or k.device != device or v.device != device:
+        return None
+    strides = q.stride()
+    if strides[3] != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return None
+    backward = (q.requires_grad or k.requires_grad or v.requires_grad) and _grad_enabled()
+    if unserved(dtype, device, shape[3], shape[3], backward, backend) is not None:
+        return None
+    rows_first = _has_rows_first(shape, strides)
+    layout = "bhsd->bshd" if rows_first else "bhsd"
+    options = (causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend, None, None)
+    out, _ = call_plain(q, k, v, NO_EXTRAS, options, False)
+    return out.transpose(1, 2) if rows_first else out
 
 
 def why_not(
@@ -88,9 +124,7 @@ def attend(
 
     The output lies in memory as q does, heads or rows first: callers view it accordingly.
     """
-    if layout == "bhsd" and q.stride(1) < q.stride(2) and q.shape[1] > 1:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        return attend(q, k, v, mask, dropout_p, causal, scale, "bshd", backend).transpose(1, 2)
+    rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
     bias, window = None, (-1, -1)
     if mask is not None:
         bias = _bias(mask, q, layout)
@@ -102,7 +136,7 @@ def attend(
             k, v = k.narrow(rows, 0, q.shape[rows]), v.narrow(rows, 0, q.shape[rows])
         elif more > 0:
             causal, window = False, (-1, more)
-    return attention(
+    out = attention(
         q,
         k,
         v,
@@ -111,9 +145,15 @@ def attend(
         window_size=window,
         bias=bias,
         dropout_p=dropout_p,
-        layout=layout,
+        layout="bhsd->bshd" if rows_first else layout,
         backend=backend,
     )
+    return out.transpose(1, 2) if rows_first else out
+
+
+def _has_rows_first(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether what is [batch, heads, sequence, head_dim] in shape has rows first in memory."""
+    return strides[1] < strides[2] and shape[1] > 1
 
 
 def _odd(tensors: tuple[object, ...]) -> type:

@@ -20,7 +20,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from flashvar.integrations import torch_flash
 from flashvar.integrations.declining import decline
-from flashvar.integrations.sdpa import attend, why_not
+from flashvar.integrations.sdpa import attend, attend_at_once, why_not
 from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName, attention
 from flashvar.ops.attention_options import plain_scale
@@ -148,6 +148,11 @@ def _scaled_dot_product_attention(
 ) -> torch.Tensor:
     """scaled_dot_product_attention, by flashvar where it serves (flashvar.integrations.torch)."""
     bottom_right = False
+    if attn_mask is None and dropout_p == 0.0 and _takes(query):
+        out = attend_at_once(query, key, value, is_causal, scale, _backend)
+        if out is not None:
+            _note(None)
+            return out
     if attn_mask is not None and isinstance(attn_mask, CausalBias) and not is_causal:
         square = attn_mask.seq_len_q == attn_mask.seq_len_kv
         bottom_right = attn_mask.variant == CausalVariant.LOWER_RIGHT and not square
@@ -193,11 +198,14 @@ def _why_not(
     causal: bool,
     gqa: bool,
 ) -> str | None:
-    if not _on_cpu and q.device.type == "cpu":
-        return _ON_CPU
-    if _flash_is_off():
-        return _SWITCHED_OFF
+    if not _takes(q):
+        return _SWITCHED_OFF if _on_cpu or not q.is_cpu else _ON_CPU
     return why_not(q, k, v, mask, dropout_p, causal, gqa, "bhsd", _backend)
+
+
+def _takes(q: torch.Tensor) -> bool:
+    """Whether calls of such tensors are flashvar's to look at."""
+    return (_on_cpu or not q.is_cpu) and not _flash_is_off()
 
 
 def _flash_is_off() -> bool:

@@ -48,6 +48,18 @@ def call(
         and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
     ):
         return _dispatched(q, k, v, extras, options)
+    return call_plain(q, k, v, extras, options, with_lse)
+
+
+def call_plain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras,
+    options: tuple[Any, ...],
+    with_lse: bool,
+) -> Outputs:
+    """`call` where the caller knows that tensors are plain and that nothing watches."""
     found = plan(q, k, v, extras, options)
     if (
         q.requires_grad
