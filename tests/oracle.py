@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from philox import kept
+from philox import dropped, kept
 
 # Bytes of an element -> roundings that are allowed on top of the budget.
 _ROUNDINGS = {2: 1, 4: 32, 8: 32}
@@ -146,7 +146,7 @@ class Call:
             lse = seen.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
         weights = seen.softmax(-1).masked_fill(blind, 0.0)
         if self.dropout_p > 0:
-            weights = weights * self.kept().to(dtype) / (1 - _float32(self.dropout_p))
+            weights = weights * self.kept().to(dtype) / (1 - dropped(self.dropout_p) / 2**16)
         return Answer((weights @ v).transpose(1, 2), lse, scores)
 
     def added(self, scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -200,10 +200,6 @@ class Call:
             outputs, list(leaves.values()), grads, allow_unused=True, materialize_grads=True
         )
         return dict(zip(leaves, found, strict=True))
-
-
-def _float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))
 
 
 def assert_right(call: Call, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:

@@ -1,7 +1,9 @@
 """Which weights dropout keeps, from the definition: Philox 4x32 with 7 rounds, in numpy.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). The four words of one call
-decide the weights at rows r, r + 8 and columns c, c + 8 of a 16 x 16 patch.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). The eight half words of one
+call decide the weights at rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 patch,
+where c is even: words are those of rows, then of odd columns, upper halves those of columns from 8
+on.
 """
 
 from __future__ import annotations
@@ -40,16 +42,20 @@ def kept(
     batch, heads, seqlen_q, seqlen_k = shape
     place = (first_place + np.arange(batch * heads, dtype=np.uint64)) & _LOW
     i, j = np.arange(seqlen_q, dtype=np.uint64), np.arange(seqlen_k, dtype=np.uint64)
-    eight, sixteen = np.uint64(8), np.uint64(16)
+    two, four, eight, sixteen = (np.uint64(n) for n in (2, 4, 8, 16))
     grid = np.broadcast_arrays(
         (i // sixteen * eight + i % eight)[None, :, None],
-        (j // sixteen * eight + j % eight)[None, None, :],
+        (j // sixteen * four + j % eight // two)[None, None, :],
         place[:, None, None],
         np.uint64(offset & 0xFFFFFFFF),
     )
     words = philox(np.stack(grid), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
-    two = np.uint64(2)
-    element = two * (i // eight % two)[:, None] + (j // eight % two)[None, :]
-    word = np.take_along_axis(words, np.broadcast_to(element, words.shape[1:])[None].astype(int), 0)
-    threshold = int(float(np.float32(dropout_p)) * 2**32)
-    return torch.from_numpy(word[0] >= threshold).view(batch, heads, seqlen_q, seqlen_k)
+    number = two * (i // eight % two)[:, None] + (j % two)[None, :]
+    word = np.take_along_axis(words, np.broadcast_to(number, words.shape[1:])[None].astype(int), 0)
+    half = (word[0] >> (sixteen * (j // eight % two))) & np.uint64(0xFFFF)
+    return torch.from_numpy(half >= dropped(dropout_p)).view(batch, heads, seqlen_q, seqlen_k)
+
+
+def dropped(dropout_p: float) -> int:
+    """How many of the 2^16 half words are dropped, never all."""
+    return min(int(float(np.float32(dropout_p)) * 2**16 + 0.5), 2**16 - 1)

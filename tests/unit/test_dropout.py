@@ -62,10 +62,13 @@ def test_share_of_dropped_weights(dropout_p: float) -> None:
     assert abs(1 - kept_ones.double().mean() - dropout_p) < 3e-3
 
 
-def test_probability_is_a_float32() -> None:
-    assert threshold(0.1) == int(float(torch.tensor(0.1)) * 2**32)
-    assert threshold(0.5) == 2**31
-    assert growth(0.75) == 4.0
+@pytest.mark.parametrize(
+    ("dropout_p", "dropped"),
+    [(0.5, 2**15), (0.1, 6554), (1e-6, 0), (1e-5, 1), (1 - 2**-20, 2**16 - 1)],
+)
+def test_probability_is_rounded_to_half_words(dropout_p: float, dropped: int) -> None:
+    assert threshold(dropout_p) == dropped << 16
+    assert growth(dropout_p) == 2**16 / (2**16 - dropped)
 
 
 def test_state_is_drawn_from_the_generator_of_torch() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import Call, assert_gradients_right, assert_right
-from philox import kept, philox
+from philox import dropped, kept, philox
 from simulated_kernel import Mistakes, run, truncated
 
 RNG = torch.tensor([2**40 + 12345, 7])
@@ -54,10 +54,11 @@ def test_kept_weights_are_those_of_the_definition() -> None:
     draw = np.random.default_rng(0)
     for _ in range(50):
         b, h, i, j = (int(draw.integers(size)) for size in mask.shape)
-        counter = (i // 16 * 8 + i % 8, j // 16 * 8 + j % 8, 6 + b * 3 + h, 9)
+        counter = (i // 16 * 8 + i % 8, j // 16 * 4 + j % 8 // 2, 6 + b * 3 + h, 9)
         words = philox(np.array(counter, dtype=np.uint64), (2**32 - 5, 2**32 - 1))
-        word = words[2 * (i // 8 % 2) + j // 8 % 2]
-        assert mask[b, h, i, j] == (word >= 2**30)
+        word = int(words[2 * (i // 8 % 2) + j % 2])
+        half = word >> 16 if j // 8 % 2 else word % 2**16
+        assert mask[b, h, i, j] == (half >= 2**14)
 
 
 def by_hand(call: Call, b: int, h: int, i: int) -> tuple[list[float], float]:
@@ -80,7 +81,9 @@ def by_hand(call: Call, b: int, h: int, i: int) -> tuple[list[float], float]:
     total = sum(math.exp(s) for s in scores.values())
     out = torch.zeros(call.v.shape[-1], dtype=torch.float64)
     mask = (
-        call.kept().double() / (1 - call.dropout_p) if call.dropout_p else torch.ones(2, 4, 99, 99)
+        call.kept().double() / (1 - dropped(call.dropout_p) / 2**16)
+        if call.dropout_p
+        else torch.ones(2, 4, 99, 99)
     )
     for j, s in scores.items():
         out += math.exp(s) / total * float(mask[b, h, i, j]) * call.v[b, j, kv]

@@ -1,6 +1,7 @@
 // From the parameter struct of an attention op to the problem its kernels see: what both directions
 // check and translate alike. The two structs name their common fields alike.
 #pragma once
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -110,8 +111,9 @@ inline int32_t window(uint32_t flags, uint32_t flag, int32_t width) {
 }
 
 inline ScoreFeatures score_features(const flashvar_attention_features& f, float scale) {
-  // Words are uniform in [0, 2^32): the share of them below the threshold is dropout_p.
-  double const threshold = static_cast<double>(f.dropout_p) * 4294967296.0;
+  // Half words are uniform in [0, 2^16): as many as this are dropped, and never all.
+  uint32_t const dropped =
+      std::min<uint32_t>(static_cast<uint32_t>(double{f.dropout_p} * 65536.0 + 0.5), 65535);
   return {scale,
           f.softcap,
           f.alibi_slopes,
@@ -119,8 +121,8 @@ inline ScoreFeatures score_features(const flashvar_attention_features& f, float 
           bias_view(f.bias),
           f.bias_dtype == 1,
           f.rng,
-          static_cast<uint32_t>(threshold),
-          1.f / (1.f - f.dropout_p)};
+          dropped << 16,
+          65536.f / static_cast<float>(65536 - dropped)};
 }
 
 template <class Params>

@@ -64,9 +64,9 @@ typedef struct flashvar_attention_features {
   flashvar_tensor bias; /* [batch, seqlen_q, heads_q, seqlen_k]: its seq_stride is that of queries,
                            keys are contiguous; data may be NULL; not with packed sequences */
   const int64_t* rng;   /* [2], seed and offset of the dropout mask; NULL iff dropout_p is 0 */
-  float dropout_p;     /* [0, 1): probability that a weight becomes 0; the others grow by 1/(1-p) */
-  float softcap;       /* 0: none; not negative */
-  int32_t window_left; /* not negative; counts with its flag */
+  float dropout_p;      /* [0, 1): probability, in steps of 2^-16, that a weight becomes 0 */
+  float softcap;        /* 0: none; not negative */
+  int32_t window_left;  /* not negative; counts with its flag */
   int32_t window_right; /* likewise */
   int32_t head_dim_v;   /* of v, out and their gradients, like head_dim; 0: head_dim */
   uint32_t bias_dtype;  /* 0: that of q; 1: fp32 */

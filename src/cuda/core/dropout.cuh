@@ -1,9 +1,10 @@
 // Which weights dropout keeps: a function of the seed, the offset and the weight's place alone, the
 // same in every kernel, tile and backend.
 //
-// Philox 4x32 with 7 rounds (Salmon et al., 2011) gives four words for four weights: those at
-// rows r, r + 8 and columns c, c + 8 of a 16 x 16 patch, which is what one thread holds of mma
-// accumulators in either orientation of the scores.
+// Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight half words for eight weights: those
+// at rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 patch, with an even c. One
+// thread holds them of mma accumulators where rows are queries; where rows are keys, two threads
+// do.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +12,20 @@ namespace flashvar {
 
 inline constexpr int kPhiloxRounds = 7;
 
-struct PhiloxWords {
-  uint32_t word[4];
+// Of rows r, r + 8 and columns c, c + 8, and of their neighbours of the other parity: in columns,
+// or in rows where those lie along the thread's registers.
+struct DropoutBits {
+  uint32_t word[4];  // 2 i + e: row half i, parity e; the upper half word is that of column half 1
+
+  // A threshold is a half word, in the upper half.
+  __device__ __forceinline__ bool keeps(int row_half, int parity, int column_half,
+                                        uint32_t threshold) const {
+    uint32_t const both = word[2 * row_half + parity];
+    return (column_half == 0 ? both << 16 : both) >= threshold;
+  }
 };
 
-__device__ __forceinline__ PhiloxWords philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+__device__ __forceinline__ DropoutBits philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
                                               uint32_t key0, uint32_t key1) {
 #pragma unroll
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -43,10 +53,25 @@ struct DropoutWords {
         offset(static_cast<uint32_t>(rng[1])),
         place(place_) {}
 
-  // Of rows r, r + 8 and columns c, c + 8, where r % 16 and c % 16 are below 8: word[2 i + j] is
-  // that of row r + 8 i and column c + 8 j.
-  __device__ __forceinline__ PhiloxWords at(uint32_t r, uint32_t c) const {
-    return philox(r / 16 * 8 + r % 8, c / 16 * 8 + c % 8, place, offset, key0, key1);
+  // Of a thread that holds columns c and c + 1, where r % 16 and c % 16 are below 8 and c is even.
+  __device__ __forceinline__ DropoutBits along_columns(uint32_t r, uint32_t c) const {
+    return philox(r / 16 * 8 + r % 8, c / 16 * 4 + c % 8 / 2, place, offset, key0, key1);
+  }
+
+  // Of a thread that holds rows r and r + 1, where r is even; its columns are those of lane / 4. A
+  // call of Philox has columns of two lanes: each makes that of one row, and they exchange halves.
+  __device__ __forceinline__ DropoutBits along_rows(uint32_t r, uint32_t c) const {
+    bool const odd = c % 2 != 0;
+    DropoutBits const mine = along_columns(odd ? r + 1 : r, c & ~1u);
+    DropoutBits bits;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t const even = mine.word[2 * i], uneven = mine.word[2 * i + 1];
+      uint32_t const received = __shfl_xor_sync(0xffffffffu, odd ? even : uneven, 4);
+      bits.word[2 * i] = odd ? received : even;
+      bits.word[2 * i + 1] = odd ? uneven : received;
+    }
+    return bits;
   }
 };
 

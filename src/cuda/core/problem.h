@@ -35,7 +35,7 @@ struct ScoreFeatures {
   BiasView bias;               // of q's dtype, or fp32
   int32_t bias_is_fp32;
   const int64_t* rng;          // seed and offset; null: no dropout
-  uint32_t dropout_threshold;  // a weight is kept where its random word is at least this
+  uint32_t dropout_threshold;  // a weight is kept where its half word, times 2^16, is at least this
   float dropout_scale;         // of the weights that are kept
 };
 

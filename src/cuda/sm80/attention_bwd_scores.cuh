@@ -96,20 +96,16 @@ template <bool kTransposed>
 __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreFeatures& features,
                                      const DropoutWords& words, const ScorePlace& place, int m,
                                      int n) {
+  uint32_t const query = place.query + score_query<kTransposed>(m, n, 0);
+  uint32_t const key = place.key + score_key<kTransposed>(m, n, 0);
+  DropoutBits const bits =
+      kTransposed ? words.along_rows(query, key) : words.along_columns(query, key);
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    PhiloxWords const random = words.at(place.query + score_query<kTransposed>(m, n, e),
-                                        place.key + score_key<kTransposed>(m, n, e));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      // Row half i / 2 and column half i % 2 of the patch.
-      int const query_half = kTransposed ? i % 2 : i / 2, key_half = kTransposed ? i / 2 : i % 2;
-      int const at = i % 2 * 4 + i / 2 * 2 + e;
-      float const factor = random.word[2 * query_half + key_half] < features.dropout_threshold
-                               ? 0.f
-                               : features.dropout_scale;
-      g.kept[at] = factor;
-    }
+  for (int i = 0; i < 8; ++i) {
+    int const row = i / 2 % 2, column = i / 4;  // halves of the patch, as the accumulators lie
+    bool const kept = bits.keeps(kTransposed ? column : row, i % 2, kTransposed ? row : column,
+                                 features.dropout_threshold);
+    g.kept[i] = kept ? features.dropout_scale : 0.f;
   }
 }
 

@@ -144,14 +144,12 @@ __device__ __forceinline__ void drop_weights(Scores<Config>& rP, const Attention
   for (int m = 0; m < rP.kMmaRows; ++m) {
 #pragma unroll
     for (int n = 0; n < rP.kMmaCols; n += 2) {
+      DropoutBits const bits = words.along_columns(origin.row + m * 16, origin.column + n * 8);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        PhiloxWords const random = words.at(origin.row + m * 16, origin.column + n * 8 + e);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& weight = rP.tile[m][n + i % 2][i / 2 * 2 + e];
-          if (random.word[i] < features.dropout_threshold) weight = 0.f;
-        }
+      for (int i = 0; i < 8; ++i) {
+        int const row_half = i / 2 % 2, column_half = i / 4;
+        bool const kept = bits.keeps(row_half, i % 2, column_half, features.dropout_threshold);
+        if (!kept) rP.tile[m][n + column_half][i % 4] = 0.f;
       }
     }
   }

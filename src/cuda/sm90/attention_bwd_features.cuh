@@ -79,14 +79,10 @@ __device__ __forceinline__ void weigh_features(typename Scores<Config>::Register
     }
     if (features.rng == nullptr) continue;
     DropoutWords const words(features.rng, tile.batch * problem.heads_q + head);
+    DropoutBits const bits = words.along_rows(place.query + 16 * kk, place.key);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      PhiloxWords const random = words.at(place.query + 16 * kk + e, place.key);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // query half i / 2, key half i % 2
-        float& weight = score[4 * (i / 2) + 2 * (i % 2) + e];
-        if (random.word[i] < features.dropout_threshold) weight = -weight;
-      }
+    for (int i = 0; i < 8; ++i) {
+      if (!bits.keeps(i / 4, i % 2, i / 2 % 2, features.dropout_threshold)) score[i] = -score[i];
     }
   }
 }

@@ -375,15 +375,12 @@ struct Consumer {
     int32_t const key = first_key + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
+      DropoutBits const bits = words.along_columns(row, key + 8 * c);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        PhiloxWords const four = words.at(row, key + 8 * c + e);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& weight = rS[4 * (c + i % 2) + 2 * (i / 2) + e];
-          bool const kept = four.word[i] >= problem.features.dropout_threshold;
-          weight = kept ? weight * problem.features.dropout_scale : 0.f;
-        }
+      for (int i = 0; i < 8; ++i) {
+        float& weight = rS[4 * c + i];
+        bool const kept = bits.keeps(i / 2 % 2, i % 2, i / 4, problem.features.dropout_threshold);
+        weight = kept ? weight * problem.features.dropout_scale : 0.f;
       }
     }
   }

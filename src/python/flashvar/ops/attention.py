@@ -101,8 +101,8 @@ def attention(
         bias: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in either layout, contiguous in the
             keys; dtype of q or float32. Added to the scores.
         alibi_slopes: float32 [heads_q] or [batch, heads_q] (Press et al. 2022); no gradient.
-        dropout_p: Probability, below 1, that a weight becomes 0; the others grow by
-            1 / (1 - dropout_p).
+        dropout_p: Probability, below 1 and rounded to a multiple of 2^-16, that a weight becomes 0;
+            the others grow by 1 / (1 - dropout_p).
         rng_state: int64 [seed, offset] on the device of q, which decide the dropped weights
             (Philox, Salmon et al. 2011: the same ones in every backend). Drawn from torch's
             generator of that device by default.

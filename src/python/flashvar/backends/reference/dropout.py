@@ -1,8 +1,8 @@
 """Which weights dropout keeps, bit for bit as in the kernels (src/cuda/core/dropout.cuh).
 
-Philox 4x32 with 7 rounds (Salmon et al., 2011) gives four words for the weights at rows r, r + 8
-and columns c, c + 8 of a 16 x 16 patch. Words are held in int64, whose products wrap as they
-should.
+Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight half words for the weights at rows r,
+r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 patch, with an even c. Words are held in
+int64, whose products wrap as they should.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 _ROUNDS: Final = 7
 _WORD: Final = 0xFFFFFFFF
+_HALF_WORDS: Final = 2**16
 _FACTORS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 
@@ -48,26 +49,31 @@ def keeps(
     i, j = rows[:, None], columns
     counter = (
         i // 16 * 8 + i % 8,
-        j // 16 * 8 + j % 8,
+        j // 16 * 4 + j % 8 // 2,
         (places & _WORD)[..., None, None],
         offset & _WORD,
     )
     words = philox(counter, key)
-    low, high = i // 8 % 2 == 0, j // 8 % 2 == 0
+    low, even = i // 8 % 2 == 0, j % 2 == 0
     word = torch.where(
-        low, torch.where(high, words[0], words[1]), torch.where(high, words[2], words[3])
+        low, torch.where(even, words[0], words[1]), torch.where(even, words[2], words[3])
     )
-    return word >= threshold(dropout_p)
+    return torch.where(j // 8 % 2 == 0, word << 16 & _WORD, word) >= threshold(dropout_p)
 
 
 def threshold(dropout_p: float) -> int:
-    """The first word that is kept, with the probability rounded to float32."""
-    return int(_float32(dropout_p) * 2**32)
+    """The first half word that is kept, in the upper half of a word."""
+    return _dropped(dropout_p) << 16
 
 
 def growth(dropout_p: float) -> float:
     """What the kept weights are multiplied by."""
-    return 1.0 / (1.0 - _float32(dropout_p))
+    return _HALF_WORDS / (_HALF_WORDS - _dropped(dropout_p))
+
+
+def _dropped(dropout_p: float) -> int:
+    """How many of all half words are dropped, never all: the float32 nearest to the probability."""
+    return min(int(_float32(dropout_p) * _HALF_WORDS + 0.5), _HALF_WORDS - 1)
 
 
 def _float32(value: float) -> float:

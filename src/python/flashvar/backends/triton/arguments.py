@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from flashvar.backends.reference.dropout import growth, threshold
 from flashvar.backends.triton import tiles
 from flashvar.backends.triton.attention_fwd import STRIDE_UNIT
 
@@ -61,7 +61,7 @@ def _common(problem: Problem) -> dict[str, Any]:
     head, tail = tiles.split(problem.head_dim)
     head_v, tail_v = tiles.split(problem.head_dim_v)
     packed = problem.total_q is not None
-    softcap, dropped = problem.softcap, float32(problem.dropout_p)
+    softcap = problem.softcap
     return {
         **_strides("q", problem.q),
         **_strides("k", problem.k),
@@ -82,8 +82,8 @@ def _common(problem: Problem) -> dict[str, Any]:
         "window_right": min(problem.window_right, _FAR),
         "softcap_in": _float32(2.0 * _LOG2E * problem.scale / softcap) if softcap else 0.0,
         "softcap_out": _float32(softcap * _LOG2E),
-        "dropout_threshold": dropout_threshold(problem.dropout_p),
-        "dropout_scale": 1.0 / max(1.0 - dropped, _SMALLEST),
+        "dropout_threshold": _threshold_bits(problem.dropout_p),
+        "dropout_scale": growth(problem.dropout_p),
         "SOFTCAP": softcap != 0.0,
         "LEFT": problem.window_left >= 0,
         "RIGHT": problem.window_right >= 0,
@@ -96,14 +96,9 @@ def _common(problem: Problem) -> dict[str, Any]:
     }
 
 
-def float32(value: float) -> float:
-    """The float32 nearest to a number."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def dropout_threshold(dropout_p: float) -> int:
-    """Words below floor(float32(dropout_p) * 2^32) are dropped; its bits as an int32."""
-    bits = min(int(float32(dropout_p) * 2.0**32), 2**32 - 1)
+def _threshold_bits(dropout_p: float) -> int:
+    """The threshold's bits as an int32."""
+    bits = threshold(dropout_p)
     return bits - (1 << 32) if bits >> 31 else bits
 
 

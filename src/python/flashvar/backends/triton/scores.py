@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Words per call of Philox lie at rows r, r + 8 and columns c, c + 8 of patches of 16 by 16.
+# A call of Philox has half words for rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of patches of
+# 16 by 16, c even.
 PHILOX_ROUNDS = tl.constexpr(7)
 
 
@@ -80,7 +81,7 @@ def kept(
     o_key,
     p_rng,  # int64 [2]: seed and offset
     place,  # sequence * heads_q + head
-    threshold,  # uint32, its bits in an int32
+    threshold,  # a half word in the upper half of a uint32, its bits in an int32
 ):
     """Whether dropout keeps each weight: a function of its place, the seed and the offset."""
     # [rows, columns], all of them
@@ -92,13 +93,14 @@ def kept(
     word0, word1, word2, word3 = tl.philox(
         seed,
         o_row // 16 * 8 + o_row % 8,
-        o_column // 16 * 8 + o_column % 8,
+        o_column // 16 * 4 + o_column % 8 // 2,
         o_zero + place.to(tl.uint32),
         o_zero + offset,
         PHILOX_ROUNDS,
     )
-    m_right = o_column // 8 % 2 == 1
+    m_odd = o_column % 2 == 1
     b_word = tl.where(
-        o_row // 8 % 2 == 1, tl.where(m_right, word3, word2), tl.where(m_right, word1, word0)
+        o_row // 8 % 2 == 1, tl.where(m_odd, word3, word2), tl.where(m_odd, word1, word0)
     )
+    b_word = tl.where(o_column // 8 % 2 == 1, b_word, b_word << 16)
     return b_word >= threshold.to(tl.uint32, bitcast=True)
