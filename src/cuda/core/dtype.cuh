@@ -9,10 +9,16 @@ struct bf16 {
   static constexpr unsigned kAbi = 0;  // FLASHVAR_BF16
   using Word = uint16_t;
 
-  // Two fp32 values, rounded to nearest even; `lo` goes to the lower address.
+  // Two fp32 values, rounded to nearest even; `lo` goes to the lower address. pack_positive: 0
+  // instead of negative ones.
   static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     uint32_t packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+    return packed;
+  }
+  static __device__ __forceinline__ uint32_t pack_positive(float lo, float hi) {
+    uint32_t packed;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
   }
 
@@ -28,6 +34,11 @@ struct fp16 {
   static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+    return packed;
+  }
+  static __device__ __forceinline__ uint32_t pack_positive(float lo, float hi) {
+    uint32_t packed;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
   }
 

@@ -37,6 +37,11 @@ struct ScoreFeatures {
   const int64_t* rng;          // seed and offset; null: no dropout
   uint32_t dropout_threshold;  // a weight is kept where its half word, times 2^16, is at least this
   float dropout_scale;         // of the weights that are kept
+
+  // Whether scores are more than scale (q . k).
+  __host__ __device__ bool modify() const {
+    return softcap != 0.f || alibi_slopes != nullptr || bias.data != nullptr;
+  }
 };
 
 // Whether every row of a tensor starts on 16 bytes.
@@ -64,10 +69,7 @@ struct AttentionProblem {
   float scale_log2;  // |scale| * log2(e), or log2(e) when score_sign is 0
   ScoreFeatures features;
 
-  bool has_features() const {
-    return features.softcap != 0.f || features.alibi_slopes != nullptr ||
-           features.bias.data != nullptr || features.rng != nullptr;
-  }
+  bool has_features() const { return features.modify() || features.rng != nullptr; }
 
   bool rows_are_aligned() const {
     return flashvar::rows_are_aligned(q) && flashvar::rows_are_aligned(k) &&

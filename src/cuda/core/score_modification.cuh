@@ -11,13 +11,13 @@
 
 namespace flashvar {
 
-// s -> cap tanh(s / cap), within 5e-7 cap. By exp2, as tanh.approx errs by 5e-4.
+// s -> cap tanh(scale s / cap), within 5e-7 cap. By exp2, as tanh.approx errs by 5e-4.
 struct Softcap {
   float cap;
-  float exponent;  // of s: exp2(s * exponent) = exp(2 s / cap)
+  float exponent;  // of s: exp2(s * exponent) = exp(2 scale s / cap)
 
-  explicit __device__ __forceinline__ Softcap(float cap_)
-      : cap(cap_), exponent(2.f / kLn2 / cap_) {}
+  explicit __device__ __forceinline__ Softcap(float cap_, float scale = 1.f)
+      : cap(cap_), exponent(2.f / kLn2 / cap_ * scale) {}
 
   __device__ __forceinline__ float operator()(float score) const {
     // 1 - 2 / (e + 1), which is right for an e of 0 and of infinity as well.

@@ -186,7 +186,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         ptx::wgmma_pin(rS);
         weigh_features<Config>(rS, problem, tile, head, smem.lse(s), first_key, first_query);
         multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
-        pack_features<Config>(rS, rP, problem.features.dropout_scale);
+        pack_features<Config>(rS, rP);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rdS);
 #pragma unroll
@@ -244,8 +244,8 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
       pass_turn<Config>(arguments, walk.before);
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, 1.f, first_key,
-                                          problem.head_dim_v);
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, grad_v_scale<Config>(problem),
+                                          first_key, problem.head_dim_v);
     store_grad<Config, Config::kHeadDim>(problem.grad_k, tile, rK, problem.features.scale,
                                          first_key, problem.head_dim);
   }
@@ -291,7 +291,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         }
         ptx::named_barrier_arrive(kWeights, 256);
         if constexpr (Config::kFeatures) {
-          pack_features<Config>(rS, rP, problem.features.dropout_scale);
+          pack_features<Config>(rS, rP);
         } else {
           S::pack(rS, rP);
         }
@@ -314,8 +314,8 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, 1.f, tile.first_key,
-                                          problem.head_dim_v);
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, grad_v_scale<Config>(problem),
+                                          tile.first_key, problem.head_dim_v);
   }
 }
 

@@ -103,13 +103,37 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
   ptx::wgmma_commit();
 }
 
-// Turns scores into weights P = exp(s - LSE); 0 where the mask hides a key.
+// 0 for weights of keys that the mask hides.
+template <class Config>
+__device__ __forceinline__ void hide_weights(typename Scores<Config>::Registers& weights,
+                                             const Mask& mask, int32_t first_key,
+                                             int32_t first_query) {
+  if (!mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64)) {
+    return;
+  }
+  uint32_t const thread = ptx::thread_index();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t const key = first_key + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
+    int32_t const start = first_query + static_cast<int32_t>(thread % 4 * 2);
+    int32_t const begin = mask.seeing_begin(key) - start;
+    int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
+#pragma unroll
+    for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (n * 8 + e < begin || n * 8 + e >= end) weights[4 * n + 2 * half + e] = 0.f;
+      }
+    }
+  }
+}
+
+// Turns scores into weights P = exp(s - LSE).
 template <class Config>
 __device__ __forceinline__ void weigh(typename Scores<Config>::Registers& scores, float factor,
                                       uint32_t lse, const Mask& mask, int32_t first_key,
                                       int32_t first_query) {
-  uint32_t const thread = ptx::thread_index();
-  uint32_t const column = thread % 4 * 2;
+  uint32_t const column = ptx::thread_index() % 4 * 2;
 #pragma unroll
   for (int n = 0; n < Scores<Config>::kColumns; ++n) {
     float2 const shift = ptx::shared_load2(lse + (n * 8 + column) * 4);
@@ -120,23 +144,7 @@ __device__ __forceinline__ void weigh(typename Scores<Config>::Registers& scores
       pair[1] = exp2_approx(pair[1] * factor - shift.y);
     }
   }
-  if (!mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64)) {
-    return;
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int32_t const key = first_key + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
-    int32_t const start = first_query + static_cast<int32_t>(column);
-    int32_t const begin = mask.seeing_begin(key) - start;
-    int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
-#pragma unroll
-    for (int n = 0; n < Scores<Config>::kColumns; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (n * 8 + e < begin || n * 8 + e >= end) scores[4 * n + 2 * half + e] = 0.f;
-      }
-    }
-  }
+  hide_weights<Config>(scores, mask, first_key, first_query);
 }
 
 // dS of mma tile n = P (dP - D), where dP was.

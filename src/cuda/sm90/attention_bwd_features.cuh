@@ -41,68 +41,65 @@ __device__ __forceinline__ void weigh_features(typename Scores<Config>::Register
   const ScoreFeatures& features = problem.features;
   const Mask& mask = tile.mask;
   FeaturePlace const place(first_key, first_query);
-  bool const masked =
-      mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64);
-  int32_t begin[2], end[2];  // of the queries that see a key, from the thread's first
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int32_t const key = place.key + half * 8;
-    begin[half] = masked ? mask.seeing_begin(key) - place.query : 0;
-    end[half] = !masked               ? Config::kBlockQ
-                : key < mask.seqlen_k ? mask.seeing_end(key) - place.query
-                                      : INT32_MIN;
-  }
 #pragma unroll
   for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {  // two mma tiles, a patch of dropout
     float* const score = &scores[8 * kk];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) score[i] *= features.scale;
+    float scale = features.scale;  // what the scores are yet to be multiplied by
     if (features.softcap != 0.f) {
-      Softcap const softcap(features.softcap);
+      Softcap const softcap(features.softcap, scale);
 #pragma unroll
       for (int i = 0; i < 8; ++i) score[i] = softcap(score[i]);
+      scale = 1.f;
     }
     if (features.alibi_slopes != nullptr) {
       Alibi const alibi(problem, tile.batch, head, mask.seqlen_q, mask.seqlen_k);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) score[i] += place.bias(alibi, 2 * kk + i / 4, i % 4);
+      for (int i = 0; i < 8; ++i) {
+        score[i] = score[i] * scale + place.bias(alibi, 2 * kk + i / 4, i % 4);
+      }
+      scale = 1.f;
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float2 const shift = place.of_queries(lse, 2 * kk + j);
 #pragma unroll
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        int const row = 16 * kk + 8 * j + i % 2, half = i / 2 % 2;
-        score[i] = exp2_approx(score[i] * (1.f / kLn2) - (i % 2 == 0 ? shift.x : shift.y));
-        if (row < begin[half] || row >= end[half]) score[i] = 0.f;
+        score[i] = exp2_approx(score[i] * (scale / kLn2) - (i % 2 == 0 ? shift.x : shift.y));
       }
     }
-    if (features.rng == nullptr) continue;
-    DropoutWords const words(features.rng, tile.batch * problem.heads_q + head);
+  }
+  hide_weights<Config>(scores, mask, first_key, first_query);
+  if (features.rng == nullptr) return;
+  DropoutWords const words(features.rng, tile.batch * problem.heads_q + head);
+#pragma unroll
+  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
     DropoutBits const bits = words.along_rows(place.query + 16 * kk, place.key);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (!bits.keeps(i / 4, i % 2, i / 2 % 2, features.dropout_threshold)) score[i] = -score[i];
+      float& weight = scores[8 * kk + i];
+      if (!bits.keeps(i / 4, i % 2, i / 2 % 2, features.dropout_threshold)) weight = -weight;
     }
   }
 }
 
-__device__ __forceinline__ bool is_kept(float weight) { return __float_as_int(weight) >= 0; }
-
-// Weights after dropout as operand a.
+// Weights after dropout as operand a, but for the factor of those that are kept: dV gets it.
 template <class Config>
 __device__ __forceinline__ void pack_features(const typename Scores<Config>::Registers& scores,
-                                              typename Scores<Config>::Packed& packed,
-                                              float dropout_scale) {
-  auto dropped = [&](float weight) { return is_kept(weight) ? weight * dropout_scale : 0.f; };
+                                              typename Scores<Config>::Packed& packed) {
 #pragma unroll
   for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const pair = &scores[8 * kk + 2 * i];
-      packed[kk][i] = Config::Dtype::pack(dropped(pair[0]), dropped(pair[1]));
+      packed[kk][i] = Config::Dtype::pack_positive(pair[0], pair[1]);
     }
   }
+}
+
+// What dV is multiplied by.
+template <class Config>
+__device__ __forceinline__ float grad_v_scale(const AttentionBwdProblem& problem) {
+  return Config::kFeatures ? problem.features.dropout_scale : 1.f;
 }
 
 // What a derivative of softcap is taken for 0 below: log2 P + LSE is rounded, by some 2^-22 of the
@@ -120,10 +117,15 @@ __device__ __forceinline__ void differentiate_features(const float* weights, flo
   const ScoreFeatures& features = problem.features;
   FeaturePlace const place(first_key, first_query);
   float2 const sums = place.of_queries(row_sums, n);
+  if (features.rng == nullptr) {
+    differentiate<Config>(weights, grads, sums);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float const grad = is_kept(weights[i]) ? grads[i] * features.dropout_scale : 0.f;
-    grads[i] = fabsf(weights[i]) * (grad - (i % 2 == 0 ? sums.x : sums.y));
+    for (int i = 0; i < 4; ++i) {
+      bool const kept = __float_as_int(weights[i]) >= 0;
+      float const grad = kept ? grads[i] * features.dropout_scale : 0.f;
+      grads[i] = fabsf(weights[i]) * (grad - (i % 2 == 0 ? sums.x : sums.y));
+    }
   }
   if (features.softcap == 0.f) return;
   Softcap const softcap(features.softcap);

@@ -86,7 +86,7 @@ struct Consumer {
                                                const Tile<Config>& tile, uint32_t warpgroup,
                                                int32_t n) {
     finish_scores(problem, tile, warpgroup, n);
-    float const scale_log2 = Config::kFeatures ? 1.f / kLn2 : problem.scale_log2;
+    float const scale_log2 = scale_log2_of(problem);
     // Even and odd columns apart: ptxas keeps the order of a chain, and a warp waits for each link.
     float highest[4];
     take_highest(highest);
@@ -176,14 +176,14 @@ struct Consumer {
                : (int64_t{tile.batch} * problem.heads_q + tile.head) * problem.queries.seqlen;
     uint16_t* const gO = problem.out.data + tile.batch * problem.out.batch_stride +
                          tile.head * problem.out.head_stride + tile.row_q * problem.out.seq_stride;
-    float const scale_log2 = Config::kFeatures ? 1.f / kLn2 : problem.scale_log2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row =
           tile.first_query + warpgroup * 64 + thread / 32 * 16 + half * 8 + lane / 4;
       bool const exists = row < tile.mask.seqlen_q;
       float lse;
-      float const inverse = softmax.finish(half, scale_log2, lse);
+      float inverse = softmax.finish(half, scale_log2_of(problem), lse);
+      if constexpr (Config::kFeatures) inverse *= problem.features.dropout_scale;
       if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
       uint16_t* const target = gO + row * problem.out.seq_stride;
 #pragma unroll
@@ -206,13 +206,18 @@ struct Consumer {
   }
 
  private:
+  // Modified scores are scaled already.
+  static __device__ __forceinline__ float scale_log2_of(const AttentionFwdProblem& problem) {
+    return Config::kFeatures && problem.features.modify() ? 1.f / kLn2 : problem.scale_log2;
+  }
+
   // What becomes of scores before the softmax.
   __device__ __forceinline__ void finish_scores(const AttentionFwdProblem& problem,
                                                 const Tile<Config>& tile, uint32_t warpgroup,
                                                 int32_t n) {
     int32_t const first_row = tile.first_query + warpgroup * 64;
     int32_t const first_key = n * Config::kBlockKV;
-    if constexpr (Config::kFeatures) {
+    if (Config::kFeatures && problem.features.modify()) {
       modify_scores(problem, tile, first_row, first_key);
     } else if (problem.score_sign != 1.f) {
 #pragma unroll
@@ -332,41 +337,45 @@ struct Consumer {
     const ScoreFeatures& features = problem.features;
     int32_t const row = first_row + row_of_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (float& score : rS) score *= features.scale;
+    float scale = features.scale;  // what the scores are yet to be multiplied by
     if (features.softcap != 0.f) {
-      Softcap const softcap(features.softcap);
+      Softcap const softcap(features.softcap, scale);
 #pragma unroll
       for (float& score : rS) score = softcap(score);
+      scale = 1.f;
     }
     if (features.alibi_slopes != nullptr) {
       Alibi const alibi(problem, tile.batch, tile.head, tile.mask.seqlen_q, tile.mask.seqlen_k);
       float const distance = alibi.distance(row, key);
 #pragma unroll
       for (int i = 0; i < 4 * kColumns; ++i) {
-        rS[i] += alibi(distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+        float const more = alibi(distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+        rS[i] = rS[i] * scale + more;
       }
+      scale = 1.f;
     }
     if (features.bias.data != nullptr) {
       if (features.bias_is_fp32) {
-        add_bias<dtype::fp32>(problem, tile, row, key);
+        add_bias<dtype::fp32>(problem, tile, row, key, scale);
       } else {
-        add_bias<Dtype>(problem, tile, row, key);
+        add_bias<Dtype>(problem, tile, row, key, scale);
       }
     }
   }
 
   template <class Element>
   __device__ __forceinline__ void add_bias(const AttentionFwdProblem& problem,
-                                           const Tile<Config>& tile, int32_t row, int32_t key) {
+                                           const Tile<Config>& tile, int32_t row, int32_t key,
+                                           float scale) {
     Bias<Element> const bias(problem, tile.batch, tile.head);
 #pragma unroll
     for (int i = 0; i < 4 * kColumns; ++i) {
-      rS[i] += bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
+      rS[i] = rS[i] * scale + bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
     }
   }
 
-  // Dropout: weights are zeroed or grown after they have been counted into the sums.
+  // Dropout: weights are zeroed after they have been counted into the sums; what is left grows in
+  // store_output().
   __device__ __forceinline__ void drop_weights(const AttentionFwdProblem& problem,
                                                const Tile<Config>& tile, int32_t first_row,
                                                int32_t first_key) {
@@ -378,9 +387,8 @@ struct Consumer {
       DropoutBits const bits = words.along_columns(row, key + 8 * c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        float& weight = rS[4 * c + i];
         bool const kept = bits.keeps(i / 2 % 2, i % 2, i / 4, problem.features.dropout_threshold);
-        weight = kept ? weight * problem.features.dropout_scale : 0.f;
+        if (!kept) rS[4 * c + i] = 0.f;
       }
     }
   }

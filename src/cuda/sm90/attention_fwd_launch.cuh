@@ -17,10 +17,11 @@ struct AttentionFwdLaunch {
   using Config = AttentionFwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kPurpose>;
   using Plain = Config<Purpose::kPlain>;
 
-  // Of the copy with two consumers, whose threads have the most registers.
+  // Threads of the copy with the fewest, which have the most registers.
   static constexpr KernelFacts facts(const char* name) {
-    return KernelFacts::make(name, Config<Purpose::kFeatures>::kThreads, Plain::kSharedMemory,
-                             Plain::kBlockQ, Plain::kBlockKV);
+    constexpr int kThreads = std::min(
+        {Plain::kThreads, Config<Purpose::kShort>::kThreads, Config<Purpose::kFeatures>::kThreads});
+    return KernelFacts::make(name, kThreads, Plain::kSharedMemory, Plain::kBlockQ, Plain::kBlockKV);
   }
 
   // The copy engine takes rows that start on 16 bytes alone.

@@ -8,7 +8,8 @@ namespace flashvar::sm90 {
 enum class Purpose {
   kPlain,
   kShort,     // few keys, or such a mask, that another tile wastes less
-  kFeatures,  // ScoreFeatures: fewer scores at a time leave registers for what becomes of them
+  kFeatures,  // ScoreFeatures: fewer scores at a time, and more warps, as evaluating them takes
+              // long
 };
 
 struct AttentionFwdTile {
@@ -24,6 +25,8 @@ struct AttentionFwdTile {
 // The first row that serves is taken. Measured on an H200 (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr AttentionFwdTile kAttentionFwdTiles[] = {
+    {Purpose::kFeatures,  64,  64,  64, 4},
+    {Purpose::kFeatures, 128, 128,  64, 3},
     {Purpose::kFeatures, 256, 256,  64, 2},
     {Purpose::kShort,     64,  64,  64, 4, 4096, true},
     {Purpose::kShort,    112, 112, 128, 2, 2048},

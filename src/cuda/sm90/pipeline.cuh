@@ -1,4 +1,4 @@
-// What producers and consumers share: the rings of buffers, their barriers, and the order of tiles.
+// What producers and consumers share: the rings of buffers, and their barriers.
 #pragma once
 #include <cuda.h>
 
@@ -37,7 +37,8 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
-// Shared memory of a block: barriers and turns, then tiles of whole 1024-byte swizzle periods.
+// Shared memory of a block: barriers and the next place, then tiles of whole 1024-byte swizzle
+// periods.
 template <class Config>
 struct Smem {
   uint32_t base;
