@@ -40,6 +40,8 @@ def attend_at_once(
         return None
     if q.is_nested or k.is_nested or v.is_nested or not nothing_watches():
         return None
+    if not _are_strided(q, k, v):
+        return None
     shape, dtype, device = q.shape, q.dtype, q.device
     if shape != k.shape or shape != v.shape or len(shape) != 4 or 0 in shape:
         return None
@@ -72,7 +74,7 @@ def why_not(
     """Why flashvar does not serve a call, None where it does; `attend` takes what is served."""
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return f"a tensor is of the kind {_odd((q, k, v)).__name__}"
-    if q.is_nested or k.is_nested or v.is_nested or q.layout is not torch.strided:
+    if q.is_nested or k.is_nested or v.is_nested or not _are_strided(q, k, v):
         return "a tensor is nested or sparse"
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
@@ -149,6 +151,10 @@ def attend(
         backend=backend,
     )
     return out.transpose(1, 2) if rows_first else out
+
+
+def _are_strided(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return q.layout is k.layout is v.layout is torch.strided
 
 
 def _has_rows_first(shape: torch.Size, strides: tuple[int, ...]) -> bool:

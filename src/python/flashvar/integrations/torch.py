@@ -199,13 +199,13 @@ def _why_not(
     gqa: bool,
 ) -> str | None:
     if not _takes(q):
-        return _SWITCHED_OFF if _on_cpu or not q.is_cpu else _ON_CPU
+        return _SWITCHED_OFF if _on_cpu or q.device.type != "cpu" else _ON_CPU
     return why_not(q, k, v, mask, dropout_p, causal, gqa, "bhsd", _backend)
 
 
 def _takes(q: torch.Tensor) -> bool:
     """Whether calls of such tensors are flashvar's to look at."""
-    return (_on_cpu or not q.is_cpu) and not _flash_is_off()
+    return (_on_cpu or q.device.type != "cpu") and not _flash_is_off()
 
 
 def _flash_is_off() -> bool:
