@@ -92,6 +92,16 @@ def packed(
     )
 
 
+def many_sequences(head_dim: int, dtype: torch.dtype, tiles: int, **options: Any) -> Call:
+    """At least as many tiles of packed sequences, most of them short: blocks take several."""
+    lengths = [64, 1, 0, 150, 40, 33] * 10 + [640]
+    heads = -(-tiles // len(lengths))
+    # Other lengths of queries than of keys: some tiles are seen by nobody.
+    return packed(
+        head_dim, dtype, lengths, lengths[1:] + lengths[:1], heads=(2 * heads, heads), **options
+    )
+
+
 def slopes(*shape: int) -> torch.Tensor:
     return torch.rand(shape, device=DEVICE) * 0.3
 

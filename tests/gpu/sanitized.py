@@ -81,13 +81,24 @@ def _make_calls(backends: list[str], head_dims: list[int]) -> None:
     sys.path[:0] = [str(_HERE), str(_HERE.parent)]
     import torch
     from device_call import DEVICE, replace_inputs, run
-    from features import FEATURES
+    from features import FEATURES, Case, many_sequences
 
+    blocks = 3
+    if DEVICE == "cuda":
+        blocks = torch.cuda.get_device_properties(0).multi_processor_count
+    kinds = [FEATURES[name] for name in _FEATURES]
+    # Blocks that take a second tile of a counter, and wait for others' turns there.
+    for deterministic in (False, True):
+        kinds.append(
+            lambda d, t, deterministic=deterministic: Case(
+                many_sequences(d, t, 2 * blocks + 1, causal=True), deterministic=deterministic
+            )
+        )
     for backend in backends:
-        for number, name in enumerate(_FEATURES):
+        for number, kind in enumerate(kinds):
             for head_dim in head_dims:
                 dtype = (torch.bfloat16, torch.float16)[number % 2]
-                case = FEATURES[name](head_dim, dtype)
+                case = kind(head_dim, dtype)
                 named = {n: getattr(case.call, n) for n in ("q", "k", "v", "bias")}
                 leaves = {
                     n: tensor.detach().requires_grad_()

@@ -6,10 +6,12 @@ number of heads is that of the tiles.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from device_call import DEVICE, OPS, check, check_gradients, require, run
-from features import dense
+from features import dense, many_sequences, rng_state
 from oracle import Call
 
 # Of a rehearsal: any small number.
@@ -40,6 +42,28 @@ def test_odd_and_even_numbers_of_tiles(
     call = dense(head_dim, torch.bfloat16, (length, length), heads=(3, 1), causal=causal)
     check(call, backend)
     check_gradients(call, backend)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "options"),
+    [
+        (64, {"causal": True}),
+        (128, {"causal": True}),
+        (256, {"causal": True}),
+        (64, {"window": (40, 0)}),
+        (64, {"causal": True, "dropout_p": 0.3}),
+        (128, {"causal": True, "dropout_p": 0.3}),
+    ],
+    ids=["d64", "d128", "d256", "d64-window", "d64-dropout", "d128-dropout"],
+)
+def test_blocks_that_take_several_packed_tiles(
+    head_dim: int, options: dict[str, Any], backend: str
+) -> None:
+    state = {"rng_state": rng_state()} if "dropout_p" in options else {}
+    call = many_sequences(head_dim, torch.bfloat16, 2 * SMS + 1, **options, **state)
+    check(call, backend)
+    check_gradients(call, backend)
+    check_gradients(call, backend, deterministic=True)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="streams and graphs need a device")

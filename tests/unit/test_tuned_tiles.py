@@ -44,6 +44,12 @@ def test_what_is_kept_is_found(folder: Path) -> None:
     assert tuned.tiles_of(tuned.machine("3.6.0", "NVIDIA H200")) == {}
 
 
+def test_a_measured_tile_comes_first_but_with_a_bias() -> None:
+    facts = ("forward", (9, 0), H200.shared_memory, 64, 64)
+    assert tiles.choose(*facts, tuned=TILE) == TILE
+    assert tiles.choose(*facts, 2, TILE) == tiles.choose(*facts, 2) != TILE
+
+
 def test_what_others_wrote_stays() -> None:
     tuned.keep("another machine", {"forward 64": TILE})
     tuned.keep(NAME, {"forward 64": TILE})

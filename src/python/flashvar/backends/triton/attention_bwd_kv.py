@@ -181,7 +181,7 @@ def attention_bwd_kv_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One block of keys; the grid is all of them, on one axis. Causal: the longest come first."""
+    """One block of keys; the grid is all of them, on one axis; causal groups: longest first."""
     i_batch, i_head_kv, i_block, i_tile = place(
         p_offsets_k, batch, heads_q // group, seqlen_k, total_k, RIGHT and group > 1, BLOCK_KV
     )
