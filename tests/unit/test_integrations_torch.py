@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from sdpa_calls import B, D, H, L, S, made, qkv
+from sdpa_calls import B, D, H, L, S, computed, made, qkv
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -27,14 +27,6 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     ours.deactivate()
     assert functional.scaled_dot_product_attention is OWN
-
-
-def computed(*tensors: torch.Tensor, **options: Any) -> list[torch.Tensor]:
-    """Output and gradients."""
-    wanted = [x for x in (*tensors, options.get("attn_mask")) if x is not None and x.requires_grad]
-    out = functional.scaled_dot_product_attention(*tensors, **options)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), wanted)]
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -69,44 +61,6 @@ def test_equals_torchs_own(case: dict[str, Any]) -> None:
         assert ours.report() == {ours.SERVED: 1}
     for want, have in zip(expected, found, strict=True):
         torch.testing.assert_close(have, want)
-
-
-@pytest.mark.parametrize("wants_gradients", [False, True])
-@pytest.mark.parametrize("seqlen_first", [False, True])
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": -0.3, "is_causal": True}])
-def test_tensors_that_are_alike_take_one_look(
-    options: dict[str, Any],
-    seqlen_first: bool,
-    wants_gradients: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tensors = [made(B, L, H, D).transpose(1, 2) if seqlen_first else made(B, H, L, D)] * 3
-    tensors = [tensor.detach().requires_grad_(wants_gradients) for tensor in tensors]
-    call = computed if wants_gradients else functional_only
-    with ours.activate(backend="reference"):
-        monkeypatch.setattr(ours, "why_not", None)  # is not asked
-        found = call(*tensors, **options)
-        monkeypatch.undo()
-        monkeypatch.setattr(ours, "attend_at_once", lambda *_: None)
-        expected = call(*tensors, **options)
-        assert ours.report() == {ours.SERVED: 2}
-    for want, have in zip(expected, found, strict=True):
-        assert torch.equal(have, want)
-        assert have.stride() == want.stride()
-
-
-def functional_only(*tensors: torch.Tensor, **options: Any) -> list[torch.Tensor]:
-    return [functional.scaled_dot_product_attention(*tensors, **options)]
-
-
-@pytest.mark.parametrize("odd", range(3))
-def test_sparse_tensors_go_to_torch(odd: int) -> None:
-    tensors = [torch.randn(B, H, L, D) for _ in range(3)]
-    tensors[odd] = tensors[odd].to_sparse()
-    with ours.activate(backend="reference"):
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            functional.scaled_dot_product_attention(*tensors)
-        assert "sparse" in str(ours.last_reason())
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.randn(9, 9)}])

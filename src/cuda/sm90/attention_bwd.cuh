@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ptx/bulk.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -73,11 +72,7 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
                                   Config::kBytesGradOut + 2 * Config::kRowBytes);
       load_pages<Config::kPagesV, Config::kPageBytesQ>(
           smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
-      int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
-      ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
-                     smem.full_grad_out(s));
-      ptx::bulk_load(smem.row_sums(s), arguments.row_sums + padded, Config::kRowBytes,
-                     smem.full_grad_out(s));
+      load_row_values<Config>(arguments, smem, s, tile.query_tile(arguments, head, m));
       step.advance();
     });
   }

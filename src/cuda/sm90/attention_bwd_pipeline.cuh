@@ -7,6 +7,7 @@
 
 #include "core/mask.cuh"
 #include "core/problem.h"
+#include "ptx/bulk.cuh"
 #include "sm90/attention_bwd_config.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -148,6 +149,19 @@ struct KeyTile {
     return head * arguments.query_tiles + batch * tiles + m;
   }
 };
+
+// Starts the copies of LSE and D of the queries of KeyTile::query_tile() into a stage, which come
+// with its dO; the caller has announced the bytes.
+template <class Config>
+__device__ __forceinline__ void load_row_values(const AttentionBwdArguments& arguments,
+                                                const BwdSmem<Config>& smem, uint32_t stage,
+                                                uint32_t tile) {
+  int64_t const padded = int64_t{tile} * Config::kBlockQ;
+  ptx::bulk_load(smem.lse(stage), arguments.lse_log2 + padded, Config::kRowBytes,
+                 smem.full_grad_out(stage));
+  ptx::bulk_load(smem.row_sums(stage), arguments.row_sums + padded, Config::kRowBytes,
+                 smem.full_grad_out(stage));
+}
 
 // Calls step(head, m) for the blocks of queries that see a tile, of all heads of its group. Heads
 // are innermost, and the queries of tiles that start together are reversed, those of tiles that end

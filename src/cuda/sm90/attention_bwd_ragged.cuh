@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "core/problem.h"
-#include "ptx/bulk.cuh"
 #include "ptx/counters.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
@@ -261,11 +260,7 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
         load_ragged<Config::kPagesV, Config::kPageBytesQ>(
             smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), problem.head_dim_v,
             tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
-        int64_t const padded = int64_t{tile.query_tile(arguments, head, m)} * Config::kBlockQ;
-        ptx::bulk_load(smem.lse(s), arguments.lse_log2 + padded, Config::kRowBytes,
-                       smem.full_grad_out(s));
-        ptx::bulk_load(smem.row_sums(s), arguments.row_sums + padded, Config::kRowBytes,
-                       smem.full_grad_out(s));
+        load_row_values<Config>(arguments, smem, s, tile.query_tile(arguments, head, m));
       }
       step.advance();
     });
