@@ -47,6 +47,7 @@ struct DropoutWords {
   uint32_t offset;
   uint32_t place;  // batch * heads_q + head
 
+  DropoutWords() = default;
   __device__ __forceinline__ DropoutWords(const int64_t* rng, uint32_t place_)
       : key0(static_cast<uint32_t>(rng[0])),
         key1(static_cast<uint32_t>(static_cast<uint64_t>(rng[0]) >> 32)),

@@ -16,14 +16,20 @@ struct Softcap {
   float cap;
   float exponent;  // of s: exp2(s * exponent) = exp(2 scale s / cap)
 
-  explicit __device__ __forceinline__ Softcap(float cap_, float scale = 1.f)
-      : cap(cap_), exponent(2.f / kLn2 / cap_ * scale) {}
+  explicit __device__ __forceinline__ Softcap(float cap_, float scale = 1.f) : cap(cap_) {
+    exponent = __fdividef(2.f / kLn2 * scale, cap);
+  }
 
-  __device__ __forceinline__ float operator()(float score) const {
-    // 1 - 2 / (e + 1), which is right for an e of 0 and of infinity as well.
+  // 1 / (e + 1), which is right for an e of 0 and of infinity as well: the capped score is
+  // cap (1 - 2 inverse), its derivative 4 inverse (1 - inverse).
+  __device__ __forceinline__ float inverse(float score) const {
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_approx(score * exponent) + 1.f));
-    return cap - 2.f * cap * inverse;
+    return inverse;
+  }
+
+  __device__ __forceinline__ float operator()(float score) const {
+    return cap - 2.f * cap * inverse(score);
   }
 
   // d capped / d score, from the capped score before anything is added to it.

@@ -168,8 +168,8 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         }
       };
       // Of kFeatures, once in the code, as evaluating them is long: nothing is in flight between
-      // steps.
-      auto take_long_step = [&](bool first) {
+      // steps, the other warpgroup's products run meanwhile.
+      auto take_long_step = [&] {
         uint32_t const s = step.stage(), head = walk.number / arguments.query_tiles;
         int32_t const first_query = walk.m * Config::kBlockQ;
         ScoreState const scores{step.count}, before{step.count - 1};
@@ -177,44 +177,40 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         typename S::Packed rP, rdP;
         start_scores();
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
+        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
-        weigh_features<Config>(rS, problem, tile, head, smem.lse(s), first_key, first_query);
-        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
-        pack_features<Config>(rS, rP);
-        ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rdS);
-#pragma unroll
-        for (int n = 0; n < S::kColumns; ++n) {
-          differentiate_features<Config>(&rS[4 * n], &rdS[4 * n], problem, tile, head, smem.lse(s),
-                                         smem.row_sums(s), n, first_key, first_query);
-        }
-        S::pack(rdS, rdP);
+        evaluate_features<Config>(rS, rdS, rP, rdP, problem, tile, head, smem.lse(s),
+                                  smem.row_sums(s), first_key, first_query);
         hand_over(rdP, scores);
+        bool const later = walk.before != walk.kNone;
+        float rQ[Config::kGradQCols / 2];
+        // Of the first step it is of no use, and not added.
+        if (later) ptx::mbarrier_wait(smem.full_grad_scores(before.stage()), before.phase());
+        multiply_grad_q<Config>(rQ, smem.grad_scores(before.stage()), smem.k(), warpgroup);
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        ptx::wgmma_wait<2>();
+        ptx::wgmma_pin(rQ);
+        if (later) {
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+        }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
         ptx::mbarrier_arrive(smem.empty_grad_out(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        if (!first) {
-          float rQ[Config::kGradQCols / 2];
-          start_grad_q(rQ, before);
-          ptx::wgmma_wait<0>();
-          ptx::wgmma_pin(rQ);
-          if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
-          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
-          pass_turn<Config>(arguments, walk.before);
-        }
+        if (later) pass_turn<Config>(arguments, walk.before);
         step.advance();
         walk.advance(arguments);
       };
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
       if constexpr (Config::kFeatures) {
         ptx::mbarrier_wait(smem.full_v(), kv.phase());
-        for (bool first = true; walk.left > 0; first = false) take_long_step(first);
+        while (walk.left > 0) take_long_step();
       } else {
         start_scores();
         ptx::mbarrier_wait(smem.full_v(), kv.phase());
@@ -273,7 +269,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
         if constexpr (Config::kFeatures) {
-          weigh_features<Config>(rS, problem, tile, head, smem.lse(s), tile.first_key,
+          weigh_features<Config>(rS, rP, problem, tile, head, smem.lse(s), tile.first_key,
                                  m * Config::kBlockQ);
         } else {
           weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
@@ -285,11 +281,7 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
                             rS[4 * n + 3]);
         }
         ptx::named_barrier_arrive(kWeights, 256);
-        if constexpr (Config::kFeatures) {
-          pack_features<Config>(rS, rP);
-        } else {
-          S::pack(rS, rP);
-        }
+        if constexpr (!Config::kFeatures) S::pack(rS, rP);
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
         // dS is there, and the other has read P
         ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
@@ -345,14 +337,12 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
         for (int n = 0; n < S::kColumns; ++n) {
           float4 const p = ptx::shared_load4(weights + n * 128 * 16);
           const float row[4] = {p.x, p.y, p.z, p.w};
-          if constexpr (Config::kFeatures) {
-            differentiate_features<Config>(row, &rdS[4 * n], problem, tile, head, smem.lse(s),
-                                           smem.row_sums(s), n, tile.first_key,
-                                           m * Config::kBlockQ);
+          float2 const sums =
+              ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4);
+          if (Config::kFeatures && problem.features.rng != nullptr) {
+            differentiate_dropped(row, &rdS[4 * n], problem.features.dropout_scale, sums);
           } else {
-            differentiate<Config>(
-                row, &rdS[4 * n],
-                ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+            differentiate<Config>(row, &rdS[4 * n], sums);
           }
         }
         S::pack(rdS, rdP);

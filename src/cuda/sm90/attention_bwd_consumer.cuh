@@ -24,14 +24,20 @@ struct Scores {
   using Registers = float[4 * kColumns];
   using Packed = uint32_t[kSteps][4];
 
+  // A patch of two mma tiles.
+  static __device__ __forceinline__ void pack(const float* scores, uint32_t (&packed)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      packed[i] = Config::Dtype::pack(scores[2 * i], scores[2 * i + 1]);
+    }
+  }
   static __device__ __forceinline__ void pack(const Registers& scores, Packed& packed) {
 #pragma unroll
-    for (int kk = 0; kk < kSteps; ++kk) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        packed[kk][i] = Config::Dtype::pack(scores[8 * kk + 2 * i], scores[8 * kk + 2 * i + 1]);
-      }
-    }
+    for (int kk = 0; kk < kSteps; ++kk) pack(&scores[8 * kk], packed[kk]);
+  }
+  // Of mma tile n the element in column `e` of the row in `half`.
+  static __device__ __forceinline__ void clear(Packed& packed, int n, int half, int e) {
+    packed[n / 2][n % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0x0000ffffu;
   }
 };
 
@@ -103,11 +109,11 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
   ptx::wgmma_commit();
 }
 
-// 0 for weights of keys that the mask hides.
-template <class Config>
-__device__ __forceinline__ void hide_weights(typename Scores<Config>::Registers& weights,
-                                             const Mask& mask, int32_t first_key,
-                                             int32_t first_query) {
+// Calls clear(n, half, e) for the thread's scores of keys that the mask hides: of mma tile n, in
+// column `e` of the row in `half`.
+template <class Config, class Clear>
+__device__ __forceinline__ void hide(const Mask& mask, int32_t first_key, int32_t first_query,
+                                     Clear&& clear) {
   if (!mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64)) {
     return;
   }
@@ -122,7 +128,7 @@ __device__ __forceinline__ void hide_weights(typename Scores<Config>::Registers&
     for (int n = 0; n < Scores<Config>::kColumns; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (n * 8 + e < begin || n * 8 + e >= end) weights[4 * n + 2 * half + e] = 0.f;
+        if (n * 8 + e < begin || n * 8 + e >= end) clear(n, half, e);
       }
     }
   }
@@ -144,7 +150,8 @@ __device__ __forceinline__ void weigh(typename Scores<Config>::Registers& scores
       pair[1] = exp2_approx(pair[1] * factor - shift.y);
     }
   }
-  hide_weights<Config>(scores, mask, first_key, first_query);
+  hide<Config>(mask, first_key, first_query,
+               [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
 }
 
 // dS of mma tile n = P (dP - D), where dP was.

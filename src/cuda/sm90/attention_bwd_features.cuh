@@ -3,6 +3,7 @@
 // longer than the products.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "core/dropout.cuh"
 #include "core/score_modification.cuh"
@@ -11,141 +12,200 @@
 
 namespace flashvar::sm90 {
 
-// The thread's first score: accumulator i of mma tile n is 8 n + i % 2 queries and i / 2 * 8 keys
-// on.
-struct FeaturePlace {
-  int32_t key, query, column;
+// What a loop is made for. Most calls have one feature: their loops ask nothing, and the code of
+// others is not in their way.
+enum class Feature { kSoftcap, kAlibi, kDropout, kSeveral };
 
-  __device__ __forceinline__ FeaturePlace(int32_t first_key, int32_t first_query) {
-    uint32_t const thread = ptx::thread_index();
-    column = thread % 4 * 2;
-    key = first_key + thread / 32 % 4 * 16 + thread % 32 / 4;
-    query = first_query + column;
-  }
-
-  __device__ __forceinline__ float bias(const Alibi& alibi, int n, int i) const {
-    return alibi(alibi.distance(query, key) + static_cast<float>(8 * n + i % 2 - i / 2 * 8));
-  }
-  // LSE or D of the queries of mma tile n.
-  __device__ __forceinline__ float2 of_queries(uint32_t smem, int n) const {
-    return ptx::shared_load2(smem + (8 * n + column) * 4);
-  }
-};
-
-// Turns scores into weights before dropout; those that it drops become negative.
-template <class Config, class Tile>
-__device__ __forceinline__ void weigh_features(typename Scores<Config>::Registers& scores,
-                                               const AttentionBwdProblem& problem, const Tile& tile,
-                                               uint32_t head, uint32_t lse, int32_t first_key,
-                                               int32_t first_query) {
-  const ScoreFeatures& features = problem.features;
-  const Mask& mask = tile.mask;
-  FeaturePlace const place(first_key, first_query);
-#pragma unroll
-  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {  // two mma tiles, a patch of dropout
-    float* const score = &scores[8 * kk];
-    float scale = features.scale;  // what the scores are yet to be multiplied by
-    if (features.softcap != 0.f) {
-      Softcap const softcap(features.softcap, scale);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) score[i] = softcap(score[i]);
-      scale = 1.f;
-    }
-    if (features.alibi_slopes != nullptr) {
-      Alibi const alibi(problem, tile.batch, head, mask.seqlen_q, mask.seqlen_k);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        score[i] = score[i] * scale + place.bias(alibi, 2 * kk + i / 4, i % 4);
-      }
-      scale = 1.f;
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float2 const shift = place.of_queries(lse, 2 * kk + j);
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        score[i] = exp2_approx(score[i] * (scale / kLn2) - (i % 2 == 0 ? shift.x : shift.y));
-      }
-    }
-  }
-  hide_weights<Config>(scores, mask, first_key, first_query);
-  if (features.rng == nullptr) return;
-  DropoutWords const words(features.rng, tile.batch * problem.heads_q + head);
-#pragma unroll
-  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
-    DropoutBits const bits = words.along_rows(place.query + 16 * kk, place.key);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float& weight = scores[8 * kk + i];
-      if (!bits.keeps(i / 4, i % 2, i / 2 % 2, features.dropout_threshold)) weight = -weight;
-    }
+// Calls `evaluate` with the Feature of the call, as a constant.
+template <class Evaluate>
+__device__ __forceinline__ void with_feature(const ScoreFeatures& features, Evaluate&& evaluate) {
+  bool const softcap = features.softcap != 0.f, alibi = features.alibi_slopes != nullptr;
+  bool const dropout = features.rng != nullptr;
+  if (alibi && !softcap && !dropout) {
+    evaluate(std::integral_constant<Feature, Feature::kAlibi>{});
+  } else if (softcap && !alibi && !dropout) {
+    evaluate(std::integral_constant<Feature, Feature::kSoftcap>{});
+  } else if (dropout && !alibi && !softcap) {
+    evaluate(std::integral_constant<Feature, Feature::kDropout>{});
+  } else {
+    evaluate(std::integral_constant<Feature, Feature::kSeveral>{});
   }
 }
 
-// Weights after dropout as operand a, but for the factor of those that are kept: dV gets it.
-template <class Config>
-__device__ __forceinline__ void pack_features(const typename Scores<Config>::Registers& scores,
-                                              typename Scores<Config>::Packed& packed) {
+// dS of an mma tile, where dP was, of a call with dropout. `factors`: negative where it drops.
+__device__ __forceinline__ void differentiate_dropped(const float* factors, float* grads,
+                                                      float scale, float2 sums) {
 #pragma unroll
-  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* const pair = &scores[8 * kk + 2 * i];
-      packed[kk][i] = Config::Dtype::pack_positive(pair[0], pair[1]);
+  for (int i = 0; i < 4; ++i) {
+    float const grad = __float_as_int(factors[i]) >= 0 ? grads[i] * scale : 0.f;
+    grads[i] = fabsf(factors[i]) * (grad - (i % 2 == 0 ? sums.x : sums.y));
+  }
+}
+
+// The features of one step, for a thread whose first score is that of `key` and `query`:
+// accumulator i of mma tile n is 8 n + i % 2 queries and i / 2 * 8 keys on. Patches are two mma
+// tiles, 2 kk and 2 kk + 1.
+template <class Config, Feature kFeature>
+struct FeatureStep {
+  const ScoreFeatures& features;
+  float scale_log2;
+  int32_t key, query;
+  uint32_t row_values;  // of the thread's first query, from the start of LSE or of D
+  float slope_log2;     // of ALiBi, negative, with the distance of the first score
+  float distance;
+  DropoutWords words;
+  // Zeros, made of a patch's weights, which have no sign: Philox of the patch after the next waits
+  // for them. The compiler would start all patches at once, with registers for half of that.
+  uint32_t chain[2] = {0, 0};
+
+  template <class Tile>
+  __device__ __forceinline__ FeatureStep(const AttentionBwdProblem& problem, const Tile& tile,
+                                         uint32_t head, int32_t first_key, int32_t first_query)
+      : features(problem.features), scale_log2(problem.features.scale * (1.f / kLn2)) {
+    uint32_t const thread = ptx::thread_index();
+    key = first_key + thread / 32 % 4 * 16 + thread % 32 / 4;
+    query = first_query + thread % 4 * 2;
+    row_values = thread % 4 * 8;
+    if (has(Feature::kAlibi)) {
+      Alibi const alibi(problem, tile.batch, head, tile.mask.seqlen_q, tile.mask.seqlen_k);
+      slope_log2 = -alibi.slope * (1.f / kLn2);
+      distance = alibi.distance(query, key);
+    }
+    if (has(Feature::kDropout)) {
+      words = DropoutWords(features.rng, tile.batch * problem.heads_q + head);
     }
   }
+
+  __device__ __forceinline__ bool has(Feature which) const {
+    if constexpr (kFeature != Feature::kSeveral) return kFeature == which;
+    return which == Feature::kSoftcap ? features.softcap != 0.f
+           : which == Feature::kAlibi ? features.alibi_slopes != nullptr
+                                      : features.rng != nullptr;
+  }
+
+  // Packs the weights of a patch as operand a, but for the factor of those that dropout keeps,
+  // which dV gets. Leaves, where the scores were, what dP - D is multiplied by: the weights times
+  // softcap's derivative. Of weights that are dropped it is negative.
+  __device__ __forceinline__ void weigh(int kk, uint32_t lse, float* scores,
+                                        uint32_t (&packed)[4]) {
+    float exponent[8];  // but for the score's part
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float2 const shift = of_queries(lse, 2 * kk + j);
+#pragma unroll
+      for (int i = 4 * j; i < 4 * j + 4; ++i) exponent[i] = i % 2 == 0 ? -shift.x : -shift.y;
+    }
+    if (has(Feature::kAlibi)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float const on = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
+        exponent[i] = fmaf(slope_log2, fabsf(distance + on), exponent[i]);
+      }
+    }
+    float weights[8];
+    if (has(Feature::kSoftcap)) {
+      Softcap const softcap(features.softcap, features.scale);
+      float const cap_log2 = features.softcap * (1.f / kLn2);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float const inverse = softcap.inverse(scores[i]);
+        weights[i] = exp2_approx(fmaf(-2.f * cap_log2, inverse, exponent[i] + cap_log2));
+        scores[i] = 4.f * fmaf(-inverse, inverse, inverse);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        weights[i] = exp2_approx(fmaf(scores[i], scale_log2, exponent[i]));
+        scores[i] = 1.f;
+      }
+    }
+    if (has(Feature::kDropout)) {
+      DropoutBits const bits = words.along_rows(query + 16 * kk + chain[kk % 2], key);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (!bits.keeps(i / 4, i % 2, i / 2 % 2, features.dropout_threshold)) {
+          weights[i] = -weights[i];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      packed[i] = Config::Dtype::pack_positive(weights[2 * i], weights[2 * i + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scores[i] *= weights[i];
+    chain[kk % 2] = packed[3] >> 31;
+  }
+
+  // dS of a patch, where dP was; `factors`: what weigh() left.
+  __device__ __forceinline__ void differentiate(int kk, uint32_t row_sums, const float* factors,
+                                                float* grads) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float2 const sums = of_queries(row_sums, 2 * kk + j);
+      if (has(Feature::kDropout)) {
+        differentiate_dropped(&factors[4 * j], &grads[4 * j], features.dropout_scale, sums);
+      } else {
+        sm90::differentiate<Config>(&factors[4 * j], &grads[4 * j], sums);
+      }
+    }
+  }
+
+ private:
+  // LSE or D of the queries of mma tile n.
+  __device__ __forceinline__ float2 of_queries(uint32_t smem, int n) const {
+    return ptx::shared_load2(smem + n * 32 + row_values);
+  }
+};
+
+// Sharing::kKeys: S and dP to P and dS, packed, with S and dP in registers: what comes of a score
+// is used where it is known, and none of it is kept or computed again.
+template <class Config, class Tile>
+__device__ __forceinline__ void evaluate_features(
+    typename Scores<Config>::Registers& scores, typename Scores<Config>::Registers& grads,
+    typename Scores<Config>::Packed& packed_weights, typename Scores<Config>::Packed& packed_grads,
+    const AttentionBwdProblem& problem, const Tile& tile, uint32_t head, uint32_t lse,
+    uint32_t row_sums, int32_t first_key, int32_t first_query) {
+  with_feature(problem.features, [&](auto feature) {
+    FeatureStep<Config, feature.value> step(problem, tile, head, first_key, first_query);
+#pragma unroll
+    for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+      step.weigh(kk, lse, &scores[8 * kk], packed_weights[kk]);
+      step.differentiate(kk, row_sums, &scores[8 * kk], &grads[8 * kk]);
+      Scores<Config>::pack(&grads[8 * kk], packed_grads[kk]);
+    }
+  });
+  hide<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
+    Scores<Config>::clear(packed_weights, n, half, e);
+    Scores<Config>::clear(packed_grads, n, half, e);
+  });
+}
+
+// Sharing::kProducts, the first warpgroup: S to P, packed, and what the second multiplies dP - D
+// by.
+template <class Config, class Tile>
+__device__ __forceinline__ void weigh_features(typename Scores<Config>::Registers& scores,
+                                               typename Scores<Config>::Packed& packed,
+                                               const AttentionBwdProblem& problem, const Tile& tile,
+                                               uint32_t head, uint32_t lse, int32_t first_key,
+                                               int32_t first_query) {
+  with_feature(problem.features, [&](auto feature) {
+    FeatureStep<Config, feature.value> step(problem, tile, head, first_key, first_query);
+#pragma unroll
+    for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+      step.weigh(kk, lse, &scores[8 * kk], packed[kk]);
+    }
+  });
+  hide<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
+    Scores<Config>::clear(packed, n, half, e);
+    scores[4 * n + 2 * half + e] = 0.f;
+  });
 }
 
 // What dV is multiplied by.
 template <class Config>
 __device__ __forceinline__ float grad_v_scale(const AttentionBwdProblem& problem) {
   return Config::kFeatures ? problem.features.dropout_scale : 1.f;
-}
-
-// What a derivative of softcap is taken for 0 below: log2 P + LSE is rounded, by some 2^-22 of the
-// LSE, which is that of the scores with ALiBi.
-inline constexpr float kSaturated = 1e-5f;
-
-// dS of mma tile n, where dP was. The capped score, which softcap's derivative is made of, is that
-// which the weight came of: to keep it too there are no registers.
-template <class Config, class Tile>
-__device__ __forceinline__ void differentiate_features(const float* weights, float* grads,
-                                                       const AttentionBwdProblem& problem,
-                                                       const Tile& tile, uint32_t head,
-                                                       uint32_t lse, uint32_t row_sums, int n,
-                                                       int32_t first_key, int32_t first_query) {
-  const ScoreFeatures& features = problem.features;
-  FeaturePlace const place(first_key, first_query);
-  float2 const sums = place.of_queries(row_sums, n);
-  if (features.rng == nullptr) {
-    differentiate<Config>(weights, grads, sums);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      bool const kept = __float_as_int(weights[i]) >= 0;
-      float const grad = kept ? grads[i] * features.dropout_scale : 0.f;
-      grads[i] = fabsf(weights[i]) * (grad - (i % 2 == 0 ? sums.x : sums.y));
-    }
-  }
-  if (features.softcap == 0.f) return;
-  Softcap const softcap(features.softcap);
-  float2 const shift = place.of_queries(lse, n);
-  float capped[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    capped[i] = (__log2f(fabsf(weights[i])) + (i % 2 == 0 ? shift.x : shift.y)) * kLn2;
-  }
-  if (features.alibi_slopes != nullptr) {
-    Alibi const alibi(problem, tile.batch, head, tile.mask.seqlen_q, tile.mask.seqlen_k);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) capped[i] -= place.bias(alibi, n, i);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // Saturated scores have no gradient, and of no weight nothing is known; NaN stays NaN.
-    float const derivative = softcap.derivative(capped[i]);
-    grads[i] = weights[i] == 0.f || derivative <= kSaturated ? 0.f : grads[i] * derivative;
-  }
 }
 
 }  // namespace flashvar::sm90

@@ -14,14 +14,16 @@ template <class Tile>
 struct QueryWalk {
   const Tile& tile;
   int32_t m, left;          // this block of queries, and how many steps are left with this one
-  uint32_t number, before;  // KeyTile::query_tile() of it and of the one before
+  uint32_t number, before;  // KeyTile::query_tile() of it and of the one before, or kNone
+
+  static constexpr uint32_t kNone = 0xffffffff;
 
   __device__ __forceinline__ QueryWalk(const AttentionBwdArguments& arguments, const Tile& tile)
       : tile(tile),
         m(tile.reversed() ? tile.end - 1 : tile.begin),
         left(arguments.problem.group * (tile.end - tile.begin)),
         number(tile.query_tile(arguments, tile.head_kv * arguments.problem.group, m)),
-        before(0) {}
+        before(kNone) {}
 
   __device__ __forceinline__ void advance(const AttentionBwdArguments& arguments) {
     before = number;
