@@ -44,11 +44,4 @@ struct Mask {
   }
 };
 
-// Blocks of keys add to block m of queries one after the other: how many before the one that begins
-// with `first_key`, and sees the queries.
-__device__ __forceinline__ uint32_t turn_at_queries(const Mask& mask, int32_t first_key, int32_t m,
-                                                    int32_t block_q, int32_t block_kv) {
-  return (first_key - mask.visible_begin(m * block_q) / block_kv * block_kv) / block_kv;
-}
-
 }  // namespace flashvar

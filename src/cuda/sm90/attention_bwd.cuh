@@ -17,13 +17,12 @@
 #include "sm90/attention_bwd_consumer.cuh"
 #include "sm90/attention_bwd_features.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
-#include "sm90/attention_bwd_queries.cuh"
 #include "sm90/attention_bwd_ragged.cuh"
+#include "sm90/attention_bwd_walk.cuh"
 
 namespace flashvar::sm90 {
 
-// Named barriers. kScores: dS is complete, for those who wrote it (kOrdered: who wait for their
-// turn as well). kWeights: P is.
+// Named barriers. kScores: dS is complete, for those who wrote it. kWeights: P is.
 enum : uint32_t { kScores = 1, kWeights = 2 };
 
 // The caller has announced the bytes.
@@ -131,12 +130,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         S::pack(rS, rP);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rdS);
-#pragma unroll
-        for (int n = 0; n < S::kColumns; ++n) {
-          differentiate<Config>(
-              &rS[4 * n], &rdS[4 * n],
-              ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
-        }
+        differentiate_all<Config>(rS, rdS, smem.row_sums(s));
         S::pack(rdS, rdP);
         hand_over(rdP, scores);
         float rQ[Config::kGradQCols / 2];
@@ -148,9 +142,8 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
         }
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
-        uint32_t const added = walk.before;
         if constexpr (!first.value) {
-          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, added, warpgroup));
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(rV);
@@ -158,7 +151,6 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         step.advance();
         walk.advance(arguments);
         if constexpr (!last.value) start_scores();
-        if constexpr (!first.value) pass_turn<Config>(arguments, added);
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
@@ -167,9 +159,9 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           ptx::wgmma_pin(rS);
         }
       };
-      // Of kFeatures, once in the code, as evaluating them is long: nothing is in flight between
-      // steps, the other warpgroup's products run meanwhile.
-      auto take_long_step = [&] {
+      // Of kSerial: once in the code, as evaluating features is long, and the other warpgroup's
+      // products run meanwhile.
+      auto take_serial_step = [&] {
         uint32_t const s = step.stage(), head = walk.number / arguments.query_tiles;
         int32_t const first_query = walk.m * Config::kBlockQ;
         ScoreState const scores{step.count}, before{step.count - 1};
@@ -181,18 +173,34 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
         ptx::wgmma_pin(rdS);
-        evaluate_features<Config>(rS, rdS, rP, rdP, problem, tile, head, smem.lse(s),
-                                  smem.row_sums(s), first_key, first_query);
-        hand_over(rdP, scores);
-        bool const later = walk.before != walk.kNone;
+        if constexpr (Config::kFeatures) {
+          evaluate_features<Config>(rS, rdS, rP, rdP, problem, tile, head,
+                                    ColumnValues(smem.lse(s)), ColumnValues(smem.row_sums(s)),
+                                    first_key, first_query);
+          hide_keys<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
+            S::clear(rP, n, half, e);
+            S::clear(rdP, n, half, e);
+          });
+        } else {
+          weigh<Config>(rS, factor, smem.lse(s), tile.mask, first_key, first_query);
+          S::pack(rS, rP);
+          differentiate_all<Config>(rS, rdS, smem.row_sums(s));
+          S::pack(rdS, rdP);
+        }
+        bool const later = Config::kGradQ && walk.before != walk.kNone;
         float rQ[Config::kGradQCols / 2];
-        // Of the first step it is of no use, and not added.
-        if (later) ptx::mbarrier_wait(smem.full_grad_scores(before.stage()), before.phase());
-        multiply_grad_q<Config>(rQ, smem.grad_scores(before.stage()), smem.k(), warpgroup);
+        if constexpr (Config::kGradQ) {
+          hand_over(rdP, scores);
+          // Of the first step it is of no use, and not added.
+          if (later) ptx::mbarrier_wait(smem.full_grad_scores(before.stage()), before.phase());
+          multiply_grad_q<Config>(rQ, smem.grad_scores(before.stage()), smem.k(), warpgroup);
+        }
         multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
-        ptx::wgmma_wait<2>();
-        ptx::wgmma_pin(rQ);
+        if constexpr (Config::kGradQ) {
+          ptx::wgmma_wait<2>();
+          ptx::wgmma_pin(rQ);
+        }
         if (later) {
           if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
           add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
@@ -203,14 +211,13 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        if (later) pass_turn<Config>(arguments, walk.before);
         step.advance();
         walk.advance(arguments);
       };
       ptx::mbarrier_wait(smem.full_k(), kv.phase());
-      if constexpr (Config::kFeatures) {
+      if constexpr (Config::kSerial) {
         ptx::mbarrier_wait(smem.full_v(), kv.phase());
-        while (walk.left > 0) take_long_step();
+        while (walk.left > 0) take_serial_step();
       } else {
         start_scores();
         ptx::mbarrier_wait(smem.full_v(), kv.phase());
@@ -224,21 +231,23 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           take_step(std::false_type{}, std::true_type{});
         }
       }
-      float rQ[Config::kGradQCols / 2];
-      ScoreState const before{step.count - 1};
-      start_grad_q(rQ, before);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(rQ);
-      if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
-      add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+      if constexpr (Config::kGradQ) {
+        float rQ[Config::kGradQCols / 2];
+        ScoreState const before{step.count - 1};
+        start_grad_q(rQ, before);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(rQ);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_grad_scores(before.stage()));
+        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, walk.before, warpgroup));
+      }
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
-      pass_turn<Config>(arguments, walk.before);
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, grad_v_scale<Config>(problem),
-                                          first_key, problem.head_dim_v);
-    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile, rK, problem.features.scale,
-                                         first_key, problem.head_dim);
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(), rV,
+                                          grad_v_scale<Config>(problem), first_key,
+                                          problem.head_dim_v);
+    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile.batch, tile.head_kv, tile.rows(), rK,
+                                         problem.features.scale, first_key, problem.head_dim);
   }
 }
 
@@ -269,8 +278,13 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rS);
         if constexpr (Config::kFeatures) {
-          weigh_features<Config>(rS, rP, problem, tile, head, smem.lse(s), tile.first_key,
-                                 m * Config::kBlockQ);
+          weigh_features<Config>(rS, rP, problem, tile, head, ColumnValues(smem.lse(s)),
+                                 tile.first_key, m * Config::kBlockQ);
+          hide_keys<Config>(tile.mask, tile.first_key, m * Config::kBlockQ,
+                            [&](int n, int half, int e) {
+                              S::clear(rP, n, half, e);
+                              rS[4 * n + 2 * half + e] = 0.f;
+                            });
         } else {
           weigh<Config>(rS, factor, smem.lse(s), tile.mask, tile.first_key, m * Config::kBlockQ);
         }
@@ -286,23 +300,29 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
         // dS is there, and the other has read P
         ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
         float rQ[Config::kGradQCols / 2];
-        multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 0);
-        ptx::wgmma_wait<1>();
+        if constexpr (Config::kGradQ) {
+          multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 0);
+        }
+        ptx::wgmma_wait<Config::kGradQ ? 1 : 0>();
         ptx::wgmma_pin(rV);
         ptx::mbarrier_arrive(smem.empty_grad_out(s));
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(rQ);
+        if constexpr (Config::kGradQ) {
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(rQ);
+        }
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        uint32_t const number = tile.query_tile(arguments, head, m);
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 0));
-        pass_turn<Config>(arguments, number);
+        if constexpr (Config::kGradQ) {
+          uint32_t const number = tile.query_tile(arguments, head, m);
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 0));
+        }
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile, rV, grad_v_scale<Config>(problem),
-                                          tile.first_key, problem.head_dim_v);
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(), rV,
+                                          grad_v_scale<Config>(problem), tile.first_key,
+                                          problem.head_dim_v);
   }
 }
 
@@ -340,40 +360,42 @@ __device__ __forceinline__ void consume_scores(const AttentionBwdArguments& argu
           float2 const sums =
               ptx::shared_load2(smem.row_sums(s) + (n * 8 + ptx::thread_index() % 4 * 2) * 4);
           if (Config::kFeatures && problem.features.rng != nullptr) {
-            differentiate_dropped(row, &rdS[4 * n], problem.features.dropout_scale, sums);
+            differentiate_dropped<ColumnValues>(row, &rdS[4 * n], problem.features.dropout_scale,
+                                                sums);
           } else {
-            differentiate<Config>(row, &rdS[4 * n], sums);
+            differentiate<ColumnValues>(row, &rdS[4 * n], sums);
           }
         }
         S::pack(rdS, rdP);
-        store_scores<Config>(smem.grad_scores(0), rdP);
-        ptx::fence_async_proxy();
-        ptx::mbarrier_arrive(smem.full_grad_scores(0));
-        if constexpr (Config::kOrdered) {
-          ptx::mbarrier_wait(smem.full_grad_scores(0), step.count % 2);
-        } else {
-          ptx::named_barrier_sync(kScores, 128);
+        if constexpr (Config::kGradQ) {
+          store_scores<Config>(smem.grad_scores(0), rdP);
+          ptx::fence_async_proxy();
         }
+        ptx::mbarrier_arrive(smem.full_grad_scores(0));
+        if constexpr (Config::kGradQ) ptx::named_barrier_sync(kScores, 128);
         ptx::mbarrier_arrive(smem.empty_grad_out(s));
         float rQ[Config::kGradQCols / 2];
-        multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 1);
+        if constexpr (Config::kGradQ) {
+          multiply_grad_q<Config>(rQ, smem.grad_scores(0), smem.k(), 1);
+        }
         ptx::mbarrier_wait(smem.full_q(s), step.phase());
         multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(rQ);
-        uint32_t const number = tile.query_tile(arguments, head, m);
-        add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 1));
+        if constexpr (Config::kGradQ) {
+          ptx::wgmma_wait<1>();
+          ptx::wgmma_pin(rQ);
+          uint32_t const number = tile.query_tile(arguments, head, m);
+          add_grad_q<Config>(rQ, grad_q_part<Config>(arguments, number, 1));
+        }
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(rK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        pass_turn<Config>(arguments, number);
         step.advance();
       });
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile, rK, problem.features.scale,
-                                         tile.first_key, problem.head_dim);
+    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile.batch, tile.head_kv, tile.rows(), rK,
+                                         problem.features.scale, tile.first_key, problem.head_dim);
   }
 }
 
@@ -389,13 +411,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(smem.empty_kv(), warps);
     for (uint32_t slot = 0; Config::kRagged && slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(smem.full_tile(slot), 1);
-      // And those who copy, and who looks for turns.
-      ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + (Config::kOrdered ? 3 : 2));
+      ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + 2);  // and those who copy
     }
     if constexpr (Config::kRagged) ptx::mbarrier_init(smem.want_tile(), 1);
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
-      ptx::mbarrier_init(smem.full_grad_scores(stage),
-                         (Config::kSharesKeys ? warps : 128) + (Config::kOrdered ? 1 : 0));
+      ptx::mbarrier_init(smem.full_grad_scores(stage), Config::kSharesKeys ? warps : 128);
       ptx::mbarrier_init(smem.empty_grad_scores(stage), warps);
     }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {

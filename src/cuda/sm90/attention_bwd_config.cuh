@@ -9,9 +9,9 @@ namespace flashvar::sm90 {
 enum class BwdPurpose {
   kDense,     // one length for all sequences
   kRagged,    // lengths that the device alone knows; the others serve them too
-  kOrdered,   // dQ is added up in the order of the keys, so that it is the same every time
   kFeatures,  // ScoreFeatures but for a bias
-  kOrderedFeatures,
+  kKeys,      // dK and dV alone: dQ has a kernel of its own (attention_bwd_queries.cuh)
+  kKeysFeatures,
 };
 
 // How two consumer warpgroups share a block's work.
@@ -56,10 +56,12 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdPurpose 
 struct AttentionBwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kRagged = kPurpose != BwdPurpose::kDense;
-  static constexpr bool kOrdered =
-      kPurpose == BwdPurpose::kOrdered || kPurpose == BwdPurpose::kOrderedFeatures;
   static constexpr bool kFeatures =
-      kPurpose == BwdPurpose::kFeatures || kPurpose == BwdPurpose::kOrderedFeatures;
+      kPurpose == BwdPurpose::kFeatures || kPurpose == BwdPurpose::kKeysFeatures;
+  static constexpr bool kGradQ =
+      kPurpose != BwdPurpose::kKeys && kPurpose != BwdPurpose::kKeysFeatures;
+  // Nothing is in flight between steps.
+  static constexpr bool kSerial = kFeatures || !kGradQ;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
@@ -69,6 +71,7 @@ struct AttentionBwdConfig {
   static constexpr int kPagesV = (kHeadDimV + kPageCols - 1) / kPageCols;
   static constexpr int kBlockQ = kTile.block_q;
   static constexpr int kBlockKV = kSharesKeys ? 128 : 64;
+  static constexpr int kScoreColumns = kBlockQ;
   static constexpr int kConsumers = 2;
   static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -79,8 +82,7 @@ struct AttentionBwdConfig {
   static constexpr bool kSplitsRows = kBlockQ == 128;
   static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of a warpgroup
-  // Behind both parts: how many warps have added theirs, where that is counted.
-  static constexpr int kTileElements = 2 * kGradQElements + (kOrdered ? 4 : 0);
+  static constexpr int kTileElements = 2 * kGradQElements;
   static_assert(kBlockQ == 128 || kBlockQ == 64, "two warpgroups share dQ");
 
   static constexpr int kPageBytesQ = kBlockQ * 128;
@@ -99,6 +101,65 @@ struct AttentionBwdConfig {
       kBarrierBytes + kBytesK + kBytesV + kStages * (kBytesQ + kBytesGradOut) +
       kScoreStages * kBytesScores + kBytesWeights + 2 * kStages * kRowBytes;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+};
+
+// dQ by itself.
+struct AttentionBwdQueriesTile {
+  int max_head_dim;
+  int block_kv;
+  int stages;    // buffers of K
+  int stages_v;  // buffers of V
+};
+
+// clang-format off
+inline constexpr AttentionBwdQueriesTile kAttentionBwdQueriesTiles[] = {
+    { 64, 128, 2, 2},
+    {128, 128, 2, 2},
+    {192,  64, 2, 2},
+    {256,  64, 2, 1},
+};
+// clang-format on
+
+constexpr AttentionBwdQueriesTile attention_bwd_queries_tile(int head_dim) {
+  for (const AttentionBwdQueriesTile& tile : kAttentionBwdQueriesTiles) {
+    if (head_dim <= tile.max_head_dim) return tile;
+  }
+  return {};
+}
+
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kFeatures_>
+struct AttentionBwdQueriesConfig {
+  using Dtype = Dtype_;
+  static constexpr bool kFeatures = kFeatures_;
+  static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
+  static constexpr AttentionBwdQueriesTile kTile = attention_bwd_queries_tile(kLargest);
+  static constexpr int kHeadDim = product_dim(kHeadDim_);
+  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kPages = (kHeadDim + kPageCols - 1) / kPageCols;
+  static constexpr int kPagesV = (kHeadDimV + kPageCols - 1) / kPageCols;
+  static constexpr int kConsumers = 2;
+  static constexpr int kBlockQ = 64 * kConsumers;
+  static constexpr int kBlockKV = kTile.block_kv;
+  static constexpr int kScoreColumns = kBlockKV;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kStagesV = kTile.stages_v;
+  static constexpr int kBlocksAhead = 512 / kBlockKV;                        // as of the forward
+  static constexpr int kRowsPerTile = attention_bwd_tile(kLargest).block_q;  // of LSE and D
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static constexpr int kPageBytesQ = kBlockQ * 128;
+  static constexpr int kPageBytesKV = kBlockKV * 128;
+  static constexpr int kGradOutAt = kPages * kPageBytesQ;  // behind Q
+  static constexpr int kBytesQ = kGradOutAt + kPagesV * kPageBytesQ;
+  static constexpr int kBytesK = kPages * kPageBytesKV;
+  static constexpr int kBytesV = kPagesV * kPageBytesKV;
+  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kSharedMemory =
+      kBarrierBytes + kBytesQ + kStages * kBytesK + kStagesV * kBytesV;
+  static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+  static_assert(kStagesV <= kStages, "barriers are numbered by K's buffers");
 };
 
 }  // namespace flashvar::sm90

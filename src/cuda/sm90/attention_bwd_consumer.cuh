@@ -19,8 +19,8 @@ namespace flashvar::sm90 {
 // Accumulators of scores and their packed form as operand a.
 template <class Config>
 struct Scores {
-  static constexpr int kColumns = Config::kBlockQ / 8;  // mma tiles of a row
-  static constexpr int kSteps = Config::kBlockQ / 16;
+  static constexpr int kColumns = Config::kScoreColumns / 8;  // mma tiles of a row
+  static constexpr int kSteps = Config::kScoreColumns / 16;
   using Registers = float[4 * kColumns];
   using Packed = uint32_t[kSteps][4];
 
@@ -109,11 +109,11 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
   ptx::wgmma_commit();
 }
 
-// Calls clear(n, half, e) for the thread's scores of keys that the mask hides: of mma tile n, in
-// column `e` of the row in `half`.
+// Calls clear(n, half, e) for the thread's scores of keys that the mask hides, where rows are keys:
+// of mma tile n, in column `e` of the row in `half`.
 template <class Config, class Clear>
-__device__ __forceinline__ void hide(const Mask& mask, int32_t first_key, int32_t first_query,
-                                     Clear&& clear) {
+__device__ __forceinline__ void hide_keys(const Mask& mask, int32_t first_key, int32_t first_query,
+                                          Clear&& clear) {
   if (!mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64)) {
     return;
   }
@@ -150,17 +150,52 @@ __device__ __forceinline__ void weigh(typename Scores<Config>::Registers& scores
       pair[1] = exp2_approx(pair[1] * factor - shift.y);
     }
   }
-  hide<Config>(mask, first_key, first_query,
-               [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
+  hide_keys<Config>(mask, first_key, first_query,
+                    [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
 }
 
-// dS of mma tile n = P (dP - D), where dP was.
-template <class Config>
+// LSE or D of a thread's scores. Where rows are keys: of two queries for every mma tile, in shared
+// memory from the first query's on.
+struct ColumnValues {
+  uint32_t smem;
+
+  __device__ __forceinline__ explicit ColumnValues(uint32_t first)
+      : smem(first + ptx::thread_index() % 4 * 8) {}
+
+  // Of accumulators i of mma tile n: .x where i / kEvery is even, else .y.
+  static constexpr int kEvery = 1;
+  __device__ __forceinline__ float2 of_tile(int n) const {
+    return ptx::shared_load2(smem + n * 32);
+  }
+};
+
+// Where rows are queries: of the thread's two.
+struct RowValues {
+  float2 values;
+
+  static constexpr int kEvery = 2;
+  __device__ __forceinline__ float2 of_tile(int) const { return values; }
+};
+
+// dS of an mma tile = P (dP - D), where dP was.
+template <class Values>
 __device__ __forceinline__ void differentiate(const float* weights, float* scores, float2 sums) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    scores[2 * half] = weights[2 * half] * (scores[2 * half] - sums.x);
-    scores[2 * half + 1] = weights[2 * half + 1] * (scores[2 * half + 1] - sums.y);
+  for (int i = 0; i < 4; ++i) {
+    scores[i] = weights[i] * (scores[i] - (i / Values::kEvery % 2 == 0 ? sums.x : sums.y));
+  }
+}
+
+// dS of all, where rows are keys, with D of their queries in shared memory.
+template <class Config>
+__device__ __forceinline__ void differentiate_all(const typename Scores<Config>::Registers& weights,
+                                                  typename Scores<Config>::Registers& scores,
+                                                  uint32_t row_sums) {
+#pragma unroll
+  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+    differentiate<ColumnValues>(
+        &weights[4 * n], &scores[4 * n],
+        ptx::shared_load2(row_sums + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
   }
 }
 
@@ -194,19 +229,19 @@ __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCol
   }
 }
 
-// Rounds a warpgroup's 64 rows of dK or dV into their tensor.
-template <class Config, int kDim, class Tile>
-__device__ __forceinline__ void store_grad(const TensorView& tensor, const Tile& tile,
-                                           const float (&grad)[kDim / 2], float scale,
-                                           int32_t first_key, int32_t head_dim) {
+// Rounds a warpgroup's 64 rows of a gradient into their tensor: from row `first` on of a sequence
+// that has `rows`.
+template <class Config, int kDim>
+__device__ __forceinline__ void store_grad(const TensorView& tensor, uint32_t batch, uint32_t head,
+                                           const Span& rows, const float (&grad)[kDim / 2],
+                                           float scale, int32_t first, int32_t head_dim) {
   uint32_t const thread = ptx::thread_index() % 128;
   int const lane = thread % 32;
-  uint16_t* const head =
-      tensor.data + tile.batch * tensor.batch_stride + tile.head_kv * tensor.head_stride;
+  uint16_t* const data = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int32_t const row = first_key + thread / 32 * 16 + half * 8 + lane / 4;
-    uint16_t* const target = head + (tile.row_k() + row) * tensor.seq_stride;
+    int32_t const row = first + thread / 32 * 16 + half * 8 + lane / 4;
+    uint16_t* const target = data + (rows.first + row) * tensor.seq_stride;
 #pragma unroll
     for (int n = 0; n < kDim / 8; n += 4) {
       uint32_t word[4];
@@ -219,7 +254,7 @@ __device__ __forceinline__ void store_grad(const TensorView& tensor, const Tile&
       }
       uint4 const chunk = transpose_quad(word);
       int const column = (n + lane % 4) * 8;
-      if (row < tile.key_rows() && column < head_dim) {
+      if (row < rows.count && column < head_dim) {
         *reinterpret_cast<uint4*>(target + column) = chunk;
       }
     }

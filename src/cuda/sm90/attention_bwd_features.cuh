@@ -1,6 +1,6 @@
-// ScoreFeatures in the backward's scores, whose rows are keys: softcap, ALiBi and dropout. A bias
-// is left to the mma.sync family: its gradient is an access to memory for every score, which takes
-// longer than the products.
+// ScoreFeatures in the backward's scores: softcap, ALiBi and dropout. A bias is left to the
+// mma.sync family: its gradient is an access to memory for every score, which takes longer than the
+// products.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -33,25 +33,26 @@ __device__ __forceinline__ void with_feature(const ScoreFeatures& features, Eval
 }
 
 // dS of an mma tile, where dP was, of a call with dropout. `factors`: negative where it drops.
+template <class Values>
 __device__ __forceinline__ void differentiate_dropped(const float* factors, float* grads,
                                                       float scale, float2 sums) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float const grad = __float_as_int(factors[i]) >= 0 ? grads[i] * scale : 0.f;
-    grads[i] = fabsf(factors[i]) * (grad - (i % 2 == 0 ? sums.x : sums.y));
+    grads[i] = fabsf(factors[i]) * (grad - (i / Values::kEvery % 2 == 0 ? sums.x : sums.y));
   }
 }
 
-// The features of one step, for a thread whose first score is that of `key` and `query`:
-// accumulator i of mma tile n is 8 n + i % 2 queries and i / 2 * 8 keys on. Patches are two mma
-// tiles, 2 kk and 2 kk + 1.
-template <class Config, Feature kFeature>
+// The features of one step, for a thread whose first score is that of `key` and `query`. Patches
+// are two mma tiles, 2 kk and 2 kk + 1: accumulator i of tile n is 8 n + i % 2 columns and i / 2 *
+// 8 rows on.
+template <class Config, Feature kFeature, class Values>
 struct FeatureStep {
+  static constexpr bool kRowsAreKeys = Values::kEvery == 1;
   const ScoreFeatures& features;
   float scale_log2;
   int32_t key, query;
-  uint32_t row_values;  // of the thread's first query, from the start of LSE or of D
-  float slope_log2;     // of ALiBi, negative, with the distance of the first score
+  float slope_log2;  // of ALiBi, negative, with the distance of the first score
   float distance;
   DropoutWords words;
   // Zeros, made of a patch's weights, which have no sign: Philox of the patch after the next waits
@@ -63,9 +64,9 @@ struct FeatureStep {
                                          uint32_t head, int32_t first_key, int32_t first_query)
       : features(problem.features), scale_log2(problem.features.scale * (1.f / kLn2)) {
     uint32_t const thread = ptx::thread_index();
-    key = first_key + thread / 32 % 4 * 16 + thread % 32 / 4;
-    query = first_query + thread % 4 * 2;
-    row_values = thread % 4 * 8;
+    int32_t const row = thread / 32 % 4 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+    key = first_key + (kRowsAreKeys ? row : column);
+    query = first_query + (kRowsAreKeys ? column : row);
     if (has(Feature::kAlibi)) {
       Alibi const alibi(problem, tile.batch, head, tile.mask.seqlen_q, tile.mask.seqlen_k);
       slope_log2 = -alibi.slope * (1.f / kLn2);
@@ -86,20 +87,23 @@ struct FeatureStep {
   // Packs the weights of a patch as operand a, but for the factor of those that dropout keeps,
   // which dV gets. Leaves, where the scores were, what dP - D is multiplied by: the weights times
   // softcap's derivative. Of weights that are dropped it is negative.
-  __device__ __forceinline__ void weigh(int kk, uint32_t lse, float* scores,
+  __device__ __forceinline__ void weigh(int kk, const Values& lse, float* scores,
                                         uint32_t (&packed)[4]) {
     float exponent[8];  // but for the score's part
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      float2 const shift = of_queries(lse, 2 * kk + j);
+      float2 const shift = lse.of_tile(2 * kk + j);
 #pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i) exponent[i] = i % 2 == 0 ? -shift.x : -shift.y;
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        exponent[i] = i / Values::kEvery % 2 == 0 ? -shift.x : -shift.y;
+      }
     }
     if (has(Feature::kAlibi)) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float const on = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
-        exponent[i] = fmaf(slope_log2, fabsf(distance + on), exponent[i]);
+        exponent[i] =
+            fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + on : distance - on), exponent[i]);
       }
     }
     float weights[8];
@@ -120,12 +124,16 @@ struct FeatureStep {
       }
     }
     if (has(Feature::kDropout)) {
-      DropoutBits const bits = words.along_rows(query + 16 * kk + chain[kk % 2], key);
+      int32_t const on = 16 * kk + chain[kk % 2];
+      DropoutBits const bits =
+          kRowsAreKeys ? words.along_rows(query + on, key) : words.along_columns(query, key + on);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (!bits.keeps(i / 4, i % 2, i / 2 % 2, features.dropout_threshold)) {
-          weights[i] = -weights[i];
-        }
+        int const row_half = i / 2 % 2, column_half = i / 4;
+        bool const kept =
+            kRowsAreKeys ? bits.keeps(column_half, i % 2, row_half, features.dropout_threshold)
+                         : bits.keeps(row_half, i % 2, column_half, features.dropout_threshold);
+        if (!kept) weights[i] = -weights[i];
       }
     }
 #pragma unroll
@@ -138,36 +146,30 @@ struct FeatureStep {
   }
 
   // dS of a patch, where dP was; `factors`: what weigh() left.
-  __device__ __forceinline__ void differentiate(int kk, uint32_t row_sums, const float* factors,
-                                                float* grads) const {
+  __device__ __forceinline__ void differentiate(int kk, const Values& row_sums,
+                                                const float* factors, float* grads) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      float2 const sums = of_queries(row_sums, 2 * kk + j);
+      float2 const sums = row_sums.of_tile(2 * kk + j);
       if (has(Feature::kDropout)) {
-        differentiate_dropped(&factors[4 * j], &grads[4 * j], features.dropout_scale, sums);
+        differentiate_dropped<Values>(&factors[4 * j], &grads[4 * j], features.dropout_scale, sums);
       } else {
-        sm90::differentiate<Config>(&factors[4 * j], &grads[4 * j], sums);
+        sm90::differentiate<Values>(&factors[4 * j], &grads[4 * j], sums);
       }
     }
   }
-
- private:
-  // LSE or D of the queries of mma tile n.
-  __device__ __forceinline__ float2 of_queries(uint32_t smem, int n) const {
-    return ptx::shared_load2(smem + n * 32 + row_values);
-  }
 };
 
-// Sharing::kKeys: S and dP to P and dS, packed, with S and dP in registers: what comes of a score
-// is used where it is known, and none of it is kept or computed again.
-template <class Config, class Tile>
+// S and dP to P and dS, packed, with S and dP in registers: what comes of a score is used where it
+// is known, and none of it is kept or computed again.
+template <class Config, class Values, class Tile>
 __device__ __forceinline__ void evaluate_features(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Registers& grads,
     typename Scores<Config>::Packed& packed_weights, typename Scores<Config>::Packed& packed_grads,
-    const AttentionBwdProblem& problem, const Tile& tile, uint32_t head, uint32_t lse,
-    uint32_t row_sums, int32_t first_key, int32_t first_query) {
+    const AttentionBwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
+    const Values& row_sums, int32_t first_key, int32_t first_query) {
   with_feature(problem.features, [&](auto feature) {
-    FeatureStep<Config, feature.value> step(problem, tile, head, first_key, first_query);
+    FeatureStep<Config, feature.value, Values> step(problem, tile, head, first_key, first_query);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
       step.weigh(kk, lse, &scores[8 * kk], packed_weights[kk]);
@@ -175,30 +177,21 @@ __device__ __forceinline__ void evaluate_features(
       Scores<Config>::pack(&grads[8 * kk], packed_grads[kk]);
     }
   });
-  hide<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
-    Scores<Config>::clear(packed_weights, n, half, e);
-    Scores<Config>::clear(packed_grads, n, half, e);
-  });
 }
 
-// Sharing::kProducts, the first warpgroup: S to P, packed, and what the second multiplies dP - D
-// by.
-template <class Config, class Tile>
+// S to P, packed, and what dP - D is multiplied by.
+template <class Config, class Values, class Tile>
 __device__ __forceinline__ void weigh_features(typename Scores<Config>::Registers& scores,
                                                typename Scores<Config>::Packed& packed,
                                                const AttentionBwdProblem& problem, const Tile& tile,
-                                               uint32_t head, uint32_t lse, int32_t first_key,
+                                               uint32_t head, const Values& lse, int32_t first_key,
                                                int32_t first_query) {
   with_feature(problem.features, [&](auto feature) {
-    FeatureStep<Config, feature.value> step(problem, tile, head, first_key, first_query);
+    FeatureStep<Config, feature.value, Values> step(problem, tile, head, first_key, first_query);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
       step.weigh(kk, lse, &scores[8 * kk], packed[kk]);
     }
-  });
-  hide<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
-    Scores<Config>::clear(packed, n, half, e);
-    scores[4 * n + 2 * half + e] = 0.f;
   });
 }
 

@@ -8,6 +8,7 @@
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention_bwd.cuh"
+#include "sm90/attention_bwd_queries_launch.cuh"
 #include "sm90/attention_bwd_round.cuh"
 #include "smxx/attention_bwd_rows.cuh"
 
@@ -42,11 +43,11 @@ struct AttentionBwdLaunch {
                         problem.seqused_k != nullptr;
     if (problem.has_features()) {
       return problem.deterministic
-                 ? launch_copy<Config<BwdPurpose::kOrderedFeatures>>(problem, device, stream)
+                 ? launch_copy<Config<BwdPurpose::kKeysFeatures>>(problem, device, stream)
                  : launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream);
     }
     if (problem.deterministic) {
-      return launch_copy<Config<BwdPurpose::kOrdered>>(problem, device, stream);
+      return launch_copy<Config<BwdPurpose::kKeys>>(problem, device, stream);
     }
     return ragged ? launch_copy<Config<BwdPurpose::kRagged>>(problem, device, stream)
                   : launch_copy<Dense>(problem, device, stream);
@@ -68,7 +69,8 @@ struct AttentionBwdLaunch {
     arguments.problem = problem;
     arguments.lse_log2 = reinterpret_cast<float*>(problem.workspace);
     arguments.row_sums = reinterpret_cast<float*>(problem.workspace + parts.row_sums);
-    arguments.grad_q_sum = reinterpret_cast<float*>(problem.workspace + parts.grad_q_sum);
+    arguments.grad_q_sum =
+        Copy::kGradQ ? reinterpret_cast<float*>(problem.workspace + parts.grad_q_sum) : nullptr;
     arguments.next_item = reinterpret_cast<uint32_t*>(problem.workspace + parts.next_item);
     int64_t const query_tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ);
     arguments.query_tiles = static_cast<int32_t>(query_tiles);
@@ -107,11 +109,16 @@ struct AttentionBwdLaunch {
                               Copy::kSharedMemory, true};
       error = launch_kernel<attention_bwd_kernel<Copy>>(arguments, shape, device, stream);
     }
-    if (error == cudaSuccess) {
-      error = launch_kernel<attention_bwd_round_kernel<Copy>>(
+    if (error != cudaSuccess) return error;
+    if constexpr (Copy::kGradQ) {
+      return launch_kernel<attention_bwd_round_kernel<Copy>>(
           arguments, {query_tiles * problem.heads_q, 256, 0, true}, device, stream);
+    } else {
+      using Queries =
+          AttentionBwdQueriesConfig<Target, Dtype, kHeadDim, kHeadDimV, Copy::kFeatures>;
+      return launch_bwd_queries<Queries>(arguments, arguments.next_item + 1, device,
+                                         multiprocessors, stream);
     }
-    return error;
   }
 
   struct Workspace {
@@ -121,13 +128,11 @@ struct AttentionBwdLaunch {
   static Workspace plan(const AttentionBwdProblem& problem) {
     uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
     uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
-    int const elements =
-        problem.deterministic ? Config<BwdPurpose::kOrdered>::kTileElements : Dense::kTileElements;
-    uint64_t const sums = 2 * rows + tiles * elements * sizeof(float);
-    return {rows, 2 * rows, sums, sums + 256};
+    uint64_t const sums = problem.deterministic ? 0 : tiles * Dense::kTileElements * sizeof(float);
+    return {rows, 2 * rows, 2 * rows + sums, 2 * rows + sums + 256};
   }
 
-  // D, the LSE in base 2, and zeros.
+  // D, the LSE in base 2, and zeros: of dQ, where it is summed up, and of the counters.
   template <class Copy>
   static cudaError_t launch_rows(const AttentionBwdArguments& arguments, int device,
                                  cudaStream_t stream) {

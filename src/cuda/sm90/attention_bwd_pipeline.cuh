@@ -58,7 +58,6 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
-  // Of kOrdered full says also that dQ of the step may be added.
   __device__ __forceinline__ uint32_t full_grad_scores(uint32_t stage) const {
     return ring(4, 0) + stage * 16;
   }
@@ -138,9 +137,8 @@ struct KeyTile {
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
 
-  // Rows of gradients there are, and the tensor's row of the first.
-  __device__ __forceinline__ int32_t key_rows() const { return mask.seqlen_k; }
-  __device__ __forceinline__ static constexpr int32_t row_k() { return 0; }
+  // Of gradients.
+  __device__ __forceinline__ Span rows() const { return {0, mask.seqlen_k}; }
 
   // Number of a tile of queries in the workspace; the launcher has seen to it that it fits.
   __device__ __forceinline__ uint32_t query_tile(const AttentionBwdArguments& arguments,

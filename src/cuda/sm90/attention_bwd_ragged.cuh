@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "core/problem.h"
-#include "ptx/counters.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -37,19 +36,17 @@ struct RaggedKeyTile {
   uint32_t batch, head_kv;
   int32_t first_key;   // within the sequence; negative: there are no more tiles
   int32_t begin, end;  // blocks of queries
-  int32_t rows;        // keys of the sequence, used or not
-  int32_t first_row;   // of the tensors of keys, where the sequence begins
+  Span all;            // keys of the sequence, used or not
   int32_t first_query_tile;
   uint32_t seen_before;       // the block's tiles before this that are seen
   RaggedPlace queries, keys;  // of the sequence and of the tile
 
   __device__ __forceinline__ void fill(const AttentionBwdProblem& problem,
-                                       const TilePosition& position, uint32_t head, Span all) {
+                                       const TilePosition& position, uint32_t head, Span span_k) {
     batch = position.batch;
     head_kv = head;
     first_key = position.first;
-    rows = all.count;
-    first_row = all.first;
+    all = span_k;
     int32_t used = all.count;
     if (problem.seqused_k != nullptr) used = min(max(problem.seqused_k[batch], 0), used);
     keys = RaggedPlace(problem.keys, {all.first, used}, batch, first_key);
@@ -64,15 +61,13 @@ struct RaggedKeyTile {
     end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
-  // Last queries first: then the first keys, which have most to do, may start first, and blocks
-  // that wait for their turns at dQ follow each other.
+  // Last queries first: then the first keys, which have most to do, may start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ bool seen() const { return begin < end; }
 
-  __device__ __forceinline__ int32_t key_rows() const { return rows; }
-  __device__ __forceinline__ int32_t row_k() const { return first_row; }
+  __device__ __forceinline__ Span rows() const { return all; }
 
   __device__ __forceinline__ uint32_t query_tile(const AttentionBwdArguments& arguments,
                                                  uint32_t head, uint32_t m) const {
@@ -231,7 +226,7 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
     // The next tile is wanted a few microseconds before all of this one's copies are started.
     int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
     auto want_next = [&](bool soon) {
-      if (!Config::kOrdered && kOperand == Operand::kKeys && soon) {
+      if (kOperand == Operand::kKeys && soon) {
         ptx::mbarrier_arrive(smem.want_tile());
       }
     };
@@ -267,39 +262,7 @@ __device__ __forceinline__ void copy_ragged(const AttentionBwdArguments& argumen
   }
 }
 
-// Where the warps count that have added to a tile of dQ.
-template <class Config>
-__device__ __forceinline__ uint32_t* grad_q_turns(const AttentionBwdArguments& arguments,
-                                                  uint32_t tile) {
-  return reinterpret_cast<uint32_t*>(arguments.grad_q_sum) +
-         uint64_t{tile} * Config::kTileElements + 2 * Config::kGradQElements;
-}
-
-// One thread: waits for the block's turns to add to dQ, and says when they come, with dS.
-template <class Config>
-__device__ __forceinline__ void look_for_turns(const AttentionBwdArguments& arguments,
-                                               const BwdSmem<Config>& smem) {
-  constexpr uint32_t kWarps = 4 * Config::kConsumers;
-  PipelineState<Config::kScoreStages> scores;
-  for (TileWalk<Config> tiles; tiles.left(arguments, smem); tiles.advance(arguments, smem)) {
-    const auto& tile = tiles.tile(arguments, smem);
-    for_each_step(tile, arguments.problem.group, [&](uint32_t head, int32_t m) {
-      uint32_t const turn =
-          turn_at_queries(tile.mask, tile.first_key, m, Config::kBlockQ, Config::kBlockKV);
-      // The barrier's phase before is over.
-      ptx::mbarrier_wait(smem.full_grad_scores(scores.stage()), scores.phase() ^ 1);
-      ptx::await_count(grad_q_turns<Config>(arguments, tile.query_tile(arguments, head, m)),
-                       turn * kWarps);
-      ptx::mbarrier_arrive(smem.full_grad_scores(scores.stage()));
-      scores.advance();
-    });
-    // The next tile is wanted when this one waits for nobody any more: items that blocks held while
-    // they wait would hold up those that come after.
-    ptx::mbarrier_arrive(smem.want_tile());
-  }
-}
-
-// The producer's warps: two copy, one finds what, one may look for turns.
+// The producer's warps: two copy, one finds what.
 template <class Config>
 __device__ __forceinline__ void produce_ragged(const AttentionBwdArguments& arguments,
                                                const BwdSmem<Config>& smem) {
@@ -310,8 +273,6 @@ __device__ __forceinline__ void produce_ragged(const AttentionBwdArguments& argu
     copy_ragged<Config, Operand::kValues>(arguments, smem);
   } else if (threadIdx.x / 32 == 2) {
     find_tiles<Config>(arguments, smem);
-  } else if (Config::kOrdered && threadIdx.x == 96) {
-    look_for_turns<Config>(arguments, smem);
   }
 }
 

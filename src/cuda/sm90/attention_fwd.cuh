@@ -9,28 +9,16 @@
 
 #include "core/outside_rows.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention_fwd_consumer.cuh"
-#include "sm90/attention_fwd_tiles.cuh"
+#include "sm90/query_tiles.cuh"
 
 namespace flashvar::sm90 {
 
-// Named barriers: kTurn + i lets consumer i start its products; all consumers meet at kZeroed.
-enum : uint32_t { kZeroed = 1, kTurn = 2 };
-
-// One lane starts the copies.
-template <int kPages, int kPageBytes>
-__device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map, uint32_t full,
-                                          ptx::CacheHint hint, int32_t row, uint32_t head,
-                                          uint32_t batch) {
-  if (!ptx::elect_one()) return;
-  ptx::mbarrier_arrive_expect(full, kPages * kPageBytes);
-#pragma unroll
-  for (int page = 0; page < kPages; ++page) {
-    ptx::tma_load_4d(smem + page * kPageBytes, map, full, hint, page * kPageCols, row, head, batch);
-  }
-}
+struct AttentionFwdArguments : QueryItems {
+  AttentionFwdProblem problem;
+  CUtensorMap q, k, v;
+};
 
 // One warp: all copies of the block's tiles, in the order in which consumers want them.
 template <class Config>
@@ -78,22 +66,6 @@ __device__ __forceinline__ void produce(const AttentionFwdArguments& arguments,
       }
     }
   }
-}
-
-// Rows of V past the sequence's end may hold anything where the tensor goes on: their weights are
-// 0, but 0 times infinity is not.
-template <class Config>
-__device__ __forceinline__ void zero_rows(uint32_t sV, int32_t first) {
-  int const chunk = ptx::thread_index() % 8;
-  for (int row = first + (ptx::thread_index() - 128) / 8; row < Config::kBlockKV;
-       row += Config::kConsumers * 16) {
-#pragma unroll
-    for (int page = 0; page < Config::kPagesV; ++page) {
-      ptx::store_zeros_16(sV + page * Config::kPageBytesKV + row * 128 + chunk * 16);
-    }
-  }
-  ptx::fence_async_proxy();
-  ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);  // the zeros are there for all
 }
 
 // One warpgroup: the scores, softmax and output of its 64 rows of every tile.
@@ -169,7 +141,8 @@ __device__ __forceinline__ void consume(const AttentionFwdArguments& arguments,
     if constexpr (!Config::kEarlyWait) consumer.pack();
     if (zeroes) {
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
-      zero_rows<Config>(smem.v(v.stage()), tile.mask.seqlen_k - n * Config::kBlockKV);
+      zero_rows<Config, Config::kPagesV>(smem.v(v.stage()),
+                                         tile.mask.seqlen_k - n * Config::kBlockKV);
     }
     for (--n; n >= tile.begin; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
@@ -226,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x < 32) {
       produce<Config>(arguments, smem);
     } else if (threadIdx.x < 64) {
-      find_tiles<Config>(arguments, smem);
+      find_query_tiles<Config>(arguments, smem);
     } else if (arguments.problem.queries.offsets != nullptr) {
       for (uint32_t head = blockIdx.x; head < arguments.problem.heads_q; head += gridDim.x) {
         store_outside_rows(arguments.problem, head, threadIdx.x / 32 - 2, 2);

@@ -13,8 +13,8 @@
 #include "ptx/mma_sync.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/attention_fwd_tiles.cuh"
 #include "sm90/lazy_softmax.cuh"
+#include "sm90/query_tiles.cuh"
 
 namespace flashvar::sm90 {
 

@@ -62,24 +62,12 @@ struct AttentionFwdLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-
-    bool const packed = problem.queries.offsets != nullptr;
-    int64_t const rows = packed ? problem.heads_q : problem.heads_q * problem.batch;
-    int64_t const tiles = problem.queries.tiles(packed ? problem.batch : 1, Copy::kBlockQ);
-    arguments.paired = problem.window_right != kUnbounded && rows * tiles > multiprocessors;
-    int64_t const row_items = !arguments.paired ? tiles
-                              : packed ? problem.queries.tiles(problem.batch, 2 * Copy::kBlockQ)
-                                       : (tiles + 1) / 2;
-    if (rows * row_items > INT32_MAX) return cudaErrorInvalidConfiguration;
-    arguments.row_items = static_cast<uint32_t>(row_items);
-    arguments.items = static_cast<uint32_t>(rows * row_items);
-    arguments.by_row_items = Divisor::make(arguments.row_items);
-    arguments.by_heads_q = Divisor::make(problem.heads_q);
-    arguments.by_group = Divisor::make(problem.group);
-    // Without more items than blocks nobody asks for another.
-    bool const asked = packed && problem.counter != nullptr && arguments.items > multiprocessors;
-    arguments.next_item = asked ? problem.counter : nullptr;
-    if (asked) error = cudaMemsetAsync(problem.counter, 0, sizeof(uint32_t), stream);
+    if (!arguments.count(problem, Copy::kBlockQ, multiprocessors, problem.counter)) {
+      return cudaErrorInvalidConfiguration;
+    }
+    if (arguments.next_item != nullptr) {
+      error = cudaMemsetAsync(arguments.next_item, 0, sizeof(uint32_t), stream);
+    }
     if (error != cudaSuccess) return error;
     LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
                             Copy::kSharedMemory};

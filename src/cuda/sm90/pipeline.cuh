@@ -4,24 +4,19 @@
 
 #include <cstdint>
 
-#include "core/divisor.h"
-#include "core/mask.cuh"
 #include "core/problem.h"
 #include "ptx/mbarrier.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/vectors.cuh"
 #include "sm90/config.cuh"
+#include "sm90/query_items.h"
 
 namespace flashvar::sm90 {
 
-struct AttentionFwdArguments {
-  AttentionFwdProblem problem;
-  CUtensorMap q, k, v;
-  uint32_t items;      // tiles of kBlockQ query rows, or pairs of them, over all heads and batches
-  uint32_t row_items;  // of one head: of one sequence, or of all where they are packed
-  bool paired;
-  Divisor by_row_items, by_heads_q, by_group;
-  uint32_t* next_item;  // 0 at the start: how many items were asked for; null: they are dealt out
-};
+// Named barriers of kernels that walk over keys: all consumers meet at kZeroed; kTurn + i lets
+// consumer i start its products.
+enum : uint32_t { kZeroed = 1, kTurn = 2 };
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -70,5 +65,34 @@ struct Smem {
     return base + 16 + (which * Config::kStages + stage) * 8;
   }
 };
+
+// One lane starts the copies.
+template <int kPages, int kPageBytes>
+__device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map, uint32_t full,
+                                          ptx::CacheHint hint, int32_t row, uint32_t head,
+                                          uint32_t batch) {
+  if (!ptx::elect_one()) return;
+  ptx::mbarrier_arrive_expect(full, kPages * kPageBytes);
+#pragma unroll
+  for (int page = 0; page < kPages; ++page) {
+    ptx::tma_load_4d(smem + page * kPageBytes, map, full, hint, page * kPageCols, row, head, batch);
+  }
+}
+
+// Rows of V, or in the backward of K, past the sequence's end may hold anything where the tensor
+// goes on: what they are multiplied by is 0, but 0 times infinity is not.
+template <class Config, int kPages>
+__device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
+  int const chunk = ptx::thread_index() % 8;
+  for (int row = first + (ptx::thread_index() - 128) / 8; row < Config::kBlockKV;
+       row += Config::kConsumers * 16) {
+#pragma unroll
+    for (int page = 0; page < kPages; ++page) {
+      ptx::store_zeros_16(smem + page * Config::kPageBytesKV + row * 128 + chunk * 16);
+    }
+  }
+  ptx::fence_async_proxy();
+  ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);  // the zeros are there for all
+}
 
 }  // namespace flashvar::sm90

@@ -20,10 +20,11 @@ struct AttentionBwdRowsArguments {
   int32_t tile_elements;
   int64_t query_tiles;  // of one head, over all batches
   bool aligned;         // every row of every tensor starts on 16 bytes
-  uint32_t* next_item;  // set to 0, or null
+  uint32_t* counters;   // kCounters that are set to 0, or null
 };
 
 inline constexpr int kRowThreads = 256;
+inline constexpr int kCounters = 2;
 inline constexpr int kRowLanes = 8;  // that share a row
 
 // Zeros the rows of a packed tensor that belong to no sequence, all blocks of the grid together.
@@ -61,7 +62,9 @@ __global__ void __launch_bounds__(kRowThreads)
     attention_bwd_rows_kernel(const __grid_constant__ AttentionBwdRowsArguments args) {
   const AttentionBwdProblem& problem = args.problem;
   ptx::release_next_grid();
-  if (args.next_item != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *args.next_item = 0;
+  if (args.counters != nullptr && blockIdx.x == 0 && threadIdx.x < kCounters) {
+    args.counters[threadIdx.x] = 0;
+  }
   clear_outside(problem.grad_q, problem.queries, problem.batch, problem.heads_q, problem.head_dim);
   clear_outside(problem.grad_k, problem.keys, problem.batch, problem.heads_q / problem.group,
                 problem.head_dim);

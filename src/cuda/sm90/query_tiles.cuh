@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/mask.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/vectors.cuh"
@@ -48,10 +49,10 @@ struct Place {
 };
 
 // One warp: finds the block's tiles, and says when there are no more.
-template <class Config>
-__device__ __forceinline__ void find_tiles(const AttentionFwdArguments& arguments,
-                                           const Smem<Config>& smem) {
-  const AttentionFwdProblem& problem = arguments.problem;
+template <class Config, class Arguments>
+__device__ __forceinline__ void find_query_tiles(const Arguments& arguments,
+                                                 const Smem<Config>& smem) {
+  const AttentionProblem& problem = arguments.problem;
   uint32_t passed = 0;
   for (uint32_t item = blockIdx.x; item < arguments.items;) {
     uint32_t const row = arguments.by_row_items(item);
@@ -109,9 +110,10 @@ struct Tile {
   int32_t row_q, row_k;  // of the tensor, where the sequence begins
   int32_t begin, end;    // blocks of keys
 
-  __device__ __forceinline__ Tile(const AttentionFwdArguments& arguments, const Place& place)
+  template <class Arguments>
+  __device__ __forceinline__ Tile(const Arguments& arguments, const Place& place)
       : batch(place.batch), head(place.head), first_query(place.first_query) {
-    const AttentionFwdProblem& problem = arguments.problem;
+    const AttentionProblem& problem = arguments.problem;
     head_kv = arguments.by_group(head);
     Span const queries = problem.queries.span(batch), keys = problem.keys.span(batch);
     row_q = queries.first;

@@ -1,0 +1,41 @@
+// Launches the kernel that computes dQ by itself.
+#pragma once
+#include <algorithm>
+
+#include "core/launch.h"
+#include "core/tensor_map.h"
+#include "sm90/attention_bwd_queries.cuh"
+
+namespace flashvar::sm90 {
+
+// `keys`: the launch that computed dK and dV, of which this takes LSE and D. `counter`: 0.
+template <class Config>
+cudaError_t launch_bwd_queries(const AttentionBwdArguments& keys, uint32_t* counter, int device,
+                               int multiprocessors, cudaStream_t stream) {
+  AttentionBwdProblem const& problem = keys.problem;
+  AttentionBwdQueriesArguments arguments;
+  arguments.problem = problem;
+  arguments.lse_log2 = keys.lse_log2;
+  arguments.row_sums = keys.row_sums;
+  arguments.query_tiles = keys.query_tiles;
+  if (!arguments.count(problem, Config::kBlockQ, multiprocessors, counter)) {
+    return cudaErrorInvalidConfiguration;
+  }
+  TensorMapMaker const make{problem, Config::Dtype::kAbi == dtype::bf16::kAbi};
+  cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Config::kBlockQ);
+  if (error == cudaSuccess) {
+    error = make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Config::kBlockQ);
+  }
+  if (error == cudaSuccess) {
+    error = make.keys(arguments.k, problem.k, problem.head_dim, Config::kBlockKV);
+  }
+  if (error == cudaSuccess) {
+    error = make.keys(arguments.v, problem.v, problem.head_dim_v, Config::kBlockKV);
+  }
+  if (error != cudaSuccess) return error;
+  LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
+                          Config::kSharedMemory, true};
+  return launch_kernel<attention_bwd_queries_kernel<Config>>(arguments, shape, device, stream);
+}
+
+}  // namespace flashvar::sm90
