@@ -10,14 +10,14 @@ enum class BwdPurpose {
   kDense,     // one length for all sequences
   kRagged,    // lengths that the device alone knows; the others serve them too
   kFeatures,  // ScoreFeatures but for a bias
-  kKeys,      // dK and dV alone: dQ has a kernel of its own (attention_bwd_queries.cuh)
+  kKeys,      // without dQ, which then has a kernel of its own (attention_bwd_queries.cuh)
   kKeysFeatures,
 };
 
 // How two consumer warpgroups share a block's work.
 enum class Sharing {
   kKeys,      // each owns 64 keys, with dK and dV of theirs
-  kProducts,  // of the same 64 keys, the first computes S and dV, the second dP and dK
+  kProducts,  // of the same 64 keys, the first computes S and dV, the second dP and dK; never dQ
 };
 
 struct AttentionBwdTile {
@@ -25,14 +25,14 @@ struct AttentionBwdTile {
   Sharing sharing;
   int block_q;  // queries of one step of the loop
   int stages;   // buffers of Q, and of dO
-  int scores;   // buffers of dS
+  int scores;   // buffers of dS, or of P
 };
 
 // clang-format off
 inline constexpr AttentionBwdTile kAttentionBwdTiles[] = {
     { 64, Sharing::kKeys,     128, 3, 2},
     {128, Sharing::kKeys,      64, 2, 3},
-    {256, Sharing::kProducts,  64, 2, 1},
+    {256, Sharing::kProducts,  64, 2, 2},
 };
 // clang-format on
 
@@ -58,13 +58,13 @@ struct AttentionBwdConfig {
   static constexpr bool kRagged = kPurpose != BwdPurpose::kDense;
   static constexpr bool kFeatures =
       kPurpose == BwdPurpose::kFeatures || kPurpose == BwdPurpose::kKeysFeatures;
-  static constexpr bool kGradQ =
-      kPurpose != BwdPurpose::kKeys && kPurpose != BwdPurpose::kKeysFeatures;
-  // Nothing is in flight between steps.
-  static constexpr bool kSerial = kFeatures || !kGradQ;
   static constexpr AttentionBwdTile kTile =
       attention_bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
+  static constexpr bool kGradQ =
+      kSharesKeys && kPurpose != BwdPurpose::kKeys && kPurpose != BwdPurpose::kKeysFeatures;
+  // Sharing::kKeys: nothing is in flight between steps.
+  static constexpr bool kSerial = kFeatures || !kGradQ;
   static constexpr int kHeadDim = product_dim(kHeadDim_);
   static constexpr int kHeadDimV = product_dim(kHeadDimV_);
   static constexpr int kPages = (kHeadDim + kPageCols - 1) / kPageCols;
@@ -89,17 +89,17 @@ struct AttentionBwdConfig {
   static constexpr int kPageBytesKV = kBlockKV * 128;
   static constexpr int kBytesQ = kPages * kPageBytesQ;
   static constexpr int kBytesGradOut = kPagesV * kPageBytesQ;
-  static constexpr int kPagesK = kSplitsRows ? kPages : kTile.max_head_dim / kPageCols;  // dQ's too
+  // dQ's columns too.
+  static constexpr int kPagesK = kGradQ && !kSplitsRows ? kTile.max_head_dim / kPageCols : kPages;
   static constexpr int kBytesK = kPagesK * kPageBytesKV;
   static constexpr int kBytesV = kPagesV * kPageBytesKV;
   static constexpr int kRowBytes = kBlockQ * 4;  // of LSE and of D
-  static constexpr int kBytesScores = kBlockQ * kBlockKV * 2;
+  static constexpr int kBytesScores = kBlockQ * kBlockKV * (kSharesKeys ? 2 : 4);
   static constexpr int kScoreStages = kTile.scores;
-  static constexpr int kBytesWeights = kSharesKeys ? 0 : kBlockQ * kBlockKV * 4;
   static constexpr int kBarrierBytes = 1024;
-  static constexpr int kSharedMemory =
-      kBarrierBytes + kBytesK + kBytesV + kStages * (kBytesQ + kBytesGradOut) +
-      kScoreStages * kBytesScores + kBytesWeights + 2 * kStages * kRowBytes;
+  static constexpr int kSharedMemory = kBarrierBytes + kBytesK + kBytesV +
+                                       kStages * (kBytesQ + kBytesGradOut) +
+                                       kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };
 

@@ -41,13 +41,15 @@ struct AttentionBwdLaunch {
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
     bool const ragged = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
                         problem.seqused_k != nullptr;
-    if (problem.has_features()) {
-      return problem.deterministic
-                 ? launch_copy<Config<BwdPurpose::kKeysFeatures>>(problem, device, stream)
-                 : launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream);
+    if constexpr (Dense::kGradQ) {
+      if (problem.deterministic) {
+        return problem.has_features()
+                   ? launch_copy<Config<BwdPurpose::kKeysFeatures>>(problem, device, stream)
+                   : launch_copy<Config<BwdPurpose::kKeys>>(problem, device, stream);
+      }
     }
-    if (problem.deterministic) {
-      return launch_copy<Config<BwdPurpose::kKeys>>(problem, device, stream);
+    if (problem.has_features()) {
+      return launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream);
     }
     return ragged ? launch_copy<Config<BwdPurpose::kRagged>>(problem, device, stream)
                   : launch_copy<Dense>(problem, device, stream);
@@ -128,7 +130,8 @@ struct AttentionBwdLaunch {
   static Workspace plan(const AttentionBwdProblem& problem) {
     uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
     uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
-    uint64_t const sums = problem.deterministic ? 0 : tiles * Dense::kTileElements * sizeof(float);
+    bool const adds = Dense::kGradQ && !problem.deterministic;
+    uint64_t const sums = adds ? tiles * Dense::kTileElements * sizeof(float) : 0;
     return {rows, 2 * rows, 2 * rows + sums, 2 * rows + sums + 256};
   }
 

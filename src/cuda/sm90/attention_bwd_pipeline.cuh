@@ -45,10 +45,10 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
     return grad_out(Config::kStages) + stage * Config::kBytesScores;
   }
-  // P in fp32, from the first warpgroup to the second, thread by thread.
-  __device__ __forceinline__ uint32_t weights() const { return grad_scores(Config::kScoreStages); }
+  // Sharing::kProducts: P in fp32, from the first warpgroup to the second, thread by thread.
+  __device__ __forceinline__ uint32_t weights(uint32_t stage) const { return grad_scores(stage); }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return weights() + Config::kBytesWeights + stage * Config::kRowBytes;
+    return grad_scores(Config::kScoreStages) + stage * Config::kRowBytes;
   }
   __device__ __forceinline__ uint32_t row_sums(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
@@ -58,11 +58,12 @@ struct BwdSmem {
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
-  __device__ __forceinline__ uint32_t full_grad_scores(uint32_t stage) const {
+  // Of dS, or of P, in the buffers between the consumers.
+  __device__ __forceinline__ uint32_t full_scores(uint32_t stage) const {
     return ring(4, 0) + stage * 16;
   }
-  __device__ __forceinline__ uint32_t empty_grad_scores(uint32_t stage) const {
-    return full_grad_scores(stage) + 8;
+  __device__ __forceinline__ uint32_t empty_scores(uint32_t stage) const {
+    return full_scores(stage) + 8;
   }
   // Of ragged sequences: the tile that is next; who is done with it; that the next may be looked
   // for.
