@@ -83,7 +83,27 @@ def test_more_keys_than_32_bits_count(causal: bool, backend: str) -> None:
         assert_right(call, out[:, :, head], lse[:, head])
 
 
-def test_gradients_of_more_elements_than_32_bits_count(backend: str) -> None:
+@pytest.mark.parametrize("length", [5, 40])
+def test_many_packed_sequences(length: int, backend: str) -> None:
+    """More than a grid's 65,535, some of them empty, in both directions."""
+    count = 70_000
+    lengths = torch.arange(count, device=DEVICE) % (2 * length)
+    lengths[-2:] = length
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    q, k, v, grad_out = torch.randn(4, int(bounds[-1]), 1, 64, device=DEVICE).bfloat16()
+    call = Call(q, k, v, causal=True, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
+    out, lse = attend(call, backend)
+    grads = differentiate(call, backend, grad_out)
+    for rows in (slice(1, 3), slice(int(bounds[-2]), int(bounds[-1]))):  # of length 2, and the last
+        few = Call(*(tensor[None, rows] for tensor in (q, k, v)), causal=True)
+        assert_right(few, out[None, rows], lse[None, :, rows])
+        some = {name: grad[None, rows] for name, grad in grads.items()}
+        assert_gradients_right(few, some, grad_out[None, rows])
+    assert all(grad.isfinite().all() for grad in grads.values())
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any-order", "deterministic"])
+def test_gradients_of_more_elements_than_32_bits_count(deterministic: bool, backend: str) -> None:
     """Packed queries beyond 2^31 elements, and the float32 sums of their gradient twice that."""
     need(60)
     count, length, heads = 2**31 // (16 * 64 * 128) + 3, 128, 16
@@ -93,7 +113,7 @@ def test_gradients_of_more_elements_than_32_bits_count(backend: str) -> None:
     k, v = normal(total, 1, 64), normal(total, 1, 64)
     call = Call(q, k, v, causal=True, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
     assert q.numel() > 2**31
-    found = differentiate(call, backend, grad_out)
+    found = differentiate(call, backend, grad_out, deterministic=deterministic)
     for rows in (slice(0, 2 * length), slice(total - 2 * length, None)):
         few = Call(*(tensor[rows].unflatten(0, (2, length)) for tensor in (q, k, v)), causal=True)
         grads = {name: grad[rows].unflatten(0, (2, length)) for name, grad in found.items()}

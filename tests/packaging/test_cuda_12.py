@@ -72,10 +72,15 @@ template __global__ void sm90::attention_fwd_kernel<Config>(
 """,
     "sm90/attention_bwd": """
 constexpr auto kPurpose =
-    {features} ? sm90::BwdPurpose::kOrderedFeatures : sm90::BwdPurpose::kDense;
+    {features} ? sm90::BwdPurpose::kFeatures : sm90::BwdPurpose::kDense;
 using Config = sm90::AttentionBwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
 template __global__ void sm90::attention_bwd_kernel<Config>(
     const __grid_constant__ sm90::AttentionBwdArguments);
+""",
+    "sm90/attention_bwd_queries": """
+using Config = sm90::AttentionBwdQueriesConfig<{target}, dtype::{dtype}, {dims}, {features}>;
+template __global__ void sm90::attention_bwd_queries_kernel<Config>(
+    const __grid_constant__ sm90::AttentionBwdQueriesArguments);
 """,
 }
 KERNELS_OF = {"sm80": ["sm80/attention_fwd", "sm80/attention_bwd"], "hopper": list(PROGRAMS)}

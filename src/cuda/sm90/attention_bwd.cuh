@@ -48,15 +48,17 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
     for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
       uint32_t const s = step.stage();
       int32_t const row = m * Config::kBlockQ;
-      ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
-      ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
-      load_pages<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s), row,
-                                                      head, tile.batch);
+      auto load_q = [&] {
+        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK from this buffer is added
+        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
+        load_pages<Config::kPages, Config::kPageBytesQ>(smem.q(s), &arguments.q, smem.full_q(s),
+                                                        row, head, tile.batch);
+      };
+      if (Config::kSharesKeys || first) load_q();
       if (first) {
         ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
         load_pages<Config::kPagesV, Config::kPageBytesKV>(smem.v(), &arguments.v, smem.full_v(),
                                                           tile.first_key, tile.head_kv, tile.batch);
-        first = false;
       }
       // dV from this buffer is added
       ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
@@ -65,6 +67,9 @@ __device__ __forceinline__ void produce_bwd(const AttentionBwdArguments& argumen
       load_pages<Config::kPagesV, Config::kPageBytesQ>(
           smem.grad_out(s), &arguments.grad_out, smem.full_grad_out(s), row, head, tile.batch);
       load_row_values<Config>(arguments, smem, s, tile.query_tile(arguments, head, m));
+      // Where products are shared dV is added before dK.
+      if (!Config::kSharesKeys && !first) load_q();
+      first = false;
       step.advance();
     });
   }

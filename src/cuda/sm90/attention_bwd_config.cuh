@@ -32,6 +32,7 @@ struct AttentionBwdTile {
 inline constexpr AttentionBwdTile kAttentionBwdTiles[] = {
     { 64, Sharing::kKeys,     128, 3, 2},
     {128, Sharing::kKeys,      64, 2, 3},
+    {192, Sharing::kProducts,  64, 3, 2},
     {256, Sharing::kProducts,  64, 2, 2},
 };
 // clang-format on

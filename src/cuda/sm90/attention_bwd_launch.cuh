@@ -8,6 +8,7 @@
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention_bwd.cuh"
+#include "sm90/attention_bwd_maps.h"
 #include "sm90/attention_bwd_queries_launch.cuh"
 #include "sm90/attention_bwd_round.cuh"
 #include "smxx/attention_bwd_rows.cuh"
@@ -78,17 +79,7 @@ struct AttentionBwdLaunch {
     arguments.query_tiles = static_cast<int32_t>(query_tiles);
 
     TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi, Copy::kRagged};
-    cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Dense::kBlockQ);
-    if (error == cudaSuccess) {
-      error =
-          make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Dense::kBlockQ);
-    }
-    if (error == cudaSuccess) {
-      error = make.keys(arguments.k, problem.k, problem.head_dim, Dense::kBlockKV);
-    }
-    if (error == cudaSuccess) {
-      error = make.keys(arguments.v, problem.v, problem.head_dim_v, Dense::kBlockKV);
-    }
+    cudaError_t error = make_bwd_maps(arguments, make, Dense::kBlockQ, Dense::kBlockKV);
     int multiprocessors = 0;
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);

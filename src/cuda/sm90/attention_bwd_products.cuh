@@ -48,13 +48,14 @@ __device__ __forceinline__ void consume_values(const AttentionBwdArguments& argu
       };
       // S is there. In flight: dV, S of the next step.
       auto take_step = [&](auto last) {
-        uint32_t const s = step.stage(), head = walk.number / arguments.query_tiles;
+        uint32_t const s = step.stage();
         int32_t const first_query = walk.m * Config::kBlockQ;
         PipelineState<Config::kScoreStages> const weights{step.count};
         typename S::Packed rP;
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
         if constexpr (Config::kFeatures) {
+          uint32_t const head = walk.number / arguments.query_tiles;
           weigh_features<Config>(rS, rP, problem, tile, head, ColumnValues(smem.lse(s)),
                                  tile.first_key, first_query);
           hide_keys<Config>(tile.mask, tile.first_key, first_query, [&](int n, int half, int e) {

@@ -4,6 +4,8 @@
 
 #include "core/launch.h"
 #include "core/tensor_map.h"
+#include "sm90/attention_bwd_maps.h"
+#include "sm90/attention_bwd_pipeline.cuh"
 #include "sm90/attention_bwd_queries.cuh"
 
 namespace flashvar::sm90 {
@@ -22,16 +24,7 @@ cudaError_t launch_bwd_queries(const AttentionBwdArguments& keys, uint32_t* coun
     return cudaErrorInvalidConfiguration;
   }
   TensorMapMaker const make{problem, Config::Dtype::kAbi == dtype::bf16::kAbi};
-  cudaError_t error = make.queries(arguments.q, problem.q, problem.head_dim, Config::kBlockQ);
-  if (error == cudaSuccess) {
-    error = make.queries(arguments.grad_out, problem.grad_out, problem.head_dim_v, Config::kBlockQ);
-  }
-  if (error == cudaSuccess) {
-    error = make.keys(arguments.k, problem.k, problem.head_dim, Config::kBlockKV);
-  }
-  if (error == cudaSuccess) {
-    error = make.keys(arguments.v, problem.v, problem.head_dim_v, Config::kBlockKV);
-  }
+  cudaError_t const error = make_bwd_maps(arguments, make, Config::kBlockQ, Config::kBlockKV);
   if (error != cudaSuccess) return error;
   LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
                           Config::kSharedMemory, true};
