@@ -87,7 +87,7 @@ def _make_calls(backends: list[str], head_dims: list[int]) -> None:
     if DEVICE == "cuda":
         blocks = torch.cuda.get_device_properties(0).multi_processor_count
     kinds = [FEATURES[name] for name in _FEATURES]
-    # Blocks that take a second tile of a counter, and wait for others' turns there.
+    # Blocks that take a second tile of a counter: of keys, and of queries where dQ is by itself.
     for deterministic in (False, True):
         kinds.append(
             lambda d, t, deterministic=deterministic: Case(

@@ -116,6 +116,7 @@ inline ScoreFeatures score_features(const flashvar_attention_features& f, float 
       std::min<uint32_t>(static_cast<uint32_t>(double{f.dropout_p} * 65536.0 + 0.5), 65535);
   return {scale,
           f.softcap,
+          f.softcap == 0.f ? 0.f : static_cast<float>(std::fmin(2. * kLog2E / f.softcap, FLT_MAX)),
           f.alibi_slopes,
           f.alibi_batch_stride,
           bias_view(f.bias),

@@ -30,6 +30,7 @@ struct BiasView {
 struct ScoreFeatures {
   float scale;                 // of q . k, with its sign
   float softcap;               // 0: none
+  float softcap_exponent;      // 2 log2(e) / softcap
   const float* alibi_slopes;   // [batch, heads_q] or null
   int64_t alibi_batch_stride;  // elements
   BiasView bias;               // of q's dtype, or fp32

@@ -16,12 +16,16 @@ struct Softcap {
   float cap;
   float exponent;  // of s: exp2(s * exponent) = exp(2 scale s / cap)
 
-  explicit __device__ __forceinline__ Softcap(float cap_, float scale = 1.f) : cap(cap_) {
-    exponent = __fdividef(2.f / kLn2 * scale, cap);
-  }
+  // Of scores that are scaled already.
+  explicit __device__ __forceinline__ Softcap(float cap_)
+      : cap(cap_), exponent(2.f / kLn2 / cap_) {}
+  // Of scores that `scale` is yet to be applied to. Mma.sync's kernels, short of registers, would
+  // work this out ahead of their loops, and keep it.
+  __device__ __forceinline__ Softcap(const ScoreFeatures& features, float scale)
+      : cap(features.softcap), exponent(features.softcap_exponent * scale) {}
 
   // 1 / (e + 1), which is right for an e of 0 and of infinity as well: the capped score is
-  // cap (1 - 2 inverse), its derivative 4 inverse (1 - inverse).
+  // cap (1 - 2 inverse).
   __device__ __forceinline__ float inverse(float score) const {
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_approx(score * exponent) + 1.f));
@@ -32,10 +36,13 @@ struct Softcap {
     return cap - 2.f * cap * inverse(score);
   }
 
-  // d capped / d score, from the capped score before anything is added to it.
+  // d capped / d score, from the capped score before anything is added to it, or from inverse().
   __device__ __forceinline__ float derivative(float capped) const {
     float const tanh = __fdividef(capped, cap);
     return 1.f - tanh * tanh;
+  }
+  __device__ __forceinline__ static float derivative_of_inverse(float inverse) {
+    return 4.f * fmaf(-inverse, inverse, inverse);
   }
 };
 

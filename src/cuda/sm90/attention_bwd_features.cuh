@@ -108,13 +108,13 @@ struct FeatureStep {
     }
     float weights[8];
     if (has(Feature::kSoftcap)) {
-      Softcap const softcap(features.softcap, features.scale);
+      Softcap const softcap(features, features.scale);
       float const cap_log2 = features.softcap * (1.f / kLn2);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float const inverse = softcap.inverse(scores[i]);
         weights[i] = exp2_approx(fmaf(-2.f * cap_log2, inverse, exponent[i] + cap_log2));
-        scores[i] = 4.f * fmaf(-inverse, inverse, inverse);
+        scores[i] = Softcap::derivative_of_inverse(inverse);
       }
     } else {
 #pragma unroll

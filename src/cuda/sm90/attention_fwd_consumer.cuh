@@ -339,7 +339,7 @@ struct Consumer {
     int32_t const key = first_key + threadIdx.x % 4 * 2;
     float scale = features.scale;  // what the scores are yet to be multiplied by
     if (features.softcap != 0.f) {
-      Softcap const softcap(features.softcap, scale);
+      Softcap const softcap(features, scale);
 #pragma unroll
       for (float& score : rS) score = softcap(score);
       scale = 1.f;
