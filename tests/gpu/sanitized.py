@@ -36,7 +36,7 @@ _FEATURES = (
     "packed-cache",
     "packed-extras",
 )
-_HEAD_DIMS = (40, 64, 128, 256)
+_HEAD_DIMS = (40, 64, 128, 192, 256)
 
 
 def main() -> int:

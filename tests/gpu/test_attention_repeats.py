@@ -48,9 +48,10 @@ def test_a_deterministic_backward(causal: bool, head_dim: int, backend: str) -> 
     assert_repeats(call, backend, deterministic=True)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 192], ids=lambda d: f"d{d}")
 @pytest.mark.parametrize("feature", ["window-both", "dropout-causal", "packed-one-giant"])
-def test_a_deterministic_backward_with(feature: str, backend: str) -> None:
-    case = FEATURES[feature](64, torch.bfloat16)
+def test_a_deterministic_backward_with(feature: str, head_dim: int, backend: str) -> None:
+    case = FEATURES[feature](head_dim, torch.bfloat16)
     assert_repeats(case.call, backend, deterministic=True)
 
 

@@ -104,17 +104,21 @@ def test_more_sequences_than_16_bits_count(backend: str) -> None:
     assert (lse.double() - expected).abs().amax() < 1e-4
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda d: f"d{d}")
 @pytest.mark.parametrize("used", [(0, 17, 128, 200), (200, 200, 200, 200)], ids=str)
-def test_a_cache_read_up_to_a_length_on_the_device(used: tuple[int, ...], backend: str) -> None:
+def test_a_cache_read_up_to_a_length_on_the_device(
+    used: tuple[int, ...], head_dim: int, backend: str
+) -> None:
     """Behind the length the cache holds NaN; its gradient there is 0."""
     call = packed(
-        *(64, torch.bfloat16, (3, 1, 130, 64), (200,) * 4),
+        *(head_dim, torch.bfloat16, (3, 1, 130, 64), (200,) * 4),
         dense_keys=True,
         used=used,
         causal=True,
     )
     check(call, backend)
-    check_gradients(call, backend)
+    for deterministic in (False, True):
+        check_gradients(call, backend, deterministic=deterministic)
 
 
 def test_a_decode_step_sees_the_whole_cache(backend: str) -> None:

@@ -72,7 +72,7 @@ template __global__ void sm90::attention_fwd_kernel<Config>(
 """,
     "sm90/attention_bwd": """
 constexpr auto kPurpose =
-    {features} ? sm90::BwdPurpose::kFeatures : sm90::BwdPurpose::kDense;
+    {features} ? sm90::BwdPurpose::kKeysFeatures : sm90::BwdPurpose::kDense;
 using Config = sm90::AttentionBwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
 template __global__ void sm90::attention_bwd_kernel<Config>(
     const __grid_constant__ sm90::AttentionBwdArguments);

@@ -21,13 +21,19 @@ struct AttentionBwdLaunch {
  private:
   // A size is asked for once, whatever the tensors' addresses: enough for both.
   static uint64_t workspace(const AttentionBwdProblem& problem) {
-    uint64_t const size = MmaSync::row().workspace(problem);
+    uint64_t const size = MmaSync::row().workspace(for_mma_sync(problem));
     return Wgmma::suits(problem) ? std::max(size, Wgmma::workspace(problem)) : size;
   }
 
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
     return Wgmma::serves(problem) ? Wgmma::launch(problem, device, stream)
-                                  : MmaSync::row().launch(problem, device, stream);
+                                  : MmaSync::row().launch(for_mma_sync(problem), device, stream);
+  }
+
+  // Where wgmma, which mostly serves, needs no sums of dQ, mma.sync is to need none either.
+  static AttentionBwdProblem for_mma_sync(AttentionBwdProblem problem) {
+    if (Wgmma::suits(problem) && !Wgmma::sums_grad_q(problem)) problem.deterministic = true;
+    return problem;
   }
 };
 

@@ -64,8 +64,8 @@ struct AttentionBwdConfig {
   static constexpr bool kSharesKeys = kTile.sharing == Sharing::kKeys;
   static constexpr bool kGradQ =
       kSharesKeys && kPurpose != BwdPurpose::kKeys && kPurpose != BwdPurpose::kKeysFeatures;
-  // Sharing::kKeys: nothing is in flight between steps.
-  static constexpr bool kSerial = kFeatures || !kGradQ;
+  // Nothing is in flight between steps.
+  static constexpr bool kSerial = kSharesKeys && (kFeatures || !kGradQ);
   static constexpr int kHeadDim = product_dim(kHeadDim_);
   static constexpr int kHeadDimV = product_dim(kHeadDimV_);
   static constexpr int kPages = (kHeadDim + kPageCols - 1) / kPageCols;
@@ -79,7 +79,7 @@ struct AttentionBwdConfig {
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 
-  // A warpgroup computes 64 rows of dQ: half of them, or half of their columns.
+  // Of kGradQ: a warpgroup computes 64 rows of dQ: half of them, or half of their columns.
   static constexpr bool kSplitsRows = kBlockQ == 128;
   static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of a warpgroup
@@ -95,7 +95,8 @@ struct AttentionBwdConfig {
   static constexpr int kBytesK = kPagesK * kPageBytesKV;
   static constexpr int kBytesV = kPagesV * kPageBytesKV;
   static constexpr int kRowBytes = kBlockQ * 4;  // of LSE and of D
-  static constexpr int kBytesScores = kBlockQ * kBlockKV * (kSharesKeys ? 2 : 4);
+  // dS, P in fp32, or nothing.
+  static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSharesKeys ? 4 : kGradQ ? 2 : 0);
   static constexpr int kScoreStages = kTile.scores;
   static constexpr int kBarrierBytes = 1024;
   static constexpr int kSharedMemory = kBarrierBytes + kBytesK + kBytesV +

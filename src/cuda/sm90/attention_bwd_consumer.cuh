@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "core/online_softmax.cuh"
+#include "core/transpose_quad.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/vectors.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/attention_bwd_pipeline.cuh"
-#include "sm90/attention_fwd_consumer.cuh"
 
 namespace flashvar::sm90 {
 

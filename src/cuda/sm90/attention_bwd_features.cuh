@@ -55,8 +55,9 @@ struct FeatureStep {
   float slope_log2;  // of ALiBi, negative, with the distance of the first score
   float distance;
   DropoutWords words;
-  // Zeros, made of a patch's weights, which have no sign: Philox of the patch after the next waits
-  // for them. The compiler would start all patches at once, with registers for half of that.
+  // Zeros, made of a patch's packed weights, which have no sign, as cvt's relu makes 0 of -0 too:
+  // Philox of the patch after the next waits for them. The compiler would start all patches at
+  // once, with registers for half of that.
   uint32_t chain[2] = {0, 0};
 
   template <class Tile>

@@ -1,5 +1,5 @@
 // The backward's consumers of Sharing::kKeys: each of two warpgroups owns 64 keys, with dK and dV
-// of theirs. Both compute half of every dQ.
+// of theirs. Of kGradQ both compute half of every dQ.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -96,7 +96,7 @@ __device__ __forceinline__ void consume_keys(const AttentionBwdArguments& argume
           ptx::wgmma_pin(rS);
         }
       };
-      // Of kSerial: once in the code, as evaluating features is long, and the other warpgroup's
+      // Of kSerial: once in the code, as evaluating features is long. The other warpgroup's
       // products run meanwhile.
       auto take_serial_step = [&] {
         uint32_t const s = step.stage(), head = walk.number / arguments.query_tiles;

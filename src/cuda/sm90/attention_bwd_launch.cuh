@@ -39,6 +39,11 @@ struct AttentionBwdLaunch {
 
   static uint64_t workspace(const AttentionBwdProblem& problem) { return plan(problem).end; }
 
+  // Whether dQ is summed up in the workspace.
+  static bool sums_grad_q(const AttentionBwdProblem& problem) {
+    return Dense::kGradQ && !problem.deterministic;
+  }
+
   static cudaError_t launch(const AttentionBwdProblem& problem, int device, cudaStream_t stream) {
     bool const ragged = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
                         problem.seqused_k != nullptr;
@@ -49,27 +54,25 @@ struct AttentionBwdLaunch {
                    : launch_copy<Config<BwdPurpose::kKeys>>(problem, device, stream);
       }
     }
-    if (problem.has_features()) {
-      return launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream);
-    }
-    return ragged ? launch_copy<Config<BwdPurpose::kRagged>>(problem, device, stream)
-                  : launch_copy<Dense>(problem, device, stream);
+    return problem.has_features()
+               ? launch_copy<Config<BwdPurpose::kFeatures>>(problem, device, stream)
+           : ragged ? launch_copy<Config<BwdPurpose::kRagged>>(problem, device, stream)
+                    : launch_copy<Dense>(problem, device, stream);
   }
 
  private:
-  // Every sequence has tiles of its own in the sums of dQ: of these, most would be padding.
+  static constexpr int64_t kFewestRows = 32;
+
+  // Every sequence has tiles of its own in the workspace: of these, most would be padding.
   static bool are_short(const Sequences& sequences, int64_t batch) {
     return sequences.offsets != nullptr && sequences.total < kFewestRows * batch;
   }
-
-  static constexpr int64_t kFewestRows = 32;
 
   template <class Copy>
   static cudaError_t launch_copy(const AttentionBwdProblem& problem, int device,
                                  cudaStream_t stream) {
     Workspace const parts = plan(problem);
-    AttentionBwdArguments arguments;
-    arguments.problem = problem;
+    AttentionBwdArguments arguments{problem};
     arguments.lse_log2 = reinterpret_cast<float*>(problem.workspace);
     arguments.row_sums = reinterpret_cast<float*>(problem.workspace + parts.row_sums);
     arguments.grad_q_sum =
@@ -77,7 +80,6 @@ struct AttentionBwdLaunch {
     arguments.next_item = reinterpret_cast<uint32_t*>(problem.workspace + parts.next_item);
     int64_t const query_tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ);
     arguments.query_tiles = static_cast<int32_t>(query_tiles);
-
     TensorMapMaker const make{problem, Dtype::kAbi == dtype::bf16::kAbi, Copy::kRagged};
     cudaError_t error = make_bwd_maps(arguments, make, Dense::kBlockQ, Dense::kBlockKV);
     int multiprocessors = 0;
@@ -96,6 +98,12 @@ struct AttentionBwdLaunch {
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(heads * row_items);
 
+    using Queries = AttentionBwdQueriesConfig<Target, Dtype, kHeadDim, kHeadDimV, Copy::kFeatures>;
+    AttentionBwdQueriesArguments queries;
+    if (!Copy::kGradQ && error == cudaSuccess) {
+      error =
+          make_bwd_queries<Queries>(queries, arguments, arguments.next_item + 1, multiprocessors);
+    }
     if (error == cudaSuccess) error = launch_rows<Copy>(arguments, device, stream);
     if (error == cudaSuccess) {
       LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Copy::kThreads,
@@ -107,10 +115,7 @@ struct AttentionBwdLaunch {
       return launch_kernel<attention_bwd_round_kernel<Copy>>(
           arguments, {query_tiles * problem.heads_q, 256, 0, true}, device, stream);
     } else {
-      using Queries =
-          AttentionBwdQueriesConfig<Target, Dtype, kHeadDim, kHeadDimV, Copy::kFeatures>;
-      return launch_bwd_queries<Queries>(arguments, arguments.next_item + 1, device,
-                                         multiprocessors, stream);
+      return launch_bwd_queries<Queries>(queries, device, multiprocessors, stream);
     }
   }
 
@@ -121,8 +126,7 @@ struct AttentionBwdLaunch {
   static Workspace plan(const AttentionBwdProblem& problem) {
     uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
     uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
-    bool const adds = Dense::kGradQ && !problem.deterministic;
-    uint64_t const sums = adds ? tiles * Dense::kTileElements * sizeof(float) : 0;
+    uint64_t const sums = sums_grad_q(problem) ? tiles * Dense::kTileElements * sizeof(float) : 0;
     return {rows, 2 * rows, 2 * rows + sums, 2 * rows + sums + 256};
   }
 

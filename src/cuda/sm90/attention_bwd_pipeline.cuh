@@ -19,7 +19,8 @@ struct AttentionBwdArguments {
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // [heads_q, query tiles, kBlockQ]: +inf where a row has no weights
   const float* row_sums;  // likewise: D, the sum over the row of dO O, less dLSE
-  float* grad_q_sum;      // [heads_q, query tiles, warpgroup's part], in the order of accumulators
+  float* grad_q_sum;      // [heads_q, query tiles, warpgroup's part], in the order of accumulators,
+                          // or null
   int32_t query_tiles;    // of one head, over all batches
   uint32_t items;         // tiles of kBlockKV keys, or pairs of them, over all heads and batches
   uint32_t row_items;     // of one head and batch

@@ -1,7 +1,7 @@
-// dQ by itself, for the deterministic mode: a block owns 128 queries of one head and walks the keys
-// that they see, and nobody else adds to its rows.
+// dQ by itself, for the deterministic mode and for head dims above 128: a block owns 128 queries of
+// one head and walks the keys that they see, and nobody else adds to its rows.
 //
-// Tiles, their order and the copies are the forward's, with dO beside Q. Two consumer warpgroups of
+// The order of tiles and of copies is the forward's, with dO beside Q. Two consumer warpgroups of
 // 64 queries each compute S and dP together, then dS, and dQ += dS K, while the other's products
 // run.
 #pragma once
@@ -85,8 +85,8 @@ __device__ __forceinline__ void read_row_values(const AttentionBwdQueriesArgumen
   int64_t const first = (int64_t{tile.head} * arguments.query_tiles +
                          arguments.problem.queries.first_tile(tile.batch, Config::kRowsPerTile)) *
                         Config::kRowsPerTile;
-  auto read = [&](const float* values, int32_t row, float otherwise) {
-    return row < tile.mask.seqlen_q ? values[first + row] : otherwise;
+  auto read = [&](const float* values, int32_t i, float otherwise) {
+    return i < tile.mask.seqlen_q ? values[first + i] : otherwise;
   };
   lse.values = {read(arguments.lse_log2, row, infinity()),
                 read(arguments.lse_log2, row + 8, infinity())};

@@ -10,22 +10,27 @@
 
 namespace flashvar::sm90 {
 
-// `keys`: the launch that computed dK and dV, of which this takes LSE and D. `counter`: 0.
+// What the kernel is launched with. `keys`: what that of dK and dV is, of which this takes LSE and
+// D. `counter` is 0 by then.
 template <class Config>
-cudaError_t launch_bwd_queries(const AttentionBwdArguments& keys, uint32_t* counter, int device,
-                               int multiprocessors, cudaStream_t stream) {
+cudaError_t make_bwd_queries(AttentionBwdQueriesArguments& arguments,
+                             const AttentionBwdArguments& keys, uint32_t* counter,
+                             int multiprocessors) {
   AttentionBwdProblem const& problem = keys.problem;
-  AttentionBwdQueriesArguments arguments;
   arguments.problem = problem;
   arguments.lse_log2 = keys.lse_log2;
   arguments.row_sums = keys.row_sums;
   arguments.query_tiles = keys.query_tiles;
-  if (!arguments.count(problem, Config::kBlockQ, multiprocessors, counter)) {
+  if (!arguments.deal_out(problem, Config::kBlockQ, multiprocessors, counter)) {
     return cudaErrorInvalidConfiguration;
   }
   TensorMapMaker const make{problem, Config::Dtype::kAbi == dtype::bf16::kAbi};
-  cudaError_t const error = make_bwd_maps(arguments, make, Config::kBlockQ, Config::kBlockKV);
-  if (error != cudaSuccess) return error;
+  return make_bwd_maps(arguments, make, Config::kBlockQ, Config::kBlockKV);
+}
+
+template <class Config>
+cudaError_t launch_bwd_queries(const AttentionBwdQueriesArguments& arguments, int device,
+                               int multiprocessors, cudaStream_t stream) {
   LaunchShape const shape{std::min<int64_t>(arguments.items, multiprocessors), Config::kThreads,
                           Config::kSharedMemory, true};
   return launch_kernel<attention_bwd_queries_kernel<Config>>(arguments, shape, device, stream);

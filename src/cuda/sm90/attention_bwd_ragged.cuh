@@ -91,7 +91,6 @@ __device__ __forceinline__ void find_tiles(const AttentionBwdArguments& argument
   PipelineState<kTileSlots> slot;
   uint32_t seen = 0;
   auto await_slot = [&] { ptx::mbarrier_wait(smem.empty_tile(slot.stage()), slot.phase() ^ 1); };
-  // Items are taken in order, and by blocks that run: so those before one are done some day.
   auto take_item = [&] {
     uint32_t item = 0;
     if (first_lane) item = atomicAdd(arguments.next_item, 1);

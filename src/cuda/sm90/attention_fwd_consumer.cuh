@@ -9,6 +9,7 @@
 #include "core/dropout.cuh"
 #include "core/online_softmax.cuh"
 #include "core/score_modification.cuh"
+#include "core/transpose_quad.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/special_registers.cuh"
@@ -17,24 +18,6 @@
 #include "sm90/query_tiles.cuh"
 
 namespace flashvar::sm90 {
-
-// A quad's lanes hold two columns each of four neighbouring mma tiles; afterwards lane i holds all
-// eight columns of tile i.
-__device__ __forceinline__ uint4 transpose_quad(uint32_t (&word)[4]) {
-  int const lane = ptx::thread_index() % 4;
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    bool const upper = (lane & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      uint32_t const sent = upper ? word[i] : word[i | bit];
-      uint32_t const received = __shfl_xor_sync(0xffffffffu, sent, bit);
-      (upper ? word[i] : word[i | bit]) = received;
-    }
-  }
-  return {word[0], word[1], word[2], word[3]};
-}
 
 template <class Config>
 struct Consumer {

@@ -62,7 +62,7 @@ struct AttentionFwdLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    if (!arguments.count(problem, Copy::kBlockQ, multiprocessors, problem.counter)) {
+    if (!arguments.deal_out(problem, Copy::kBlockQ, multiprocessors, problem.counter)) {
       return cudaErrorInvalidConfiguration;
     }
     if (arguments.next_item != nullptr) {

@@ -16,7 +16,8 @@ struct QueryItems {
 
   // False where 31 bits do not number them. Without more items than blocks nobody asks for another,
   // and `counter`, which may be null, is not used. Host only.
-  bool count(const AttentionProblem& problem, int block_q, int multiprocessors, uint32_t* counter) {
+  bool deal_out(const AttentionProblem& problem, int block_q, int multiprocessors,
+                uint32_t* counter) {
     bool const packed = problem.queries.offsets != nullptr;
     int64_t const rows = packed ? problem.heads_q : problem.heads_q * problem.batch;
     int64_t const tiles = problem.queries.tiles(packed ? problem.batch : 1, block_q);

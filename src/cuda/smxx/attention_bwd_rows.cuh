@@ -16,7 +16,7 @@ struct AttentionBwdRowsArguments {
   AttentionBwdProblem problem;
   float* lse_log2;    // [heads_q, padded rows]: lse * log2(e); +inf where a row has no weights
   float* row_sums;    // likewise: D, the sum over the row of dO O, less dLSE
-  float* grad_q_sum;  // null: zeros already; else [heads_q, query tiles, tile_elements]
+  float* grad_q_sum;  // null: nothing to zero; else [heads_q, query tiles, tile_elements]
   int32_t tile_elements;
   int64_t query_tiles;  // of one head, over all batches
   bool aligned;         // every row of every tensor starts on 16 bytes
@@ -24,7 +24,7 @@ struct AttentionBwdRowsArguments {
 };
 
 inline constexpr int kRowThreads = 256;
-inline constexpr int kCounters = 2;
+inline constexpr int kCounters = 2;  // of tiles of keys, and of queries
 inline constexpr int kRowLanes = 8;  // that share a row
 
 // Zeros the rows of a packed tensor that belong to no sequence, all blocks of the grid together.
