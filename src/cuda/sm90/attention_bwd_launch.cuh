@@ -97,7 +97,6 @@ struct AttentionBwdLaunch {
     }
     arguments.row_items = static_cast<uint32_t>(row_items);
     arguments.items = static_cast<uint32_t>(heads * row_items);
-
     using Queries = AttentionBwdQueriesConfig<Target, Dtype, kHeadDim, kHeadDimV, Copy::kFeatures>;
     AttentionBwdQueriesArguments queries;
     if (!Copy::kGradQ && error == cudaSuccess) {
