@@ -9,6 +9,7 @@
 #include "ptx/special_registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/vectors.cuh"
+#include "ptx/warpgroup.cuh"
 #include "sm90/config.cuh"
 #include "sm90/query_items.h"
 

@@ -1,0 +1,51 @@
+"""Which blocks of queries a block of keys walks: src/cuda/core/mask.cuh against its definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import host_program
+
+# Of every problem that is this small: a key is seen by those queries that see it, and whoever sees
+# a key of a block is walked by it. Prints how many pairs see each other.
+PROGRAM = """
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
+using std::max;
+using std::min;
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#include "core/mask.cuh"
+
+int main() {
+  using flashvar::kUnbounded;
+  int pairs = 0;
+  for (int block_q : {4, 8}) for (int block_kv : {4, 8})
+  for (int count_q = 1; count_q < 22; ++count_q) for (int count_k = 1; count_k < 22; ++count_k)
+  for (int left : {kUnbounded, 0, 3, 9}) for (int right : {kUnbounded, 0, 2, 11}) {
+    flashvar::Mask const mask{count_q, count_k, left, right};
+    for (int j = 0; j < count_k; ++j) {
+      int const key = j / block_kv * block_kv, last = min(key + block_kv, count_k) - 1;
+      int const begin = mask.seeing_begin(key) / block_q;
+      int const end = (mask.seeing_end(last) + block_q - 1) / block_q;
+      for (int i = 0; i < count_q; ++i) {
+        bool const sees = mask.visible_begin(i) <= j && j < mask.visible_end(i);
+        if (sees != (mask.seeing_begin(j) <= i && i < mask.seeing_end(j))) return 1;
+        if (sees && (i / block_q < begin || i / block_q >= end)) return 2;
+        pairs += sees;
+      }
+    }
+  }
+  std::printf("%d", pairs);
+}
+"""
+
+
+@host_program.needs_compiler
+def test_keys_are_walked_by_the_queries_that_see_them(tmp_path: Path) -> None:
+    code, printed = host_program.run(PROGRAM, tmp_path)
+    assert code == 0, {1: "keys and queries disagree", 2: "a query is not walked"}
+    assert int(printed) > 100_000
