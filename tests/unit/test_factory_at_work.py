@@ -37,6 +37,25 @@ with at_work.alone(Path(sys.argv[1])):
     at_work.run(["sh", "-c", 'sleep 60 & echo $! > "$0"; wait', sys.argv[1] + "/started"])
 """
 
+# Is terminated while it starts a program: then nobody knows yet what to end.
+EARLY = """\
+import os, signal, subprocess, sys
+from pathlib import Path
+from flashvar_factory import at_work
+
+start = subprocess.Popen
+
+def start_and_be_terminated(*words, **options):
+    process = start(*words, **options)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return process
+
+subprocess.Popen = start_and_be_terminated
+at_work.end_on_sigterm()
+with at_work.alone(Path(sys.argv[1])):
+    at_work.run(["sleep", "60"])
+"""
+
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
@@ -71,6 +90,16 @@ def free(folder: Path) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")},
+        check=False,
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert free(tmp_path)
 
 
 def test_lock_outlives_its_process_as_long_as_what_that_started(

@@ -50,22 +50,42 @@ def run(
     Where this process is interrupted or terminated, the program and what it started end first.
     """
     sys.stdout.flush()
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE if quiet else None,
-        stderr=subprocess.STDOUT if quiet else None,
-        text=True,
-        env=env,
-        umask=umask,
-        close_fds=False,  # of ours, locks alone can be inherited
-        start_new_session=True,
-    )
+    process: subprocess.Popen[str] | None = None
     try:
+        with _undisturbed():
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE if quiet else None,
+                stderr=subprocess.STDOUT if quiet else None,
+                text=True,
+                env=env,
+                umask=umask,
+                close_fds=False,  # of ours, locks alone can be inherited
+                start_new_session=True,
+            )
         said, _ = process.communicate()
     except BaseException:
-        _end(process)
+        if process is not None:
+            _end(process)
         raise
     return subprocess.CompletedProcess(command, process.returncode, said)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep signals until the end: a program that is being started would run on, known to nobody."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
