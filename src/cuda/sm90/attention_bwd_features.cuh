@@ -43,9 +43,9 @@ __device__ __forceinline__ void differentiate_dropped(const float* factors, floa
   }
 }
 
-// The features of one step, for a thread whose first score is that of `key` and `query`. Patches
-// are two mma tiles, 2 kk and 2 kk + 1: accumulator i of tile n is 8 n + i % 2 columns and i / 2 *
-// 8 rows on.
+// The features of one step, for a thread whose first score is that of `key` and `query`. A patch is
+// two mma tiles, 2 kk and 2 kk + 1: accumulator i of tile n is 8 n + i % 2 columns and i / 2 * 8
+// rows on.
 template <class Config, Feature kFeature, class Values>
 struct FeatureStep {
   static constexpr bool kRowsAreKeys = Values::kEvery == 1;

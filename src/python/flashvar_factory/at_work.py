@@ -48,6 +48,7 @@ def run(
     """Run a program to its end; `quiet` keeps what it prints, stderr in it, as stdout.
 
     Where this process is interrupted or terminated, the program and what it started end first.
+    For the main thread alone, which signals come to.
     """
     sys.stdout.flush()
     process: subprocess.Popen[str] | None = None
