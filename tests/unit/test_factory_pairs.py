@@ -54,6 +54,22 @@ def test_what_is_no_pair_of_the_axis(value: str) -> None:
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "enough"),
+    [
+        ("190x128", "192x128"),
+        ("65x64", "72x64"),
+        ("66x65", 72),
+        ("65", 72),
+        ("264x128", None),
+        ("64x300", None),
+        ("sixty", None),
+    ],
+)
+def test_what_holds_a_pair(asked: str, enough: int | str | None) -> None:
+    assert AXIS.enough(asked) == enough
+
+
 def test_the_second_may_be_the_larger() -> None:
     assert AXIS.accepts("64x256")
     assert AXIS.entries("64x256") == (("size", 64), ("size_v", 256))

@@ -40,6 +40,20 @@ class Axis:
         value = int(word) if word.isdecimal() and word.isascii() else word
         return value if str(value) == word and self.accepts(value) else None
 
+    def is_number(self, word: str) -> bool:
+        """Whether `word` is a number or a pair, where integers are values."""
+        return not self.choices and bool(_asked(word))
+
+    def enough(self, word: str) -> Value | None:
+        """The least value that holds the number or the pair `word`; None where none does."""
+        held = [min((one for one in self.integers if one >= n), default=None) for n in _asked(word)]
+        values = [one for one in held if one is not None]
+        if not values or len(values) < len(held):
+            return None
+        if len(set(values)) == 1:
+            return values[0]
+        return "x".join(map(str, values)) if self.pairs else None
+
     def rank(self, value: Value) -> tuple[int, ...]:
         """Orders the values that are accepted."""
         if isinstance(value, str):
@@ -63,6 +77,11 @@ class Axis:
         steps = self.integers
         pairs = f', or two different ones as "{steps[-1]}x{steps[0]}"' if self.pairs else ""
         return f"an integer from {steps[0]} to {steps[-1]} in steps of {steps.step}{pairs}"
+
+
+def _asked(word: str) -> tuple[int, ...]:
+    """The number or the pair that a word is; none of any other."""
+    return (int(word),) if word.isdecimal() and word.isascii() else _numbers(word)
 
 
 def _numbers(value: str) -> tuple[int, ...]:
