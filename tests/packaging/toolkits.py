@@ -1,4 +1,4 @@
-"""CUDA toolkits that are laid out as PyPI lays them out, made of the one that the tests compile with."""
+"""CUDA toolkits laid out as PyPI lays them out, made of the one that the tests compile with."""
 
 from __future__ import annotations
 

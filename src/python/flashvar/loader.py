@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from flashvar import manifest as manifests
 from flashvar import registry
-from flashvar.errors import BinaryError, ManifestError
+from flashvar.errors import BinaryError
 from flashvar.registry import Binary, Inventory
-from flashvar.verdicts import Overrides
 
 _log = logging.getLogger("flashvar")
 
@@ -94,11 +93,11 @@ def load(binary: Binary) -> Library:
 
     Raises:
         BinaryError: the library was refused; another candidate may serve.
-        ManifestError: its version differs and FLASHVAR_STRICT=1 forbids that.
     """
     library = _libraries.get(binary.library)
     if library is None:
-        _check_version(binary)
+        if binary.skew is not None:
+            _log.warning("%s", binary.skew)
         library = _libraries[binary.library] = _open(binary)
     return library
 
@@ -109,18 +108,10 @@ def open_all() -> Inventory:
     for binary in inventory.binaries:
         try:
             load(binary)
-        except (BinaryError, ManifestError) as error:
+        except BinaryError as error:
             registry.refuse(binary, str(error))
             return open_all()  # the refused one may have shadowed another
     return inventory
-
-
-def _check_version(binary: Binary) -> None:
-    if binary.skew is None:
-        return
-    if Overrides.from_environment().strict:
-        raise ManifestError(f"{binary.skew} (FLASHVAR_STRICT=1 makes this an error)")
-    _log.warning("%s", binary.skew)
 
 
 def _open(binary: Binary) -> Library:
