@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import toolkits
 
-from flashvar import manifest
+from flashvar import manifest, registry
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -71,6 +71,7 @@ def test_dist_info_is_that_of_a_wheel(tree: Path, built: Path) -> None:
         "=",
         "flashvar_sm80",
     ]
+    assert (info / "INSTALLER").read_text(encoding="utf-8").strip() == registry.DEVELOPMENT
     commands = json.loads((tree / "build" / "compile_commands.json").read_text(encoding="utf-8"))
     assert any(command["file"].endswith(f"{INSTANCE}.cu") for command in commands)
     assert any("-lineinfo" in command["command"] for command in commands)
