@@ -120,7 +120,7 @@ def test_a_backward_tells_what_stands_in_the_way(
 ) -> None:
     q = aligned(2, 32, 4, 64)
     inputs = Inputs(q, q, q, **extras)
-    problem = inspect_backward(inputs, options, q, False, False)
+    problem = inspect_backward(inputs, options, q, False)
     with caplog.at_level(logging.DEBUG, "flashvar"):
         launch = attention_trace.follow_backward(lambda *_: None, problem, BACK)
         launch(inputs, q, torch.zeros(2, 4, 32), q, None, Gradients(q, q, q))
@@ -140,7 +140,7 @@ def test_a_whole_call_is_told_both_ways(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_without_the_log_a_launch_is_itself() -> None:
     q = aligned(1, 8, 2, 64)
-    problem = inspect_backward(Inputs(q, q, q), Options(), q, False, False)
+    problem = inspect_backward(Inputs(q, q, q), Options(), q, False)
 
     def launch(*arguments: Any) -> None:
         """Nothing."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from abi_structs import HEADER, declared
 
 from flashvar import loader
 from flashvar.backends import cuda
@@ -20,30 +20,6 @@ from flashvar.ops.attention_inputs import inspect, inspect_backward
 from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
 from flashvar.registry import Binary
 from flashvar.verdicts import Verdict
-
-HEADER = (Path(__file__).parents[2] / "src/cuda/abi/flashvar.h").read_text(encoding="utf-8")
-C_TYPES: dict[str, Any] = {
-    "uint32_t": ctypes.c_uint32,
-    "int32_t": ctypes.c_int32,
-    "int64_t": ctypes.c_int64,
-    "float": ctypes.c_float,
-    "void*": ctypes.c_uint64,
-    "float*": ctypes.c_uint64,
-    "int32_t*": ctypes.c_uint64,
-    "int64_t*": ctypes.c_uint64,
-    "uint32_t*": ctypes.c_uint64,
-    "uint64_t": ctypes.c_uint64,
-}
-
-
-def declared(name: str) -> type[ctypes.Structure]:
-    """The struct `name` of the header, as ctypes lays it out."""
-    match = re.search(rf"typedef struct {name} {{(.*?)}} {name};", HEADER, re.DOTALL)
-    assert match is not None
-    body = re.sub(r"/\*.*?\*/", "", match[1], flags=re.DOTALL)
-    fields = [(field, C_TYPES[kind]) for kind, field in re.findall(r"([\w]+\*?) (\w+);", body)]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
 
 STREAM = 1003
 SCALARS = {"abi_version": 1, "device": 3, "dtype": 1, "stream": STREAM}
@@ -60,8 +36,6 @@ class Structs(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Collects what is handed to a library that does nothing and wants 512 bytes of workspace."""
-    C_TYPES["flashvar_tensor"] = declared("flashvar_tensor")
-    C_TYPES["flashvar_attention_features"] = declared("flashvar_attention_features")
     collected: list[bytes] = []
     library = SimpleNamespace(
         attention_fwd=collected.append,
@@ -110,7 +84,7 @@ def forward(
 
 
 def scalars(structure: ctypes.Structure) -> dict[str, Any]:
-    kinds = (C_TYPES["flashvar_tensor"], C_TYPES["flashvar_attention_features"])
+    kinds = (declared("flashvar_tensor"), declared("flashvar_attention_features"))
     return {
         name: getattr(structure, name)
         for name, kind in structure._fields_  # type: ignore[misc]
@@ -212,7 +186,7 @@ def test_backward(packed: list[bytes]) -> None:
     options = Options(causal=True, window_left=1, deterministic=True, layout="bhsd")
     out = torch.empty(2, 6, 3, 8, dtype=torch.half)
     grad_out = torch.empty(2, 3, 6, 8, dtype=torch.half).transpose(1, 2)
-    problem = inspect_backward(given, options, grad_out, True, True)
+    problem = inspect_backward(given, options, grad_out, True)
     problem = replace(problem, forward=on_device_3(problem.forward))
     lse, grad_lse = torch.empty(2, 6, 3), torch.empty(2, 6, 3)
     grads = Gradients(
