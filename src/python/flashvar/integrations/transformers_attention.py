@@ -112,8 +112,9 @@ def attention(
 
 def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     """Whether the other arguments of a layer surely change nothing."""
-    if not others.keys().isdisjoint(_CHANGING):
-        return False
+    for name in others:  # a loop, which torch.compile traces, where it knows no isdisjoint of keys
+        if name in _CHANGING:
+            return False
     positions = others.get("position_ids")
     if positions is None:
         return True
