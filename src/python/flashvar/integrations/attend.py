@@ -17,7 +17,7 @@ from flashvar.integrations.sdpa import attend, attend_at_once
 from flashvar.integrations.sdpa import why_not as why_not_served
 from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName
-from flashvar.ops.attention_watchers import is_compiling
+from flashvar.ops.attention_watchers import PLAIN, is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
 
@@ -85,10 +85,14 @@ class Attend(nn.Module):  # type: ignore[misc]
         if refused is not None:
             return refused
         dropout = self.dropout if self.training else 0.0
+        q, k, v = _readable(q, k, v)
         return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of q on k and v.
+
+        As scaled_dot_product_attention, it casts what autocast lowers, and copies where rows are
+        not contiguous.
 
         Args:
             q: [batch, heads, seqlen_q, head_dim], of any floating dtype.
@@ -108,6 +112,7 @@ class Attend(nn.Module):  # type: ignore[misc]
             out = attend_at_once(q, k, v, False, self.scale, self.backend)
             if out is not None:
                 return out
+        q, k, v = _readable(q, k, v)
         reason = self.why_not(q, k, v)
         if reason is None:
             return attend(q, k, v, None, dropout, False, self.scale, "bhsd", self.backend)
@@ -132,6 +137,26 @@ def _refused(device: torch.device, named: bool) -> str | None:
 
 # torch.compile asks while it traces, and keeps the answer.
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _readable(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tensors as kernels read them: in the dtype of autocast, with contiguous rows."""
+    kind = q.device.type
+    dtype = None
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    q, k, v = (_readable_one(x, dtype) for x in (q, k, v))
+    return q, k, v
+
+
+def _readable_one(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    if dtype is not None and tensor.is_floating_point() and tensor.dtype != torch.float64:
+        tensor = tensor.to(dtype)
+    return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _written_out(
