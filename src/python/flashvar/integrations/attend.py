@@ -12,11 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.integrations.declining import decline
 from flashvar.integrations.sdpa import attend, attend_at_once
 from flashvar.integrations.sdpa import why_not as why_not_served
 from flashvar.integrations.serving import named
 from flashvar.ops.attention import BackendName
+from flashvar.ops.attention_options import is_number, truth
+from flashvar.ops.attention_tensors import check_tensor, rows_contiguous
 from flashvar.ops.attention_watchers import PLAIN, is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
@@ -67,8 +70,16 @@ class Attend(nn.Module):  # type: ignore[misc]
         backend: BackendName = "auto",
     ) -> None:
         super().__init__()
+        if not is_number(dropout) or not 0 <= dropout <= 1:
+            raise InvalidInputError(
+                f"dropout must be a probability from 0 to 1, got {dropout!r}: pass 0.0 for none"
+            )
+        if scale is not None and not is_number(scale):
+            raise InvalidInputError(
+                f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
+            )
         self.dropout = dropout
-        self.flash = flash
+        self.flash = truth("flash", flash)
         self.scale = scale
         self.backend: BackendName = backend
         self._named = named(backend) != "auto"
@@ -79,6 +90,7 @@ class Attend(nn.Module):  # type: ignore[misc]
 
     def why_not(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
         """Why flashvar does not compute this call, None where it does."""
+        _check(q, k, v)
         if not self.flash:
             return "flash=False"
         refused = _refused(q.device, self._named)
@@ -103,8 +115,10 @@ class Attend(nn.Module):  # type: ignore[misc]
             [batch, heads, seqlen_q, head_dim_v].
 
         Raises:
+            InvalidInputError: one of them is no tensor.
             BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
         """
+        _check(q, k, v)
         dropout = self.dropout if self.training else 0.0
         if not self.flash:
             return _written_out(q, k, v, self.scale, dropout)
@@ -139,6 +153,15 @@ def _refused(device: torch.device, named: bool) -> str | None:
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _check(q: object, k: object, v: object) -> None:
+    """Torch's own functions judge tensors, and take nothing else."""
+    if not (
+        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    ):
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_tensor(name, tensor)
+
+
 def _readable(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -156,12 +179,18 @@ def _readable_one(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tens
         return tensor
     if dtype is not None and tensor.is_floating_point() and tensor.dtype != torch.float64:
         tensor = tensor.to(dtype)
-    return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 else tensor.contiguous()
+    return rows_contiguous(tensor)
 
 
 def _written_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, dropout: float
 ) -> torch.Tensor:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() < 2:
+            raise ShapeError(
+                f"{name} must have 4 dimensions (batch, heads, sequence, head_dim), got "
+                f"{tensor.dim()}: add the missing ones with unsqueeze()"
+            )
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.softmax(dim=-1)
     return functional.dropout(weights, dropout) @ v if dropout else weights @ v

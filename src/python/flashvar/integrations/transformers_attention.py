@@ -19,6 +19,7 @@ from flashvar.integrations.transformers_layout import (
 from flashvar.integrations.transformers_own_path import Call, own_path
 from flashvar.integrations.transformers_rows import Rows, rows_of_positions
 from flashvar.ops.attention import attention as dense
+from flashvar.ops.attention_tensors import rows_contiguous
 from flashvar.ops.attention_varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"
@@ -233,7 +234,7 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
         key, value = key[:, :, : layout.keys], value[:, :, : layout.keys]
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)
-    q, k, v = (_rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
     if call.position_bias is not None:
         mask = added(layout, q.shape[0], q.shape[1], q)
         layout = Layout(
@@ -276,10 +277,6 @@ def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     if bias.shape[2] != q.shape[1]:
         bias = bias.expand(-1, -1, q.shape[1], -1)
     return bias if bias.stride(3) == 1 else bias.contiguous()
-
-
-def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _packed(tensor: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:

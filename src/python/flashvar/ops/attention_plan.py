@@ -15,7 +15,7 @@ import torch
 from flashvar.backends import BackwardLaunch, Launch, backend
 from flashvar.decide import choose
 from flashvar.ops.attention_extras import check_offsets
-from flashvar.ops.attention_inputs import inspect, inspect_backward
+from flashvar.ops.attention_inputs import check_tensors, inspect, inspect_backward
 from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_padding import pad_inputs, padded_launch, wants_padding
 from flashvar.ops.attention_problem import (
@@ -121,11 +121,13 @@ def plan(
         InvalidInputError: an argument is not what attention takes.
         BackendUnavailableError: nothing can serve the call.
     """
-    key = _key(q, k, v, extras, options)
     try:
+        key = _key(q, k, v, extras, options)
         found = _plans.get(key)
-    except TypeError:  # an option that cannot be looked up is not one
+    # An option that cannot be looked up is not one, and a tensor without strides not ours.
+    except (TypeError, ValueError, RuntimeError):
         check_options(Options._make(options))
+        check_tensors(make_inputs((q, k, v, *extras)))
         raise
     if found is None:
         found = _make(make_inputs((q, k, v, *extras)), Options._make(options))
