@@ -41,14 +41,14 @@ def check_strided(name: str, tensor: Any) -> None:
 
 
 def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
-    """Say in words that a subclass of tensors has no implementation of the op; else do nothing.
+    """Say in words that a subclass of tensors does not implement an op; else do nothing.
 
-    `error` is what torch raised: when each of `tensors` that could handle the op declined.
+    `error` is what torch raised while it dispatched `tensors`.
     """
     kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
-            "tensors must be of kinds that implement the op flashvar::attention_fwd, got "
+            "tensors must be of kinds that implement the op flashvar::attention_fwd and views, got "
             f"{', '.join(sorted(kinds))}: convert them to plain tensors, and say what they hide by "
             "a bias or lengths"
         ) from error

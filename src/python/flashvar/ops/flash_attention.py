@@ -17,7 +17,11 @@ from flashvar.ops.attention_options import (
 )
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras
 from flashvar.ops.attention_problem import Inputs, Options
-from flashvar.ops.attention_tensors import check_strided, rows_contiguous
+from flashvar.ops.attention_tensors import (
+    check_strided,
+    refuse_unknown_kinds,
+    rows_contiguous,
+)
 from flashvar.ops.attention_weights import dropped_weights
 
 Window = tuple[int, int]
@@ -89,7 +93,11 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
             f"{name} must have shape ({lead}, {count}, heads, head_dim), got "
             f"{tuple(packed.shape)}: stack the tensors with torch.stack(..., dim=-3)"
         )
-    return tuple(packed.unbind(-3))
+    try:
+        return tuple(packed.unbind(-3))
+    except TypeError as error:
+        refuse_unknown_kinds(error, (packed,))
+        raise
 
 
 def _check(wanted: Wanted) -> None:
