@@ -100,5 +100,5 @@ def test_the_log_names_what_ran(
     told = [record.getMessage() for record in caplog.records]
     for op in ("attention_fwd", "attention_bwd"):
         (line,) = (one for one in told if one.startswith(op) and " queries, " in one)
-        wgmma = any(f"sm90::{op}_kernel" in name for name in ran)
+        wgmma = any(f"sm90::attention::{op[-3:]}_kernel" in name for name in ran)
         assert f", {families.WGMMA if wgmma else families.MMA_SYNC}: " in line, (line, ran)

@@ -21,11 +21,11 @@ HOPPER = Verdict(
     "cuda",
     True,
     "serves",
-    kernel=replace(sim.kernel(dtype="bf16", head_dim=64), family="hopper"),
+    kernel=replace(sim.kernel(dtype="bf16", head_dim=64), family="sm90"),
 )
 BACK = replace(
     HOPPER,
-    kernel=replace(sim.kernel("attention_bwd", dtype="bf16", head_dim=64), family="hopper"),
+    kernel=replace(sim.kernel("attention_bwd", dtype="bf16", head_dim=64), family="sm90"),
 )
 
 

@@ -50,7 +50,7 @@ SCALARS = {"abi_version": 1, "device": 3, "dtype": 1, "stream": STREAM}
 # 6 query heads of 3 queries on 2 heads of 5 keys, heads first.
 SIZES = {"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2, "head_dim": 16}
 VERDICT = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
-HOPPER = replace(VERDICT, kernel=cast("KernelRow", SimpleNamespace(family="hopper")))
+HOPPER = replace(VERDICT, kernel=cast("KernelRow", SimpleNamespace(family="sm90")))
 
 
 class Structs(SimpleNamespace):

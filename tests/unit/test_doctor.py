@@ -168,7 +168,7 @@ def test_the_fix_comes_last(system: System, inventory: Inventory) -> None:
 
 def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
     manifest = sim.manifest("90a")
-    rows = tuple(replace(row, family="hopper") for row in manifest.kernels)
+    rows = tuple(replace(row, family="sm90") for row in manifest.kernels)
     inventory = Inventory((sim.binary("90a", kernels=rows),))
     found = report(sim.system(sim.H100), inventory)
     inside = rendered(found).partition("\nInside the binary\n")[2].splitlines()

@@ -14,11 +14,11 @@ from flashvar.families import MMA_SYNC, WGMMA, Rows
 from flashvar.manifest import KernelRow
 
 SOURCES = Path(__file__).parents[2] / "src" / "cuda"
-FAMILY = "sm90/attention_"
+FAMILY = "sm90/attention/"
 ALIGNED = Rows("q", 0x7F00, 4096, 128, 64)
 
 
-def kernel(op: str, dtype: str = "bf16", family: str = "hopper", **dims: int) -> KernelRow:
+def kernel(op: str, dtype: str = "bf16", family: str = "sm90", **dims: int) -> KernelRow:
     return replace(sim.kernel(op, dtype=dtype, **(dims or {"head_dim": 64})), family=family)
 
 
@@ -77,16 +77,18 @@ def read(name: str) -> str:
 
 
 def test_the_forward_of_the_sources_asks_for_the_same() -> None:
-    body = re.search(r"static bool serves\(.*?\{ return (.*?); \}", read(f"{FAMILY}fwd_launch.cuh"))
+    body = re.search(
+        r"static bool supports\(.*?\{ return (.*?); \}", read(f"{FAMILY}fwd_wgmma_launch.cuh")
+    )
     assert body is not None
     assert body[1] == "problem.rows_are_aligned() && tensor_map_encoder() != nullptr"
 
 
-# What `suits` may ask, and what it then leaves to the other family; () for what is always so.
+# What `supports_shape` may ask, and what it leaves to the other family; () for what is always so.
 ASKED = {
     "!problem.deterministic": (families.DETERMINISTIC,),
-    "!problem.has_features()": families.FEATURES,
-    "problem.features.bias.data == nullptr": (families.BIAS,),
+    "!problem.has_modifiers()": families.FEATURES,
+    "problem.modifiers.bias.data == nullptr": (families.BIAS,),
     "problem.queries.offsets == nullptr": (families.PACKED,),
     "problem.keys.offsets == nullptr": (families.PACKED,),
     "problem.seqused_k == nullptr": (families.PACKED,),
@@ -97,10 +99,12 @@ ASKED = {
 
 
 def test_the_backward_of_the_sources_asks_for_the_same() -> None:
-    body = re.search(r"static bool suits\(.*?\{ return (.*?); \}", read(f"{FAMILY}bwd_launch.cuh"))
+    body = re.search(
+        r"static bool supports_shape\(.*?\{ return (.*?); \}", read(f"{FAMILY}bwd_wgmma_launch.cuh")
+    )
     assert body is not None
     asked = body[1].split(" && ")
     assert [one for one in asked if one not in ASKED] == [], "teach flashvar/families.py to say it"
-    assert f"kFewestRows = {families.FEWEST_ROWS};" in read(f"{FAMILY}bwd_launch.cuh")
+    assert f"kFewestRows = {families.FEWEST_ROWS};" in read(f"{FAMILY}bwd_wgmma_launch.cuh")
     left = frozenset(name for one in asked for name in ASKED[one])
     assert {"attention_bwd": left} == families.LEFT

@@ -23,7 +23,7 @@ SOURCES = Path(flashvar.__file__).parents[1]
 
 def hopper() -> Manifest:
     manifest = sim.manifest("90a", (64, 96))
-    kernels = tuple(replace(row, family="hopper", registers=254) for row in manifest.kernels)
+    kernels = tuple(replace(row, family="sm90", registers=254) for row in manifest.kernels)
     return replace(manifest, kernels=kernels)
 
 

@@ -18,7 +18,7 @@ constexpr uintptr_t kWorkspaceAlignment = 256;
 
 using Params = flashvar_attention_bwd_params;
 
-AttentionBwdProblem bwd_problem(const Params& p) {
+attention::BwdProblem bwd_problem(const Params& p) {
   bool const packed_q = p.features.cu_seqlens_q != nullptr;
   bool const packed_k = p.features.cu_seqlens_k != nullptr;
   return {attention_problem(p, const_cast<float*>(p.lse)),
@@ -69,7 +69,7 @@ flashvar_status flashvar_attention_bwd(const flashvar_attention_bwd_params* para
   flashvar_status const status = prepare(params, p, kernel);
   if (status != FLASHVAR_OK) return status;
   if (p.batch == 0) return FLASHVAR_OK;
-  AttentionBwdProblem const problem = bwd_problem(p);
+  attention::BwdProblem const problem = bwd_problem(p);
   uint64_t const wanted = kernel->workspace(problem);
   if (p.workspace_size < wanted ||
       reinterpret_cast<uintptr_t>(p.workspace) % kWorkspaceAlignment != 0) {

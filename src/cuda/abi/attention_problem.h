@@ -9,7 +9,7 @@
 
 #include "abi/error.h"
 #include "abi/flashvar.h"
-#include "core/problem.h"
+#include "attention/problem.h"
 
 namespace flashvar {
 
@@ -96,21 +96,22 @@ flashvar_status check_attention(const Params& p) {
   return check_features(p.features, p.flags);
 }
 
-inline TensorView view(const flashvar_tensor& tensor, bool packed) {
+inline attention::Tensor view(const flashvar_tensor& tensor, bool packed) {
   return {static_cast<uint16_t*>(tensor.data), packed ? 0 : tensor.batch_stride, tensor.seq_stride,
           tensor.head_stride};
 }
 
-inline BiasView bias_view(const flashvar_tensor& bias) {
+inline attention::BiasView bias_view(const flashvar_tensor& bias) {
   return {bias.data, bias.batch_stride, bias.head_stride, bias.seq_stride};
 }
 
 // A window that no pair of rows can exceed is none.
 inline int32_t window(uint32_t flags, uint32_t flag, int32_t width) {
-  return (flags & flag) == 0 || width >= kMaxSeqlen ? kUnbounded : width;
+  return (flags & flag) == 0 || width >= kMaxSeqlen ? attention::kUnbounded : width;
 }
 
-inline ScoreFeatures score_features(const flashvar_attention_features& f, float scale) {
+inline attention::ScoreModifiers score_modifiers(const flashvar_attention_features& f,
+                                                 float scale) {
   // Half words are uniform in [0, 2^16): as many as this are dropped, and never all.
   uint32_t const dropped =
       std::min<uint32_t>(static_cast<uint32_t>(double{f.dropout_p} * 65536.0 + 0.5), 65535);
@@ -127,7 +128,7 @@ inline ScoreFeatures score_features(const flashvar_attention_features& f, float 
 }
 
 template <class Params>
-AttentionProblem attention_problem(const Params& p, float* lse) {
+attention::Problem attention_problem(const Params& p, float* lse) {
   const flashvar_attention_features& f = p.features;
   bool const packed_q = f.cu_seqlens_q != nullptr, packed_k = f.cu_seqlens_k != nullptr;
   float const sign = p.scale > 0.f ? 1.f : p.scale < 0.f ? -1.f : 0.f;
@@ -150,7 +151,7 @@ AttentionProblem attention_problem(const Params& p, float* lse) {
           causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, f.window_right),
           sign,
           static_cast<float>(std::fmin(magnitude * kLog2E, FLT_MAX)),
-          score_features(f, p.scale)};
+          score_modifiers(f, p.scale)};
 }
 
 // The smallest compiled head dims that hold the request; `table` ends with null.

@@ -2,7 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "core/problem.h"
+#include "attention/problem.h"
 
 namespace flashvar {
 
@@ -10,15 +10,15 @@ struct AttentionFwdKernel {
   unsigned dtype;  // flashvar_dtype
   int head_dim;    // serves head dims up to this
   int head_dim_v;  // and head dims of values up to this
-  cudaError_t (*launch)(const AttentionFwdProblem& problem, int device, cudaStream_t stream);
+  cudaError_t (*launch)(const attention::FwdProblem& problem, int device, cudaStream_t stream);
 };
 
 struct AttentionBwdKernel {
   unsigned dtype;
   int head_dim;
   int head_dim_v;
-  uint64_t (*workspace)(const AttentionBwdProblem& problem);  // bytes
-  cudaError_t (*launch)(const AttentionBwdProblem& problem, int device, cudaStream_t stream);
+  uint64_t (*workspace)(const attention::BwdProblem& problem);  // bytes
+  cudaError_t (*launch)(const attention::BwdProblem& problem, int device, cudaStream_t stream);
 };
 
 }  // namespace flashvar

@@ -1,6 +1,6 @@
 """Which family of kernels inside a binary a call takes, and why.
 
-The binary decides this itself at every call (`src/cuda/<family>/attention_*_launch.cuh`); here is
+The binary decides this itself at every call (`src/cuda/sm90/attention/*_launch.cuh`); here is
 the same rule in words, for doctor and for the log. Pure, and it sees no tensor: addresses and
 strides alone.
 """
@@ -16,7 +16,7 @@ from flashvar.manifest import KernelRow
 WGMMA: Final = "wgmma"
 MMA_SYNC: Final = "mma.sync"
 # The folder of a kernel's sources, which its manifest names: those that hold both families.
-HOPPER: Final = "hopper"
+SM90: Final = "sm90"
 
 # TMA, which feeds the wgmma kernels, addresses memory in pieces of this many bytes.
 _PIECE: Final = 16
@@ -33,8 +33,8 @@ DETERMINISTIC: Final = "deterministic gradients"
 _SPECIAL: Final = (PACKED, SHORT, *FEATURES, DETERMINISTIC)
 
 
-# What a wgmma kernel leaves to the other family: `suits` of its launcher in src/cuda/sm90/, which
-# tests/unit/test_families.py compares.
+# What a wgmma kernel leaves to the other family: `supports_shape` of its launcher in
+# src/cuda/sm90/, which tests/unit/test_families.py compares.
 LEFT: Final = {"attention_bwd": frozenset({SHORT, BIAS})}
 
 
@@ -67,7 +67,7 @@ class Rule:
 
 def rules(kernel: KernelRow) -> tuple[Rule, ...]:
     """The families of a kernel, the one asked first leading."""
-    if kernel.family != HOPPER:
+    if kernel.family != SM90:
         return (Rule(MMA_SYNC, "every call"),)
     left = [one for one in _SPECIAL if one in LEFT.get(kernel.op, ())]
     but = f"; not with {', '.join(left)}" if left else ""
@@ -80,7 +80,7 @@ def rules(kernel: KernelRow) -> tuple[Rule, ...]:
 def choose(kernel: KernelRow, tensors: Iterable[Rows], special: Iterable[str]) -> Choice:
     """What a call takes; `special` is what it has beside plain dense attention."""
     misplaced = unaligned(tensors)
-    if kernel.family != HOPPER:
+    if kernel.family != SM90:
         how = "16 bytes at a time" if misplaced is None else f"in smaller pieces, for {misplaced}"
         return Choice(MMA_SYNC, f"rows are read {how}")
     for one in special:

@@ -36,22 +36,21 @@ class Facts:
 
 def instance(kernel: Kernel, build: Build, config: Config) -> str:
     """The translation unit of one kernel: its row of the kernel table, and its facts."""
-    name, project = kernel.name, config.project.name
-    camel = config.ops[kernel.op].camel
+    name, project, op = kernel.name, config.project.name, config.ops[kernel.op]
     capability = 10 * build.architecture.major + build.architecture.minor
     target = f"Target<{capability}, {build.shared_memory}>"
     arguments = ", ".join([target, *(_argument(axis, value) for axis, value in kernel.axes)])
     return f"""\
 // {_MARK}
-#include "{build.family}/{kernel.op}_launch.cuh"
+#include "{build.family}/{op.launcher}.cuh"
 
 namespace {project} {{
 
 using Launch_{name} =
-    {build.family}::{camel}Launch<{arguments}>;
+    {build.family}::{op.launcher_class}<{arguments}>;
 
-extern const {camel}Kernel {name};
-const {camel}Kernel {name} = Launch_{name}::row();
+extern const {op.camel}Kernel {name};
+const {op.camel}Kernel {name} = Launch_{name}::row();
 
 [[gnu::section(".{project}.kernels"), gnu::used]]
 extern const KernelFacts {name}_facts;

@@ -72,7 +72,7 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     counts = (
         problem.total_q is not None
         and verdict.kernel is not None
-        and verdict.kernel.family == families.HOPPER
+        and verdict.kernel.family == families.SM90
     )
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:

@@ -1,0 +1,43 @@
+// The backward on 9.0: picks per call the wgmma kernels or, where those do not support it, the
+// mma.sync kernels of sm80. Launchers alone may include another family.
+#pragma once
+#include <algorithm>
+
+#include "sm80/attention/bwd_launch.cuh"
+#include "sm90/attention/bwd_wgmma_launch.cuh"
+
+namespace flashvar::sm90::attention {
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
+struct BwdLaunch {
+  using Wgmma = BwdWgmmaLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
+  using MmaSync = sm80::attention::BwdLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
+
+  static constexpr AttentionBwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, &workspace, &launch};
+  }
+
+  static constexpr KernelFacts facts(const char* name) { return Wgmma::facts(name); }
+
+ private:
+  // Callers ask once per shape, before addresses are known: enough for either choice.
+  static uint64_t workspace(const BwdProblem& problem) {
+    uint64_t const size = MmaSync::row().workspace(for_mma_sync(problem));
+    return Wgmma::supports_shape(problem) ? std::max(size, Wgmma::workspace(problem)) : size;
+  }
+
+  static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
+    return Wgmma::supports(problem) ? Wgmma::launch(problem, device, stream)
+                                    : MmaSync::row().launch(for_mma_sync(problem), device, stream);
+  }
+
+  // Where wgmma would not sum dQ in the workspace, mma.sync must not either: the workspace would be
+  // much larger for a fallback that unaligned tensors alone take.
+  static BwdProblem for_mma_sync(BwdProblem problem) {
+    if (Wgmma::supports_shape(problem) && !Wgmma::sums_grad_q(problem))
+      problem.deterministic = true;
+    return problem;
+  }
+};
+
+}  // namespace flashvar::sm90::attention
