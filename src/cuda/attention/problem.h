@@ -70,7 +70,7 @@ struct Problem {
 
 // `lse` may be null.
 struct FwdProblem : Problem {
-  uint32_t* counter;  // device scratch of the dynamic tile scheduler, or null
+  unsigned char* workspace;
 };
 
 struct BwdProblem : Problem {

@@ -53,8 +53,8 @@ extern const {op.camel}Kernel {name};
 const {op.camel}Kernel {name} = Launch_{name}::row();
 
 [[gnu::section(".{project}.kernels"), gnu::used]]
-extern const KernelFacts {name}_facts;
-const KernelFacts {name}_facts =
+extern const decltype(Launch_{name}::facts("")) {name}_facts;
+const decltype(Launch_{name}::facts("")) {name}_facts =
     Launch_{name}::facts("{name}");
 
 }}  // namespace {project}
@@ -65,14 +65,16 @@ def _argument(axis: str, value: Value) -> str:
     return f"{axis}::{value}" if isinstance(value, str) else str(value)
 
 
-def kernel_table(kernels: Sequence[Kernel], ops: Mapping[str, Op]) -> str:
-    """One null-terminated table of kernels for every op that variants.toml declares."""
-    lines = [f"// {_MARK}"]
-    for op in ops.values():
-        names = [kernel.name for kernel in kernels if kernel.op == op.name]
-        lines += [f"extern const {op.camel}Kernel {name};" for name in names]
-        entries = ", ".join([*(f"&{name}" for name in names), "nullptr"])
-        lines.append(f"constexpr const {op.camel}Kernel* k{op.camel}Kernels[] = {{{entries}}};")
+def kernel_tables(kernels: Sequence[Kernel], ops: Mapping[str, Op]) -> dict[str, str]:
+    """File name to text: a null-terminated table of kernels per op that variants.toml declares."""
+    return {f"{op.name}_kernels.inc": _kernel_table(kernels, op) for op in ops.values()}
+
+
+def _kernel_table(kernels: Sequence[Kernel], op: Op) -> str:
+    names = [kernel.name for kernel in kernels if kernel.op == op.name]
+    lines = [f"// {_MARK}", *(f"extern const {op.camel}Kernel {name};" for name in names)]
+    entries = ", ".join([*(f"&{name}" for name in names), "nullptr"])
+    lines.append(f"constexpr const {op.camel}Kernel* k{op.camel}Kernels[] = {{{entries}}};")
     return "\n".join(lines) + "\n"
 
 

@@ -2,8 +2,9 @@
 #pragma once
 #include <algorithm>
 
-#include "abi/kernel_table.h"
 #include "attention/bwd_preprocess.cuh"
+#include "attention/explain.h"
+#include "attention/kernel_table.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -24,16 +25,20 @@ struct BwdLaunch {
   using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV>;
 
   static constexpr AttentionBwdKernel row() {
-    return {Dtype::kAbi, kHeadDim, kHeadDimV, &workspace, &launch};
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<BwdProblem>}};
   }
 
-  static constexpr KernelFacts facts(const char* name) {
-    using Plain = Config<false>;
-    return KernelFacts::make(name, Plain::kThreads, Plain::kSharedMemory, Plain::kBlockQ,
-                             Plain::kBlockKV);
+  static constexpr KernelFactsList<4> facts(const char* row, const char* when = "every call") {
+    using C = Config<false>;
+    using Dq = DqConfig;
+    KernelFactsMaker const maker{row, "mma.sync", when};
+    return {
+        {maker.make("bwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV),
+         maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, C::kBlockQ),
+         maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory, Dq::kBlockQ, Dq::kBlockKV),
+         maker.make("bwd_convert_kernel", 32 * C::GradQ::kWarps, 0, C::kBlockQ)}};
   }
 
- private:
   static uint64_t workspace(const BwdProblem& problem) {
     BwdArgs args;
     return std::max(plan<Config<false>>(problem, args).end, plan<Config<true>>(problem, args).end);
@@ -46,6 +51,7 @@ struct BwdLaunch {
                : launch_variant<Config<false>>(problem, aligned, device, stream);
   }
 
+ private:
   // Bytes of the workspace; the sums, [sums_begin, end), are zeroed before the main kernel.
   struct Workspace {
     uint64_t sums_begin, end;

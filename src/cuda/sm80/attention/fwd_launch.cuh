@@ -1,6 +1,7 @@
 // Launches fwd_kernel: picks one of its three variants, grid and shared memory.
 #pragma once
-#include "abi/kernel_table.h"
+#include "attention/explain.h"
+#include "attention/kernel_table.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -13,13 +14,17 @@ struct FwdLaunch {
   template <bool kModifiers>
   using Config = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kModifiers>;
 
-  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDimV, &launch}; }
-
-  static constexpr KernelFacts facts(const char* name) {
-    using Plain = Config<false>;
-    return KernelFacts::make(name, Plain::kThreads, Plain::kSharedMemory, Plain::kBlockQ,
-                             Plain::kBlockKV);
+  static constexpr AttentionFwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<FwdProblem>}};
   }
+
+  static constexpr KernelFactsList<1> facts(const char* row, const char* when = "every call") {
+    using C = Config<false>;
+    return {{KernelFactsMaker{row, "mma.sync", when}.make(
+        "fwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV)}};
+  }
+
+  static uint64_t workspace(const FwdProblem&) { return 0; }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     if (!problem.rows_are_aligned()) return launch_variant<true, false>(problem, device, stream);

@@ -9,9 +9,12 @@
 
 namespace flashvar::sm90::attention {
 
+inline constexpr int kConvertThreads = 256;
+
 // One block per query tile and head.
 template <class Config>
-__global__ void __launch_bounds__(256) bwd_convert_kernel(const __grid_constant__ BwdArgs args) {
+__global__ void __launch_bounds__(kConvertThreads)
+    bwd_convert_kernel(const __grid_constant__ BwdArgs args) {
   const BwdProblem& problem = args.problem;
   ptx::griddepcontrol_wait();
   Sequences queries = problem.queries;

@@ -14,27 +14,34 @@ struct BwdLaunch {
   using MmaSync = sm80::attention::BwdLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
 
   static constexpr AttentionBwdKernel row() {
-    return {Dtype::kAbi, kHeadDim, kHeadDimV, &workspace, &launch};
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain}};
   }
 
-  static constexpr KernelFacts facts(const char* name) { return Wgmma::facts(name); }
+  static constexpr KernelFactsList<7> facts(const char* row) {
+    return join(Wgmma::facts(row), MmaSync::facts(row, "every other call"));
+  }
 
  private:
   // Callers ask once per shape, before addresses are known: enough for either choice.
   static uint64_t workspace(const BwdProblem& problem) {
-    uint64_t const size = MmaSync::row().workspace(for_mma_sync(problem));
-    return Wgmma::supports_shape(problem) ? std::max(size, Wgmma::workspace(problem)) : size;
+    uint64_t const size = MmaSync::workspace(for_mma_sync(problem));
+    return Wgmma::unsupported(problem) == nullptr ? std::max(size, Wgmma::workspace(problem))
+                                                  : size;
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     return Wgmma::supports(problem) ? Wgmma::launch(problem, device, stream)
-                                    : MmaSync::row().launch(for_mma_sync(problem), device, stream);
+                                    : MmaSync::launch(for_mma_sync(problem), device, stream);
+  }
+
+  static void explain(const BwdProblem& problem, Text& text) {
+    explain_wgmma(problem, Wgmma::unsupported(problem), tensor_map_encoder() != nullptr, text);
   }
 
   // Where wgmma would not sum dQ in the workspace, mma.sync must not either: the workspace would be
   // much larger for a fallback that unaligned tensors alone take.
   static BwdProblem for_mma_sync(BwdProblem problem) {
-    if (Wgmma::supports_shape(problem) && !Wgmma::sums_grad_q(problem))
+    if (Wgmma::unsupported(problem) == nullptr && !Wgmma::sums_grad_q(problem))
       problem.deterministic = true;
     return problem;
   }

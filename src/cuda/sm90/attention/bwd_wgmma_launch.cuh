@@ -3,8 +3,8 @@
 #pragma once
 #include <algorithm>
 
-#include "abi/kernel_table.h"
 #include "attention/bwd_preprocess.cuh"
+#include "attention/kernel_table.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -23,19 +23,34 @@ struct BwdWgmmaLaunch {
   // All variants have its tiles.
   using Dense = Config<BwdVariant::kDense>;
 
-  static constexpr KernelFacts facts(const char* name) {
-    return KernelFacts::make(name, Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
-                             Dense::kBlockKV);
+  static constexpr KernelFactsList<3> facts(const char* row) {
+    using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false>;
+    KernelFactsMaker const maker{row, "wgmma",
+                                 "rows start on 16 bytes, so that TMA can address them; not with "
+                                 "packed sequences of fewer than 32 queries on average, a bias"};
+    return {{maker.make("bwd_kernel", Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
+                        Dense::kBlockKV),
+             maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
+             Dense::kGradQ ? maker.make("bwd_convert_kernel", kConvertThreads, 0, Dense::kBlockQ)
+                           : maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory,
+                                        Dq::kBlockQ, Dq::kBlockKV)}};
   }
 
-  static bool supports_shape(const BwdProblem& problem) {
-    return problem.modifiers.bias.data == nullptr && !are_short(problem.queries, problem.batch) &&
-           problem.queries.seqlen > 0 && problem.keys.seqlen > 0;
+  // Why a problem is left to the mma.sync kernels whatever its addresses; null: it is not.
+  static const char* unsupported(const BwdProblem& problem) {
+    if (are_short(problem.queries, problem.batch)) {
+      return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
+             "average";
+    }
+    if (problem.modifiers.bias.data != nullptr) return "the wgmma backward does not support a bias";
+    if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
+    return nullptr;
   }
 
   // TMA requires rows that start at multiples of 16 bytes.
   static bool supports(const BwdProblem& problem) {
-    return supports_shape(problem) && problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
+    return unsupported(problem) == nullptr && problem.rows_are_aligned() &&
+           tensor_map_encoder() != nullptr;
   }
 
   static uint64_t workspace(const BwdProblem& problem) { return plan(problem).end; }
@@ -63,6 +78,7 @@ struct BwdWgmmaLaunch {
 
  private:
   static constexpr int64_t kFewestRows = 32;
+  static_assert(kFewestRows == 32, "the texts above say 32");
 
   // Fewer queries per sequence than this on average: most of the workspace's tiles would be
   // padding.
@@ -112,7 +128,7 @@ struct BwdWgmmaLaunch {
     if (error != cudaSuccess) return error;
     if constexpr (C::kGradQ) {
       return launch_kernel<bwd_convert_kernel<C>>(
-          args, {query_tiles * problem.heads_q, 256, 0, true}, device, stream);
+          args, {query_tiles * problem.heads_q, kConvertThreads, 0, true}, device, stream);
     } else {
       return launch_dq<Queries>(queries, device, multiprocessors, stream);
     }

@@ -11,14 +11,22 @@ struct FwdLaunch {
   using Wgmma = FwdWgmmaLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
   using MmaSync = sm80::attention::FwdLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
 
-  static constexpr AttentionFwdKernel row() { return {Dtype::kAbi, kHeadDim, kHeadDimV, &launch}; }
+  static constexpr AttentionFwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, {&Wgmma::workspace, &launch, &explain}};
+  }
 
-  static constexpr KernelFacts facts(const char* name) { return Wgmma::facts(name); }
+  static constexpr KernelFactsList<2> facts(const char* row) {
+    return join(Wgmma::facts(row), MmaSync::facts(row, "every other call"));
+  }
 
  private:
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     return Wgmma::supports(problem) ? Wgmma::launch(problem, device, stream)
                                     : MmaSync::launch(problem, device, stream);
+  }
+
+  static void explain(const FwdProblem& problem, Text& text) {
+    explain_wgmma(problem, nullptr, tensor_map_encoder() != nullptr, text);
   }
 };
 

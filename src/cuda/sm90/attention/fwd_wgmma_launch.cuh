@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "abi/kernel_table.h"
+#include "attention/kernel_table.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -19,16 +19,23 @@ struct FwdWgmmaLaunch {
   using General = Config<FwdVariant::kGeneral>;
 
   // Threads: those of the variant with the fewest, which has the most registers per thread.
-  static constexpr KernelFacts facts(const char* name) {
+  static constexpr KernelFactsList<1> facts(const char* row) {
     constexpr int kThreads = std::min({General::kThreads, Config<FwdVariant::kShort>::kThreads,
                                        Config<FwdVariant::kModifiers>::kThreads});
-    return KernelFacts::make(name, kThreads, General::kSharedMemory, General::kBlockQ,
-                             General::kBlockKV);
+    KernelFactsMaker const maker{row, "wgmma",
+                                 "rows start on 16 bytes, so that TMA can address them"};
+    return {{maker.make("fwd_kernel", kThreads, General::kSharedMemory, General::kBlockQ,
+                        General::kBlockKV)}};
   }
 
   // TMA requires rows that start at multiples of 16 bytes.
   static bool supports(const FwdProblem& problem) {
     return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
+  }
+
+  // The counter of the dynamic tile scheduler.
+  static uint64_t workspace(const FwdProblem& problem) {
+    return problem.queries.offsets == nullptr ? 0 : 256;
   }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
@@ -63,7 +70,8 @@ struct FwdWgmmaLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    if (!args.init(problem, C::kBlockQ, multiprocessors, problem.counter)) {
+    if (!args.init(problem, C::kBlockQ, multiprocessors,
+                   reinterpret_cast<uint32_t*>(problem.workspace))) {
       return cudaErrorInvalidConfiguration;
     }
     if (args.counter != nullptr) {
