@@ -60,24 +60,45 @@ __device__ __forceinline__ uint32_t fragment_offset_b() {
   return Layout::chunk_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// c = A B^T over kDepth columns of both tiles; `a` and `b` are the addresses of the warp's first
-// rows.
-template <class Dtype, class LayoutA, class LayoutB, int kDepth, class Acc>
-__device__ __forceinline__ void gemm_nt(Acc& c, uint32_t a, uint32_t b) {
-  uint32_t const offset_a = a + fragment_offset<LayoutA>();
-  uint32_t const offset_b = b + fragment_offset_b<LayoutB>();
+// The lane's address of a fragment in a tile, and of those `delta` chunks to the right.
+template <class Layout_>
+struct FragmentAddress {
+  using Layout = Layout_;
+  uint32_t address;
+
+  __device__ __forceinline__ uint32_t chunk(int delta) const {
+    return Layout::advance(address, delta);
+  }
+};
+
+// The same, with the offset in the tile kept apart from the tile's address. The forward's registers
+// depend on it: with FragmentAddress it spills at head dim 128 on sm_90.
+template <class Layout_>
+struct FragmentOffset {
+  using Layout = Layout_;
+  uint32_t tile, offset;
+
+  __device__ __forceinline__ uint32_t chunk(int delta) const {
+    return tile + Layout::advance(offset, delta);
+  }
+};
+
+// c = A B^T over kDepth columns of both tiles; `a` and `b` are the fragments at the warp's first
+// rows and column 0 (fragment_offset, fragment_offset_b).
+template <class Dtype, int kDepth, class Acc, class A, class B>
+__device__ __forceinline__ void gemm_nt(Acc& c, const A& a, const B& b) {
   c.clear();
 #pragma unroll
   for (int kk = 0; kk < kDepth / 16; ++kk) {
     uint32_t rA[Acc::kMmaRows][4];
 #pragma unroll
     for (int m = 0; m < c.kMmaRows; ++m) {
-      ptx::ldmatrix_x4(rA[m], LayoutA::advance(offset_a, 2 * kk) + m * 16 * LayoutA::kRowBytes);
+      ptx::ldmatrix_x4(rA[m], a.chunk(2 * kk) + m * 16 * A::Layout::kRowBytes);
     }
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; n += 2) {
       uint32_t rB[4];
-      ptx::ldmatrix_x4(rB, LayoutB::advance(offset_b, 2 * kk) + n * 8 * LayoutB::kRowBytes);
+      ptx::ldmatrix_x4(rB, b.chunk(2 * kk) + n * 8 * B::Layout::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
@@ -87,11 +108,18 @@ __device__ __forceinline__ void gemm_nt(Acc& c, uint32_t a, uint32_t b) {
   }
 }
 
-// c += A B over kDepth rows of B. load_a(operand, m, kk) gives fragment (m, kk) of A; `b` is the
-// lane's address of B's fragment at row 0 and the warp's first columns. Column groups of 16 are
-// dealt round-robin to kColWarps warps.
-template <class Dtype, class LayoutB, int kDepth, int kColWarps, class Acc, class LoadA>
-__device__ __forceinline__ void gemm_nn(Acc& c, uint32_t b, LoadA&& load_a) {
+// The same of tiles in which the warp's rows start at addresses `a` and `b`.
+template <class Dtype, class LayoutA, class LayoutB, int kDepth, class Acc>
+__device__ __forceinline__ void gemm_nt(Acc& c, uint32_t a, uint32_t b) {
+  gemm_nt<Dtype, kDepth>(c, FragmentAddress<LayoutA>{a + fragment_offset<LayoutA>()},
+                         FragmentAddress<LayoutB>{b + fragment_offset_b<LayoutB>()});
+}
+
+// c += A B over kDepth rows of B. load_a(operand, m, kk) gives fragment (m, kk) of A; `b` is B's
+// fragment at row 0 and the warp's first columns. Column groups of 16 are dealt round-robin to
+// kColWarps warps.
+template <class Dtype, int kDepth, int kColWarps, class Acc, class B, class LoadA>
+__device__ __forceinline__ void gemm_nn(Acc& c, const B& b, LoadA&& load_a) {
 #pragma unroll
   for (int kk = 0; kk < kDepth / 16; ++kk) {
     uint32_t rA[Acc::kMmaRows][4];
@@ -100,7 +128,7 @@ __device__ __forceinline__ void gemm_nn(Acc& c, uint32_t b, LoadA&& load_a) {
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; n += 2) {
       uint32_t rB[4];
-      ptx::ldmatrix_x4_trans(rB, LayoutB::advance(b, n * kColWarps) + kk * 16 * LayoutB::kRowBytes);
+      ptx::ldmatrix_x4_trans(rB, b.chunk(n * kColWarps) + kk * 16 * B::Layout::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);

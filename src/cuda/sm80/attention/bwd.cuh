@@ -86,6 +86,13 @@ struct QueryStage {
   }
 };
 
+// Operand B of gemm_nn: a tile whose rows are k, from chunk `chunk` on.
+template <class Layout>
+__device__ __forceinline__ FragmentAddress<Layout> first_columns(const unsigned char* tile,
+                                                                 uint32_t chunk) {
+  return {Layout::advance(ptx::smem_address(tile) + fragment_offset<Layout>(), chunk)};
+}
+
 // S to P = exp2(S scale - LSE).
 template <class Acc>
 __device__ __forceinline__ void exponentiate(Acc& rS, float scale_log2, const float* lse_log2) {
@@ -269,14 +276,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
           ptx::ldmatrix_x4(a, LayoutS::advance(adS, 2 * kk) + m * 16 * LayoutS::kRowBytes);
         }
       };
-      gemm_nn<Dtype, LayoutDO, Config::kBlockQ, Config::kGradKVColumnWarps>(
-          rdV,
-          LayoutDO::advance(ptx::smem_address(stage.grad_out) + fragment_offset<LayoutDO>(),
-                            columns),
-          load_p);
-      gemm_nn<Dtype, LayoutQ, Config::kBlockQ, Config::kGradKVColumnWarps>(
-          rdK, LayoutQ::advance(ptx::smem_address(stage.q) + fragment_offset<LayoutQ>(), columns),
-          load_ds);
+      gemm_nn<Dtype, Config::kBlockQ, Config::kGradKVColumnWarps>(
+          rdV, first_columns<LayoutDO>(stage.grad_out, columns), load_p);
+      gemm_nn<Dtype, Config::kBlockQ, Config::kGradKVColumnWarps>(
+          rdK, first_columns<LayoutQ>(stage.q, columns), load_ds);
     }
     if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
       __syncthreads();  // dS is visible to all warps; all have read this step's queries
@@ -291,10 +294,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       // dS is stored with keys as rows; ldmatrix.trans in B's matrix order gives operand A of dS^T.
       uint32_t const adS = LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(),
                                             GradQ::row(warp) / 8);
-      gemm_nn<Dtype, LayoutK, Config::kBlockKV, GradQ::kColWarps>(
-          rdQ,
-          LayoutK::advance(ptx::smem_address(sK) + fragment_offset<LayoutK>(),
-                           warp / GradQ::kRowWarps * 2),
+      gemm_nn<Dtype, Config::kBlockKV, GradQ::kColWarps>(
+          rdQ, first_columns<LayoutK>(sK, warp / GradQ::kRowWarps * 2),
           [&](uint32_t (&a)[4], int m, int kk) {
             ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
           });

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     differentiate<false, Dtype>(
         rS, rdP, args, origin, [&](int, int, int e) { return lse_log2[e / 2]; },
         [&](int, int, int e) { return delta[e / 2]; });
-    gemm_nn<Dtype, LayoutK, Config::kBlockKV, 1>(
-        rdQ, ptx::smem_address(sK) + fragment_offset<LayoutK>(),
+    gemm_nn<Dtype, Config::kBlockKV, 1>(
+        rdQ, FragmentAddress<LayoutK>{ptx::smem_address(sK) + fragment_offset<LayoutK>()},
         [&](uint32_t (&a)[4], int m, int kk) { pack_a<Dtype>(a, rdP, m, kk); });
   }
 

@@ -47,63 +47,20 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
                                             const unsigned char* sK) {
   using LayoutQ = typename Config::SmemLayoutQ;
   using LayoutK = typename Config::SmemLayoutK;
-  using Dtype = typename Config::Dtype;
-  uint32_t const aQ = ptx::smem_address(sQ);
-  uint32_t const aK = ptx::smem_address(sK);
-  uint32_t const offset_q = fragment_offset<LayoutQ>();
-  uint32_t const offset_k = fragment_offset_b<LayoutK>();
-  rS.clear();
-#pragma unroll
-  for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
-    uint32_t rQ[Scores<Config>::kMmaRows][4];
-#pragma unroll
-    for (int m = 0; m < rS.kMmaRows; ++m) {
-      ptx::ldmatrix_x4(rQ[m],
-                       aQ + LayoutQ::advance(offset_q, 2 * kk) + m * 16 * LayoutQ::kRowBytes);
-    }
-#pragma unroll
-    for (int n = 0; n < rS.kMmaCols; n += 2) {
-      uint32_t rK[4];
-      ptx::ldmatrix_x4(rK, aK + LayoutK::advance(offset_k, 2 * kk) + n * 8 * LayoutK::kRowBytes);
-#pragma unroll
-      for (int m = 0; m < rS.kMmaRows; ++m) {
-        ptx::mma_m16n8k16<Dtype>(rS.tile[m][n], rQ[m], rK[0], rK[1]);
-        ptx::mma_m16n8k16<Dtype>(rS.tile[m][n + 1], rQ[m], rK[2], rK[3]);
-      }
-    }
-  }
+  gemm_nt<typename Config::Dtype, Config::kHeadDim>(
+      rS, FragmentOffset<LayoutQ>{ptx::smem_address(sQ), fragment_offset<LayoutQ>()},
+      FragmentOffset<LayoutK>{ptx::smem_address(sK), fragment_offset_b<LayoutK>()});
 }
 
-// rO += P V. Two neighbouring accumulator tiles of P hold what one operand of 16 x 16 wants.
+// rO += P V.
 template <class Config>
 __device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Config>& rP,
                                             const unsigned char* sV) {
-  using LayoutV = typename Config::SmemLayoutV;
   using Dtype = typename Config::Dtype;
-  uint32_t const aV = ptx::smem_address(sV);
-  uint32_t const offset_v = fragment_offset<LayoutV>();
-#pragma unroll
-  for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
-    uint32_t a[Scores<Config>::kMmaRows][4];
-#pragma unroll
-    for (int m = 0; m < rP.kMmaRows; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float (&pair)[4] = rP.tile[m][2 * kk + i / 2];
-        a[m][i] = Dtype::pack(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < rO.kMmaCols; n += 2) {
-      uint32_t rV[4];
-      ptx::ldmatrix_x4_trans(rV, aV + LayoutV::advance(offset_v, n) + kk * 16 * LayoutV::kRowBytes);
-#pragma unroll
-      for (int m = 0; m < rP.kMmaRows; ++m) {
-        ptx::mma_m16n8k16<Dtype>(rO.tile[m][n], a[m], rV[0], rV[1]);
-        ptx::mma_m16n8k16<Dtype>(rO.tile[m][n + 1], a[m], rV[2], rV[3]);
-      }
-    }
-  }
+  using LayoutV = typename Config::SmemLayoutV;
+  gemm_nn<Dtype, Config::kBlockKV, 1>(
+      rO, FragmentOffset<LayoutV>{ptx::smem_address(sV), fragment_offset<LayoutV>()},
+      [&](uint32_t (&a)[4], int m, int kk) { pack_a<Dtype>(a, rP, m, kk); });
 }
 
 // S to P relative to the running maximum, and rescales rO when it changed; skipped when every

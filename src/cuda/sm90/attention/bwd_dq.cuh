@@ -95,17 +95,8 @@ __device__ __forceinline__ void read_row_values(const BwdDqArgs& args,
 template <class Config, int kDim>
 __device__ __forceinline__ void multiply_keys_t(typename Scores<Config>::Registers& scores,
                                                 uint32_t rows, uint32_t keys) {
-  uint64_t const a = ptx::wgmma_descriptor(rows, 0), b = ptx::wgmma_descriptor(keys, 0);
-  ptx::wgmma_pin(scores);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < kDim / 16; ++kk) {
-    uint32_t const col_block = kk / 4, column = kk % 4 * 32;
-    ptx::Wgmma<typename Config::Dtype, Config::kBlockKV>::template ss<false>(
-        scores, ptx::wgmma_advance(a, col_block * Config::kColBlockBytesQ + column),
-        ptx::wgmma_advance(b, col_block * Config::kColBlockBytesKV + column), kk > 0);
-  }
-  ptx::wgmma_commit();
+  gemm_ss<typename Config::Dtype, Config::kBlockKV, kDim / 16>(
+      scores, KMajor<Config::kColBlockBytesQ>(rows), KMajor<Config::kColBlockBytesKV>(keys));
 }
 
 // Issues dQ += dS K.
@@ -113,15 +104,8 @@ template <class Config>
 __device__ __forceinline__ void multiply_keys(float (&grad)[Config::kHeadDim / 2],
                                               const typename Scores<Config>::Packed& scores,
                                               uint32_t keys) {
-  uint64_t const k = ptx::wgmma_descriptor(keys, Config::kColBlockBytesKV);
-  ptx::wgmma_pin(grad);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
-    ptx::Wgmma<typename Config::Dtype, Config::kHeadDim>::template rs<true>(
-        grad, scores[kk], ptx::wgmma_advance(k, kk * 16 * 128), 1);
-  }
-  ptx::wgmma_commit();
+  gemm_rs<typename Config::Dtype, Config::kHeadDim>(grad, scores,
+                                                    MnMajor<Config::kColBlockBytesKV>(keys));
 }
 
 // Zeros packed scores that the mask hides; rows are queries.
@@ -138,14 +122,9 @@ __device__ __forceinline__ void apply_mask(typename Scores<Config>::Packed& pack
   for (int half = 0; half < 2; ++half) {
     int32_t const row = first_query + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
     int32_t const begin = mask.visible_begin(row) - own, end = mask.visible_end(row) - own;
-#pragma unroll
-    for (int n = 0; n < Scores<Config>::kColumns; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        int const column = 8 * n + e;
-        if (column < begin || column >= end) Scores<Config>::clear(packed, n, half, e);
-      }
-    }
+    hide_scores<Scores<Config>::kColumns>(half, begin, end, [&](int n, int half, int e) {
+      Scores<Config>::clear(packed, n, half, e);
+    });
   }
 }
 

@@ -8,12 +8,14 @@
 
 #include "attention/mask.cuh"
 #include "core/math.cuh"
-#include "core/quad.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/vectors.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/attention/hide_scores.cuh"
 #include "sm90/attention/key_tile.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/gemm.cuh"
 
 namespace flashvar::sm90::attention {
 
@@ -42,12 +44,6 @@ struct Scores {
   }
 };
 
-// The descriptor of an operand `bytes` behind `smem`.
-__device__ __forceinline__ uint64_t operand(uint32_t smem, uint32_t bytes,
-                                            uint32_t col_block_bytes) {
-  return ptx::wgmma_advance(ptx::wgmma_descriptor(smem, col_block_bytes), bytes);
-}
-
 template <int kCount>
 __device__ __forceinline__ void clear(float (&sums)[kCount]) {
 #pragma unroll
@@ -58,16 +54,8 @@ __device__ __forceinline__ void clear(float (&sums)[kCount]) {
 template <class Config, int kDim>
 __device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
                                                 uint32_t keys, uint32_t queries) {
-  ptx::wgmma_pin(scores);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < kDim / 16; ++kk) {
-    uint32_t const col_block = kk / 4, column = kk % 4 * 32;
-    ptx::Wgmma<typename Config::Dtype, Config::kBlockQ>::template ss<false>(
-        scores, operand(keys, col_block * Config::kColBlockBytesKV + column, 0),
-        operand(queries, col_block * Config::kColBlockBytesQ + column, 0), kk > 0);
-  }
-  ptx::wgmma_commit();
+  gemm_ss<typename Config::Dtype, Config::kBlockQ, kDim / 16>(
+      scores, KMajor<Config::kColBlockBytesKV>(keys), KMajor<Config::kColBlockBytesQ>(queries));
 }
 
 // Issues grad += scores rows: dV += P^T dO, or dK += dS^T Q.
@@ -75,14 +63,7 @@ template <class Config, int kDim>
 __device__ __forceinline__ void multiply_grad(float (&grad)[kDim / 2],
                                               const typename Scores<Config>::Packed& scores,
                                               uint32_t rows) {
-  ptx::wgmma_pin(grad);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
-    ptx::Wgmma<typename Config::Dtype, kDim>::template rs<true>(
-        grad, scores[kk], operand(rows, kk * 16 * 128, Config::kColBlockBytesQ), 1);
-  }
-  ptx::wgmma_commit();
+  gemm_rs<typename Config::Dtype, kDim>(grad, scores, MnMajor<Config::kColBlockBytesQ>(rows));
 }
 
 // Issues a warpgroup's part of dQ = dS K.
@@ -95,16 +76,8 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
   } else {
     keys += warpgroup * (Config::kGradQCols / kColBlockCols) * Config::kColBlockBytesKV;
   }
-  ptx::wgmma_pin(grad);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
-    uint32_t const col_block = kk / 4, column = kk % 4 * 32;
-    ptx::Wgmma<typename Config::Dtype, Config::kGradQCols>::template ss<true>(
-        grad, operand(scores, col_block * Config::kColBlockBytesQ + column, 0),
-        operand(keys, kk * 16 * 128, Config::kColBlockBytesKV), kk > 0);
-  }
-  ptx::wgmma_commit();
+  gemm_ss<typename Config::Dtype, Config::kGradQCols, Config::kBlockKV / 16>(
+      grad, KMajor<Config::kColBlockBytesQ>(scores), MnMajor<Config::kColBlockBytesKV>(keys));
 }
 
 // Calls clear(n, half, e) for the thread's scores that the mask hides; rows are keys. n, half, e:
@@ -122,13 +95,7 @@ __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_
     int32_t const start = first_query + static_cast<int32_t>(thread % 4 * 2);
     int32_t const begin = mask.seeing_begin(key) - start;
     int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
-#pragma unroll
-    for (int n = 0; n < Scores<Config>::kColumns; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (n * 8 + e < begin || n * 8 + e >= end) clear(n, half, e);
-      }
-    }
+    hide_scores<Scores<Config>::kColumns>(half, begin, end, clear);
   }
 }
 
@@ -240,22 +207,8 @@ __device__ __forceinline__ void store_grad(const Tensor& tensor, uint32_t batch,
   for (int half = 0; half < 2; ++half) {
     int32_t const row = first + thread / 32 * 16 + half * 8 + lane / 4;
     uint16_t* const target = data + (rows.first + row) * tensor.seq_stride;
-#pragma unroll
-    for (int n = 0; n < kDim / 8; n += 4) {
-      uint32_t word[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        // The last group may have two tiles only.
-        word[i] = n + i < kDim / 8 ? Config::Dtype::pack(grad[4 * (n + i) + 2 * half] * scale,
-                                                         grad[4 * (n + i) + 2 * half + 1] * scale)
-                                   : 0;
-      }
-      uint4 const chunk = transpose_quad(word);
-      int const column = (n + lane % 4) * 8;
-      if (row < rows.count && column < head_dim) {
-        *reinterpret_cast<uint4*>(target + column) = chunk;
-      }
-    }
+    store_row<typename Config::Dtype, kDim>(target, grad, half, scale, lane, row < rows.count,
+                                            head_dim);
   }
 }
 

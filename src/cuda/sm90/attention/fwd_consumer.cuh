@@ -15,8 +15,11 @@
 #include "ptx/mma_sync.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/attention/hide_scores.cuh"
 #include "sm90/attention/lazy_softmax.cuh"
 #include "sm90/attention/query_tile.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/gemm.cuh"
 
 namespace flashvar::sm90::attention {
 
@@ -36,32 +39,15 @@ struct FwdConsumer {
     for (float& x : rO) x = 0.f;
   }
 
-  // Starts rS = Q K^T.
+  // Issues rS = Q K^T.
   __device__ __forceinline__ void multiply_qk(uint32_t sQ, uint32_t sK) {
-    uint64_t const q = ptx::wgmma_descriptor(sQ, 0), k = ptx::wgmma_descriptor(sK, 0);
-    ptx::wgmma_pin(rS);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
-      uint32_t const col_block = kk / 4, column = kk % 4 * 32;
-      ptx::Wgmma<Dtype, Config::kBlockKV>::template ss<false>(
-          rS, ptx::wgmma_advance(q, col_block * Config::kColBlockBytesQ + column),
-          ptx::wgmma_advance(k, col_block * Config::kColBlockBytesKV + column), kk > 0);
-    }
-    ptx::wgmma_commit();
+    gemm_ss<Dtype, Config::kBlockKV, Config::kHeadDim / 16>(rS, KMajor<Config::kColBlockBytesQ>(sQ),
+                                                            KMajor<Config::kColBlockBytesKV>(sK));
   }
 
-  // Starts rO += P V.
+  // Issues rO += P V.
   __device__ __forceinline__ void multiply_pv(uint32_t sV) {
-    uint64_t const v = ptx::wgmma_descriptor(sV, Config::kColBlockBytesKV);
-    ptx::wgmma_pin(rO);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < Config::kBlockKV / 16; ++kk) {
-      ptx::Wgmma<Dtype, Config::kHeadDimV>::template rs<true>(
-          rO, rP[kk], ptx::wgmma_advance(v, kk * 16 * 128), 1);
-    }
-    ptx::wgmma_commit();
+    gemm_rs<Dtype, Config::kHeadDimV>(rO, rP, MnMajor<Config::kColBlockBytesKV>(sV));
   }
 
   // Scores of key block n to P, relative to the updated running maximum.
@@ -173,22 +159,8 @@ struct FwdConsumer {
       if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
       if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
       uint16_t* const target = gO + row * problem.out.seq_stride;
-#pragma unroll
-      for (int n = 0; n < kColumnsV; n += 4) {
-        uint32_t word[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          // The last group may have two tiles only.
-          word[i] = n + i < kColumnsV ? Dtype::pack(rO[4 * (n + i) + 2 * half] * inverse,
-                                                    rO[4 * (n + i) + 2 * half + 1] * inverse)
-                                      : 0;
-        }
-        uint4 const chunk = transpose_quad(word);
-        int const column = (n + lane % 4) * 8;
-        if (exists && column < problem.head_dim_v) {
-          *reinterpret_cast<uint4*>(target + column) = chunk;
-        }
-      }
+      store_row<Dtype, Config::kHeadDimV>(target, rO, half, inverse, lane, exists,
+                                          problem.head_dim_v);
     }
   }
 
@@ -306,15 +278,10 @@ struct FwdConsumer {
     for (int half = 0; half < 2; ++half) {
       int32_t const row = first_row + row_of_warpgroup() + half * 8;
       int32_t const own = first_key + threadIdx.x % 4 * 2;
-      int32_t const begin = mask.visible_begin(row) - own, end = mask.visible_end(row) - own;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          int const column = 8 * c + e;
-          if (column >= end || (kLeft && column < begin)) rS[4 * c + 2 * half + e] = -infinity();
-        }
-      }
+      int32_t const begin = kLeft ? mask.visible_begin(row) - own : INT32_MIN;
+      hide_scores<kColumns>(half, begin, mask.visible_end(row) - own, [&](int n, int half, int e) {
+        rS[4 * n + 2 * half + e] = -infinity();
+      });
     }
   }
 
