@@ -104,6 +104,8 @@ def exit_codes(root: Path) -> str:
 
 
 def header(root: Path) -> str:
-    """The C header, whole."""
-    text = (root / "src" / "cuda" / "abi" / "flashvar.h").read_text(encoding="utf-8")
-    return f"```c\n{text}```"
+    """The C headers, whole: what all ops share, then one per op."""
+    folder, first = root / "src" / "cuda" / "abi", "flashvar.h"
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.h"))}
+    ops = [name for name, text in texts.items() if f'#include "{first}"' in text]
+    return "\n\n".join(f"```c title={name}\n{texts[name]}```" for name in (first, *ops))
