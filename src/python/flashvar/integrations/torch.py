@@ -176,7 +176,7 @@ def _scaled_dot_product_attention(
     if not _active:  # somebody kept the function
         return _own(query, key, value, *given)
     if is_compiling():
-        if torch._C._len_torch_function_stack():
+        if mode_that_watches() is not None:
             return _own(query, key, value, *given)
     elif (onlooker := _onlooker(query, key, value, attn_mask)) is not None:
         return _shown(onlooker, query, key, value, *given)

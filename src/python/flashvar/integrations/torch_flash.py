@@ -119,7 +119,7 @@ class Implementation:
         self._replaced[name] = _kernel(getattr(torch.ops.aten, name).default, key)
         with warnings.catch_warnings():  # torch warns of what is wanted here: a kernel replaced
             warnings.simplefilter("ignore", UserWarning)
-            self._library.impl(name, kernel, key, with_keyset=True)
+            self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
     def _own(self, name: str, reason: str, keys: Any, words: tuple[Any, ...], scale: Any) -> Any:
         """The kernel that was there."""

@@ -50,6 +50,10 @@ def nothing_watches() -> bool:
 
 def mode_that_watches() -> object | None:
     """A mode that somebody entered to see calls of torch's own functions, None without one."""
-    modes: list[object] = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    others = (mode for mode in modes if not type(mode).__module__.startswith(_INDIFFERENT))
-    return next(others, None)
+    modes = _get_current_function_mode_stack()
+    if not is_compiling():  # where they are the compiler's own
+        modes = modes + _get_current_dispatch_mode_stack()
+    for mode in modes:
+        if not type(mode).__module__.startswith(_INDIFFERENT):
+            return mode  # type: ignore[no-any-return]
+    return None
