@@ -18,10 +18,14 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-__all__ = ["OWN", "is_replaced_by_others", "put", "read_as_own", "take_away"]
+__all__ = ["OWN", "REPLACED", "is_replaced_by_others", "put", "read_as_own", "take_away"]
 
 # Not what the attribute is at the time of this import: that may be somebody else's.
 OWN: Final = torch._C._nn.scaled_dot_product_attention
+
+REPLACED: Final = (
+    "torch's scaled_dot_product_attention is replaced by somebody (context_parallel, for example)"
+)
 
 _NAME: Final = "scaled_dot_product_attention"
 _there: Final = functional.__dict__
@@ -79,7 +83,7 @@ def _settle() -> None:
 
 def is_replaced_by_others() -> bool:
     """Whether calls of the function are somebody else's, context_parallel's for example."""
-    found = _there[_NAME]
+    found = functional.scaled_dot_product_attention
     return found is not OWN and found is not _function
 
 
