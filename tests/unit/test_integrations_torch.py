@@ -232,6 +232,25 @@ def test_autocast_decides_the_dtype() -> None:
         torch.testing.assert_close(out, OWN(q, k, v), atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32, torch.float16])
+def test_autocast_makes_one_dtype_of_several(mask: torch.dtype | None) -> None:
+    """A layer in float32 between others, a mask of a third dtype, rows not contiguous."""
+    q, k, v = (x.detach() for x in qkv())
+    tensors = [q.float(), k.bfloat16(), v.float().mT.contiguous().mT]
+    options = {} if mask is None else {"attn_mask": torch.ones(L, S).tril(2).to(mask)}
+    with torch.autocast("cpu", torch.bfloat16):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        expected = computed(*leaves, **options)
+        with ours.activate(backend="reference"):
+            found = computed(*leaves, **options)
+            assert ours.report() == {ours.SERVED: 1}
+    for have, want in zip(found, expected, strict=True):
+        assert have.dtype == want.dtype
+        torch.testing.assert_close(have.float(), want.float(), atol=4e-2, rtol=4e-2)
+    with ours.activate(backend="reference"), pytest.raises(RuntimeError, match="dtype"):
+        functional.scaled_dot_product_attention(*tensors)  # as torch's own says without autocast
+
+
 def test_dropout_draws_from_torchs_generator() -> None:
     q, k, v = qkv((64, 64))
     with ours.activate(backend="reference"):

@@ -15,6 +15,11 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import torch as sdpa
 from flashvar.integrations import torch_flash as ours
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
+    reason=f"torch {torch.__version__} has no registry of flash attentions that can be left",
+)
+
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 
 

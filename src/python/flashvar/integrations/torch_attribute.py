@@ -31,38 +31,46 @@ _NAME: Final = "scaled_dot_product_attention"
 _there: Final = functional.__dict__
 
 
-class _Reading(threading.local):
-    own = False
+class _Thread(threading.local):
+    reads_own = False
 
 
-_reading: Final = _Reading()
+_thread: Final = _Thread()
+_lock: Final = threading.RLock()
 _function: Callable[..., Any] | None = None  # flashvar's
 _active = False
+_readers = 0  # threads that read torch's own
 
 
 class _Functional(ModuleType):
     """torch.nn.functional while flashvar is active."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == _NAME:
+            _settle()
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
+
+
+class _FunctionalOfReaders(_Functional):
+    """The same while a thread reads torch's own; a look at the attribute takes longer here."""
+
     @property
     def scaled_dot_product_attention(self) -> Any:
-        """The function that lies there."""
         found = _there[_NAME]
-        return OWN if found is _function and _reading.own else found
+        return OWN if found is _function and _thread.reads_own else found
 
     @scaled_dot_product_attention.setter
     def scaled_dot_product_attention(self, function: Any) -> None:
         _there[_NAME] = function
-        _settle()
-
-    def __reduce__(self) -> Any:
-        return importlib.import_module, (self.__name__,)
 
 
 def put(function: Callable[..., Any]) -> None:
     """Let flashvar's function lie there whenever torch's own would."""
     global _function, _active
     _function, _active = function, True
-    functional.__class__ = _Functional
     _settle()
 
 
@@ -74,11 +82,15 @@ def take_away() -> None:
 
 
 def _settle() -> None:
-    if is_replaced_by_others():
-        return
-    _there[_NAME] = _function if _active else OWN
-    if not _active:
-        functional.__class__ = ModuleType
+    """Put there whose turn it is, and let the module notice the next change."""
+    with _lock:
+        replaced = is_replaced_by_others()
+        if not replaced:
+            _there[_NAME] = _function if _active else OWN
+        if _active or replaced:
+            functional.__class__ = _FunctionalOfReaders if _readers else _Functional
+        else:
+            functional.__class__ = ModuleType
 
 
 def is_replaced_by_others() -> bool:
@@ -90,8 +102,15 @@ def is_replaced_by_others() -> bool:
 @contextmanager
 def read_as_own() -> Iterator[None]:
     """Torch's own, for who asks in this thread which function it was that was called."""
-    before, _reading.own = _reading.own, True
+    global _readers
+    before, _thread.reads_own = _thread.reads_own, True
+    with _lock:
+        _readers += 1
+        _settle()
     try:
         yield
     finally:
-        _reading.own = before
+        _thread.reads_own = before
+        with _lock:
+            _readers -= 1
+            _settle()
