@@ -5,21 +5,24 @@
     ... --nproc-per-node=2 tests/gpu/context_parallel.py --rehearse     # on the CPU, over gloo
 
 Every rank holds its part of a sequence. Outputs and gradients are compared with attention of the
-whole in float64's place (float32 on a device), and may differ from it by three times what torch's
-own attention of the whole does. Where flashvar is active, its kernels are counted: one forward for
-each step of the ring, and none of torch's flash attention or cuDNN's among the kernels that ran.
+whole in float32 (float64 on the CPU), and may differ from it by three times what torch's own
+attention of the whole does. Where flashvar is active, its kernels are counted: one forward for each
+step of the ring, and none of torch's flash attention or cuDNN's among the kernels that ran. What
+torch does without flashvar is written down, and fails nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +72,7 @@ def cases(on_cpu: bool) -> Iterator[Case]:
     modes = ("before", "inside") if on_cpu else ("plain", "before", "inside")
     for mode, (causal, balanced), rotation in product(modes, masks, ("allgather", "alltoall")):
         yield Case(mode, causal, rotation, balanced)
-    for mode in modes:
+    for mode in ("before", "inside"):
         yield Case(mode, True, "allgather", True, heads_kv=2)
     if not on_cpu:
         for mode, chosen in product(modes, ("FLASH_ATTENTION", "CUDNN_ATTENTION")):
@@ -168,6 +171,7 @@ def check(case: Case, mesh: DeviceMesh, rows: int) -> dict[str, Any]:
     right = all(error <= NEAR * own + floor for error, own in zip(errors, budgets, strict=True))
     return {
         "case": str(case),
+        "mode": case.mode,
         "right": right and steps == expected_steps and (expected_steps == 0 or not foreign),
         "errors": dict(zip(NAMES, errors, strict=True)),
         "errors_of_the_whole": dict(zip(NAMES, budgets, strict=True)),
@@ -253,23 +257,38 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=10)
     words = parser.parse_args()
     warnings.simplefilter("ignore")  # torch's own, of what it deprecates
-    dist.init_process_group("gloo" if words.rehearse else "nccl")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    if not words.rehearse:
-        torch.cuda.set_device(rank)
-    mesh = init_device_mesh("cpu" if words.rehearse else "cuda", (world,))
-    checked = []
-    for case in cases(words.rehearse):
-        ranks = gathered(check(case, mesh, 64 if words.rehearse else 4096))
-        wrong = [one for one in ranks if not one["right"]]
-        checked.append({**ranks[0], "right": not wrong, "wrong_ranks": wrong})
-        if rank == 0:
-            print("wrong" if wrong else "right", case, *wrong[:1], flush=True)
-    times = [] if words.rehearse else timed(mesh, words.rows, words.repeats)
-    if rank == 0 and words.results is not None:
-        record(words.results, mesh, checked, times, words.rows)
+    mesh = started(words.rehearse)
+    rank = dist.get_rank()
+    checked: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    try:
+        for case in cases(words.rehearse):
+            ranks = gathered(check(case, mesh, 64 if words.rehearse else 4096))
+            wrong = [one for one in ranks if not one["right"]]
+            checked.append({**ranks[0], "right": not wrong, "wrong_ranks": wrong})
+            if rank == 0:
+                print("wrong" if wrong else "right", case, *wrong[:1], flush=True)
+        if not words.rehearse:
+            times = timed(mesh, words.rows, words.repeats)
+    finally:
+        if rank == 0 and words.results is not None:
+            record(words.results, mesh, checked, times, words.rows)
     dist.destroy_process_group()
-    return 0 if all(one["right"] for one in checked) else 1
+    failed = [one for one in checked if not one["right"] and one["mode"] != "plain"]
+    return 1 if failed else 0
+
+
+def started(on_cpu: bool) -> DeviceMesh:
+    """All ranks, one for each device."""
+    world = int(os.environ["WORLD_SIZE"])
+    patience = timedelta(minutes=3)
+    if on_cpu:
+        dist.init_process_group("gloo", timeout=patience)
+        return init_device_mesh("cpu", (world,))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", timeout=patience, device_id=device)
+    return init_device_mesh("cuda", (world,))
 
 
 if __name__ == "__main__":
