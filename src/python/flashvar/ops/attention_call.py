@@ -14,6 +14,7 @@ from flashvar.ops.attention_inputs import check_tensors, inspect_symbolic
 from flashvar.ops.attention_options import check_options, is_number
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
 from flashvar.ops.attention_problem import Inputs, Options, make_inputs
+from flashvar.ops.attention_sharding import refuse_mixture, teach_dtensor
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 from flashvar.ops.torch_library import attention_fwd
 
@@ -38,6 +39,7 @@ def call(
     Written for the host: a small call takes as long as what is looked up here.
     """
     if is_compiling():
+        teach_dtensor()
         out, lse = attention_fwd(*_cast(q, k, v, extras), *options)
         return out, lse
     if not (
@@ -76,11 +78,14 @@ def _dispatched(
 ) -> Outputs:
     """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
     check_options(Options._make(options))
-    check_tensors(make_inputs((q, k, v, *extras)))
+    given = make_inputs((q, k, v, *extras))
+    check_tensors(given)
+    refuse_mixture(given)
     inputs = make_inputs(_cast(q, k, v, extras))
     inspect_symbolic(inputs, Options._make(options))
     _refuse_forward_mode(inputs)
     tell_flop_counters()
+    teach_dtensor()
     out, lse = attention_fwd(*inputs, *options)
     return out, lse
 
