@@ -101,7 +101,7 @@ def test_triton_says_that_it_copies(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_backward_tells_what_the_binary_says(caplog: pytest.LogCaptureFixture) -> None:
     q, moved = aligned(2, 32, 4, 64), aligned(2, 32, 4, 64, offset=1)
     inputs = Inputs(q, moved, q)
-    problem = inspect_backward(inputs, Options(), q, False, False)
+    problem = inspect_backward(inputs, Options(), q, False)
     problem = replace(problem, forward=replace(problem.forward, device=0))
     calls: list[Any] = []
     with caplog.at_level(logging.DEBUG, "flashvar"):
@@ -122,7 +122,7 @@ def test_a_whole_call_is_told_both_ways(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_without_the_log_a_launch_is_itself() -> None:
     q = aligned(1, 8, 2, 64)
-    problem = inspect_backward(Inputs(q, q, q), Options(), q, False, False)
+    problem = inspect_backward(Inputs(q, q, q), Options(), q, False)
 
     def launch(*arguments: Any) -> None:
         """Nothing."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from abi_structs import HEADER, declared
 
 from flashvar import loader
 from flashvar.backends import cuda
@@ -19,31 +19,6 @@ from flashvar.ops.attention_inputs import inspect, inspect_backward
 from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
 from flashvar.registry import Binary
 from flashvar.verdicts import Verdict
-
-ABI = Path(__file__).parents[2] / "src/cuda/abi"
-HEADER = "".join((ABI / name).read_text(encoding="utf-8") for name in ("flashvar.h", "attention.h"))
-C_TYPES: dict[str, Any] = {
-    "uint32_t": ctypes.c_uint32,
-    "int32_t": ctypes.c_int32,
-    "int64_t": ctypes.c_int64,
-    "float": ctypes.c_float,
-    "void*": ctypes.c_uint64,
-    "float*": ctypes.c_uint64,
-    "int32_t*": ctypes.c_uint64,
-    "int64_t*": ctypes.c_uint64,
-    "uint32_t*": ctypes.c_uint64,
-    "uint64_t": ctypes.c_uint64,
-}
-
-
-def declared(name: str) -> type[ctypes.Structure]:
-    """The struct `name` of the header, as ctypes lays it out."""
-    match = re.search(rf"typedef struct {name} {{(.*?)}} {name};", HEADER, re.DOTALL)
-    assert match is not None
-    body = re.sub(r"/\*.*?\*/", "", match[1], flags=re.DOTALL)
-    fields = [(field, C_TYPES[kind]) for kind, field in re.findall(r"([\w]+\*?) (\w+);", body)]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
 
 STRUCTS = ("flashvar_call", "flashvar_tensor", "flashvar_attention_problem")
 FWD, BWD = "flashvar_attention_fwd_params", "flashvar_attention_bwd_params"
@@ -76,8 +51,6 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     Its forward wants 256 bytes of workspace for packed queries, its backward 512.
     """
-    for name in STRUCTS:
-        C_TYPES[name] = declared(name)
     collected: list[bytes] = []
     library = SimpleNamespace(
         attention_fwd=collected.append,
@@ -127,7 +100,7 @@ def forward(
 
 
 def scalars(structure: ctypes.Structure) -> dict[str, Any]:
-    kinds = tuple(C_TYPES[name] for name in STRUCTS)
+    kinds = tuple(declared(name) for name in STRUCTS)
     return {
         name: getattr(structure, name)
         for name, kind in structure._fields_  # type: ignore[misc]
@@ -225,7 +198,7 @@ def test_backward(packed: list[bytes]) -> None:
     options = Options(causal=True, window_left=1, deterministic=True, layout="bhsd")
     out = torch.empty(2, 6, 3, 8, dtype=torch.half)
     grad_out = torch.empty(2, 3, 6, 8, dtype=torch.half).transpose(1, 2)
-    problem = inspect_backward(given, options, grad_out, True, True)
+    problem = inspect_backward(given, options, grad_out, True)
     problem = replace(problem, forward=on_device_3(problem.forward))
     lse, grad_lse = torch.empty(2, 6, 3), torch.empty(2, 6, 3)
     grads = Gradients(

@@ -62,7 +62,7 @@ def compiled(
     if direction == "forward":
         arguments = forward_arguments(problem, tile, kernel)
     else:
-        backward = inspect_backward(inputs, options, q, False, bool(features))
+        backward = inspect_backward(inputs, options, q, bool(features))
         arguments = backward_arguments(backward, tile, kernel)
     constants = {name: value for name, value in arguments.items() if name.isupper()}
     absent = (*ABSENT, *(() if features else ("p_bias",)), *(() if drops else ("p_rng",)))

@@ -19,6 +19,7 @@ from flashvar.integrations.transformers_layout import (
 from flashvar.integrations.transformers_own_path import Call, own_path
 from flashvar.integrations.transformers_rows import Rows, rows_of_positions
 from flashvar.ops.attention import attention as dense
+from flashvar.ops.attention_tensors import rows_contiguous
 from flashvar.ops.attention_varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"
@@ -112,8 +113,9 @@ def attention(
 
 def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     """Whether the other arguments of a layer surely change nothing."""
-    if not others.keys().isdisjoint(_CHANGING):
-        return False
+    for name in others:  # a loop, which torch.compile traces, where it knows no isdisjoint of keys
+        if name in _CHANGING:
+            return False
     positions = others.get("position_ids")
     if positions is None:
         return True
@@ -232,7 +234,7 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
         key, value = key[:, :, : layout.keys], value[:, :, : layout.keys]
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)
-    q, k, v = (_rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
     if call.position_bias is not None:
         mask = added(layout, q.shape[0], q.shape[1], q)
         layout = Layout(
@@ -275,10 +277,6 @@ def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     if bias.shape[2] != q.shape[1]:
         bias = bias.expand(-1, -1, q.shape[1], -1)
     return bias if bias.stride(3) == 1 else bias.contiguous()
-
-
-def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _packed(tensor: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:

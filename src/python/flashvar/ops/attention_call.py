@@ -15,6 +15,7 @@ from flashvar.ops.attention_options import check_options, is_number
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
 from flashvar.ops.attention_problem import Inputs, Options, make_inputs
 from flashvar.ops.attention_sharding import refuse_mixture, teach_dtensor
+from flashvar.ops.attention_tensors import refuse_unknown_kinds
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 from flashvar.ops.torch_library import attention_fwd
 
@@ -49,7 +50,11 @@ def call(
         and nothing_watches()
         and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
     ):
-        return _dispatched(q, k, v, extras, options)
+        try:
+            return _dispatched(q, k, v, extras, options)
+        except TypeError as error:
+            refuse_unknown_kinds(error, (q, k, v, *extras))
+            raise
     return call_plain(q, k, v, extras, options, with_lse)
 
 

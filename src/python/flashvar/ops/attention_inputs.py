@@ -149,7 +149,6 @@ def inspect_backward(
     inputs: Inputs,
     options: Options,
     grad_out: torch.Tensor,
-    has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardProblem:
     """The backward of a call; gradients are contiguous in the layouts of their tensors."""
@@ -165,5 +164,4 @@ def inspect_backward(
         grad_k=tensors.contiguous_strides(tuple(inputs.k.shape), layout),
         grad_v=tensors.contiguous_strides(tuple(inputs.v.shape), layout),
         grad_bias=bias,
-        has_grad_lse=has_grad_lse,
     )
