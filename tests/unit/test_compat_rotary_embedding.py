@@ -140,7 +140,7 @@ def test_a_subclass_may_make_the_tables() -> None:
     torch.testing.assert_close(whole(Dynamic(8), qkv), whole(half, qkv))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:Guards may run slower")
 @pytest.mark.parametrize("scale_base", [None, 4.0], ids=["plain", "xpos"])
 def test_compiled(scale_base: float | None) -> None:
     torch._dynamo.reset()

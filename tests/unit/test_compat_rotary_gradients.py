@@ -18,7 +18,7 @@ from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 
 # Torch's own, of its compiler and its transforms.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning",
+    "ignore:.torch.jit",
     "ignore:.*should not be instantiated:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf",
 )

@@ -129,8 +129,11 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
             # A compiled autograd function does not show what it writes; a copy, which mostly is
             # compiled away, does.
             return x.copy_(_rotated(x, parts))
-        tensors = [tensor for _, _, rotation in parts for tensor in rotation[:4]]
-        plain = [(begin, count, rotation[4:]) for begin, count, rotation in parts]
+        tensors: list[torch.Tensor | None] = []
+        plain = []
+        for begin, count, (*of_part, offset, interleaved, conjugate) in parts:
+            tensors += of_part
+            plain.append((begin, count, (offset, interleaved, conjugate)))
         return _InPlace.apply(x, plain, *tensors)
     _turn_parts(x, parts)
     return x
@@ -157,11 +160,8 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
-        back = [
-            (begin, count, rotation._replace(conjugate=not rotation.conjugate))
-            for begin, count, rotation in _joined(ctx.plain, tensors)
-        ]
-        return _rotated(grad, back), None, *(None,) * len(tensors)
+        parts = _joined(ctx.plain, tensors, back=True)
+        return _rotated(grad, parts), None, *(None,) * len(tensors)
 
 
 def _rotated(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
@@ -174,11 +174,16 @@ def _rotated(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     return out.view(x.shape)
 
 
-def _joined(plain: Any, tensors: tuple[Any, ...]) -> list[Part]:
-    return [
-        (begin, count, Rotation(*tensors[4 * i : 4 * i + 4], *rest))
-        for i, (begin, count, rest) in enumerate(plain)
-    ]
+def _joined(plain: Any, tensors: tuple[Any, ...], back: bool = False) -> list[Part]:
+    """Parts of what autograd keeps apart; `back` turns the other way."""
+    parts = []
+    for i, (begin, count, (offset, interleaved, conjugate)) in enumerate(plain):
+        cos, sin, offsets, cu_seqlens = tensors[4 * i : 4 * i + 4]
+        turn = conjugate is not back
+        parts.append(
+            (begin, count, Rotation(cos, sin, offsets, cu_seqlens, offset, interleaved, turn))
+        )
+    return parts
 
 
 def _turn_parts(x: torch.Tensor, parts: Sequence[Part]) -> None:

@@ -85,6 +85,8 @@ def rotary_kernel(
     m_known = known[:, None, None] if INTERLEAVED else m_turned
     m_table = m_known & (o_pair < PAIRS)
     o_table = position.to(tl.int64)[:, None, None]
+    if not INTERLEAVED:
+        o_table = tl.broadcast_to(o_table, [BLOCK_ROWS, BLOCK_HEADS, 1])
     b_cos = tl.load(p_cos + o_table * cos_row + o_pair, mask=m_table, other=1.0).to(tl.float32)
     b_sin = tl.load(p_sin + o_table * sin_row + o_pair, mask=m_table, other=0.0).to(tl.float32)
     if CONJUGATE:
@@ -129,8 +131,8 @@ def _sequence_of(p_cu_seqlens, o_row, batch, reach):
         begin = tl.load(p_cu_seqlens + probe, mask=probe < batch, other=2147483647)
         i_sequence = tl.where(begin <= o_row, probe, i_sequence)
         step = step // 2
-    exists = batch > 0
-    begin = tl.load(p_cu_seqlens + i_sequence, mask=exists & (o_row >= 0), other=0)
-    end = tl.load(p_cu_seqlens + i_sequence + 1, mask=exists & (o_row >= 0), other=0)
+    m_sequence = i_sequence < batch
+    begin = tl.load(p_cu_seqlens + i_sequence, mask=m_sequence, other=0)
+    end = tl.load(p_cu_seqlens + i_sequence + 1, mask=m_sequence, other=0)
     place = o_row - begin.to(tl.int32)
     return i_sequence, place, (o_row >= begin) & (o_row < end)
