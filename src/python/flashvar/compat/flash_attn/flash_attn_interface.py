@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 
+from flashvar.compat.not_served import NAMES_NOT_SERVED, refused
 from flashvar.errors import BackendUnavailableError
 from flashvar.flash_attn import (
     flash_attn_func,
@@ -254,6 +255,13 @@ def _get_block_size_n(
 ) -> int:
     """Keys that share a maximum in the weights of `return_attn_probs`."""
     return block_of_keys(head_dim, torch.device(device))
+
+
+def __getattr__(name: str) -> Any:
+    """Names that FlashAttention has here and this has not say so."""
+    if name in NAMES_NOT_SERVED:
+        raise refused(f"flash_attn.flash_attn_interface.{name}", NAMES_NOT_SERVED[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _refuse(what: str) -> NoReturn:
