@@ -17,6 +17,10 @@ class Rows(NamedTuple):
     longest_q: int
     longest_k: int
 
+    def to(self, device: torch.device) -> Rows:
+        """The same, with its tensors on another device."""
+        return Rows(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in self))
+
 
 def rows_of(numbers: torch.Tensor) -> Rows | None:
     """The rows of numbers [batch, seqlen]: 0 is padding, each sequence has a number of its own.
