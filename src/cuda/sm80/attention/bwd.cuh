@@ -146,16 +146,121 @@ __device__ __forceinline__ void store_grad(const BwdArgs& args, const KeyTile& t
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
-    bwd_kernel(const __grid_constant__ BwdArgs args) {
+using BwdScores = Accumulator<Config::kScoreKeys, Config::kScoreQueries>;
+
+// Which scores of the block's tile a warp computes: its first key and query.
+template <class Config>
+struct WarpScores {
+  int warp, lane, key, query;
+
+  __device__ __forceinline__ WarpScores()
+      : warp(ptx::thread_index() / 32),
+        lane(ptx::thread_index() % 32),
+        key(warp % Config::kScoreWarps * Config::kScoreKeys),
+        query(warp / Config::kScoreWarps * Config::kScoreQueries) {}
+};
+
+// P and dS of query block m of a head, from S = K Q^T and dP = V dO^T (rows are keys).
+template <class Config>
+__device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<Config>& rdP,
+                                               const BwdArgs& args, const KeyTile& tile,
+                                               int32_t head, int32_t m,
+                                               const WarpScores<Config>& own,
+                                               const unsigned char* sK, const unsigned char* sV,
+                                               const QueryStage<Config>& stage) {
   using Dtype = typename Config::Dtype;
   using LayoutQ = typename Config::SmemLayoutQ;
   using LayoutDO = typename Config::SmemLayoutDO;
   using LayoutK = typename Config::SmemLayoutK;
   using LayoutV = typename Config::SmemLayoutV;
+  gemm_nt<Dtype, LayoutK, LayoutQ, Config::kHeadDim>(
+      rS, ptx::smem_address(sK) + own.key * LayoutK::kRowBytes,
+      ptx::smem_address(stage.q) + own.query * LayoutQ::kRowBytes);
+  auto gemm_dp = [&] {
+    gemm_nt<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
+        rdP, ptx::smem_address(sV) + own.key * LayoutV::kRowBytes,
+        ptx::smem_address(stage.grad_out) + own.query * LayoutDO::kRowBytes);
+  };
+  int32_t const first_query = m * Config::kBlockQ;
+  Mask const mask = tile.mask(args);
+  bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1, tile.first_key,
+                                     tile.first_key + Config::kBlockKV);
+  int const lane_query = own.query + own.lane % 4 * 2;
+  BwdScoreOrigin const origin{
+      tile.batch, head,  first_query + lane_query, tile.first_key + own.key + own.lane / 4,
+      mask,       masked};
+  if constexpr (Config::kModifiers) {
+    gemm_dp();
+    differentiate<true, Dtype>(
+        rS, rdP, args, origin,
+        [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
+        [&](int, int n, int e) { return stage.delta[lane_query + n * 8 + e % 2]; });
+  } else {
+    // No branch between these two, so that ptxas interleaves the exponentials with the GEMM.
+    exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
+    gemm_dp();
+    if (masked) apply_mask(rS, origin);
+    differentiate_softmax(rdP, rS, stage.delta + lane_query);
+  }
+}
+
+// dV += P dO and dK += dS Q, with P and dS in registers or in shared memory.
+template <class Config, class GradK, class GradV>
+__device__ __forceinline__ void add_grad_kv(GradK& rdK, GradV& rdV, const BwdScores<Config>& rP,
+                                            const BwdScores<Config>& rdS, const unsigned char* sP,
+                                            const unsigned char* sdS, int warp,
+                                            const QueryStage<Config>& stage) {
+  using Dtype = typename Config::Dtype;
   using LayoutS = typename Config::SmemLayoutS;
-  using Scores = Accumulator<Config::kScoreKeys, Config::kScoreQueries>;
+  uint32_t const columns = warp / Config::kGradKVWarps * 2;
+  uint32_t const rows = warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
+                        fragment_offset<LayoutS>();
+  uint32_t const aP = ptx::smem_address(sP) + rows;
+  uint32_t const adS = ptx::smem_address(sdS) + rows;
+  auto load = [&](uint32_t (&a)[4], const BwdScores<Config>& scores, uint32_t address, int m,
+                  int kk) {
+    if constexpr (Config::kScoresInRegisters) {
+      pack_a<Dtype>(a, scores, m, kk);
+    } else {
+      ptx::ldmatrix_x4(a, LayoutS::advance(address, 2 * kk) + m * 16 * LayoutS::kRowBytes);
+    }
+  };
+  gemm_nn<Dtype, Config::kBlockQ, Config::kGradKVColumnWarps>(
+      rdV, first_columns<typename Config::SmemLayoutDO>(stage.grad_out, columns),
+      [&](uint32_t (&a)[4], int m, int kk) { load(a, rP, aP, m, kk); });
+  gemm_nn<Dtype, Config::kBlockQ, Config::kGradKVColumnWarps>(
+      rdK, first_columns<typename Config::SmemLayoutQ>(stage.q, columns),
+      [&](uint32_t (&a)[4], int m, int kk) { load(a, rdS, adS, m, kk); });
+}
+
+// Adds dQ = dS^T K of query block m of a head to the sums in the workspace.
+template <class Config>
+__device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& tile, int32_t head,
+                                           int32_t m, const unsigned char* sdS,
+                                           const unsigned char* sK, int warp) {
+  using LayoutS = typename Config::SmemLayoutS;
   using GradQ = typename Config::GradQ;
+  Accumulator<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
+  rdQ.clear();
+  // dS is stored with keys as rows; ldmatrix.trans in B's matrix order gives operand A of dS^T.
+  uint32_t const adS =
+      LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(), GradQ::row(warp) / 8);
+  gemm_nn<typename Config::Dtype, Config::kBlockKV, GradQ::kColWarps>(
+      rdQ, first_columns<typename Config::SmemLayoutK>(sK, warp / GradQ::kRowWarps * 2),
+      [&](uint32_t (&a)[4], int m, int kk) {
+        ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
+      });
+  int64_t const number = head * args.query_tiles + tile.first_query_tile + m;
+  add_to_workspace<GradQ>(args.grad_q_sum + number * GradQ::kElements, rdQ, warp);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
+    bwd_kernel(const __grid_constant__ BwdArgs args) {
+  using Dtype = typename Config::Dtype;
+  using LayoutK = typename Config::SmemLayoutK;
+  using LayoutV = typename Config::SmemLayoutV;
+  using LayoutS = typename Config::SmemLayoutS;
   using GradK = typename Config::GradK;
   using GradV = typename Config::GradV;
 
@@ -213,74 +318,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
           .load(args, sTile, next_head, next_m);
     }
-    int const warp = ptx::thread_index() / 32;
-    int const lane = ptx::thread_index() % 32;
-    int const score_key = warp % Config::kScoreWarps * Config::kScoreKeys;
-    int const score_query = warp / Config::kScoreWarps * Config::kScoreQueries;
+    WarpScores<Config> const own;
+    BwdScores<Config> rS, rdP;
+    compute_scores<Config>(rS, rdP, args, sTile, head, m, own, sK, sV, stage);
 
-    Scores rS, rdP;
-    gemm_nt<Dtype, LayoutK, LayoutQ, Config::kHeadDim>(
-        rS, ptx::smem_address(sK) + score_key * LayoutK::kRowBytes,
-        ptx::smem_address(stage.q) + score_query * LayoutQ::kRowBytes);
-    auto gemm_dp = [&] {
-      gemm_nt<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
-          rdP, ptx::smem_address(sV) + score_key * LayoutV::kRowBytes,
-          ptx::smem_address(stage.grad_out) + score_query * LayoutDO::kRowBytes);
-    };
-    int32_t const first_query = m * Config::kBlockQ;
-    Mask const mask = sTile.mask(args);
-    bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1,
-                                       sTile.first_key, sTile.first_key + Config::kBlockKV);
-    int const lane_query = score_query + lane % 4 * 2;
-    BwdScoreOrigin const origin{
-        sTile.batch, head,  first_query + lane_query, sTile.first_key + score_key + lane / 4,
-        mask,        masked};
-    if constexpr (Config::kModifiers) {
-      gemm_dp();
-      differentiate<true, Dtype>(
-          rS, rdP, args, origin,
-          [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
-          [&](int, int n, int e) { return stage.delta[lane_query + n * 8 + e % 2]; });
-    } else {
-      // No branch between these two, so that ptxas interleaves the exponentials with the GEMM.
-      exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
-      gemm_dp();
-      if (masked) apply_mask(rS, origin);
-      differentiate_softmax(rdP, rS, stage.delta + lane_query);
-    }
-
-    auto in_scores = [&](int n) { return score_query / 8 + n; };
-    store_accumulator<Dtype, LayoutS>(sdS, rdP, score_key, 1.f, in_scores);
+    auto in_scores = [&](int n) { return own.query / 8 + n; };
+    store_accumulator<Dtype, LayoutS>(sdS, rdP, own.key, 1.f, in_scores);
     if constexpr (!Config::kScoresInRegisters) {
-      store_accumulator<Dtype, LayoutS>(sP, rS, score_key, 1.f, in_scores);
+      store_accumulator<Dtype, LayoutS>(sP, rS, own.key, 1.f, in_scores);
       __syncthreads();  // P and dS are visible to all warps
     }
 
-    {
-      uint32_t const columns = warp / Config::kGradKVWarps * 2;
-      uint32_t const rows = warp % Config::kGradKVWarps * Config::kGradKVRows * LayoutS::kRowBytes +
-                            fragment_offset<LayoutS>();
-      uint32_t const aP = ptx::smem_address(sP) + rows;
-      uint32_t const adS = ptx::smem_address(sdS) + rows;
-      auto load_p = [&](uint32_t (&a)[4], int m, int kk) {
-        if constexpr (Config::kScoresInRegisters) {
-          pack_a<Dtype>(a, rS, m, kk);
-        } else {
-          ptx::ldmatrix_x4(a, LayoutS::advance(aP, 2 * kk) + m * 16 * LayoutS::kRowBytes);
-        }
-      };
-      auto load_ds = [&](uint32_t (&a)[4], int m, int kk) {
-        if constexpr (Config::kScoresInRegisters) {
-          pack_a<Dtype>(a, rdP, m, kk);
-        } else {
-          ptx::ldmatrix_x4(a, LayoutS::advance(adS, 2 * kk) + m * 16 * LayoutS::kRowBytes);
-        }
-      };
-      gemm_nn<Dtype, Config::kBlockQ, Config::kGradKVColumnWarps>(
-          rdV, first_columns<LayoutDO>(stage.grad_out, columns), load_p);
-      gemm_nn<Dtype, Config::kBlockQ, Config::kGradKVColumnWarps>(
-          rdK, first_columns<LayoutQ>(stage.q, columns), load_ds);
-    }
+    add_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, own.warp, stage);
     if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
       __syncthreads();  // dS is visible to all warps; all have read this step's queries
     }
@@ -288,20 +337,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       stage.load(args, sTile, next_head, next_m);
     }
 
-    if (args.grad_q_sum != nullptr) {
-      Accumulator<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
-      rdQ.clear();
-      // dS is stored with keys as rows; ldmatrix.trans in B's matrix order gives operand A of dS^T.
-      uint32_t const adS = LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(),
-                                            GradQ::row(warp) / 8);
-      gemm_nn<Dtype, Config::kBlockKV, GradQ::kColWarps>(
-          rdQ, first_columns<LayoutK>(sK, warp / GradQ::kRowWarps * 2),
-          [&](uint32_t (&a)[4], int m, int kk) {
-            ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
-          });
-      int64_t const tile = head * args.query_tiles + sTile.first_query_tile + m;
-      add_to_workspace<GradQ>(args.grad_q_sum + tile * GradQ::kElements, rdQ, warp);
-    }
+    if (args.grad_q_sum != nullptr) add_grad_q<Config>(args, sTile, head, m, sdS, sK, own.warp);
     head = next_head;
     m = next_m;
   }

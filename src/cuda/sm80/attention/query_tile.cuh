@@ -8,7 +8,7 @@
 
 namespace flashvar::sm80::attention {
 
-using namespace flashvar::attention;  // NOLINT: what every architecture's attention shares
+using namespace flashvar::attention;  // what all architectures share
 
 // Key blocks that some rows of a query tile see: [begin, end). Blocks of [all_begin, all_end) are
 // seen whole by all rows and need no mask.

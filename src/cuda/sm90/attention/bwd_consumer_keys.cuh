@@ -14,7 +14,8 @@
 
 namespace flashvar::sm90::attention {
 
-// One consumer warpgroup.
+// One consumer warpgroup. Longer than a screen because its steps are closures over the accumulators
+// and pipeline states, all of which are live in each: they read in the order in which they run.
 template <class Config>
 __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
                                                  const KeyTileSmem<Config>& smem,

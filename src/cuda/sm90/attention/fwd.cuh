@@ -70,7 +70,8 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
   }
 }
 
-// One consumer warpgroup: 64 rows of every tile of the CTA.
+// One consumer warpgroup: 64 rows of every tile of the CTA. Longer than a screen because its steps
+// are closures over the consumer's registers and pipeline states; the main loop itself is short.
 template <class Config>
 __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTileSmem<Config>& smem,
                                             uint32_t warpgroup) {

@@ -12,7 +12,7 @@
 
 namespace flashvar::sm90::attention {
 
-using namespace flashvar::attention;  // NOLINT: what every architecture's attention shares
+using namespace flashvar::attention;  // what all architectures share
 
 // Query rows are padded to whole tiles in the workspace, per sequence.
 struct BwdArgs {

@@ -14,7 +14,7 @@
 
 namespace flashvar::sm90::attention {
 
-using namespace flashvar::attention;  // NOLINT: what every architecture's attention shares
+using namespace flashvar::attention;  // what all architectures share
 
 // Limit of a thread's sum of P in one row and block; it bounds each element, too.
 inline constexpr float kMaxRowSum = 256.f;

@@ -19,7 +19,7 @@
 
 namespace flashvar::sm90::attention {
 
-using namespace flashvar::attention;  // NOLINT: what every architecture's attention shares
+using namespace flashvar::attention;  // what all architectures share
 
 struct QueryScheduler {
   uint32_t work_units;      // over all heads and batches

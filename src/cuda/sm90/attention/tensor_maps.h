@@ -5,7 +5,7 @@
 
 namespace flashvar::sm90::attention {
 
-using namespace flashvar::attention;  // NOLINT: what every architecture's attention shares
+using namespace flashvar::attention;  // what all architectures share
 
 // Encodes maps whose boxes are one column block (128 bytes) of `rows` rows of one head.
 //
