@@ -39,11 +39,17 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
   for (KeyWorkUnit work; work.unit < args.work_units; work.advance(args)) {
     KeyTile<Config> const tile(args, work);
     if (!tile.exists() || !tile.seen()) continue;
-    ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the previous tile has released K and V
-    kv.advance();
-    ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
-    load_col_blocks<Config::kColBlocksK, Config::kColBlockBytesKV>(
-        smem.k(), &args.k, smem.full_k(), tile.first_key, tile.head_kv, tile.batch);
+    auto load_kv = [&] {
+      // The previous tile has released K and V.
+      ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
+      kv.advance();
+      ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
+      load_col_blocks<Config::kColBlocksK, Config::kColBlockBytesKV>(
+          smem.k(), &args.k, smem.full_k(), tile.first_key, tile.head_kv, tile.batch);
+      ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
+      load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesKV>(
+          smem.v(), &args.v, smem.full_v(), tile.first_key, tile.head_kv, tile.batch);
+    };
     bool first = true;
     for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
       uint32_t const s = step.stage();
@@ -55,11 +61,6 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
             smem.q(s), &args.q, smem.full_q(s), row, head, tile.batch);
       };
       if (Config::kSplitsKeys || first) load_q();
-      if (first) {
-        ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
-        load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesKV>(
-            smem.v(), &args.v, smem.full_v(), tile.first_key, tile.head_kv, tile.batch);
-      }
       // dV of this stage is complete
       ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
       ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
@@ -67,6 +68,8 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
       load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesQ>(
           smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), row, head, tile.batch);
       load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
+      // Q and dO come first: their stages are free while the previous tile still holds K and V.
+      if (first) load_kv();
       // WorkSplit::kGemms: dO is needed before Q.
       if (!Config::kSplitsKeys && !first) load_q();
       first = false;

@@ -231,15 +231,19 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
     };
     request_next(left <= kStepsAhead);
     if (!tile.seen()) continue;
-    ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the previous tile has released K and V
-    kv.advance();
-    if constexpr (kOperand == Operand::kKeys) {
-      load_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
-          smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
-    } else {
-      load_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
-          smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
-    }
+    // K or V after Q or dO: their stages are free while the previous tile still holds K and V.
+    auto load_kv = [&] {
+      ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the previous tile has released them
+      kv.advance();
+      if constexpr (kOperand == Operand::kKeys) {
+        load_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
+            smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
+      } else {
+        load_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
+            smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
+      }
+    };
+    bool first = true;
     for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
       uint32_t const s = step.stage();
       request_next(--left == kStepsAhead);
@@ -256,6 +260,8 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
             tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
         load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
       }
+      if (first) load_kv();
+      first = false;
       step.advance();
     });
   }
