@@ -24,10 +24,20 @@ class _Calls(threading.local):
     """Calls of our attention function on this thread, and those before each forward under way."""
 
     made = 0
-    before: list[int]
 
     def __init__(self) -> None:
-        self.before = []
+        self.before: list[tuple[torch.nn.Module, int]] = []
+
+    def forget(self, model: torch.nn.Module) -> int | None:
+        """Take out the model's forward and what is left of later ones: calls before it, if known.
+
+        A hook in a compiled graph does not come here, and the other one of the pair may.
+        """
+        for place, (one, before) in enumerate(self.before):
+            if one is model:
+                del self.before[place:]
+                return before
+        return None
 
 
 _calls: Final = _Calls()
@@ -48,7 +58,9 @@ def _is_table(value: object) -> bool:
     return (
         isinstance(value, dict)
         and "eager" in value
-        and all(isinstance(one, type) and issubclass(one, torch.nn.Module) for one in value.values())
+        and all(
+            isinstance(one, type) and issubclass(one, torch.nn.Module) for one in value.values()
+        )
     )
 
 
@@ -70,14 +82,16 @@ def watch(model: PreTrainedModel) -> None:
 
 def _begins(model: torch.nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling():
-        _calls.before.append(_calls.made)
+        _calls.forget(model)
+        _calls.before.append((model, _calls.made))
 
 
 def _ends(model: torch.nn.Module, arguments: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    before = _calls.before.pop()
-    if _calls.before or output is None:  # part of another's forward, or an error
+    before = _calls.forget(model)
+    # A part of another's forward, or an error.
+    if before is None or _calls.before or output is None:
         return
     attentions = set()
     for module in model.modules():
