@@ -13,8 +13,10 @@ import multiprocessing
 import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +42,12 @@ class Verdict(NamedTuple):
     why: str
 
 
-class Difference(Exception):
+class DifferenceError(Exception):
     """A result that is not eager's."""
+
+
+class TimeIsUpError(BaseException):
+    """A class that takes too long; nothing else catches it."""
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -78,12 +84,12 @@ def run(model: Any, given: dict[str, Any], gradients: bool = False) -> list[torc
 def compare(
     what: str, found: list[torch.Tensor], expected: list[torch.Tensor], rows: Any = None
 ) -> None:
-    """Raise Difference; `rows` [batch, length] says which tokens of a text are no padding."""
+    """Raise DifferenceError; `rows` [batch, length] says which tokens of a text are no padding."""
     if len(found) != len(expected):
-        raise Difference(f"{what}: {len(found)} tensors, eager {len(expected)}")
+        raise DifferenceError(f"{what}: {len(found)} tensors, eager {len(expected)}")
     for one, want in zip(found, expected, strict=True):
         if one.shape != want.shape:
-            raise Difference(f"{what}: shape {tuple(one.shape)}, eager {tuple(want.shape)}")
+            raise DifferenceError(f"{what}: shape {tuple(one.shape)}, eager {tuple(want.shape)}")
         if rows is not None and want.shape[:2] == rows.shape:
             one, want = one[rows], want[rows]
         elif rows is not None:
@@ -95,7 +101,7 @@ def compare(
         largest = float(want.abs().max()) if want.numel() else 0.0
         error = float((one - want).abs().max()) if want.numel() else 0.0
         if not error <= 1e-4 + 2e-3 * largest:
-            raise Difference(f"{what}: off by {error:.2g} of {largest:.2g}")
+            raise DifferenceError(f"{what}: off by {error:.2g} of {largest:.2g}")
 
 
 def padding(side: str) -> torch.Tensor:
@@ -185,7 +191,7 @@ def packed(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
     try:
         compare("packed", found, alone)
         yield "packed"
-    except Difference:
+    except DifferenceError:
         compare("packed", found, expected)
 
 
@@ -228,7 +234,7 @@ def judge(kind: Any) -> Verdict:
             passed.append(name)
     except FlashvarError as error:
         return Verdict("refused", str(error))
-    except Difference as error:
+    except DifferenceError as error:
         return Verdict("differs", str(error))
     except Exception as error:
         return Verdict("fails", f"{type(error).__name__}: {error}")
@@ -240,14 +246,18 @@ def judge(kind: Any) -> Verdict:
     return Verdict("served" if calls else "no attention", " ".join(passed))
 
 
+_ALONE = threading.Lock()
+
+
 def sweep(kinds: list[Any]) -> Iterator[str]:
     """The lines of the table, from a process that is replaced when it dies, and now and then."""
     while kinds:
-        pipe, end = multiprocessing.Pipe(duplex=False)
         some = kinds[:TOGETHER]
-        process = multiprocessing.get_context("fork").Process(target=_send, args=(some, end))
-        process.start()
-        end.close()
+        with _ALONE:  # another's process would keep this one's end open
+            pipe, end = multiprocessing.Pipe(duplex=False)
+            process = multiprocessing.get_context("fork").Process(target=_send, args=(some, end))
+            process.start()
+            end.close()
         for kind in some:
             try:
                 verdict = pipe.recv()
@@ -265,7 +275,7 @@ def _send(kinds: list[Any], end: Any) -> None:
     """Judge the classes one after the other, each for so many seconds at most."""
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"more than {SECONDS} s")
+        raise TimeIsUpError(f"more than {SECONDS} s")
 
     signal.signal(signal.SIGALRM, stop)
     torch.set_num_threads(1)
@@ -273,7 +283,7 @@ def _send(kinds: list[Any], end: Any) -> None:
         signal.alarm(SECONDS)
         try:
             verdict = judge(kind)
-        except TimeoutError as error:
+        except TimeIsUpError as error:
             verdict = Verdict("not run", str(error))
         signal.alarm(0)
         end.send(verdict)
@@ -290,17 +300,22 @@ def main() -> int:
     """Run the sweep; 1 if a class differs or fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="part of a class's name, or a folder")
-    parser.add_argument("--shard", default="1/1", help="2/3: the second of every three classes")
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.CRITICAL)
     logging.getLogger("flashvar").propagate = False
     integration.register()
-    found = []
-    shard, shards = map(int, options.shard.split("/"))
-    for text in sweep(list(classes(options.only))[shard - 1 :: shards]):
-        print(text, flush=True)
-        found.append(text)
+    kinds = list(classes(options.only))
+    found: list[str] = []
+
+    def part(first: int) -> None:
+        for text in sweep(kinds[first :: options.jobs]):
+            print(text, flush=True)
+            found.append(text)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(part, range(options.jobs)))
     counts: dict[str, int] = {}
     for text in found:
         word = text[53:66].strip()

@@ -70,7 +70,7 @@ def test_strict_mode_says_that_flashvar_is_not_called(monkeypatch: pytest.Monkey
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
     model = made("BloomForCausalLM", "flashvar")
     with pytest.raises(
-        BackendUnavailableError, match="BloomForCausalLM: .*compute attention themselves"
+        BackendUnavailableError, match=r"BloomForCausalLM: .*compute attention themselves"
     ):
         model(torch.ones((1, 4), dtype=torch.long))
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
-from flashvar.integrations.transformers_check import counted
+from flashvar.integrations.transformers_check import causal_without_mask, counted
 from flashvar.integrations.transformers_layout import (
     Layout,
     added,
@@ -85,6 +85,8 @@ def attention(
         attention_mask = None  # made of the queries alone
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+        if is_causal and attention_mask is None:
+            is_causal = causal_without_mask(type(module))
     layout = None
     if attention_mask is not None:
         layout = _attached(attention_mask, query, key)

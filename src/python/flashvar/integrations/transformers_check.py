@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from flashvar.integrations.declining import decline
 
-__all__ = ["chooses_a_class", "counted", "refused", "watch"]
+__all__ = ["causal_without_mask", "chooses_a_class", "counted", "refused", "watch"]
 
 _HANDLES: Final = "_flashvar_handles"
 
@@ -46,6 +46,31 @@ _calls: Final = _Calls()
 def counted() -> None:
     """Our attention function was called."""
     _calls.made += 1
+
+
+_causal: Final[dict[type, bool]] = {}
+
+
+def causal_without_mask(layer: type) -> bool:
+    """Whether a layer that was handed no mask is causal where its flag says so.
+
+    Eager attention hides nothing then. Flags are only right in files whose models are known to
+    agree with it on sdpa or a flash attention; and where a layer is nobody's but its caller's.
+    """
+    if layer not in _causal:
+        models: list[Any] = [
+            one
+            for one in vars(sys.modules[layer.__module__]).values()
+            if isinstance(one, type) and issubclass(one, PreTrainedModel)
+            if one.__module__ == layer.__module__
+        ]
+        served = any(one._supports_sdpa or one._supports_flash_attn for one in models)
+        _causal[layer] = served or not models
+    return _causal[layer]
+
+
+# While a graph is traced, the answer is a constant of it.
+causal_without_mask._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def chooses_a_class(model: PreTrainedModel) -> bool:
