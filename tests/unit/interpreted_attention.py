@@ -184,7 +184,7 @@ def run(case: Case) -> str:
     grad_lse = torch.randn(lse.shape) if case.grad_lse else None
     backward = inspect_backward(inputs, options, grad_out, bias is not None)
     grads = Gradients(
-        *(torch.full(tensor.shape, torch.nan, dtype=dtype) for tensor in inputs[:3]),
+        *(torch.full_like(tensor, torch.nan) for tensor in inputs[:3]),
         None if bias is None else torch.zeros(bias.shape),
     )
     prepare_attention_bwd(backward, verdict)(inputs, out, lse, grad_out, grad_lse, grads)

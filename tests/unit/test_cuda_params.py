@@ -202,7 +202,7 @@ def test_backward(packed: list[bytes]) -> None:
     problem = replace(problem, forward=on_device_3(problem.forward))
     lse, grad_lse = torch.empty(2, 6, 3), torch.empty(2, 6, 3)
     grads = Gradients(
-        *(x.new_empty(x.shape) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
+        *(torch.empty_like(x) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
     )
     launch = cuda.prepare_attention_bwd(problem, VERDICT)
     launch(given, out, lse, grad_out, grad_lse, grads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Final
+from typing import Final, NoReturn
 
 from flashvar.errors import NotServedError
 
@@ -37,23 +37,39 @@ NOT_SERVED: Final = {
     "flash_attn.ops.triton.layer_norm": _NORMS,
     "flash_attn.ops.triton.linear": _LINEAR,
     "flash_attn.ops.triton.mlp": _LINEAR,
-    "flash_attn.utils": "torch.utils.benchmark, torch.distributed, generate() of transformers",
+    "flash_attn.utils.benchmark": "torch.utils.benchmark",
+    "flash_attn.utils.generation": "generate() of transformers",
+    "flash_attn.utils.library": "torch.library.triton_op",
+    "flash_attn.utils.pretrained": "from_pretrained() of transformers",
+    "flash_attn.utils.testing": "a reference of your own in float64",
+    "flash_attn.utils.torch": "torch.amp.custom_fwd and custom_bwd",
     "flash_attn_2_cuda": "_flash_attn_forward and the like of flash_attn.flash_attn_interface",
     "flash_attn_3": _FA2,
     "flash_attn_interface": _FA2,
 }
-# Names of flash_attn.flash_attn_interface.
+# The same for names of modules that are served.
 NAMES_NOT_SERVED: Final = {
-    "FlashAttnFunc": "flash_attn_func",
-    "FlashAttnKVPackedFunc": "flash_attn_kvpacked_func",
-    "FlashAttnQKVPackedFunc": "flash_attn_qkvpacked_func",
-    "FlashAttnVarlenFunc": "flash_attn_varlen_func",
-    "FlashAttnVarlenKVPackedFunc": "flash_attn_varlen_kvpacked_func",
-    "FlashAttnVarlenQKVPackedFunc": "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_gpu": "_flash_attn_forward and the like",
-    "flash_attn_unpadded_func": "flash_attn_varlen_func",
-    "flash_attn_unpadded_kvpacked_func": "flash_attn_varlen_kvpacked_func",
-    "flash_attn_unpadded_qkvpacked_func": "flash_attn_varlen_qkvpacked_func",
+    "flash_attn.flash_attn_interface.FlashAttnFunc": "flash_attn_func",
+    "flash_attn.flash_attn_interface.FlashAttnKVPackedFunc": "flash_attn_kvpacked_func",
+    "flash_attn.flash_attn_interface.FlashAttnQKVPackedFunc": "flash_attn_qkvpacked_func",
+    "flash_attn.flash_attn_interface.FlashAttnVarlenFunc": "flash_attn_varlen_func",
+    "flash_attn.flash_attn_interface.FlashAttnVarlenKVPackedFunc": (
+        "flash_attn_varlen_kvpacked_func"
+    ),
+    "flash_attn.flash_attn_interface.FlashAttnVarlenQKVPackedFunc": (
+        "flash_attn_varlen_qkvpacked_func"
+    ),
+    "flash_attn.flash_attn_interface.flash_attn_gpu": "_flash_attn_forward and the like",
+    "flash_attn.flash_attn_interface.flash_attn_unpadded_func": "flash_attn_varlen_func",
+    "flash_attn.flash_attn_interface.flash_attn_unpadded_kvpacked_func": (
+        "flash_attn_varlen_kvpacked_func"
+    ),
+    "flash_attn.flash_attn_interface.flash_attn_unpadded_qkvpacked_func": (
+        "flash_attn_varlen_qkvpacked_func"
+    ),
+    "flash_attn.utils.distributed.allreduce_sequence_parallel_grad": "all_reduce",
+    "flash_attn.utils.distributed.get_dim_for_local_rank": "torch.tensor_split",
+    "flash_attn.utils.distributed.sync_shared_params": "torch.distributed.broadcast",
 }
 _PACKAGE: Final = "flash_attn"
 
@@ -74,11 +90,18 @@ class Refusal:
             return
         served_by = _served_by(name)
         if served_by is not None:
-            raise refused(name, served_by)
+            raise _refused(name, served_by)
 
 
-def refused(name: str, served_by: str) -> NotServedError:
-    """The error that says what serves a name of FlashAttention."""
+def refuse_name(module: str, name: str) -> NoReturn:
+    """What `__getattr__` of a module of the stand-in raises."""
+    full = f"{module.removeprefix('flashvar.compat.')}.{name}"
+    if full in NAMES_NOT_SERVED:
+        raise _refused(full, NAMES_NOT_SERVED[full])
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _refused(name: str, served_by: str) -> NotServedError:
     return NotServedError(
         f"{name} is not in flashvar's stand-in for flash_attn, got an import of it: use "
         f"{served_by}",

@@ -45,6 +45,7 @@ def register(name: str = "flashvar") -> None:
     masking.AttentionMaskInterface.register(name, mask.attention_mask)
     _names.add(name)
     _offer_kernel(kernels)
+    _allow_chunks(masking)
     _check_models(modeling.PreTrainedModel)
 
 
@@ -89,6 +90,23 @@ def _offer_kernel(kernels: Any) -> None:
 
     load_or_ours.offers = _names  # type: ignore[attr-defined]
     kernels.load_and_register_attn_kernel = load_or_ours
+
+
+def _allow_chunks(masking: Any) -> None:
+    """Our masks say chunks, which transformers refuses for flash attentions, by their names."""
+    requested = masking.is_flash_attention_requested
+    if getattr(requested, "offers", None) is _names:
+        return
+
+    @functools.wraps(requested)
+    def requested_of_others(config: Any = None, *others: Any, **options: Any) -> bool:
+        if config is not None and config._attn_implementation in _names:
+            return False
+        answer: bool = requested(config, *others, **options)
+        return answer
+
+    requested_of_others.offers = _names  # type: ignore[attr-defined]
+    masking.is_flash_attention_requested = requested_of_others
 
 
 def _check_models(base: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
-from flashvar.integrations.transformers_check import counted
+from flashvar.integrations.transformers_check import causal_without_mask, counted
 from flashvar.integrations.transformers_layout import (
     Layout,
     added,
@@ -86,6 +86,8 @@ def attention(
         attention_mask = None  # made of the queries alone
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+        if is_causal and attention_mask is None:
+            is_causal = causal_without_mask(type(module))
     layout = None
     if attention_mask is not None:
         layout = _attached(attention_mask, query, key)
@@ -145,9 +147,7 @@ def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     return known is not None and known[1] is None and known[0] == positions._version
 
 
-def _attached(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-) -> Layout | None:
+def _attached(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Layout | None:
     """The layout of a mask that was made for such a call."""
     layout = attached(mask)
     made_for = (query.shape[0], 1, query.shape[2], key.shape[2])
@@ -170,8 +170,10 @@ def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout
     batch, _, seqlen_q, _ = call.query.shape
     keys = call.key.shape[2]
     positions = others.get("position_ids")
+    # Positions that begin again are sequences in causal models alone, here as in transformers.
     if (
         positions is not None
+        and layout.causal
         and batch == 1
         and 1 < seqlen_q == keys
         and positions.shape == (1, keys)

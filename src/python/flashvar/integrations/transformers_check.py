@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from flashvar.integrations.declining import decline
 
-__all__ = ["chooses_a_class", "counted", "refused", "watch"]
+__all__ = ["causal_without_mask", "chooses_a_class", "counted", "refused", "watch"]
 
 _HANDLES: Final = "_flashvar_handles"
 
@@ -24,10 +24,20 @@ class _Calls(threading.local):
     """Calls of our attention function on this thread, and those before each forward under way."""
 
     made = 0
-    before: list[int]
 
     def __init__(self) -> None:
-        self.before = []
+        self.before: list[tuple[torch.nn.Module, int]] = []
+
+    def forget(self, model: torch.nn.Module) -> int | None:
+        """Take out the model's forward and what is left of later ones: calls before it, if known.
+
+        A hook in a compiled graph does not come here, and the other one of the pair may.
+        """
+        for place, (one, before) in enumerate(self.before):
+            if one is model:
+                del self.before[place:]
+                return before
+        return None
 
 
 _calls: Final = _Calls()
@@ -36,6 +46,31 @@ _calls: Final = _Calls()
 def counted() -> None:
     """Our attention function was called."""
     _calls.made += 1
+
+
+_causal: Final[dict[type, bool]] = {}
+
+
+def causal_without_mask(layer: type) -> bool:
+    """Whether a layer that was handed no mask is causal where its flag says so.
+
+    Eager attention hides nothing then. Flags are only right in files whose models are known to
+    agree with it on sdpa or a flash attention; and where a layer is nobody's but its caller's.
+    """
+    if layer not in _causal:
+        models: list[Any] = [
+            one
+            for one in vars(sys.modules[layer.__module__]).values()
+            if isinstance(one, type) and issubclass(one, PreTrainedModel)
+            if one.__module__ == layer.__module__
+        ]
+        served = any(one._supports_sdpa or one._supports_flash_attn for one in models)
+        _causal[layer] = served or not models
+    return _causal[layer]
+
+
+# While a graph is traced, the answer is a constant of it.
+causal_without_mask._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def chooses_a_class(model: PreTrainedModel) -> bool:
@@ -48,7 +83,9 @@ def _is_table(value: object) -> bool:
     return (
         isinstance(value, dict)
         and "eager" in value
-        and all(isinstance(one, type) and issubclass(one, torch.nn.Module) for one in value.values())
+        and all(
+            isinstance(one, type) and issubclass(one, torch.nn.Module) for one in value.values()
+        )
     )
 
 
@@ -70,14 +107,16 @@ def watch(model: PreTrainedModel) -> None:
 
 def _begins(model: torch.nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling():
-        _calls.before.append(_calls.made)
+        _calls.forget(model)
+        _calls.before.append((model, _calls.made))
 
 
 def _ends(model: torch.nn.Module, arguments: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    before = _calls.before.pop()
-    if _calls.before or output is None:  # part of another's forward, or an error
+    before = _calls.forget(model)
+    # A part of another's forward, or an error.
+    if before is None or _calls.before or output is None:
         return
     attentions = set()
     for module in model.modules():

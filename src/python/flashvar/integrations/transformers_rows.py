@@ -19,7 +19,8 @@ class Rows(NamedTuple):
 
     def to(self, device: torch.device) -> Rows:
         """The same, with its tensors on another device."""
-        return Rows(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in self))
+        moved = {n: x.to(device) for n, x in self._asdict().items() if isinstance(x, torch.Tensor)}
+        return self._replace(**moved)
 
 
 def rows_of(numbers: torch.Tensor) -> Rows | None:

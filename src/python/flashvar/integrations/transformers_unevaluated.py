@@ -32,7 +32,7 @@ _MADE: Final = "_flashvar_layout"
 _TRACED: Final = "_flashvar_layout_in_graph"
 
 
-class UnevaluatedMask(torch.Tensor):
+class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
     """A tensor without storage; the first operation on it evaluates it."""
 
     evaluate: Callable[[], torch.Tensor]

@@ -88,7 +88,11 @@ class BackwardPlan:
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
     ) -> Gradients:
-        """The gradients, contiguous in the shapes and dtypes of their inputs."""
+        """The gradients in the shapes, dtypes and memory orders of their inputs.
+
+        As torch's own: where q is a view of rows that come first, its gradient goes back through
+        that view without a copy.
+        """
         make = torch.zeros_like if self.launch is None else _empty_like
         like = self.like
         bias = None if like.bias is None else torch.zeros_like(like.bias)
@@ -236,7 +240,7 @@ def _make_backward(
     grad_bias = None
     if wants_bias and bias is not None:
         grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
-    grad_q, grad_k, grad_v = (_prototype(x.new_empty(x.shape)) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (_prototype(_empty_like(x)) for x in (q, k, v))
     like = Gradients(grad_q, grad_k, grad_v, grad_bias)
     return BackwardPlan(problem, launch, pads, copies, like)
 

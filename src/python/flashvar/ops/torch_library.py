@@ -89,7 +89,7 @@ def _attention_bwd_fake(
     grad_bias = lse.new_empty(0)
     if wants_bias and bias is not None:
         grad_bias = bias.new_empty(bias.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), grad_bias
 
 
 for _key in ("CPU", "CUDA"):

@@ -4,11 +4,11 @@
     flashvar.compat.flash_attn.install()
 
 From then on `import flash_attn` gives this module, in this process. What dependants import is here:
-the public functions, `bert_padding`, rotary embeddings, the forward and backward below autograd,
-and the metadata of a distribution. The import of anything else that FlashAttention has is a
-`NotServedError`, an ImportError, which names what serves it; `importlib.util.find_spec` finds
-nothing there. `__version__` is the version of FlashAttention 2 whose behavior this has, for those
-that compare it, marked as ours.
+the public functions, `bert_padding`, rotary embeddings, collectives with gradients, the forward and
+backward below autograd, and the metadata of a distribution. The import of anything else that
+FlashAttention has is a `NotServedError`, an ImportError, which names what serves it;
+`importlib.util.find_spec` finds nothing there. `__version__` is the version of FlashAttention 2
+whose behavior this has, for those that compare it, marked as ours.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ _PARTS: Final = (
     ".ops",
     ".ops.triton",
     ".ops.triton.rotary",
+    ".utils",
+    ".utils.distributed",
 )
 # What `install` took out of sys.modules, to be put back.
 _replaced: dict[str, ModuleType] = {}

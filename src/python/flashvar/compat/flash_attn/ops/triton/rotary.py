@@ -9,7 +9,7 @@ import torch
 from flashvar.ops.rotary import checked
 from flashvar.ops.rotary_library import rotate, rotate_in_place
 
-__all__ = ["apply_rotary"]
+__all__ = ["apply_rotary", "rotary_kernel"]  # noqa: F822
 
 
 def apply_rotary(
