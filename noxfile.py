@@ -18,7 +18,8 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError  # noqa: E402
-from flashvar_factory import container, native, schema, toolchain, words  # noqa: E402
+from flashvar_factory import container, environment, native, schema, toolchain, words  # noqa: E402
+from flashvar_factory.cli.selected import Selected  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
@@ -104,8 +105,8 @@ def gpu(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure: `-- build`, `-- attention --json OUT`, ... (benchmarks/run.py)."""
     alone = not ON_WHAT_IS_BUILT.intersection(session.posargs)
-    built = (DEV_ENVIRONMENT / "bin" / "python").is_file()
-    python = sys.executable if alone and not built else dev_python(session)
+    whole = environment.is_whole(DEV_ENVIRONMENT)
+    python = sys.executable if alone and not whole else dev_python(session)
     command = (python, "benchmarks/run.py", *session.posargs)
     session.run(*command, env=WITH_SOURCES, external=True)
 
@@ -226,8 +227,11 @@ def check_words(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:
-        words.parse(list(said), schema.read(ROOT / schema.FILE_NAME))
+        config = schema.read(ROOT / schema.FILE_NAME)
+        selected = Selected(ROOT, config, words.parse(list(said), config))
+        _ = selected.for_development() if session.name == "build-dev" else selected.for_release()
     except FlashvarError as error:
+        environment.remove_unless_whole(Path(session.virtualenv.location))
         session.warn(str(error))
         sys.exit(error.exit_code)
 
@@ -238,10 +242,11 @@ def install(session: nox.Session, group: str, *, editable: bool = False) -> None
     # What decides the metadata of an editable flashvar, beside its requirements.
     sources = ["pyproject.toml", "variants.toml", "src/python/flashvar/_version.py"]
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in sources] if editable else []
-    stamp = Path(session.virtualenv.location, "installed-pins.txt")
+    folder = Path(session.virtualenv.location)
     pins = "\n".join([*requirements, *texts])
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == pins:
+    if environment.holds(folder, pins):
         return
+    stamp = folder / environment.STAMP
     stamp.unlink(missing_ok=True)
     session.install(*requirements, env=PIP_AND_UV)
     if editable:
@@ -265,7 +270,7 @@ def install_toolkit(session: nox.Session) -> None:
 
 def dev_python(session: nox.Session) -> str:
     """The Python of the environment that build-dev made."""
-    python = DEV_ENVIRONMENT / "bin" / "python"
-    if not python.is_file():
-        session.error(f"expected the development environment {DEV_ENVIRONMENT}: nox -s build-dev")
-    return str(python)
+    try:
+        return str(environment.python(DEV_ENVIRONMENT, "build-dev"))
+    except ToolchainError as error:
+        session.error(str(error))

@@ -62,5 +62,5 @@ def _rates(rows: list[dict[str, Any]], cell: Cell) -> dict[str, float]:
 
 if __name__ == "__main__":
     document = derive(sorted(RESULTS.glob("*.json")))
-    RECORDED.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    Path(str(RECORDED)).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"{RECORDED.name}: {', '.join(document['gpus'])}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -15,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import toolkits
 
-from flashvar import manifest
-from flashvar_factory import toolchain
+from flashvar import manifest, registry
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -72,6 +71,7 @@ def test_dist_info_is_that_of_a_wheel(tree: Path, built: Path) -> None:
         "=",
         "flashvar_sm80",
     ]
+    assert (info / "INSTALLER").read_text(encoding="utf-8").strip() == registry.DEVELOPMENT
     commands = json.loads((tree / "build" / "compile_commands.json").read_text(encoding="utf-8"))
     assert any(command["file"].endswith(f"{INSTANCE}.cu") for command in commands)
     assert any("-lineinfo" in command["command"] for command in commands)
@@ -173,16 +173,8 @@ def test_toolkit_of_pypi_in_a_folder_with_a_space(
     factory: Factory, tree: Path, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As PyPI lays it out: the libraries in lib, where nvcc does not look by itself."""
-    real = toolchain.find("auto", os.environ, ROOT).nvcc
-    dry = subprocess.run([real, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True)
-    (top,) = re.findall(r"^#\$ TOP=(.+)$", dry.stderr.decode(), re.MULTILINE)
-    library = next(Path(top).resolve().glob("**/libcudart_static.a"))
     home = tree / "build" / "tool kit"
-    (home / "bin").mkdir(parents=True)
-    (home / "lib").symlink_to(library.parent)
-    nvcc = home / "bin" / "nvcc"
-    nvcc.write_text(f'#!/bin/sh\nexec "{real}" "$@"\n', encoding="utf-8")
-    nvcc.chmod(0o755)
+    nvcc = toolkits.of_pypi(home)
     monkeypatch.setenv("CUDACXX", str(nvcc))
     done = factory(tree, *WORDS)
     assert done.returncode == 0, done.stdout

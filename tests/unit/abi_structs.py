@@ -1,4 +1,4 @@
-"""The structs of `flashvar.h`, as ctypes lays them out."""
+"""The structs of `flashvar.h` and `attention.h`, as ctypes lays them out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-HEADER: Final = (Path(__file__).parents[2] / "src/cuda/abi/flashvar.h").read_text(encoding="utf-8")
+_ABI: Final = Path(__file__).parents[2] / "src/cuda/abi"
+HEADER: Final = "".join(
+    (_ABI / name).read_text(encoding="utf-8") for name in ("flashvar.h", "attention.h")
+)
 _C_TYPES: Final[dict[str, Any]] = {
     "uint32_t": ctypes.c_uint32,
     "int32_t": ctypes.c_int32,
@@ -20,7 +23,7 @@ _C_TYPES: Final[dict[str, Any]] = {
 
 @cache
 def declared(name: str) -> type[ctypes.Structure]:
-    """The struct `name` of the header; a pointer is an integer."""
+    """The struct `name` of the headers; a pointer is an integer."""
     match = re.search(rf"typedef struct {name} {{(.*?)}} {name};", HEADER, re.DOTALL)
     assert match is not None
     body = re.sub(r"/\*.*?\*/", "", match[1], flags=re.DOTALL)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import simulated as sim
 
+from flashvar import advice
 from flashvar.registry import Candidate, Inventory, Refusal
 from flashvar.system import System
 
@@ -80,7 +81,7 @@ class Machine:
 
 
 def pip(extra: str) -> str:
-    return f'pip install "flashvar[{extra}]"'
+    return advice.install(extra)
 
 
 CUDA_80, CUDA_86, CUDA_89, CUDA_90 = "cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90"
@@ -97,7 +98,7 @@ MACHINES = {
         sim.system(sim.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
     ),
     "GB200": Machine(
-        sim.system(sim.GB200), ("triton",), ("cuda sm_100", "no wheel for this architecture")
+        sim.system(sim.GB200), ("triton",), ("cuda sm_100", "no wheel for it, but for sm_80")
     ),
     "RTX 5090": Machine(
         sim.system(sim.RTX_5090), ("triton",), (CUDA_90, "runs on exactly 9.0, the device is 12.0")
@@ -210,7 +211,7 @@ MACHINES = {
         sim.system(sim.A100, sim.H100),
         (CUDA_80, CUDA_90),
         (CUDA_80, "serves"),
-        fixes=('pip install --upgrade "flashvar[sm80]"',),
+        fixes=("reinstall it",),
         wheels=OLDER_WHEEL,
         backward=("triton", CUDA_90),
         why_backward=(CUDA_80, "holds no kernel for attention_bwd"),

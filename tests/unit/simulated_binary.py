@@ -1,6 +1,6 @@
 """A binary of flashvar whose device is the host's memory.
 
-It knows what a kernel knows: the struct that it is handed, as `flashvar.h` declares it, and what
+It knows what a kernel knows: the struct that it is handed, as `attention.h` declares it, and what
 lies at its addresses. Tensors that Python holds do not reach it.
 """
 
@@ -47,7 +47,7 @@ class SimulatedBinary:
         given: Any = declared("flashvar_attention_bwd_params").from_buffer_copy(packed)
         problem, inputs, out, lse = self._read("backward", given)
         assert lse is not None
-        rows = _rows(given, "q", given.heads_q)
+        rows = _rows(given.problem, "q", given.problem.heads_q)
         grads = Gradients(
             *(
                 _view(getattr(given, f"grad_{name}"), x.shape, x.dtype)
@@ -62,28 +62,29 @@ class SimulatedBinary:
     def _read(
         self, what: str, given: Any
     ) -> tuple[Problem, Inputs, torch.Tensor, torch.Tensor | None]:
-        self.calls.append(what + " deterministic" * bool(given.flags & _DETERMINISTIC))
-        features, dtype = given.features, _DTYPES[given.dtype]
-        rows_q, rows_k = (_rows(given, name, heads) for name, heads in _heads(given))
-        dim_v = features.head_dim_v or given.head_dim
-        batch, bias_dtype = given.batch, torch.float32 if features.bias_dtype else dtype
-        scores = (batch, given.heads_q, given.seqlen_q, given.seqlen_k)
-        bias = features.bias
+        asked = given.problem
+        self.calls.append(what + " deterministic" * bool(asked.flags & _DETERMINISTIC))
+        dtype = _DTYPES[asked.dtype]
+        rows_q = _rows(asked, "q", asked.heads_q)
+        rows_k = _rows(asked, "k", asked.heads_kv)
+        batch, bias_dtype = asked.batch, torch.float32 if asked.bias_dtype else dtype
+        scores = (batch, asked.heads_q, asked.seqlen_q, asked.seqlen_k)
+        bias = asked.bias
         strides = (bias.batch_stride, bias.head_stride, bias.seq_stride, 1)
         inputs = Inputs(
-            _view(given.q, (*rows_q, given.head_dim), dtype),
-            _view(given.k, (*rows_k, given.head_dim), dtype),
-            _view(given.v, (*rows_k, dim_v), dtype),
+            _view(given.q, (*rows_q, asked.head_dim), dtype),
+            _view(given.k, (*rows_k, asked.head_dim), dtype),
+            _view(given.v, (*rows_k, asked.head_dim_v), dtype),
             _memory(bias.data, scores, strides, bias_dtype),
             _memory(
-                features.alibi_slopes,
-                (batch, given.heads_q),
-                (features.alibi_batch_stride, 1),
+                asked.alibi_slopes,
+                (batch, asked.heads_q),
+                (asked.alibi_batch_stride, 1),
                 torch.float32,
             ),
-            _memory(features.rng, (2,), (1,), torch.int64),
+            _memory(asked.rng, (2,), (1,), torch.int64),
             *(
-                _memory(getattr(features, name), (length,), (1,), torch.int32)
+                _memory(getattr(asked, name), (length,), (1,), torch.int32)
                 for name, length in (
                     ("cu_seqlens_q", batch + 1),
                     ("cu_seqlens_k", batch + 1),
@@ -91,12 +92,12 @@ class SimulatedBinary:
                 )
             ),
         )
-        packed = features.cu_seqlens_q != 0
-        shape = (given.heads_q, features.total_q) if packed else scores[:3]
+        packed = asked.cu_seqlens_q != 0
+        shape = (asked.heads_q, asked.total_q) if packed else scores[:3]
         lse = _memory(given.lse, shape, torch.empty(shape, device="meta").stride(), torch.float32)
-        out = _view(given.out, (*rows_q, dim_v), dtype)
+        out = _view(given.out, (*rows_q, asked.head_dim_v), dtype)
         try:
-            problem = inspect(inputs, _options(given))
+            problem = inspect(inputs, _options(asked))
         except FlashvarError as error:
             raise AssertionError("the struct describes no call") from error
         return problem, inputs, out, lse
@@ -111,6 +112,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
 
     library = SimpleNamespace(
         attention_fwd=binary.attention_fwd,
+        attention_fwd_workspace=lambda packed: 0,
         attention_bwd=binary.attention_bwd,
         attention_bwd_workspace=binary.attention_bwd_workspace,
     )
@@ -120,28 +122,24 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
     return binary
 
 
-def _options(given: Any) -> Options:
-    features, flags = given.features, given.flags
+def _options(asked: Any) -> Options:
+    flags = asked.flags
     return Options(
         causal=bool(flags & _CAUSAL),
-        scale=given.scale,
-        window_left=features.window_left if flags & _LEFT else -1,
-        window_right=features.window_right if flags & _RIGHT else -1,
-        softcap=features.softcap,
-        dropout_p=features.dropout_p,
-        max_seqlen_q=given.seqlen_q,
-        max_seqlen_k=given.seqlen_k,
+        scale=asked.scale,
+        window_left=asked.window_left if flags & _LEFT else -1,
+        window_right=asked.window_right if flags & _RIGHT else -1,
+        softcap=asked.softcap,
+        dropout_p=asked.dropout_p,
+        max_seqlen_q=asked.seqlen_q,
+        max_seqlen_k=asked.seqlen_k,
     )
 
 
-def _heads(given: Any) -> tuple[tuple[str, int], tuple[str, int]]:
-    return ("q", given.heads_q), ("k", given.heads_kv)
-
-
-def _rows(given: Any, name: str, heads: int) -> tuple[int, ...]:
-    if getattr(given.features, f"cu_seqlens_{name}"):
-        return getattr(given.features, f"total_{name}"), heads
-    return given.batch, getattr(given, f"seqlen_{name}"), heads
+def _rows(asked: Any, name: str, heads: int) -> tuple[int, ...]:
+    if getattr(asked, f"cu_seqlens_{name}"):
+        return getattr(asked, f"total_{name}"), heads
+    return asked.batch, getattr(asked, f"seqlen_{name}"), heads
 
 
 def _view(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -152,12 +150,12 @@ def _view(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 
 def _grad_bias(given: Any) -> torch.Tensor | None:
-    found = given.grad_bias
-    batch = given.batch if found.batch_stride else 1
-    heads = given.heads_q if found.head_stride else 1
+    found, asked = given.grad_bias, given.problem
+    batch = asked.batch if found.batch_stride else 1
+    heads = asked.heads_q if found.head_stride else 1
     strides = (found.batch_stride, found.head_stride, found.seq_stride, 1)
     return _memory(
-        found.data, (batch, heads, given.seqlen_q, given.seqlen_k), strides, torch.float32
+        found.data, (batch, heads, asked.seqlen_q, asked.seqlen_k), strides, torch.float32
     )
 
 

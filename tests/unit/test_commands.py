@@ -119,16 +119,6 @@ def test_a_terminal_that_knows_ascii_alone_is_told_all(tmp_path: Path) -> None:
     assert complaints == ""
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    process = run("doctor", "--schema")
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    assert process.wait() == 128 + 13
-
-
 def test_an_interrupt_is_told_in_a_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 import simulated as sim
 from installed import COMPILER, compile_library, library_source, put_binary
 
-from flashvar import decide
-from flashvar.errors import BackendUnavailableError, ConfigurationError
+from flashvar import advice, decide
+from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
 from flashvar.verdicts import Request
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
@@ -61,7 +61,7 @@ def test_missing_wheel_is_said_once(
         assert decide.choose(replace(BF16_64, head_dim=128)).backend == "triton"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert 'pip install "flashvar[sm80]"' in record.getMessage()
+    assert advice.install("sm80") in record.getMessage()
 
 
 @pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
@@ -106,3 +106,14 @@ def test_cpu_tensors_ask_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decide, "gather", fail)
     assert decide.choose(Request("attention_fwd", "fp32", None, 64)).backend == "reference"
+
+
+def test_other_version_is_an_error_when_strict(
+    lib_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_binary(lib_dir / "old", replace(sim.manifest("80"), version="0.0.9"))
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    with pytest.raises(ManifestError, match=r"FLASHVAR_STRICT=1 makes this an error.*0\.0\.9"):
+        decide.choose(BF16_64)
+    assert decide.choose(BF16_64, "triton").backend == "triton"
+    assert decide.choose(replace(BF16_64, device=None)).backend == "reference"

@@ -8,6 +8,7 @@ import pytest
 import simulated as sim
 from installed import put_binary
 
+from flashvar import advice, registry
 from flashvar._version import __version__
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
@@ -77,9 +78,7 @@ def test_asks_about_everything_installed_and_the_usual() -> None:
 @pytest.mark.parametrize(
     ("system", "inventory", "fixes"),
     [
-        pytest.param(
-            sim.system(sim.L40S), NOTHING, ('pip install "flashvar[sm89]"',), id="missing wheel"
-        ),
+        pytest.param(sim.system(sim.L40S), NOTHING, (advice.install("sm89"),), id="missing wheel"),
         pytest.param(
             sim.system(sim.L40S, driver_cuda=(12, 8)),
             ALL,
@@ -117,7 +116,8 @@ def test_text_of_a_machine_with_two_devices() -> None:
         "      triton      stands by  serves, compiled at the first call",
         '      reference   no         serves CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: triton",
-        "      cuda sm_100  no      flashvar has no wheel for this architecture",
+        "      cuda sm_100  no      flashvar has no wheel for it, but for "
+        "sm_80, sm_86, sm_89, sm_90",
         "      cuda sm_89   no      runs on 8.9 and higher minors, the device is 10.0",
         "      cuda sm_89   no      wheel b: shadowed by wheel a",
         "      triton       chosen  serves, compiled at the first call",
@@ -168,13 +168,13 @@ def test_the_fix_comes_last(system: System, inventory: Inventory) -> None:
 
 def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
     manifest = sim.manifest("90a")
-    rows = tuple(replace(row, family="hopper") for row in manifest.kernels)
+    rows = tuple(replace(row, launches=sim.TWO_FAMILIES) for row in manifest.kernels)
     inventory = Inventory((sim.binary("90a", kernels=rows),))
     found = report(sim.system(sim.H100), inventory)
     inside = rendered(found).partition("\nInside the binary\n")[2].splitlines()
     assert inside[:3] == [
         "  cuda sm_90  attention_fwd bf16, fp16, head dim 32, 64, 128, 256",
-        "      wgmma     rows start on 16 bytes, so that TMA can address them",
+        "      wgmma     rows start on 16 bytes",
         "      mma.sync  every other call",
     ]
     kinds = {
@@ -234,13 +234,74 @@ def test_bad_environment_is_an_error_of_its_own(
     assert "FLASHVAR_BACKEND: expected one of auto" in capsys.readouterr().err
 
 
+SKEWED = Inventory((sim.binary("80", version="0.0.9"),))
+STRICT = Overrides(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "which"),
+    [
+        pytest.param(sim.system(sim.A100), STRICT, "Calls on cuda:0 fail", id="every call"),
+        pytest.param(
+            sim.system(sim.H100, sim.A100), STRICT, "Calls on cuda:1 fail", id="one of two devices"
+        ),
+        pytest.param(
+            sim.system(sim.A100), replace(STRICT, backend="cuda"), "Calls on cuda:0", id="named"
+        ),
+    ],
+)
 def test_version_skew_is_an_error_when_strict(
+    machine: System, overrides: Overrides, which: str
+) -> None:
+    found = report(machine, SKEWED, overrides)
+    assert not found.healthy
+    assert found.conclusion.startswith(which)
+    assert "those on the CPU run: FLASHVAR_STRICT=1 makes this an error" in found.conclusion
+    assert len(json.loads(found.to_json())["errors"]) == 1
+    assert "cuda sm_80  raises" in " ".join(rendered(found).split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides"),
+    [
+        pytest.param(sim.system(), STRICT, id="no device"),
+        pytest.param(sim.system(sim.H100), STRICT, id="a device it is not for"),
+        pytest.param(sim.system(sim.A100), replace(STRICT, backend="triton"), id="Triton named"),
+        pytest.param(sim.system(sim.A100), Overrides(), id="not strict"),
+    ],
+)
+def test_version_skew_of_what_no_call_takes_is_no_error(
+    machine: System, overrides: Overrides
+) -> None:
+    found = report(machine, SKEWED, overrides)
+    assert found.errors == ()
+    assert " fail" not in found.conclusion
+
+
+def test_some_calls_fail_where_others_are_served_by_another() -> None:
+    forward = Inventory(
+        (
+            sim.binary(
+                "80", version="0.0.9", kernels=sim.manifest("80", ops=("attention_fwd",)).kernels
+            ),
+        )
+    )
+    found = report(sim.system(sim.A100), forward, STRICT)
+    assert found.conclusion.startswith("Some calls on cuda:0 fail, those on the CPU run")
+
+
+def test_strict_is_read_from_the_environment(
     fresh_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_binary(tmp_path / "old", replace(sim.manifest("80"), version="0.0.9"))
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
-    found = diagnosis.examine_this_machine()
-    assert not found.healthy
-    assert "FLASHVAR_STRICT=1" in found.conclusion
-    assert json.loads(found.to_json())["errors"]
+    monkeypatch.setattr(diagnosis, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(diagnosis.loader, "open_all", registry.installed)  # it is no library
+    assert "FLASHVAR_STRICT=1" in diagnosis.examine_this_machine().conclusion
+
+
+def test_nothing_installed_says_what_installers_do_with_other_extras() -> None:
+    text = rendered(report(sim.system(sim.T4), NOTHING))
+    assert "An installer passes over an extra it does not know: flashvar has sm80, sm86" in text
+    assert "passes over" not in rendered(report(sim.system(sim.T4)))

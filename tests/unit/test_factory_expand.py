@@ -148,13 +148,6 @@ def test_a_head_dim_is_one_line() -> None:
     assert parse(["hdim=112"], config).axes == {"head_dim": (112,)}
 
 
-def test_extras_are_one_per_architecture_all_and_the_commands() -> None:
-    found = extras.extras(CONFIG, "1.2.3")
-    assert list(found) == ["sm80", "sm86", "sm89", "sm90", "all", "cli"]
-    assert found["sm89"][0].startswith("flashvar-sm89==1.2.3; ")
-    assert found["all"] == [requirement for name in list(found)[:4] for requirement in found[name]]
-
-
 def test_no_cuda_driver_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(name)

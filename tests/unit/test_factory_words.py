@@ -19,6 +19,12 @@ SPOKEN = {
     "arch=sm_80,89": Words(architectures=("sm_80", "sm_89")),
     "sm89": Words(architectures=("sm_89",)),
     "flashvar-sm90": Words(architectures=("sm_90",)),
+    "sm_80 sm_86": Words(architectures=("sm_80", "sm_86")),
+    "sm80 hdim=64 sm90a,8.9": Words(("sm_80", "sm_90", "sm_89"), axes={"head_dim": (64,)}),
+    "arch=sm_80 89": Words(architectures=("sm_80", "sm_89")),
+    "sm80, sm86": Words(architectures=("sm_80", "sm_86")),
+    "jobs=2 80": Words(architectures=("sm_80",), jobs=2),
+    "80 hdim=64": Words(architectures=("sm_80",), axes={"head_dim": (64,)}),
     "all": Words(architectures=tuple(CONFIG.targets)),
     "cache=sccache shard=2/3": Words(cache="sccache", shard=(2, 3)),
     "ptx=1 jobs=3 toolkit=pypi": Words(ptx=True, jobs=3, toolkit="pypi"),
@@ -32,9 +38,27 @@ def test_understood(text: str) -> None:
 
 REFUSED = {
     "hdmi=64": ["unknown word 'hdmi'", "did you mean 'hdim'", "dtype", "jobs"],
-    "hdim=65": ["head_dim=65", "8 to 256 in steps of 8", "32, 64, 96", "did you mean '64'"],
-    "hdim=264": ["head_dim=264", "8 to 256", "did you mean '256'"],
-    "hdim=064": ["head_dim=064"],
+    "hdim=65": ["head_dim=65", "8 to 256 in steps of 8", "32, 64, 96", "did you mean '72'"],
+    "hdim=63": ["did you mean '64'"],
+    "hdim=1": ["did you mean '8'"],
+    "hdim=065": ["did you mean '72'"],
+    "hdim=6o4": ["did you mean '64'"],
+    "hdim=al": ["did you mean 'all'"],
+    "hdim 64": ["expected hdim=VALUE", "did you mean 'hdim=64'"],
+    "sm80 head_dim 64,128": ["did you mean 'head_dim=64,128'"],
+    "jobs": ["expected jobs=VALUE", "found no value"],
+    "hdim sm80": ["expected hdim=VALUE"],
+    "hdim=64 128": ["128", "a value of hdim", "did you mean 'hdim=64,128'"],
+    "hdim=64 80": ["80", "a value of hdim", "did you mean 'hdim=64,80'"],
+    "hdim=64, 128": ["did you mean 'hdim=64,128'"],
+    "dtype=bf16 fp16": ["did you mean 'dtype=bf16,fp16'"],
+    "op=attention_fwd attention_fwd": ["a value of op", "did you mean 'op="],
+    "sm80 sm_80": ["once", "sm_80 again"],
+    "all sm80": ["all sm80", "all alone"],
+    "arch=all sm80": ["all alone"],
+    ",": ["expected an architecture, found none"],
+    "arch=sm80 arch=sm86": ["said before"],
+    "hdim=064": ["head_dim=064", "did you mean '64'"],
     "hdim=64,64": ["hdim=64,64", "once", "64 again"],
     "sm_80,flashvar-sm80": ["once", "sm_80 again"],
     "all,bogus": ["all,bogus", "all alone"],
@@ -63,3 +87,20 @@ def test_refused(text: str) -> None:
         parse(text.split(), CONFIG)
     missing = [word for word in REFUSED[text] if word not in str(caught.value)]
     assert not missing, str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["hdim=264", "hdim=264x128", "hdim=64x300"])
+def test_what_nothing_serves_gets_no_advice(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="8 to 256") as caught:
+        parse([text], CONFIG)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_advice_serves_what_was_asked_for() -> None:
+    (axis,) = [one for one in CONFIG.ops["attention_fwd"].axes if one.name == "head_dim"]
+    for asked in range(1, 257):
+        enough = axis.enough(str(asked))
+        assert isinstance(enough, int)
+        assert enough >= asked
+        assert axis.accepts(enough)
+        assert enough - asked < axis.integers.step

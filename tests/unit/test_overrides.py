@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import simulated as sim
 
+from flashvar import advice
 from flashvar.errors import ConfigurationError
 from flashvar.registry import Inventory
 from flashvar.selection import select
@@ -105,7 +106,7 @@ def test_forced_architecture_that_is_not_installed_is_named() -> None:
     overrides = Overrides("cuda", "sm_80")
     decision = select(BF16_64, sim.system(sim.L40S), sim.inventory("89"), overrides)
     assert decision.chosen is None
-    assert verdict(decision, "cuda sm_80").fix == 'pip install "flashvar[sm80]"'
+    assert verdict(decision, "cuda sm_80").fix == advice.install("sm80")
 
 
 def test_forced_specific_ptx_stays_on_its_capability() -> None:

@@ -10,6 +10,7 @@ import simulated as sim
 from installed import put_binary, put_wheel
 
 from flashvar import registry
+from flashvar._version import __version__
 from flashvar.manifest import ABI, Manifest
 from flashvar.registry import Candidate, Inventory, take_stock
 
@@ -180,7 +181,27 @@ def test_directory_without_a_binary_is_shown_as_a_mistake(
 def test_only_public_versions_are_compared(version: str, skewed: bool) -> None:
     binary = sim.binary("89", version=version)
     assert (binary.skew is not None) == skewed
-    assert binary.skew is None or 'pip install "flashvar[sm89]"' in binary.skew
+    assert binary.skew is None or binary.skew.endswith("for the same version of both: reinstall it")
+
+
+def test_skewed_wheel_is_replaced_by_the_version_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_wheel(tmp_path, replace(sim.manifest("89"), version="9.9"), "9.9")
+    monkeypatch.syspath_prepend(tmp_path)
+    (binary,) = registry.installed().binaries
+    assert binary.skew is not None
+    assert binary.skew.endswith(f"flashvar-sm89=={__version__}")
+
+
+def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As build-dev leaves it, no index has another."""
+    put_wheel(tmp_path, replace(sim.manifest("89"), version="9.9"), "9.9+hdim64")
+    (info,) = tmp_path.glob("*.dist-info")
+    (info / "INSTALLER").write_text(f"{registry.DEVELOPMENT}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (binary,) = registry.installed().binaries
+    assert binary.candidate.repair == "nox -s build-dev -- arch=sm_89"
 
 
 def put_foreign(

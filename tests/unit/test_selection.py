@@ -7,6 +7,7 @@ import pytest
 import simulated as sim
 from simulated import BF16_64, chosen, verdict
 
+from flashvar import advice
 from flashvar.offers import Offers
 from flashvar.registry import Candidate, Inventory, Refusal
 from flashvar.selection import select
@@ -132,8 +133,8 @@ def test_two_different_devices_get_different_binaries() -> None:
 @pytest.mark.parametrize(
     ("device", "extras", "candidate", "fix"),
     [
-        (sim.L40S, ("sm80", "sm89"), "cuda sm_89", 'pip install "flashvar[sm89]"'),
-        (sim.L40S, ("sm80",), "cuda sm_80", 'pip install "flashvar[sm80]"'),
+        (sim.L40S, ("sm80", "sm89"), "cuda sm_89", advice.install("sm89")),
+        (sim.L40S, ("sm80",), "cuda sm_80", advice.install("sm80")),
         (sim.L40S, (), "cuda sm_89", "nox -s build-dev"),
         (sim.RTX_5090, ("sm80", "sm89"), "cuda sm_120", None),
     ],
@@ -221,7 +222,7 @@ def test_repairing_a_binary_is_not_suggested_where_none_can_run(device: Device) 
 def test_explanation_has_a_line_per_verdict_with_the_fix() -> None:
     lines = select(BF16_64, sim.system(sim.L40S), sim.inventory("80")).explain().splitlines()
     assert lines == [
-        'cuda sm_89: no: not installed -> pip install "flashvar[sm89]"',
+        f"cuda sm_89: no: not installed -> {advice.install('sm89')}",
         "cuda sm_80: chosen: serves, compiled for 8.0",
         "triton: serves, compiled at the first call, but cuda sm_80 is preferred",
         'reference: no: serves CUDA tensors only when named: backend="reference"',

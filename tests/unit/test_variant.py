@@ -13,6 +13,8 @@ from flashvar.variant import Architecture, Kernel
         ("sm_90a", "sm_90", "90a", "sm90"),
         ("sm89", "sm_89", "89", "sm89"),
         ("120", "sm_120", "120", "sm120"),
+        ("8.9", "sm_89", "89", "sm89"),
+        ("12.0", "sm_120", "120", "sm120"),
     ],
 )
 def test_architecture_spellings(text: str, name: str, code: str, extra: str) -> None:
@@ -20,11 +22,20 @@ def test_architecture_spellings(text: str, name: str, code: str, extra: str) -> 
     assert (architecture.name, architecture.code, architecture.extra) == (name, code, extra)
 
 
+@pytest.mark.parametrize("code", ["89", "90a", "120"])
+def test_what_people_say_is_understood(code: str) -> None:
+    architecture = Architecture.parse(code)
+    assert {Architecture.parse(one).name for one in architecture.spellings} == {architecture.name}
+    assert len(set(architecture.spellings)) == (7 if architecture.specific else 4)
+
+
 def test_last_digit_is_the_minor() -> None:
     assert Architecture.parse("sm_121").capability == (12, 1)
 
 
-@pytest.mark.parametrize("text", ["", "9", "sm_", "sm_9.0", "90b", "hopper", " 90", "090", "SM_90"])
+@pytest.mark.parametrize(
+    "text", ["", "9", "sm_", "sm_9.0", "90b", "hopper", " 90", "090", "SM_90", "8.10"]
+)
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected an architecture"):
         Architecture.parse(text)

@@ -149,6 +149,16 @@ def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Ki
     assert {one["words"] for one in document["calls"]} == {"cuda sm_89 serves it"}
 
 
+def test_a_binary_that_raises_is_no_reason_to_compile(
+    run: Run, made: list[tuple[Kind, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    older = Inventory((sim.binary("89", version="0.0.9"),))
+    code, document = run(ASKED, sim.system(sim.L40S), older)
+    assert (code, made) == (1, [])
+    assert all("FLASHVAR_STRICT=1" in one["words"] for one in document["calls"])
+
+
 def test_all_is_all(run: Run, made: list[tuple[Kind, int]]) -> None:
     run(replace(ASKED, everything=True), sim.system(sim.L40S), sim.inventory("89"))
     assert len(made) == 4

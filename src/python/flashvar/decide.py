@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from flashvar import loader, registry
-from flashvar.errors import BackendUnavailableError, BinaryError
+from flashvar.errors import BackendUnavailableError, BinaryError, ManifestError
 from flashvar.selection import NOT_INSTALLED, select
 from flashvar.system import System, gather, gather_for_cpu
 from flashvar.verdicts import Decision, Overrides, Request, Verdict
@@ -49,6 +49,8 @@ def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
         decision = select(request, system, inventory, overrides)
         if decision.chosen is None or decision.chosen.binary is None:
             return decision
+        if decision.error is not None:
+            raise ManifestError(decision.error)
         try:
             loader.load(decision.chosen.binary)
         except BinaryError as error:

@@ -128,7 +128,7 @@ def _complete(request: Request, binary: Binary) -> str | None:
         return _rebuild(request, binary)
     if binary.skew is None:  # the wheel of this very version lacks it
         return None
-    return f'pip install --upgrade "flashvar[{binary.architecture.extra}]"'
+    return binary.candidate.repair
 
 
 def _is_subset(binary: Binary) -> bool:

@@ -15,9 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from flashvar import advice, offers
 from flashvar import manifest as manifests
-from flashvar import offers
 from flashvar._version import __version__
+from flashvar.advice import public
 from flashvar.errors import ManifestError
 from flashvar.manifest import Manifest
 from flashvar.offers import NO_OFFERS, Offers
@@ -26,6 +27,8 @@ from flashvar.variant import Architecture
 
 ENTRY_POINT_GROUP: Final = "flashvar.binaries"
 LIB_DIR: Final = "FLASHVAR_LIB_DIR"
+# Who put a development build where a wheel would be, as its INSTALLER says.
+DEVELOPMENT: Final = "flashvar_factory"
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,12 @@ class Binary:
     @property
     def skew(self) -> str | None:
         """How its version differs from flashvar's, local labels aside; None when it does not."""
-        found = _public(self.manifest.version)
-        if found == _public(__version__):
+        found = public(self.manifest.version)
+        if found == public(__version__):
             return None
         return (
-            f"{self.candidate.origin} holds version {found}, flashvar is {_public(__version__)}; "
-            f"install the same version of both: {_install(self.architecture.extra)}"
+            f"{self.candidate.origin} holds version {found}, flashvar is {public(__version__)}; "
+            f"for the same version of both: {self.candidate.repair}"
         )
 
 
@@ -177,42 +180,44 @@ def _in_wheels() -> Iterator[Candidate]:
     # `entry_points()` would hide the second of two distributions with one name, and would parse
     # every package's file: a foreign malformed one must not matter here.
     for distribution in metadata.distributions():
-        folders = _entries(distribution)
-        if not folders:
+        entries = _entries(distribution)
+        if not entries:
             continue
         name = distribution.metadata["Name"] or "without a name"
-        again = f"pip install --force-reinstall --no-deps {name}"
-        for folder in folders:
+        developed = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
+        for architecture, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
+            again = (
+                f"nox -s build-dev -- arch={architecture}"
+                if developed
+                else advice.install_again(name, architecture)
+            )
             yield Candidate(directory, f"wheel {name} {distribution.version}", again)
 
 
-def _entries(distribution: metadata.Distribution) -> list[str]:
-    """The values of our group in a distribution's entry points; none where they cannot be read."""
-    try:
-        text = distribution.read_text("entry_points.txt") or ""
-    except (OSError, UnicodeDecodeError):
-        return []
+def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
+    """Our group of a distribution's entry points, name and value; none that cannot be read."""
     section = ""
-    values = []
-    for line in map(str.strip, text.splitlines()):
+    entries = []
+    for line in map(str.strip, _read(distribution, "entry_points.txt").splitlines()):
         if line.startswith("["):
             section = line
         elif section == f"[{ENTRY_POINT_GROUP}]" and "=" in line and line.isprintable():
-            values.append(line.partition("=")[2].strip())
-    return values
+            name, _, value = line.partition("=")
+            entries.append((name.strip(), value.strip()))
+    return entries
+
+
+def _read(distribution: metadata.Distribution, file: str) -> str:
+    """A file of a distribution's metadata; empty where it cannot be read."""
+    try:
+        return distribution.read_text(file) or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _embedded() -> Iterator[Candidate]:
     folder = Path(__file__).parent / "_binaries"
-    again = "pip install --force-reinstall --no-deps flashvar"
+    again = f"install the wheel variant of flashvar {public(__version__)} again"
     for path in sorted(folder.glob(f"*/{manifests.FILE_NAME}")):
         yield Candidate(path.parent, "embedded in flashvar", again)
-
-
-def _public(version: str) -> str:
-    return version.partition("+")[0]
-
-
-def _install(extra: str) -> str:
-    return f'pip install "flashvar[{extra}]"'

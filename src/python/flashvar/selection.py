@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from flashvar import advice
 from flashvar.fitness import (
     HEAD_DIM_MAX,
     HEAD_DIM_STEP,
@@ -58,7 +59,7 @@ def select(
         _judge_triton(request, device, system, overrides),
         _judge_reference(request, overrides),
     ]
-    return Decision(request, tuple(verdicts))
+    return Decision(request, tuple(verdicts), overrides.strict)
 
 
 def _nearest_first(
@@ -113,13 +114,14 @@ def _missing_binary(
         return None
     candidate = f"cuda {wanted.name}"
     if wanted == best:
-        fix = f'pip install "flashvar[{best.extra}]"'
-        return Verdict(candidate, "cuda", False, NOT_INSTALLED, fix)
+        return Verdict(candidate, "cuda", False, NOT_INSTALLED, advice.install(best.extra))
     if wanted.extra in offers.elsewhere:
         reason = f"flashvar has no wheel of it for {system.platform}"
         return Verdict(candidate, "cuda", False, reason)
     if offered or offers.elsewhere:  # an installed flashvar knows what exists; bare sources do not
-        return Verdict(candidate, "cuda", False, "flashvar has no wheel for this architecture")
+        every = sorted(map(Architecture.parse, offers.here | offers.elsewhere))
+        reason = f"flashvar has no wheel for it, but for {', '.join(one.name for one in every)}"
+        return Verdict(candidate, "cuda", False, reason)
     return Verdict(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-_SPELLING = re.compile(r"(?:sm_?)?(?P<major>[1-9][0-9]*)(?P<minor>[0-9])(?P<specific>a?)")
+# A point is of numbers alone.
+_SPELLING = re.compile(
+    r"(?:sm_?(?!\d+\.))?(?P<major>[1-9][0-9]*)\.?(?P<minor>[0-9])(?P<specific>a?)", re.ASCII
+)
 
 # Axes that names print, and commands take, shorter than they are called; others go as they are.
 SHORT_AXES: Final = MappingProxyType({"head_dim": "hdim"})
@@ -34,7 +37,7 @@ class Architecture:
 
     @classmethod
     def parse(cls, text: str) -> Architecture:
-        """Read `sm_XY`, `smXY` or `XY`, each with an optional `a`; ValueError on anything else."""
+        """Read `sm_XY`, `smXY`, `XY` or `X.Y`, with an optional `a`; ValueError on others."""
         match = _SPELLING.fullmatch(text)
         if match is None:
             raise ValueError(f"expected an architecture such as sm_XY or XYa, got {text!r}")
@@ -54,6 +57,12 @@ class Architecture:
     def extra(self) -> str:
         """`smXY`: the extra of the flashvar distribution that installs it."""
         return f"sm{self.major}{self.minor}"
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """What people call it, `name` first."""
+        plain = (self.name, self.extra, self.extra[2:], f"{self.major}.{self.minor}")
+        return (*plain, *(f"{start}{self.code}" for start in ("sm_", "sm", "") if self.specific))
 
     @property
     def capability(self) -> tuple[int, int]:

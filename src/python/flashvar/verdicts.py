@@ -96,12 +96,21 @@ class Decision:
 
     request: Request
     verdicts: tuple[Verdict, ...]
+    strict: bool = False  # of the overrides
     chosen: Verdict | None = field(init=False)
 
     def __post_init__(self) -> None:
         """The first accepted verdict is the choice."""
         first = next((verdict for verdict in self.verdicts if verdict.accepted), None)
         object.__setattr__(self, "chosen", first)
+
+    @property
+    def error(self) -> str | None:
+        """What the call raises although a binary was chosen for it; None where it runs."""
+        binary = None if self.chosen is None else self.chosen.binary
+        if not self.strict or binary is None or binary.skew is None:
+            return None
+        return f"FLASHVAR_STRICT=1 makes this an error: {binary.skew}"
 
     def explain(self) -> str:
         """One line per verdict: the candidate, what became of it, why, and the fix."""

@@ -12,6 +12,7 @@ from flashvar_factory import names
 from flashvar_factory.spelling import listed
 from flashvar_factory.toml_table import Table, Value
 
+_LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
 _PAIR = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)", re.ASCII)
 
 
@@ -40,6 +41,20 @@ class Axis:
         value = int(word) if word.isdecimal() and word.isascii() else word
         return value if str(value) == word and self.accepts(value) else None
 
+    def is_number(self, word: str) -> bool:
+        """Whether `word` is a number or a pair, where integers are values."""
+        return not self.choices and bool(_asked(word))
+
+    def enough(self, word: str) -> Value | None:
+        """The least value that holds the number or the pair `word`; None where none does."""
+        held = [min((one for one in self.integers if one >= n), default=None) for n in _asked(word)]
+        values = [one for one in held if one is not None]
+        if not values or len(values) < len(held):
+            return None
+        if len(set(values)) == 1:
+            return values[0]
+        return "x".join(map(str, values)) if self.pairs else None
+
     def rank(self, value: Value) -> tuple[int, ...]:
         """Orders the values that are accepted."""
         if isinstance(value, str):
@@ -65,6 +80,11 @@ class Axis:
         return f"an integer from {steps[0]} to {steps[-1]} in steps of {steps.step}{pairs}"
 
 
+def _asked(word: str) -> tuple[int, ...]:
+    """The number or the pair that a word is; none of any other."""
+    return (int(word),) if word.isdecimal() and word.isascii() else _numbers(word)
+
+
 def _numbers(value: str) -> tuple[int, ...]:
     """The integers of a pair; none of any other text."""
     match = _PAIR.fullmatch(value)
@@ -77,11 +97,22 @@ class Op:
 
     name: str
     axes: tuple[Axis, ...]
+    launcher: str  # the header in a family's folder that launches it, without its suffix
 
     @property
     def camel(self) -> str:
         """The C++ spelling: `AttentionFwd` of attention_fwd."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        return _camel(self.name)
+
+    @property
+    def launcher_class(self) -> str:
+        """The C++ class of the launcher, in the family's namespace: `attention::FwdLaunch`."""
+        *folders, stem = self.launcher.split("/")
+        return "::".join([*folders, _camel(stem)])
+
+
+def _camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
 
 
 def read(tables: Sequence[tuple[str, Table]]) -> dict[str, Op]:
@@ -94,12 +125,17 @@ def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
     _check_name(table, name, names.why_not(name))
     axes = table.table("axes")
     there = list(axes.rest)
-    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there))
+    launcher = (
+        table.text("launcher", _LAUNCHER, "a header such as 'attention/fwd_launch'")
+        if "launcher" in table.rest
+        else f"{name}_launch"
+    )
+    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there), launcher)
     for axis in op.axes:
         if axis.pairs and axis.name + SECOND in there:
             expected = f"another name than that of the second integer of {axis.name}'s pairs"
             raise axes.wrong(axis.name + SECOND, expected, axis.name + SECOND)
-    table.end()
+    table.end(also=["launcher"])
     return op
 
 

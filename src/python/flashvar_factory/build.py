@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from flashvar import manifest
+from flashvar import manifest, registry
 from flashvar_factory import at_work, cmake
 from flashvar_factory.configure import Plan, configure, write_if_changed
 from flashvar_factory.expand import Build
@@ -51,6 +51,7 @@ def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
             shutil.rmtree(stale)
     metadata = f"Metadata-Version: 2.1\nName: {build.distribution}\nVersion: {plan.version}\n"
     entry = f"[{config.project.name}.binaries]\n{build.architecture.name} = {build.stem}\n"
+    write_if_changed(folder / "INSTALLER", f"{registry.DEVELOPMENT}\n")
     write_if_changed(folder / "METADATA", metadata)
     write_if_changed(folder / "entry_points.txt", entry)
 

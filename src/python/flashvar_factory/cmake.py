@@ -8,11 +8,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from flashvar_factory import at_work
+from flashvar_factory import at_work, compiled_by
 from flashvar_factory.configure import CROSS_FILE, Plan, write_if_changed
 from flashvar_factory.errors import BuildError, ToolchainError
 from flashvar_factory.toolchain import Toolchain
+
+FOLDER: Final = "cmake"  # in that of the plan
 
 
 def definitions(plan: Plan, toolchain: Toolchain) -> dict[str, str]:
@@ -45,9 +48,16 @@ def tool(name: str) -> str:
     return found
 
 
+def claim(plan: Plan, toolchain: Toolchain) -> Path:
+    """The folder for CMake, emptied if other compilers or other variables filled it."""
+    folder = plan.directory / FOLDER
+    compiled_by.claim(folder, compiled_by.facts(toolchain) | definitions(plan, toolchain))
+    return folder
+
+
 def build(plan: Plan, toolchain: Toolchain, *, root: Path, jobs: int | None) -> Path:
     """Compile the plan with ninja's progress on stdout; the CMake build directory."""
-    directory = plan.directory / "cmake"
+    directory = claim(plan, toolchain)
     _configure(plan, toolchain, root, directory)
     command = [tool("ninja"), "-C", str(directory), f"-j{jobs or processors()}"]
     _run(command, f"compiling {plan.build.distribution}")
@@ -71,7 +81,7 @@ def _configure(plan: Plan, toolchain: Toolchain, root: Path, directory: Path) ->
     command = [tool("cmake"), "-G", "Ninja", "-S", str(root), "-B", str(directory)]
     command += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     command += [f"-D{key}={value}" for key, value in definitions(plan, toolchain).items()]
-    record = "\n".join([*command, toolchain.version, ""])
+    record = "\n".join([*command, ""])
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == record:
         return
     stamp.unlink(missing_ok=True)

@@ -1,6 +1,8 @@
 """Which extras has the project? One per architecture, `all` of these, and `cli`.
 
-A plugin of its build backend.
+An installer passes over an extra that it does not find, so each has every name that people give
+it, as installers spell it: `sm_89` and `8.9` are looked up as `sm-89` and `8-9` (PEP 685). A plugin
+of the build backend.
 """
 
 from __future__ import annotations
@@ -10,18 +12,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashvar_factory import schema, version
+from flashvar_factory.index.entries import normalized
 
+_ALL: Final = ("all", "cuda", "gpu")
 # What the commands draw tables and progress with, where it is there.
 _CLI: Final = {"cli": ["rich>=13.7"]}
 
 
 def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
     """Extra -> requirements: the binary distributions of exactly this version; cli."""
-    found = {
-        target.architecture.extra: [f"{target.distribution}=={release}; {_marker(target)}"]
-        for target in config.targets.values()
-    }
-    return {**found, "all": [requirement for one in found.values() for requirement in one], **_CLI}
+    found: dict[str, list[str]] = {}
+    every: list[str] = []
+    for target in config.targets.values():
+        requirement = f"{target.distribution}=={release}; {_marker(target)}"
+        every.append(requirement)
+        found |= {normalized(name): [requirement] for name in target.architecture.spellings}
+    return {**found, **dict.fromkeys(_ALL, every), **_CLI}
 
 
 def _marker(target: schema.Target) -> str:

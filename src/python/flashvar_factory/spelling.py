@@ -7,17 +7,14 @@ from collections.abc import Iterable
 
 
 def did_you_mean(found: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of `valid`, "" when none is near.
+    """`; did you mean 'x'?` for the nearest of `valid`, "" when none is near."""
+    near = difflib.get_close_matches(found, list(valid), n=1, cutoff=0.5)
+    return suggested(near[0]) if near else ""
 
-    Numbers are compared as numbers: of 65, 64 and not 256 is meant.
-    """
-    words = list(valid)
-    numbers = [word for word in words if word.isdecimal()]
-    if found.isdecimal() and numbers:
-        near = [min(numbers, key=lambda word: abs(int(word) - int(found)))]
-    else:
-        near = difflib.get_close_matches(found, words, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+
+def suggested(word: str) -> str:
+    """The end of a message that suggests `word`."""
+    return f"; did you mean {word!r}?"
 
 
 def listed(words: Iterable[object]) -> str:

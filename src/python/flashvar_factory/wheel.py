@@ -47,6 +47,7 @@ def binary(
         write_if_changed(directory / "pyproject.toml", pyproject(plan, config, toolchain, root))
         for name in binary_project.license_files(root):
             shutil.copyfile(root / name, directory / name)
+        cmake.claim(plan, toolchain)
         settings = [f"wheel.tags={tag(build.platform)}", f"build.tool-args=-j{_jobs(jobs)}"]
         return _build(root, directory, directory, build.stem, output, settings)
 
@@ -87,7 +88,7 @@ def pyproject(plan: Plan, config: Config, toolchain: Toolchain, root: Path) -> s
     )
     return f"""\
 {head}\
-build-dir = "cmake"
+build-dir = {string(cmake.FOLDER)}
 cmake.source-dir = {string(root.as_posix())}
 
 [tool.scikit-build.cmake.define]

@@ -1,6 +1,6 @@
 """What did the user ask for? The words of a selection, e.g. `hdim=64,128 arch=native ptx=1`.
 
-A word without `=` is an architecture: `sm89`, `all`.
+A word without `=` is an architecture: `sm89`, `all`; there may be several.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flashvar.variant import SHORT_AXES
 from flashvar_factory import names
 from flashvar_factory.axes import Axis
 from flashvar_factory.schema import PLATFORMS, Config
-from flashvar_factory.spelling import did_you_mean, listed
+from flashvar_factory.spelling import did_you_mean, listed, suggested
 from flashvar_factory.toml_table import Value
 
 ALL: Final = "all"
@@ -41,18 +41,7 @@ class Words:
 
 def parse(words: Sequence[str], config: Config) -> Words:
     """Read the words; ConfigurationError that lists what is valid on anything else."""
-    said: dict[str, list[str]] = {}
-    axes = {SHORT_AXES[axis]: axis for axis in config.axes if axis in SHORT_AXES}
-    for word in words:
-        key, equals, value = word.partition("=") if "=" in word else ("arch", "=", word)
-        key = axes.get(key, key)
-        _check_key(key, word, [*config.axes], [*axes])
-        if key in said:
-            raise ConfigurationError(f"{word}: {key} was said before; separate values by commas")
-        said[key] = [part for part in value.split(",") if part]
-        if not said[key]:
-            raise ConfigurationError(f"{word}: expected a value after {equals!r}, found none")
-        _check_parts(word, said[key])
+    said = _by_key(words, config)
     ops = _ops(said.pop("op", None), config)
     return Words(
         architectures=_architectures(said.pop("arch", None), config),
@@ -73,6 +62,65 @@ def parse(words: Sequence[str], config: Config) -> Words:
             for axis, parts in said.items()
         },
     )
+
+
+def _by_key(words: Sequence[str], config: Config) -> dict[str, list[str]]:
+    """The values of each key; what has no key is an architecture."""
+    said: dict[str, list[str]] = {}
+    named: list[str] = []
+    short = _short(config)
+    around = ["", *words, ""]
+    for place, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if not equals:
+            _check_bare(word, around[place], around[place + 2], config)
+            named.append(word)
+            continue
+        key = short.get(key, key)
+        _check_key(key, word, [*config.axes], [*short])
+        if key in said:
+            raise ConfigurationError(f"{word}: {key} was said before; separate values by commas")
+        said[key] = _parts(value)
+        if not said[key]:
+            raise ConfigurationError(f"{word}: expected a value after {equals!r}, found none")
+        _check_parts(word, said[key])
+    if named:
+        said["arch"] = [*said.get("arch", []), *(part for word in named for part in _parts(word))]
+        _check_parts(" ".join(named), said["arch"])
+    return said
+
+
+def _short(config: Config) -> dict[str, str]:
+    """The axes by their shorter names."""
+    return {SHORT_AXES[axis]: axis for axis in config.axes if axis in SHORT_AXES}
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in value.split(",") if part]
+
+
+def _check_bare(word: str, before: str, behind: str, config: Config) -> None:
+    """Refuse what is no architecture, but a key or another value of the word before."""
+    short = _short(config)
+    if word in {*names.SELECTION, *config.axes, *short}:
+        meant = suggested(f"{word}={behind}") if behind and "=" not in behind else ""
+        raise ConfigurationError(f"{word}: expected {word}=VALUE, found no value{meant}")
+    parts = _parts(word)
+    if not parts:
+        raise ConfigurationError(f"{word}: expected an architecture, found none")
+    key, _, value = before.partition("=")
+    if value and all(_is_value(short.get(key, key), part, config) for part in parts):
+        meant = suggested(f"{before.rstrip(',')},{word}")
+        raise ConfigurationError(
+            f"{word}: expected an architecture, found a value of {key}; values are separated by "
+            f"commas alone{meant}"
+        )
+
+
+def _is_value(key: str, part: str, config: Config) -> bool:
+    """Whether a key that lists what is compiled takes this value."""
+    axes = (axis for op in config.ops.values() for axis in op.axes if axis.name == key)
+    return part in config.default_ops if key == "op" else any(axis.said(part) for axis in axes)
 
 
 def _check_parts(word: str, parts: list[str]) -> None:
@@ -116,7 +164,7 @@ def _architectures(parts: list[str] | None, config: Config) -> tuple[str, ...] |
 
 def _spellings(name: str, config: Config) -> tuple[str, ...]:
     target = config.targets[name]
-    return (name, target.architecture.extra, target.architecture.code, target.distribution)
+    return (*target.architecture.spellings, target.distribution)
 
 
 def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> tuple[Value, ...]:
@@ -132,15 +180,22 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
     for part in parts:
         said = [(kind, value) for kind in kinds if (value := kind.said(part)) is not None]
         if not said:
-            valid = (str(value) for value in config.axes[axis])
-            near = [*valid, *(spelling for kind in kinds for spelling in kind.spellings)]
             raise ConfigurationError(
                 f"{axis}={part}: expected {_limits(kinds)}, or {ALL} that variants.toml lists "
-                f"({listed(config.axes[axis])}){did_you_mean(part, near)}"
+                f"({listed(config.axes[axis])}){_advice(part, kinds)}"
             )
         kind, value = said[0]
         ranks[value] = kind.rank(value)
     return tuple(sorted(ranks, key=ranks.__getitem__))
+
+
+def _advice(part: str, kinds: Sequence[Axis]) -> str:
+    """What serves the number that was said, or is spelled like the word."""
+    if any(kind.is_number(part) for kind in kinds):
+        enough = [value for kind in kinds if (value := kind.enough(part)) is not None]
+        return suggested(str(enough[0])) if enough else ""
+    spellings = [spelling for kind in kinds for spelling in kind.spellings]
+    return did_you_mean(part, [*spellings, ALL])
 
 
 def _limits(kinds: Sequence[Axis]) -> str:

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from flashvar.cli import commands
+from flashvar.cli import commands, output
 from flashvar.errors import FlashvarError
 
 if TYPE_CHECKING:
     from flashvar.cli.diagnosis import Report
     from flashvar.cli.speed import Speed
 
-# 128 and the number of a signal, as a shell says it.
-_READER_GONE: Final = 128 + 13
-_INTERRUPTED: Final = 128 + 2
+_INTERRUPTED: Final = 128 + 2  # 128 and the number of a signal, as a shell says it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    chosen = commands.parse(list(sys.argv[1:] if arguments is None else arguments))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return output.delivered("flashvar", lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
+    """Run one command; an error is one message."""
+    chosen = commands.parse(words)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be in anybody's alphabet
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _RUN[chosen.command](chosen)
-        sys.stdout.flush()
-        return code
+        return _RUN[chosen.command](chosen)
     except FlashvarError as error:
         print(f"flashvar: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # whoever read has seen enough; what is left must not fail at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_GONE
     except KeyboardInterrupt:
         print("flashvar: interrupted", file=sys.stderr)
         return _INTERRUPTED

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from importlib import resources
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
-from flashvar import families, loader, registry
+from flashvar import loader
 from flashvar._version import __version__
 from flashvar.cli.speed import Speed
-from flashvar.families import Rule
+from flashvar.manifest import Rule
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.selection import select
 from flashvar.system import System, gather
 from flashvar.verdicts import Decision, Overrides, Request, Verdict
 
-# Describes `Report.to_json`.
-SCHEMA_FILE: Final = Path(__file__).with_name("doctor.schema.json")
+# Describes `Report.to_json`; no path, for flashvar may run from an archive.
+SCHEMA_FILE: Final = resources.files(__package__) / "doctor.schema.json"
 SCHEMA: Final = 1
 # Asked about even where nothing is installed: what almost every model needs.
 _USUAL_OPS: Final = ("attention_fwd", "attention_bwd")
@@ -35,8 +35,12 @@ class Report:
     inventory: Inventory
     overrides: Overrides
     decisions: tuple[Decision, ...]
-    errors: tuple[str, ...] = ()  # what every call would raise
     speed: Speed | None = None  # None: not asked for
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """What calls would raise although a binary is there for them, each once."""
+        return tuple(dict.fromkeys(one.error for one in self.decisions if one.error is not None))
 
     @property
     def healthy(self) -> bool:
@@ -58,7 +62,7 @@ class Report:
     def conclusion(self) -> str:
         """The whole report in one sentence."""
         if self.errors:
-            return f"Calls fail: {self.errors[0]}."
+            return f"{self._failing}: {self.errors[0]}"
         backends = [one.chosen.backend if one.chosen else "" for one in self.decisions]
         if not self.system.devices and not self.healthy:
             return f"Only the CPU reference runs: {_why_no_device(self.system)}."
@@ -73,6 +77,15 @@ class Report:
             for backend in dict.fromkeys(backends)
         )
         return f"Of {len(backends)} requests asked about: {counts}."
+
+    @property
+    def _failing(self) -> str:
+        """Which calls raise: those of a device, or some of them; never those of CPU tensors."""
+        failing = [one.request.device for one in self.decisions if one.error is not None]
+        devices = [one.request.device for one in self.decisions]
+        every = all(devices.count(one) == failing.count(one) for one in failing)
+        where = ", ".join(f"cuda:{device}" for device in dict.fromkeys(failing))
+        return f"{'Calls' if every else 'Some calls'} on {where} fail, those on the CPU run"
 
     def to_json(self) -> str:
         """The report for machines."""
@@ -96,10 +109,7 @@ class Report:
 def examine_this_machine() -> Report:
     """Gather, open every binary once, and decide; ConfigurationError on a bad environment."""
     overrides = Overrides.from_environment()
-    skews = [binary.skew for binary in registry.installed().binaries if overrides.strict]
-    report = examine(gather(), loader.open_all(), overrides)
-    errors = [f"{skew} (FLASHVAR_STRICT=1 makes this an error)" for skew in skews if skew]
-    return replace(report, errors=tuple(errors))
+    return examine(gather(), loader.open_all(), overrides)
 
 
 def examine(system: System, inventory: Inventory, overrides: Overrides) -> Report:
@@ -130,7 +140,7 @@ def rules_of(decision: Decision) -> tuple[Rule, ...]:
     """Which family of kernels the calls of a decision take; none where nothing compiled serves."""
     if decision.chosen is None or decision.chosen.kernel is None:
         return ()
-    return families.rules(decision.chosen.kernel)
+    return decision.chosen.kernel.rules
 
 
 def _why_no_device(system: System) -> str:

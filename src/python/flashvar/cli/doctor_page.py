@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import DTYPE, OURS, PEERS, SEQLEN, TOKENS, WIDTH, Speed
-from flashvar.families import Rule
 from flashvar.fitness import dim_words, dotted
-from flashvar.manifest import KernelRow
+from flashvar.manifest import KernelRow, Rule
 from flashvar.system import System
 from flashvar.verdicts import Decision, Verdict
 
@@ -25,7 +24,7 @@ def page(report: Report) -> Page:
         sections=(
             Section("System", (_system(report),)),
             Section("Devices", _devices(report.system)),
-            Section("Binaries", _binaries(report)),
+            Section("Binaries", _binaries(report), notes=_no_binary(report)),
             Section("What runs", tuple(_answers(report.decisions))),
             *_families(report.decisions),
             *([] if report.speed is None else [_speed(report.speed)]),
@@ -102,6 +101,17 @@ def _binaries(report: Report) -> tuple[Table, ...]:
     return (Table(found, heading),) if found else ()
 
 
+def _no_binary(report: Report) -> tuple[str, ...]:
+    """Why there may be none although one was asked for."""
+    found, offers = report.inventory, report.inventory.offers
+    extras = sorted(offers.here | offers.elsewhere)
+    if not extras or found.binaries or found.refusals:
+        return ()
+    return (
+        f"An installer passes over an extra it does not know: flashvar has {', '.join(extras)}.",
+    )
+
+
 def _holdings(held: tuple[KernelRow, ...]) -> str:
     """What a binary holds, per op: its dtypes and head dims."""
     ops_of: dict[str, list[str]] = {}
@@ -162,6 +172,8 @@ def _verdict(verdict: Verdict, decision: Decision) -> Row:
     if not verdict.accepted:
         fix = f" -> {verdict.fix}" if verdict.fix else ""
         return Row((verdict.candidate, "no", verdict.reason + fix), PLAIN if fix else QUIET)
+    if verdict is decision.chosen and decision.error is not None:
+        return Row((verdict.candidate, "raises", decision.error), BAD)
     if verdict is decision.chosen:
         tone = PLAIN if verdict.backend == "reference" else GOOD
         return Row((verdict.candidate, "chosen", verdict.reason), tone)

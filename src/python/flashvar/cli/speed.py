@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 from typing import Any, Final
 
-RECORDED: Final = Path(__file__).with_name("recorded.json")
+# No path: flashvar may run from an archive.
+RECORDED: Final = resources.files(__package__) / "recorded.json"
 SCHEMA: Final = 1
 # Everything measured holds the same number of tokens and the same width, as in the benchmarks.
 DTYPE: Final = "bf16"
@@ -121,7 +122,7 @@ class Speed:
         }
 
 
-def record_of(gpu: str, file: Path = RECORDED) -> Record | None:
+def record_of(gpu: str) -> Record | None:
     """What the package has recorded for a GPU of this name."""
-    found = json.loads(file.read_text(encoding="utf-8"))["gpus"].get(gpu)
+    found = json.loads(RECORDED.read_text(encoding="utf-8"))["gpus"].get(gpu)
     return None if found is None else Record(gpu, **found)

@@ -200,6 +200,8 @@ def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
         if decision.chosen is None:
             triton = next(one for one in decision.verdicts if one.backend == "triton")
             return Outcome(kind, _FAILED, triton.reason)
+        if decision.error is not None:
+            return Outcome(kind, _FAILED, decision.error)
         if decision.chosen.backend == "triton":
             return Outcome(kind, _READY, "")
         server = decision.chosen.candidate

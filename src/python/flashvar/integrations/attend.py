@@ -17,6 +17,7 @@ from flashvar.integrations.declining import decline
 from flashvar.integrations.sdpa import attend, attend_at_once
 from flashvar.integrations.sdpa import why_not as why_not_served
 from flashvar.integrations.serving import named
+from flashvar.integrations.torch_attribute import REPLACED, is_replaced_by_others
 from flashvar.ops.attention import BackendName
 from flashvar.ops.attention_options import is_number, truth
 from flashvar.ops.attention_tensors import check_tensor, rows_contiguous
@@ -93,6 +94,8 @@ class Attend(nn.Module):  # type: ignore[misc]
         _check(q, k, v)
         if not self.flash:
             return "flash=False"
+        if is_replaced_by_others():
+            return REPLACED
         refused = _refused(q.device, self._named)
         if refused is not None:
             return refused
@@ -122,7 +125,11 @@ class Attend(nn.Module):  # type: ignore[misc]
         dropout = self.dropout if self.training else 0.0
         if not self.flash:
             return _written_out(q, k, v, self.scale, dropout)
-        if dropout == 0.0 and _refused(q.device, self._named) is None:
+        if (
+            dropout == 0.0
+            and not is_replaced_by_others()
+            and _refused(q.device, self._named) is None
+        ):
             out = attend_at_once(q, k, v, False, self.scale, self.backend)
             if out is not None:
                 return out

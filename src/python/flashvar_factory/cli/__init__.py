@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from flashvar.cli import output
 from flashvar.errors import FlashvarError
 from flashvar_factory.errors import BuildError
 
@@ -47,6 +48,11 @@ INTERRUPTED: Final = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return output.delivered("flashvar_factory", lambda: _call(words))
+
+
+def _call(words: list[str]) -> int:
+    """Read the words and run their command; an error is one message."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--root",
@@ -84,7 +90,7 @@ def _run(parsed: argparse.Namespace) -> None:
     try:
         _module(parsed.name).run(parsed)
     except OSError as error:
-        if error.filename is None:  # no file, but a pipe or a socket
+        if error.filename is None:  # no file, but a stream
             raise
         raise BuildError(
             f"{error.filename}: expected to read or write here, found: {error.strerror}; "

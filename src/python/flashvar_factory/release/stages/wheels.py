@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from flashvar_factory import wheel
+from flashvar_factory import compiled_by, wheel
 from flashvar_factory.expand import Build
 from flashvar_factory.release import members, merge
 from flashvar_factory.release.pipeline import Release
@@ -26,7 +26,7 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
             **sources,
             "build": [build.platform, build.code, build.code_kinds, build.distribution],
             "kernels": [kernel.name for kernel in build.kernels],
-            "nvcc": compiler.version,
+            "compilers": compiled_by.facts(compiler),
         }
         name = f"wheels/{build.distribution}-{build.platform}"
         yield Step(name, inputs, partial(_binary, release, build, compiler))

@@ -1,0 +1,77 @@
+"""A build folder belongs to the compilers that filled it: with others it begins afresh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import toolkits
+
+Factory = Callable[..., "subprocess.CompletedProcess[str]"]
+
+ROOT = Path(__file__).parents[2]
+# The second of two shards: no wheel of the project itself.
+WHEEL = ("wheels", "sm_80,sm_86", "shard=2/2", "op=attention_fwd", "hdim=32", "dtype=bf16")
+DEVELOPMENT = ("build", "sm_86", "op=attention_fwd", "hdim=32", "dtype=bf16")
+AFRESH = "begins afresh"
+COMPILED = "Building CUDA object"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, in which nothing is built."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("variants.toml", "CMakeLists.txt", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("cmake", "src"):
+        shutil.copytree(ROOT / name, folder / name)
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (folder / "build").mkdir()
+        (folder / "build" / "toolkit").symlink_to(toolkit)
+    return folder
+
+
+def test_another_nvcc_and_back_again(
+    factory: Factory, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finds its libraries by itself, the other one is told where they are."""
+    first = factory(tree, *WHEEL)
+    assert first.returncode == 0, first.stdout
+    assert AFRESH not in first.stdout
+    again = factory(tree, *WHEEL)
+    assert again.returncode == 0, again.stdout
+    assert AFRESH not in again.stdout
+    assert COMPILED not in again.stdout
+    with monkeypatch.context() as patch:
+        nvcc = toolkits.of_pypi(tmp_path / "toolkit")
+        patch.setenv("CUDACXX", str(nvcc))
+        other = factory(tree, *WHEEL)
+    assert other.returncode == 0, other.stdout
+    (said,) = [line for line in other.stdout.splitlines() if AFRESH in line]
+    assert f"is {nvcc}" in said
+    back = factory(tree, *WHEEL)
+    assert back.returncode == 0, back.stdout
+    assert f"nvcc was {nvcc}" in back.stdout
+
+
+def test_a_compiler_that_was_upgraded_in_its_place(
+    factory: Factory, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in a command says so, and no file of it is newer than what was compiled."""
+    real = Path(shutil.which(os.environ.get("CXX", "c++")) or "")
+    compiler = toolkits.calling(real, tmp_path / "g++")
+    monkeypatch.setenv("CXX", str(compiler))
+    assert factory(tree, *DEVELOPMENT).returncode == 0
+    script = compiler.read_text(encoding="utf-8")
+    upgraded = 'case "$*" in --version) echo "g++ 99.1"; exit;; esac\n'
+    compiler.write_text(script.replace("exec", f"{upgraded}exec"), encoding="utf-8")
+    os.utime(compiler, (0, 0))
+    done = factory(tree, *DEVELOPMENT)
+    assert done.returncode == 0, done.stdout
+    assert f"is {compiler} (g++ 99.1)" in done.stdout
+    assert COMPILED in done.stdout

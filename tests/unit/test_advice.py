@@ -1,0 +1,58 @@
+"""What brings a binary, before there are releases and afterwards; the pages say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import simulated as sim
+from documented import ROOT, pages
+
+from flashvar import advice
+from flashvar.selection import select
+from flashvar.verdicts import Overrides, Request
+
+NO_RELEASE = "No release is published yet"
+# A command, up to the end of its line or of its code.
+COMMAND = re.compile(r"(?:uv )?pip install(?:\\\n|[^\n`])*")
+
+
+def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "PUBLISHED", False)
+    monkeypatch.setattr(advice, "__version__", "1.2.3+local")
+    made = "nox -s wheels -- {} && pip install --find-links dist "
+    assert advice.install("sm89") == made.format("sm89") + '"flashvar[sm89]"'
+    assert advice.install_again("flashvar-sm89", "sm_89") == (
+        made.format("sm_89") + "--force-reinstall --no-deps flashvar-sm89==1.2.3"
+    )
+
+
+def test_a_release_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "PUBLISHED", True)
+    monkeypatch.setattr(advice, "__version__", "1.2.3")
+    assert advice.install("sm89") == 'pip install "flashvar[sm89]"'
+    assert advice.install_again("flashvar-sm89", "sm_89") == (
+        "pip install --force-reinstall --no-deps flashvar-sm89==1.2.3"
+    )
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_missing_binary_gets_what_works(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "PUBLISHED", published)
+    request = Request("attention_fwd", "bf16", 0, 64)
+    decision = select(request, sim.system(sim.L40S), sim.inventory(), Overrides())
+    fix = sim.verdict(decision, "cuda sm_89").fix
+    assert fix is not None
+    assert ("--find-links dist" in fix) is not published
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_ask_pip_for_what_it_finds(page: Path) -> None:
+    """The page on releasing is about the time when there is one."""
+    text = page.read_text(encoding="utf-8")
+    if advice.PUBLISHED:
+        assert NO_RELEASE not in text
+    elif page.name != "releasing.md":
+        ours = [one for one in COMMAND.findall(text) if re.search(r"\bflashvar\b(?!-\*)", one)]
+        assert [one for one in ours if not re.search(r"--find-links|--index-url", one)] == []
