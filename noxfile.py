@@ -90,7 +90,8 @@ def tests(session: nox.Session) -> None:
     """Test without a GPU: the unit tests, and the wheels; pytest's own words after `--`."""
     install(session, "test")
     install_toolkit(session)
-    session.run("python", "-m", "pytest", *session.posargs)
+    # A file is one worker's, for its tests share what they build.
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session(reuse_venv=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import result_file
 from tables import table
 
 from flashvar.variant import Architecture
@@ -43,7 +43,7 @@ class Record:
 def records(root: Path) -> Iterator[Record]:
     """Every record, by name."""
     for path in sorted((root / RESULTS).glob("*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = result_file.read(path)
         if not {"system", "cases", "counts"} <= set(found):
             continue  # of another kind of run
         system, counts = found["system"], found["counts"]
