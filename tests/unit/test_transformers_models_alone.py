@@ -197,3 +197,10 @@ def test_an_error_in_a_forward_is_forgotten(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
     model(**eaten(model))
     assert "compute attention themselves" in caplog.text
+
+
+def test_a_model_that_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    model = made("LlamaForCausalLM", _TEXT)
+    model.set_attn_implementation("eager")
+    model(**eaten(model))

@@ -124,7 +124,7 @@ def _check_models(base: Any) -> None:
             instead = adjust(model, None, *others, **options)
             check.refused(model, instead)
             return instead
-        check.watch(model)
+        check.watch(model, _names)
         return implementation
 
     @functools.wraps(tell)

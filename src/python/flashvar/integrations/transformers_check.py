@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -95,12 +96,15 @@ def refused(model: PreTrainedModel, instead: str) -> None:
     decline(name, "its layers choose among attention classes of their own", f"its {instead} class")
 
 
-def watch(model: PreTrainedModel) -> None:
-    """Look at the model's first forward that is no part of another's, and say if we had no call."""
+def watch(model: PreTrainedModel, names: set[str]) -> None:
+    """Look at the model's first forward that is no part of another's, and say if we had no call.
+
+    Unless the model asks for none of our names by then.
+    """
     if not hasattr(model, _HANDLES):
         handles = (
             model.register_forward_pre_hook(_begins),
-            model.register_forward_hook(_ends, always_call=True),
+            model.register_forward_hook(partial(_ends, names), always_call=True),
         )
         setattr(model, _HANDLES, handles)
 
@@ -111,7 +115,7 @@ def _begins(model: torch.nn.Module, arguments: Any) -> None:
         _calls.before.append((model, _calls.made))
 
 
-def _ends(model: torch.nn.Module, arguments: Any, output: Any) -> None:
+def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     before = _calls.forget(model)
@@ -124,6 +128,7 @@ def _ends(model: torch.nn.Module, arguments: Any, output: Any) -> None:
             handle.remove()
         if "Attention" in type(module).__name__:
             attentions.add(type(module).__name__)
-    if before == _calls.made and attentions:
+    asks = model.config._attn_implementation in names
+    if asks and before == _calls.made and attentions:
         reason = f"its layers ({', '.join(sorted(attentions))}) compute attention themselves"
         decline(type(model).__name__, reason, "the model's own")
