@@ -26,7 +26,7 @@ _IGNORED: Final = shutil.ignore_patterns(
 )
 # Where the factory keeps a toolkit from PyPI.
 _TOOLKIT: Final = ROOT / "build" / "toolkit"
-_KERNEL_HEADER: Final = "src/cuda/*/attention_fwd.cuh"
+_KERNEL_HEADER: Final = "src/cuda/*/attention/fwd.cuh"
 _ONE: Final = ("build", "hdim=64")
 _CACHED: Final = ("wheels", "all", "cache=ccache")
 

@@ -48,6 +48,7 @@ GENERATED = {
     "pictures": pictures.pictures,
     "integrations": pages.integrations,
     "modules of integrations": pages.modules_of_integrations,
+    "modules of the stand-in": pages.stand_in,
     "command line": pages.command_line,
     "factory": pages.factory,
     "exit codes": pages.exit_codes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
@@ -14,6 +15,7 @@ from unittest import mock
 from tables import table
 
 from flashvar import cli, errors
+from flashvar.compat.not_served import NAMES_NOT_SERVED, NOT_SERVED
 from flashvar_factory import errors as factory_errors
 from flashvar_factory.cli import COMMANDS
 
@@ -50,6 +52,28 @@ def modules_of_integrations(root: Path) -> str:
     folder = root / "src" / "python" / "flashvar" / "integrations"
     there = [name for name in INTEGRATIONS if (folder / f"{name}.py").is_file()]
     return "\n\n".join(f"::: flashvar.integrations.{name}" for name in there)
+
+
+def stand_in(root: Path) -> str:
+    """The modules of FlashAttention: what each has in flashvar's stand-in, or what serves it."""
+    source = root / "src" / "python" / "flashvar" / "compat"
+    rows = {}
+    for path in (source / "flash_attn").rglob("*.py"):
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        if names := _exported(path):
+            rows[name] = ", ".join(f"`{one}`" for one in names if "install" not in one)
+    missing = {**NOT_SERVED, **NAMES_NOT_SERVED}
+    rows |= {name: f"not served; use {instead}" for name, instead in missing.items()}
+    return table(("module", "names"), ((f"`{name}`", rows[name]) for name in sorted(rows)))
+
+
+def _exported(path: Path) -> list[str]:
+    """`__all__` of a file, which is not run: that would need torch."""
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(statement.value)
+            return names
+    return []
 
 
 def command_line(root: Path) -> str:
@@ -104,6 +128,8 @@ def exit_codes(root: Path) -> str:
 
 
 def header(root: Path) -> str:
-    """The C header, whole."""
-    text = (root / "src" / "cuda" / "abi" / "flashvar.h").read_text(encoding="utf-8")
-    return f"```c\n{text}```"
+    """The C headers, whole: what all ops share, then one per op."""
+    folder, first = root / "src" / "cuda" / "abi", "flashvar.h"
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.h"))}
+    ops = [name for name, text in texts.items() if f'#include "{first}"' in text]
+    return "\n\n".join(f"```c title={name}\n{texts[name]}```" for name in (first, *ops))

@@ -31,6 +31,7 @@ MEANING: Final = {
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
     "defaults.<op>.<axis>": "Other values for one op.",
+    "ops.<op>.launcher": "The header in a family's folder that launches it; else `<op>_launch`.",
     "ops.<op>.axes.<axis>.choices": "The values of an axis of names, C++ types `<axis>::<name>`.",
     "ops.<op>.axes.<axis>.min": "The smallest value of an axis of integers.",
     "ops.<op>.axes.<axis>.max": "The largest.",

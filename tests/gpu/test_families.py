@@ -12,7 +12,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import flashvar
-from flashvar import families
 from flashvar.decide import choose
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops import attention_plan
@@ -75,7 +74,7 @@ def two_families() -> None:
         kernel = choose(Request("attention_fwd", "bf16", 0, 64), "cuda").kernel
     except BackendUnavailableError as error:
         pytest.skip(str(error).partition("\n")[0])
-    if kernel is None or len(families.rules(kernel)) == 1:
+    if kernel is None or len(kernel.rules) == 1:
         pytest.skip("the binary of this device holds one family of kernels")
 
 
@@ -100,5 +99,5 @@ def test_the_log_names_what_ran(
     told = [record.getMessage() for record in caplog.records]
     for op in ("attention_fwd", "attention_bwd"):
         (line,) = (one for one in told if one.startswith(op) and " queries, " in one)
-        wgmma = any(f"sm90::{op}_kernel" in name for name in ran)
-        assert f", {families.WGMMA if wgmma else families.MMA_SYNC}: " in line, (line, ran)
+        wgmma = any(f"sm90::attention::{op[-3:]}_kernel" in name for name in ran)
+        assert f", {'wgmma' if wgmma else 'mma.sync'}: " in line, (line, ran)

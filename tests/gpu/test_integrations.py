@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -130,6 +131,10 @@ def test_float32_is_left_to_torch() -> None:
         with torch.autocast("cuda", torch.bfloat16):
             functional.scaled_dot_product_attention(q, q, q)
             assert sdpa.last_reason() is None
+            k = q.detach().bfloat16().mT.contiguous().mT  # another dtype, rows not contiguous
+            found = functional.scaled_dot_product_attention(q, k, k)
+            assert sdpa.last_reason() is None
+            torch.testing.assert_close(found, OWN(q, k, k), atol=2e-2, rtol=2e-2)
 
 
 @pytest.fixture
@@ -179,6 +184,27 @@ def test_the_registry(layout: str, head_dim: int, counted: list[str]) -> None:
     again = run(torch.bfloat16)
     assert counted == ["forward", "backward"]
     assert torch.equal(again[0], own[0])
+
+
+@pytest.mark.parametrize("insists", [False, True], ids=["torch chooses", "cuDNN insisted on"])
+def test_where_torch_prefers_cudnn(insists: bool, counted: list[str]) -> None:
+    """As it does on newer devices; who insists on cuDNN has it, backward too."""
+    skip_unless_compiled("cuda", torch.bfloat16, 64)
+    tensors = [made(2, 4, 130, 64) for _ in "qkv"]
+    weights = torch.randn(2, 4, 130, 64, device=DEVICE).bfloat16()
+    exact_out = OWN(*(x.double() for x in tensors), is_causal=True)
+    exact = [exact_out, *torch.autograd.grad(exact_out, tensors, weights.double())]
+    own_out = OWN(*tensors, is_causal=True)
+    own = [own_out, *torch.autograd.grad(own_out, tensors, weights)]
+    with sdpa.activate():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if insists else nullcontext():
+            try:
+                out = OWN(*tensors, is_causal=True)
+            except RuntimeError as error:
+                pytest.skip(f"torch has no cuDNN attention here: {error}")
+        found = [out, *torch.autograd.grad(out, tensors, weights)]
+    assert counted == ([] if insists else ["forward", "backward"])
+    assert_near(found, own, exact)
 
 
 # The compiler of some versions of torch uses what torch itself deprecates.

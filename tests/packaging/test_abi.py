@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import struct
 import subprocess
@@ -12,14 +13,25 @@ from pathlib import Path
 import pytest
 from documented import ROOT, blocks
 
-FIRST_SIZE, SIZE, ABI = 208, 336, 1
+from flashvar import manifest as manifests
+
+SIZE, ABI = 344, 2
 OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)
-# Offsets of fields in flashvar_attention_fwd_params (src/cuda/abi/layout_check.cc).
-STRUCT_SIZE, ABI_VERSION, DEVICE, DTYPE = 0, 4, 8, 12
-BATCH, SEQLEN_Q, HEADS_Q, HEADS_KV, HEAD_DIM, FLAGS, SCALE = 160, 168, 184, 188, 192, 196, 200
-# Of its features, which begin at 208.
-CU_SEQLENS_Q, TOTAL_Q, BIAS, DROPOUT_P, SOFTCAP = 208, 232, 264, 304, 308
-WINDOW_LEFT, HEAD_DIM_V, BIAS_DTYPE = 312, 320, 324
+# Offsets of fields in flashvar_attention_fwd_params (src/cuda/abi/*layout_check.cc).
+STRUCT_SIZE, ABI_VERSION, DEVICE, WORKSPACE, WORKSPACE_SIZE = 0, 4, 8, 24, 32
+Q, K, V, OUT = (40 + 32 * i for i in range(4))
+# Of its problem, which begins at 176.
+BATCH, SEQLEN_Q, TOTAL_Q, HEADS_Q, HEADS_KV, HEAD_DIM, HEAD_DIM_V = (
+    176,
+    184,
+    200,
+    216,
+    220,
+    224,
+    228,
+)
+DTYPE, FLAGS, SCALE, SOFTCAP, WINDOW_LEFT, DROPOUT_P, BIAS_DTYPE = 232, 236, 240, 244, 248, 256, 260
+CU_SEQLENS_Q, BIAS = 264, 312
 POINTER = 4096  # is never followed
 
 Change = Callable[[bytearray], object]
@@ -58,11 +70,18 @@ def call(library: ctypes.CDLL, given: bytes | None) -> tuple[int, str]:
     return status, library.flashvar_last_error().decode()
 
 
+def explained(library: ctypes.CDLL, given: bytearray, size: int = 256) -> str:
+    text = ctypes.create_string_buffer(b"?" * size, size)
+    status = library.flashvar_attention_fwd_explain(bytes(given), text, ctypes.c_uint64(size))
+    assert status == OK, library.flashvar_last_error()
+    return text.value.decode()
+
+
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        pytest.param(put("<I", ABI_VERSION, 2), INVALID_ARGUMENT, "found ABI 2", id="ABI"),
-        pytest.param(put("<I", STRUCT_SIZE, 200), INVALID_ARGUMENT, "(200 bytes)", id="short"),
+        pytest.param(put("<I", ABI_VERSION, 1), INVALID_ARGUMENT, "found ABI 1", id="ABI"),
+        pytest.param(put("<I", STRUCT_SIZE, 336), INVALID_ARGUMENT, "(336 bytes)", id="short"),
         pytest.param(put("<q", BATCH, -1), INVALID_ARGUMENT, "found batch -1", id="batch"),
         pytest.param(put("<q", SEQLEN_Q, 2**40), INVALID_ARGUMENT, "0 to 1073740800", id="seqlen"),
         pytest.param(put("<i", HEADS_Q, 0), INVALID_ARGUMENT, "found 0 and 1", id="heads"),
@@ -100,6 +119,11 @@ def call(library: ctypes.CDLL, given: bytes | None) -> tuple[int, str]:
         ),
         pytest.param(put("<I", DTYPE, 9), NO_KERNEL, "for dtype 9", id="no dtype"),
         pytest.param(put("<i", DEVICE, 64), INVALID_ARGUMENT, "found 64", id="device"),
+        pytest.param(
+            put("<Q", WORKSPACE, POINTER + 8),
+            *(INVALID_ARGUMENT, "workspace must have 0 bytes, aligned to 256"),
+            id="workspace",
+        ),
     ],
 )
 def test_bad_parameters_are_refused_in_words(
@@ -129,11 +153,56 @@ def test_no_packed_rows_need_no_device(library: ctypes.CDLL) -> None:
     assert call(library, bytes(empty))[0] == OK
 
 
-def test_older_caller_knows_no_features(library: ctypes.CDLL) -> None:
-    older = params()
-    put("<q", BATCH, 0)(older)
-    put("<I", STRUCT_SIZE, FIRST_SIZE)(older)
-    assert call(library, bytes(older[:FIRST_SIZE]))[0] == OK
+@pytest.mark.parametrize("varlen", [False, True], ids=["dense", "varlen"])
+def test_size_of_the_workspace_needs_no_device(varlen: bool, library: ctypes.CDLL) -> None:
+    given, size = params(), ctypes.c_uint64(1)
+    if varlen:
+        put("<Q", CU_SEQLENS_Q, POINTER)(given)
+        put("<q", TOTAL_Q, 1)(given)
+    ask = library.flashvar_attention_fwd_workspace
+    assert ask(bytes(given), ctypes.byref(size)) == OK
+    # The tile scheduler of the wgmma kernels has a counter.
+    one_family = "every call" in rules(library)
+    assert size.value == (0 if one_family or not varlen else 256)
+
+
+def rules(library: ctypes.CDLL) -> list[str]:
+    manifest = manifests.read(Path(library._name).with_name(manifests.FILE_NAME))
+    return [rule.when for rule in manifest.kernels[0].rules]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put("<Q", Q, POINTER + 2), "q: its address is 2 bytes beyond a multiple of 16"),
+        (put("<Q", OUT, POINTER + 2), "out: its address is 2 bytes beyond a multiple of 16"),
+        (put("<q", K + 24, 65), "k: its heads stride, 65, is no multiple of 8"),
+        (put("<q", V + 16, 68), "v: its sequence stride, 68, is no multiple of 8"),
+        (put("<q", Q + 8, 4), "q: its batch stride, 4, is no multiple of 8"),
+    ],
+    ids=["address", "last address", "heads", "sequence", "batch"],
+)
+def test_explains_what_is_not_aligned(change: Change, words: str, library: ctypes.CDLL) -> None:
+    given = params()
+    change(given)
+    assert explained(library, given).startswith("mma.sync: ")
+    assert explained(library, given).endswith(words)
+
+
+def test_explains_a_plain_call(library: ctypes.CDLL) -> None:
+    given = params()
+    told = explained(library, given)
+    assert re.fullmatch("(wgmma|mma\\.sync): .+", told)
+    assert explained(library, given, 8) == told[:7]
+    assert explained(library, given, 1) == ""
+
+
+def test_explains_no_call_that_it_refuses(library: ctypes.CDLL) -> None:
+    given = params()
+    put("<i", HEADS_Q, 0)(given)
+    text = ctypes.create_string_buffer(8)
+    ask = library.flashvar_attention_fwd_explain
+    assert ask(bytes(given), text, ctypes.c_uint64(8)) == INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(("tail", "status"), [(0, OK), (1, INVALID_ARGUMENT)], ids=["0", "asks"])

@@ -54,37 +54,38 @@ HEADERS = {
 
 # The main kernels of each namespace; a family may have those of several.
 PROGRAMS = {
-    "sm80/attention_fwd": """
-using Config = sm80::AttentionFwdConfig<{target}, dtype::{dtype}, {dims}, {features}>;
-template __global__ void sm80::attention_fwd_kernel<Config, {aligned}>(
-    const __grid_constant__ AttentionFwdProblem);
+    "sm80/attention/fwd": """
+using Config = sm80::attention::FwdConfig<{target}, dtype::{dtype}, {dims}, {modifiers}>;
+template __global__ void sm80::attention::fwd_kernel<Config, {aligned}>(
+    const __grid_constant__ attention::FwdProblem);
 """,
-    "sm80/attention_bwd": """
-using Config = sm80::AttentionBwdConfig<{target}, dtype::{dtype}, {dims}, {features}>;
-template __global__ void sm80::attention_bwd_kernel<Config>(
-    const __grid_constant__ sm80::AttentionBwdArguments);
+    "sm80/attention/bwd": """
+using Config = sm80::attention::BwdConfig<{target}, dtype::{dtype}, {dims}, {modifiers}>;
+template __global__ void sm80::attention::bwd_kernel<Config>(
+    const __grid_constant__ sm80::attention::BwdArgs);
 """,
-    "sm90/attention_fwd": """
-constexpr auto kPurpose = {features} ? sm90::Purpose::kFeatures : sm90::Purpose::kPlain;
-using Config = sm90::AttentionFwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
-template __global__ void sm90::attention_fwd_kernel<Config>(
-    const __grid_constant__ sm90::AttentionFwdArguments);
+    "sm90/attention/fwd": """
+using Variant = sm90::attention::FwdVariant;
+constexpr auto kVariant = {modifiers} ? Variant::kModifiers : Variant::kGeneral;
+using Config = sm90::attention::FwdConfig<{target}, dtype::{dtype}, {dims}, kVariant>;
+template __global__ void sm90::attention::fwd_kernel<Config>(
+    const __grid_constant__ sm90::attention::FwdArgs);
 """,
-    "sm90/attention_bwd": """
-constexpr auto kPurpose =
-    {features} ? sm90::BwdPurpose::kKeysFeatures : sm90::BwdPurpose::kDense;
-using Config = sm90::AttentionBwdConfig<{target}, dtype::{dtype}, {dims}, kPurpose>;
-template __global__ void sm90::attention_bwd_kernel<Config>(
-    const __grid_constant__ sm90::AttentionBwdArguments);
+    "sm90/attention/bwd": """
+using Variant = sm90::attention::BwdVariant;
+constexpr auto kVariant = {modifiers} ? Variant::kNoDqModifiers : Variant::kDense;
+using Config = sm90::attention::BwdConfig<{target}, dtype::{dtype}, {dims}, kVariant>;
+template __global__ void sm90::attention::bwd_kernel<Config>(
+    const __grid_constant__ sm90::attention::BwdArgs);
 """,
-    "sm90/attention_bwd_queries": """
-using Config = sm90::AttentionBwdQueriesConfig<{target}, dtype::{dtype}, {dims}, {features}>;
-template __global__ void sm90::attention_bwd_queries_kernel<Config>(
-    const __grid_constant__ sm90::AttentionBwdQueriesArguments);
+    "sm90/attention/bwd_dq": """
+using Config = sm90::attention::BwdDqConfig<{target}, dtype::{dtype}, {dims}, {modifiers}>;
+template __global__ void sm90::attention::bwd_dq_kernel<Config>(
+    const __grid_constant__ sm90::attention::BwdDqArgs);
 """,
 }
-KERNELS_OF = {"sm80": ["sm80/attention_fwd", "sm80/attention_bwd"], "hopper": list(PROGRAMS)}
-# Each value with each value of the other two: dtype, head dims, plain or with features.
+KERNELS_OF = {"sm80": ["sm80/attention/fwd", "sm80/attention/bwd"], "sm90": list(PROGRAMS)}
+# Each value with each value of the other two: dtype, head dims, plain or with modifiers.
 VARIANTS = [
     ("bf16", "64, 64", True),
     ("bf16", "192, 128", False),
@@ -125,7 +126,7 @@ def test_device_code_compiles_with_nvrtc_12_9(
         target=f"Target<{number}, {target.shared_memory}>",
         dtype=dtype,
         dims=dims,
-        features=str(not plain).lower(),
+        modifiers=str(not plain).lower(),
         aligned=str(plain).lower(),
     )
     includes = ("core/dtype.cuh", "core/target.h", f"{part}.cuh")

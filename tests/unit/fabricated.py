@@ -130,7 +130,8 @@ class Library:
         if self.run_path:
             tags.append((29, offsets[-1]))
         records = b"".join(
-            struct.pack("<64s2i4i", name.encode(), 128, 0, 64, 64, 0, 0) for name in self.kernels
+            struct.pack("<64s208x2i4i", name.encode(), 128, 0, 64, 64, 0, 0)
+            for name in self.kernels
         )
         return elf(
             self.machine,

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from flashvar.manifest import LibraryFile, Manifest
+from flashvar.manifest import ABI, LibraryFile, Manifest
 from flashvar.registry import Binary, Candidate
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "c++", "g++"))), None)
@@ -33,7 +33,7 @@ int flashvar_attention_fwd(const unsigned* params) {
 """
 
 
-def library_source(abi: int = 1, info: str = '{"architecture": "sm_80"}') -> str:
+def library_source(abi: int = ABI, info: str = '{"architecture": "sm_80"}') -> str:
     """C source of a library that says this about itself."""
     quoted = info.replace('"', '\\"')
     return f'#define ABI {abi}\n#define INFO "{quoted}"\n{_LIBRARY}'

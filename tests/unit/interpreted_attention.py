@@ -183,9 +183,9 @@ def run(case: Case) -> str:
     prepare_attention_fwd(problem, verdict)(inputs, out, lse)
     grad_out = returned(padded((*sizes_q[:-2], *sizes_q[-2:]), case.head_dim_v or case.head_dim))
     grad_lse = torch.randn(lse.shape) if case.grad_lse else None
-    backward = inspect_backward(inputs, options, grad_out, case.grad_lse, bias is not None)
+    backward = inspect_backward(inputs, options, grad_out, bias is not None)
     grads = Gradients(
-        *(torch.full(tensor.shape, torch.nan, dtype=dtype) for tensor in inputs[:3]),
+        *(torch.full_like(tensor, torch.nan) for tensor in inputs[:3]),
         None if bias is None else torch.zeros(bias.shape),
     )
     prepare_attention_bwd(backward, verdict)(inputs, out, lse, grad_out, grad_lse, grads)

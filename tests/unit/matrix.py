@@ -45,7 +45,7 @@ CONFIG: Final = schema.parse(TEXT)
 
 def project(root: Path, text: str = TEXT) -> Path:
     """Make the folder of a project that `text` describes: empty sources, version 1.0."""
-    launcher = root / schema.LAUNCHER.format(family="sm80", op="attention_fwd")
+    launcher = root / schema.LAUNCHER.format(family="sm80", launcher="attention_fwd_launch")
     files = {
         root / schema.FILE_NAME: text,
         root / CONFIG.project.version_file: '__version__ = "1.0"\n',

@@ -9,6 +9,7 @@ from typing import Any
 from flashvar.manifest import (
     ABI,
     KernelRow,
+    Launch,
     LibraryFile,
     Manifest,
     MinimumDriver,
@@ -25,6 +26,13 @@ KIB = 1024
 HEAD_DIMS = (32, 64, 128, 256)
 OPS = ("attention_fwd", "attention_bwd")
 BF16_64 = Request("attention_fwd", "bf16", 0, 64)
+
+
+# What a row launches in a binary that picks one of two families per call.
+TWO_FAMILIES = tuple(
+    Launch("fwd_kernel", family, when, (128, 64), 128, 48 * KIB)
+    for family, when in (("wgmma", "rows start on 16 bytes"), ("mma.sync", "every other call"))
+)
 
 
 def kernel(

@@ -8,15 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("context_parallel.py")
+HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[2] / "src" / "python"
 
 
-def test_context_parallelism_over_two_processes(tmp_path: Path) -> None:
+def run_in_two_processes(script: str, *arguments: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(tmp_path)],
+            [sys.executable, str(HERE / script), str(rank), *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
@@ -25,6 +25,15 @@ def test_context_parallelism_over_two_processes(tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=100)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
+
+
+def test_collectives_over_two_processes(tmp_path: Path) -> None:
+    """OpenRLHF has them from flash_attn.utils.distributed."""
+    run_in_two_processes("collectives.py", "2", str(tmp_path))
+
+
+def test_context_parallelism_over_two_processes(tmp_path: Path) -> None:
+    run_in_two_processes("context_parallel.py", str(tmp_path))
     for rank in range(2):
         found = json.loads((tmp_path / f"errors-{rank}.json").read_text(encoding="utf-8"))
         assert sorted(found) == [

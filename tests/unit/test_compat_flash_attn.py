@@ -17,9 +17,11 @@ from flashvar.compat import flash_attn as ours
 from flashvar.compat.flash_attn import bert_padding
 from flashvar.compat.flash_attn import flash_attn_interface as interface
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
+from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import (
     BackendUnavailableError,
     ConfigurationError,
+    DtypeError,
     InvalidInputError,
     ShapeError,
 )
@@ -43,8 +45,8 @@ def test_stands_in() -> None:
     assert importlib.import_module("flash_attn.bert_padding") is bert_padding
     assert importlib.import_module("flash_attn.flash_attn_interface") is interface
     assert importlib.import_module("flash_attn.layers.rotary").apply_rotary_emb is apply_rotary_emb
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("flash_attn.ops")
+    rotary = importlib.import_module("flash_attn.ops.triton.rotary")
+    assert rotary.apply_rotary is apply_rotary
     ours.uninstall()
     ours.uninstall()
     assert "flash_attn" not in sys.modules
@@ -57,7 +59,7 @@ def test_metadata_comes_and_goes_with_it(name: str) -> None:
     ours.install()
     assert metadata.version(name) == ours.__version__
     assert "flash-attn" in metadata.packages_distributions()["flash_attn"]
-    assert metadata.version("torch") == torch.__version__
+    assert metadata.version("pytest") == pytest.__version__
     ours.uninstall()
     with pytest.raises(metadata.PackageNotFoundError):
         metadata.version(name)
@@ -246,49 +248,70 @@ def test_first_axis() -> None:
     assert put.count_nonzero() == 6
 
 
-def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """[rows, heads, head_dim] turned as complex numbers by [rows, pairs]."""
-    pairs = angles.shape[-1]
-    part = x[..., : 2 * pairs]
-    both = part.unflatten(-1, (pairs, 2)) if interleaved else part.unflatten(-1, (2, pairs)).mT
-    numbers = (
-        torch.view_as_complex(both.contiguous())
-        * torch.polar(torch.ones_like(angles), angles)[:, None]
+def test_what_verl_imports(clean: None) -> None:
+    ours.install()
+    program = (
+        "from flash_attn.bert_padding import index_first_axis, pad_input, rearrange, unpad_input"
     )
-    result = torch.view_as_real(numbers)
-    result = result if interleaved else result.mT
-    return torch.cat((result.flatten(-2), x[..., 2 * pairs :]), -1)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    ids = torch.arange(10).view(2, 5)
+    rows, places, *_ = names["unpad_input"](ids[..., None], MASK)
+    flat = names["rearrange"](ids[..., None], "b s ... -> (b s) ...")
+    assert torch.equal(names["index_first_axis"](flat, places), rows)
+    assert rows.flatten().tolist() == [0, 1, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
-@pytest.mark.parametrize("pairs", [8, 3])
-def test_rotary(interleaved: bool, pairs: int) -> None:
-    x, angles = torch.randn(2, 5, 3, 16), torch.randn(9, pairs)
-    cos, sin = angles.cos(), angles.sin()
-    expected = torch.stack(
-        [turned(x[0], angles[:5], interleaved), turned(x[1], angles[3:8], interleaved)]
-    )
-    offsets = torch.tensor([0, 3])
-    found = apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=offsets)
-    torch.testing.assert_close(found, expected)
-    cu = torch.tensor([0, 5, 10], dtype=torch.int32)
-    packed = apply_rotary_emb(
-        x.flatten(0, 1), cos, sin, interleaved, seqlen_offsets=offsets, cu_seqlens=cu
-    )
-    torch.testing.assert_close(packed.unflatten(0, (2, 5)), expected)
-    target = x.clone()
-    assert apply_rotary_emb(target, cos, sin, interleaved, True, offsets) is target
-    torch.testing.assert_close(target, expected)
+def test_a_row_that_both_masks_name_counts_once() -> None:
+    rows, _, cu, longest, used = bert_padding.unpad_input(torch.randn(2, 5, 3), MASK, MASK)
+    assert (len(rows), cu.tolist(), longest, used.tolist()) == (6, [0, 2, 6], 4, [2, 4])
+    documents = MASK * torch.tensor([[1], [3]])
+    assert bert_padding.unpad_input(torch.randn(2, 5, 3), documents)[2].tolist() == [0, 2, 6]
+    assert bert_padding.unpad_input(torch.randn(2, 5, 3), MASK.float())[2].tolist() == [0, 2, 6]
 
 
-def test_rotary_leaves_unknown_positions_and_has_gradients() -> None:
-    x, angles = torch.randn(1, 5, 1, 4, dtype=torch.float64, requires_grad=True), torch.ones(3, 2)
-    out = apply_rotary_emb(x.float(), angles.cos(), angles.sin())
-    torch.testing.assert_close(out[:, 3:], x[:, 3:].float())
-    (grad,) = torch.autograd.grad(out[:, :3].square().sum(), x)
-    torch.testing.assert_close(grad[:, :3], 2 * x[:, :3], rtol=1e-5, atol=1e-5)
+def test_padding_with_indices_of_32_bits_and_of_nothing() -> None:
+    rows = torch.randn(2, 3)
+    padded = bert_padding.pad_input(rows, torch.tensor([1, 3], dtype=torch.int32), 2, 2)
+    torch.testing.assert_close(padded.flatten(0, 1)[[1, 3]], rows)
+    found = bert_padding.unpad_input(torch.randn(0, 3, 2), torch.ones(0, 3))
+    assert (found[2].tolist(), found[3]) == ([0], 0)
 
 
-def test_rotary_refuses_tables_that_do_not_fit() -> None:
-    with pytest.raises(ShapeError, match=r"at most 2\), got \(3, 4\)"):
-        apply_rotary_emb(torch.randn(1, 3, 1, 4), torch.ones(3, 4), torch.ones(3, 4))
+X = torch.randn(2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error", "said"),
+    [
+        ("unpad_input", (X, None), InvalidInputError, "attention_mask must be a torch.Tensor"),
+        ("unpad_input", ([1], MASK), InvalidInputError, "hidden_states must be a torch.Tensor"),
+        ("unpad_input", (X, MASK[:, :4]), ShapeError, r"got \(2, 4\) beside \(2, 5, 3\)"),
+        ("unpad_input", (X, MASK[..., None]), ShapeError, r"must be \[batch, seqlen\]"),
+        ("unpad_input", (X, MASK, MASK[:1]), ShapeError, "unused_mask must be"),
+        ("unpad_input", (X, (1.0 - MASK) * -1e9), InvalidInputError, "becomes such a mask by"),
+        ("index_first_axis", (X, None), InvalidInputError, "indices must be a torch.Tensor"),
+        ("index_first_axis", (X, MASK), ShapeError, r"indices \[n\]"),
+        ("index_first_axis", (X, MASK[0] > 0), DtypeError, r"torch.bool: use mask.flatten\(\)"),
+        ("index_first_axis", (X, torch.tensor([2])), ShapeError, "must be of 2 rows, got some"),
+        ("pad_input", (X, torch.tensor([1]), 2, 5), ShapeError, "a row for each of values"),
+        ("pad_input", (X, torch.tensor([1, 9]), 2, 2), ShapeError, "must be of 4 rows"),
+        (
+            "unpad_input_for_concatenated_sequences",
+            (X, torch.tensor([[3, 3, 0, 0, 0], [1, 0, 0, 0, 0]])),
+            ShapeError,
+            r"at most 5 together .*got \[3, 3, 1\]",
+        ),
+        (
+            "unpad_input_for_concatenated_sequences",
+            (X, MASK.float()),
+            DtypeError,
+            "must be of integers",
+        ),
+    ],
+)
+def test_padding_refuses_in_words(
+    function: str, arguments: tuple[Any, ...], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        getattr(bert_padding, function)(*arguments)

@@ -1,56 +1,44 @@
-"""The struct that Python packs for a binary is the one that flashvar.h declares."""
+"""The structs that Python packs for a binary are those that its headers declare."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from abi_structs import HEADER, declared
 
 from flashvar import loader
 from flashvar.backends import cuda
 from flashvar.errors import BackendUnavailableError
-from flashvar.manifest import KernelRow
 from flashvar.ops.attention_inputs import inspect, inspect_backward
 from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
 from flashvar.registry import Binary
 from flashvar.verdicts import Verdict
 
-HEADER = (Path(__file__).parents[2] / "src/cuda/abi/flashvar.h").read_text(encoding="utf-8")
-C_TYPES: dict[str, Any] = {
-    "uint32_t": ctypes.c_uint32,
-    "int32_t": ctypes.c_int32,
-    "int64_t": ctypes.c_int64,
-    "float": ctypes.c_float,
-    "void*": ctypes.c_uint64,
-    "float*": ctypes.c_uint64,
-    "int32_t*": ctypes.c_uint64,
-    "int64_t*": ctypes.c_uint64,
-    "uint32_t*": ctypes.c_uint64,
-    "uint64_t": ctypes.c_uint64,
-}
+STRUCTS = ("flashvar_call", "flashvar_tensor", "flashvar_attention_problem")
+FWD, BWD = "flashvar_attention_fwd_params", "flashvar_attention_bwd_params"
 
 
-def declared(name: str) -> type[ctypes.Structure]:
-    """The struct `name` of the header, as ctypes lays it out."""
-    match = re.search(rf"typedef struct {name} {{(.*?)}} {name};", HEADER, re.DOTALL)
-    assert match is not None
-    body = re.sub(r"/\*.*?\*/", "", match[1], flags=re.DOTALL)
-    fields = [(field, C_TYPES[kind]) for kind, field in re.findall(r"([\w]+\*?) (\w+);", body)]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+def read(name: str, packed: bytes) -> Any:
+    """What was packed, as the struct `name`."""
+    structure = declared(name)
+    assert len(packed) == ctypes.sizeof(structure)
+    return structure.from_buffer_copy(packed)
 
 
 STREAM = 1003
-SCALARS = {"abi_version": 1, "device": 3, "dtype": 1, "stream": STREAM}
-# 6 query heads of 3 queries on 2 heads of 5 keys, heads first.
-SIZES = {"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2, "head_dim": 16}
+CALL = {"abi_version": 2, "device": 3, "reserved": 0, "stream": STREAM}
+# fp16: 6 query heads of 3 queries on 2 heads of 5 keys, heads first.
+SIZES = {
+    **{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2},
+    **{"head_dim": 16, "head_dim_v": 8, "dtype": 1},
+}
 VERDICT = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
-HOPPER = replace(VERDICT, kernel=cast("KernelRow", SimpleNamespace(family="hopper")))
 
 
 class Structs(SimpleNamespace):
@@ -59,14 +47,18 @@ class Structs(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Collects what is handed to a library that does nothing and wants 512 bytes of workspace."""
-    C_TYPES["flashvar_tensor"] = declared("flashvar_tensor")
-    C_TYPES["flashvar_attention_features"] = declared("flashvar_attention_features")
+    """Collects what is handed to a library that does nothing.
+
+    Its forward wants 256 bytes of workspace for packed queries, its backward 512.
+    """
     collected: list[bytes] = []
     library = SimpleNamespace(
         attention_fwd=collected.append,
+        attention_fwd_workspace=lambda packed: 256 * bool(read(FWD, packed).problem.cu_seqlens_q),
+        attention_fwd_explain=lambda packed: f"{len(packed)} bytes",
         attention_bwd=collected.append,
         attention_bwd_workspace=lambda packed: 512,
+        attention_bwd_explain=lambda packed: f"{read(BWD, packed).call.workspace_size} wanted",
     )
     monkeypatch.setattr(loader, "load", lambda binary: library)
     monkeypatch.setattr(
@@ -104,13 +96,11 @@ def forward(
     out = torch.empty(problem.out_shape, dtype=torch.half)
     lse = torch.empty(problem.lse_shape) if with_lse else None
     cuda.prepare_attention_fwd(problem, verdict)(given, out, lse)
-    structure = declared("flashvar_attention_fwd_params")
-    assert len(packed[-1]) == ctypes.sizeof(structure) == 336
-    return Structs(found=structure.from_buffer_copy(packed[-1]), out=out, lse=lse)
+    return Structs(found=read(FWD, packed[-1]), out=out, lse=lse)
 
 
 def scalars(structure: ctypes.Structure) -> dict[str, Any]:
-    kinds = (C_TYPES["flashvar_tensor"], C_TYPES["flashvar_attention_features"])
+    kinds = tuple(declared(name) for name in STRUCTS)
     return {
         name: getattr(structure, name)
         for name, kind in structure._fields_  # type: ignore[misc]
@@ -125,16 +115,12 @@ def tensor(found: Any) -> tuple[int, ...]:
 def test_forward_scalars(packed: list[bytes]) -> None:
     options = Options(causal=True, scale=-0.5, layout="bhsd")
     structs = forward(inputs(), options, packed)
-    assert scalars(structs.found) == {
-        **SCALARS,
-        **SIZES,
-        "struct_size": 336,
-        "lse": structs.lse.data_ptr(),
-        "flags": 1,
-        "scale": -0.5,
-        "reserved": 0,
-        "counter": 0,
-    }
+    assert scalars(structs.found) == {"lse": structs.lse.data_ptr()}
+    call = {**CALL, "struct_size": 344, "workspace": 0, "workspace_size": 0}
+    assert scalars(structs.found.call) == call
+    problem = scalars(structs.found.problem)
+    set_ones = {name: value for name, value in problem.items() if value}
+    assert set_ones == {**SIZES, "flags": 1, "scale": -0.5}
     assert forward(inputs(), options, packed, with_lse=False).found.lse == 0
 
 
@@ -154,22 +140,25 @@ def test_rows_of_the_output_may_come_first(packed: list[bytes]) -> None:
     assert tensor(structs.found.out) == (structs.out.data_ptr(), 144, 48, 8)
 
 
-def test_no_features_but_the_head_dim_of_v(packed: list[bytes]) -> None:
-    features = forward(inputs(), Options(layout="bhsd"), packed).found.features
-    assert tensor(features.bias) == (0, 0, 0, 0)
-    assert {name: value for name, value in scalars(features).items() if value} == {"head_dim_v": 8}
+def test_no_modifiers(packed: list[bytes]) -> None:
+    problem = forward(inputs(), Options(layout="bhsd"), packed).found.problem
+    assert tensor(problem.bias) == (0, 0, 0, 0)
+    set_ones = {name: value for name, value in scalars(problem).items() if value}
+    assert set_ones == {**SIZES, "scale": 0.25}
 
 
-def test_features(packed: list[bytes]) -> None:
+def test_modifiers(packed: list[bytes]) -> None:
     bias = torch.empty(1, 6, 3, 8)[..., :5]
     slopes = torch.empty(2, 8)[:, :6]
     given = inputs(bias=bias, alibi_slopes=slopes, rng_state=torch.tensor([1, 2]))
     options = Options(window_left=2, window_right=1, softcap=2.0, dropout_p=0.25, layout="bhsd")
     found = forward(given, options, packed).found
     assert given.rng_state is not None
-    assert found.flags == 2 | 4
-    assert tensor(found.features.bias) == (bias.data_ptr(), 0, 8, 24)
-    assert scalars(found.features) == {
+    assert tensor(found.problem.bias) == (bias.data_ptr(), 0, 8, 24)
+    assert scalars(found.problem) == {
+        **SIZES,
+        "scale": 0.25,
+        "flags": 2 | 4,
         "cu_seqlens_q": 0,
         "cu_seqlens_k": 0,
         "seqused_k": 0,
@@ -182,7 +171,6 @@ def test_features(packed: list[bytes]) -> None:
         "softcap": 2.0,
         "window_left": 2,
         "window_right": 1,
-        "head_dim_v": 8,
         "bias_dtype": 1,
     }
 
@@ -190,21 +178,19 @@ def test_features(packed: list[bytes]) -> None:
 def test_packed_sequences(packed: list[bytes]) -> None:
     given = packed_inputs()
     found = forward(given, Options(max_seqlen_q=4), packed).found
-    assert found.counter == 0
-    counter = forward(given, Options(max_seqlen_q=4), packed, verdict=HOPPER).found.counter
-    assert counter % 4 == 0
-    assert counter != 0
-    assert forward(inputs(), Options(layout="bhsd"), packed, verdict=HOPPER).found.counter == 0
-    assert (found.batch, found.seqlen_q, found.seqlen_k) == (2, 4, 9)
-    assert (found.features.total_q, found.features.total_k) == (7, 9)
+    assert found.call.workspace != 0
+    assert found.call.workspace_size == 256
+    problem = found.problem
+    assert (problem.batch, problem.seqlen_q, problem.seqlen_k) == (2, 4, 9)
+    assert (problem.total_q, problem.total_k) == (7, 9)
     for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"):
-        assert getattr(found.features, name) == getattr(given, name).data_ptr()
+        assert getattr(problem, name) == getattr(given, name).data_ptr()
     assert tensor(found.q) == (given.q.data_ptr(), 0, 96, 16)
 
 
 def test_state_of_no_dropout_is_not_passed(packed: list[bytes]) -> None:
     given = inputs(rng_state=torch.tensor([1, 2]))
-    assert forward(given, Options(layout="bhsd"), packed).found.features.rng == 0
+    assert forward(given, Options(layout="bhsd"), packed).found.problem.rng == 0
 
 
 def test_backward(packed: list[bytes]) -> None:
@@ -212,31 +198,22 @@ def test_backward(packed: list[bytes]) -> None:
     options = Options(causal=True, window_left=1, deterministic=True, layout="bhsd")
     out = torch.empty(2, 6, 3, 8, dtype=torch.half)
     grad_out = torch.empty(2, 3, 6, 8, dtype=torch.half).transpose(1, 2)
-    problem = inspect_backward(given, options, grad_out, True, True)
+    problem = inspect_backward(given, options, grad_out, True)
     problem = replace(problem, forward=on_device_3(problem.forward))
     lse, grad_lse = torch.empty(2, 6, 3), torch.empty(2, 6, 3)
     grads = Gradients(
-        *(x.new_empty(x.shape) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
+        *(torch.empty_like(x) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
     )
     launch = cuda.prepare_attention_bwd(problem, VERDICT)
     launch(given, out, lse, grad_out, grad_lse, grads)
     launch(given, out, lse, grad_out, None, grads)
-    structure = declared("flashvar_attention_bwd_params")
-    with_lse, without = (structure.from_buffer_copy(one) for one in packed)
-    assert ctypes.sizeof(structure) == 512
-    assert scalars(with_lse) == {
-        **SCALARS,
-        **SIZES,
-        "struct_size": 512,
-        "lse": lse.data_ptr(),
-        "grad_lse": grad_lse.data_ptr(),
-        "workspace": with_lse.workspace,
-        "workspace_size": 512,
-        "flags": 1 | 2 | 8,
-        "scale": 0.25,
-        "reserved": 0,
-    }
-    assert with_lse.workspace != 0
+    with_lse, without = (read(BWD, one) for one in packed)
+    assert scalars(with_lse) == {"lse": lse.data_ptr(), "grad_lse": grad_lse.data_ptr()}
+    call = {**CALL, "struct_size": 512, "workspace_size": 512}
+    assert scalars(with_lse.call) == {**call, "workspace": with_lse.call.workspace}
+    assert with_lse.call.workspace != 0
+    set_ones = {name: value for name, value in scalars(with_lse.problem).items() if value}
+    assert set_ones == {**SIZES, "flags": 1 | 2 | 8, "scale": 0.25, "window_left": 1}
     assert without.grad_lse == 0
     assert grads.bias is not None
     assert tensor(with_lse.grad_out) == (grad_out.data_ptr(), 144, 48, 8)
@@ -244,7 +221,40 @@ def test_backward(packed: list[bytes]) -> None:
     assert tensor(with_lse.grad_k) == (grads.k.data_ptr(), 160, 16, 80)
     assert tensor(with_lse.grad_v) == (grads.v.data_ptr(), 80, 8, 40)
     assert tensor(with_lse.grad_bias) == (grads.bias.data_ptr(), 15, 5, 0)
-    assert with_lse.features.bias_dtype == 0
+    bias = given.bias
+    assert bias is not None
+    assert tensor(with_lse.problem.bias) == (bias.data_ptr(), 15, 5, 0)
+    explain = cuda.explain_attention_bwd(problem, VERDICT)
+    assert explain(given, out, lse, grad_out, None, grads) == "0 wanted"
+
+
+def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) -> None:
+    """The struct before there are addresses is that of a call but for what addresses are."""
+    given = packed_inputs()
+    problem = on_device_3(inspect(given, Options(max_seqlen_q=4, softcap=2.0)))
+    asked: list[bytes] = []
+    library = SimpleNamespace(
+        attention_fwd=packed.append,
+        attention_fwd_workspace=lambda one: asked.append(one) or 0,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "load", lambda binary: library)
+        launch = cuda.prepare_attention_fwd(problem, VERDICT)
+        launch(given, torch.empty(problem.out_shape, dtype=torch.half), None)
+    before, after = read(FWD, asked[0]), read(FWD, packed[-1])
+    pointers = {"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "rng"}
+    for name, value in scalars(after.problem).items():
+        found = getattr(before.problem, name)
+        assert bool(found) == bool(value) if name in pointers else found == value
+
+
+def test_the_binary_explains_a_call(packed: list[bytes]) -> None:
+    given = inputs()
+    problem = on_device_3(inspect(given, Options(layout="bhsd")))
+    explain = cuda.explain_attention_fwd(problem, VERDICT)
+    out = torch.empty(problem.out_shape, dtype=torch.half)
+    assert explain(given, out, None) == "344 bytes"
+    assert packed == []
 
 
 def test_constants_are_the_headers() -> None:

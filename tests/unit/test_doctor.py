@@ -168,13 +168,13 @@ def test_the_fix_comes_last(system: System, inventory: Inventory) -> None:
 
 def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
     manifest = sim.manifest("90a")
-    rows = tuple(replace(row, family="hopper") for row in manifest.kernels)
+    rows = tuple(replace(row, launches=sim.TWO_FAMILIES) for row in manifest.kernels)
     inventory = Inventory((sim.binary("90a", kernels=rows),))
     found = report(sim.system(sim.H100), inventory)
     inside = rendered(found).partition("\nInside the binary\n")[2].splitlines()
     assert inside[:3] == [
         "  cuda sm_90  attention_fwd bf16, fp16, head dim 32, 64, 128, 256",
-        "      wgmma     rows start on 16 bytes, so that TMA can address them",
+        "      wgmma     rows start on 16 bytes",
         "      mma.sync  every other call",
     ]
     kinds = {

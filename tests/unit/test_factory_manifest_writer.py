@@ -32,19 +32,24 @@ ptxas info    : Used 254 registers, used 1 barriers, 528 bytes cmem[0]
 """
 
 SOURCE = """\
-struct Facts { char name[64]; int threads; int shared_memory; int tile[4]; };
-#define KERNEL(id, name, threads) \\
-  __attribute__((section(".flashvar.kernels"), used)) \\
-  const struct Facts id = {name, threads, 49152, {128, 64, 0, 0}};
+struct Facts {
+  char row[64], kernel[32], family[16], when[160];
+  int threads, shared_memory, tile[4];
+};
+#define ONE(row, kernel, family, threads) \\
+  {row, kernel, family, "now", threads, 49152, {128, 64, 0, 0}}
+#define KERNELS(id, row, family, threads) \\
+  __attribute__((section(".flashvar.kernels"), used)) const struct Facts id[] = { \\
+    ONE(row, "main", family, threads), ONE(row, "other", family, 512)};
 """
 
 
-def library(folder: Path, *kernels: str) -> Path:
-    """A shared object with a record for every name."""
+def library(folder: Path, *kernels: str, family: str = "") -> Path:
+    """A shared object with two records for every name."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    lines = [f'KERNEL(k{i}, "{name}", {128 + i})' for i, name in enumerate(kernels)]
+    lines = [f'KERNELS(k{i}, "{name}", "{family}", {128 + i})' for i, name in enumerate(kernels)]
     (folder / "x.c").write_text(SOURCE + "\n".join(lines) + "\nint dummy;\n", encoding="utf-8")
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", "libflashvar_sm80.so", "x.c"]
     subprocess.run(command, cwd=folder, check=True)
@@ -98,7 +103,17 @@ def test_manifest(tmp_path: Path) -> None:
     assert (row.threads, row.shared_memory, row.tile) == (129, 49152, (128, 64))
     assert (row.registers, row.spill_bytes, row.stack_bytes) == (254, 12, 16)
     assert row.functions == ("_Zcausal", "_Zplain")
+    assert row.launches == ()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_kernels_of_a_row_are_in_the_order_of_their_records(tmp_path: Path) -> None:
+    row = write(tmp_path, library(tmp_path, FP16, BF16, family="wgmma"), BF16, FP16).kernels[0]
+    assert [(one.kernel, one.family, one.threads) for one in row.launches] == [
+        ("main", "wgmma", 129),
+        ("other", "wgmma", 512),
+    ]
+    assert row.rules == (manifest.Rule("wgmma", "now"),)
 
 
 @pytest.mark.parametrize("held", [[BF16], [BF16, FP16, "attention_fwd_bf16_hdim128"]])

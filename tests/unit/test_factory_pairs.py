@@ -152,7 +152,7 @@ def test_what_is_generated(tmp_path: Path) -> None:
     instance = (tmp_path / "instances" / f"{name}.cu").read_text(encoding="utf-8")
     assert "sm80::AttentionFwdLaunch<Target<80, 166912>, dtype::bf16, 192, 128>;" in instance
     assert f'Launch_{name}::facts("{name}")' in instance
-    table = (tmp_path / "kernel_table.inc").read_text(encoding="utf-8")
+    table = (tmp_path / "attention_fwd_kernels.inc").read_text(encoding="utf-8")
     assert f"{{&attention_fwd_bf16_hdim192, &{name}, nullptr}};" in table
     rows = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["kernels"]
     assert rows[1]["axes"] == {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128}

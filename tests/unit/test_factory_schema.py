@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from matrix import TEXT, project
+from matrix import CONFIG, TEXT, project
 
 from flashvar import manifest
 from flashvar.errors import ConfigurationError
@@ -151,6 +151,22 @@ def test_defaults_of_one_op_are_its_own() -> None:
     assert config.defaults["add"] == {"head_dim": (512, 64)}
     assert config.defaults["attention_fwd"]["head_dim"] == (32, 64, 96, 128, 192, 256)
     assert set(config.axes["head_dim"]) == {32, 64, 96, 128, 192, 256, 512}
+
+
+def test_launcher_of_an_op_in_a_folder() -> None:
+    assert CONFIG.ops["attention_fwd"].launcher == "attention_fwd_launch"
+    assert CONFIG.ops["attention_fwd"].launcher_class == "AttentionFwdLaunch"
+    op = '[ops.attention_fwd]\nlauncher = "attention/fwd_launch"\n[ops.att'
+    moved = schema.parse(TEXT.replace("[ops.att", op)).ops["attention_fwd"]
+    assert moved.launcher == "attention/fwd_launch"
+    assert moved.launcher_class == "attention::FwdLaunch"
+
+
+@pytest.mark.parametrize("launcher", ["/abs", "attention/", "../up", "Attention/fwd", "a.cuh"])
+def test_launcher_is_a_header_of_the_family(launcher: str) -> None:
+    op = f'[ops.attention_fwd]\nlauncher = "{launcher}"\n[ops.att'
+    with pytest.raises(ConfigurationError, match=r"ops\.attention_fwd\.launcher"):
+        schema.parse(TEXT.replace("[ops.att", op))
 
 
 def test_an_op_without_head_dims_fits() -> None:

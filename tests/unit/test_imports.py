@@ -20,7 +20,6 @@ LAYERS = [
     "system",
     "offers",
     "registry",
-    "families",
     "fitness",
     "selection",
     "loader",

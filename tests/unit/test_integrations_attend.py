@@ -103,6 +103,48 @@ def test_all_ways_agree(scale: float | None, monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(found, expected)
 
 
+def pixels(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """As a U-Net has them: channels of a convolution whose rows are strided, and a memory kept.
+
+    q is a view of it, while k and v are joined with parameters, of float32 whatever autocast says.
+    """
+    channels = torch.randn(2, 3 * 4 * 8, 5 * 5).to(dtype)
+    q, k, v = (x.unflatten(1, (4, 8)).transpose(2, 3) for x in channels.chunk(3, 1))
+    memory = torch.randn(2, 4, 3, 8)
+    return [q, torch.cat((memory, k), 2), torch.cat((memory, v), 2)]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("lowered", [None, torch.bfloat16, torch.float16], ids=str)
+def test_copies_and_casts_as_sdpa_does(
+    lowered: torch.dtype | None, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    leaves = [x.requires_grad_() for x in pixels(lowered or torch.float32)]
+    assert leaves[0].stride(-1) != 1
+    assert lowered is None or leaves[0].dtype != leaves[1].dtype
+    found = []
+    for attend in (Attend(flash=True, backend="reference"), Attend(flash=True)):
+        torch._dynamo.reset()
+        call = torch.compile(attend, backend="eager", fullgraph=True) if compiled else attend
+        with torch.autocast("cpu", lowered or torch.bfloat16, enabled=lowered is not None):
+            assert (attend.why_not(*leaves) is None) == (attend.backend == "reference")
+            out = call(*leaves)
+        assert out.dtype == (lowered or torch.float32)
+        found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
+    tolerance = {} if lowered is None else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(*found, **tolerance)
+    assert [x.dtype for x in found[0][1:]] == [x.dtype for x in leaves]
+
+
+def test_dtypes_that_differ_are_torchs_to_refuse() -> None:
+    q, k, v = pixels(torch.half)
+    attend = Attend(flash=True, backend="reference")
+    assert "dtype" in str(attend.why_not(q, k, v))
+    with pytest.raises(RuntimeError, match="dtype"):
+        attend(q, k, v)
+
+
 def test_each_call_is_judged_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     attend = Attend(flash=True, backend="reference")
     served, other = torch.randn(2, 1, 2, 5, 8), torch.randn(5, 8)

@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "float-mask-row": {"attn_mask": made(B, 1, 1, S)},
     "float-mask-with-gradient": {"attn_mask": made(1, H, 1, S, requires_grad=True)},
     "lower-right": {"attn_mask": causal_lower_right(L, S)},
+    "rows-not-contiguous": {"strided": True, "is_causal": True, "lengths": (L, L)},
     "upper-left": {"attn_mask": causal_upper_left(L, S)},
 }
 
@@ -53,7 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_equals_torchs_own(case: dict[str, Any]) -> None:
     options = dict(case)
-    tensors = qkv(options.pop("lengths", (L, S)), options.pop("heads_kv", H))
+    tensors = list(qkv(options.pop("lengths", (L, S)), options.pop("heads_kv", H)))
+    if options.pop("strided", False):
+        tensors = [x.mT.detach().contiguous().mT.requires_grad_() for x in tensors]
+        assert tensors[0].stride(-1) != 1
     expected = computed(*tensors, **options)
     with ours.activate(backend="reference"):
         found = computed(*tensors, **options)
@@ -103,8 +107,6 @@ def fits(case: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         k, v = k[:1], v[:1]
     elif case == "without enable_gqa":
         k, v = k[:, :1], v[:, :1]
-    elif case == "last dimension":
-        q = q.transpose(2, 3).contiguous().transpose(2, 3)
     elif case == "empty":
         q = q[:, :, :0]
     elif case == "dropout_p is not a":
@@ -128,7 +130,6 @@ class Tagged(torch.Tensor):
         "3 and 3 dimensions",
         "broadcast",
         "without enable_gqa",
-        "last dimension",
         "empty",
         "dropout_p is not a",
         "column for each key",
@@ -229,6 +230,25 @@ def test_autocast_decides_the_dtype() -> None:
         assert ours.last_reason() is None
         assert out.dtype == torch.bfloat16
         torch.testing.assert_close(out, OWN(q, k, v), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32, torch.float16])
+def test_autocast_makes_one_dtype_of_several(mask: torch.dtype | None) -> None:
+    """A layer in float32 between others, a mask of a third dtype, rows not contiguous."""
+    q, k, v = (x.detach() for x in qkv())
+    tensors = [q.float(), k.bfloat16(), v.float().mT.contiguous().mT]
+    options = {} if mask is None else {"attn_mask": torch.ones(L, S).tril(2).to(mask)}
+    with torch.autocast("cpu", torch.bfloat16):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        expected = computed(*leaves, **options)
+        with ours.activate(backend="reference"):
+            found = computed(*leaves, **options)
+            assert ours.report() == {ours.SERVED: 1}
+    for have, want in zip(found, expected, strict=True):
+        assert have.dtype == want.dtype
+        torch.testing.assert_close(have.float(), want.float(), atol=4e-2, rtol=4e-2)
+    with ours.activate(backend="reference"), pytest.raises(RuntimeError, match="dtype"):
+        functional.scaled_dot_product_attention(*tensors)  # as torch's own says without autocast
 
 
 def test_dropout_draws_from_torchs_generator() -> None:

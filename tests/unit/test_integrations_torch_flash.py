@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import torch as sdpa
 from flashvar.integrations import torch_flash as ours
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
+    reason=f"torch {torch.__version__} has no registry of flash attentions that can be left",
+)
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 
@@ -114,6 +121,84 @@ def test_a_kernel_that_was_there_takes_what_is_not_served(monkeypatch: pytest.Mo
     torch.testing.assert_close(grad, want)
 
 
+cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_takes_what_torch_gives_cudnn(layout: str, causal: bool) -> None:
+    tensors = [made(layout, 9).requires_grad_() for _ in "qkv"]
+    expected = scaled_dot_product_attention(*tensors, is_causal=causal, scale=0.3)
+    before = ours.served()
+    out, lse, *rest = cudnn(*tensors, None, True, 0.0, causal, scale=0.3)
+    assert ours.served() == before + 1
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse[..., 0], flash(*tensors, 0.0, causal, scale=0.3)[1])
+    grads = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]
+    torch.testing.assert_close(*grads)
+    on_meta = cudnn(*(x.to("meta") for x in tensors), None, True, 0.0, causal)
+    for have, want in zip((out, lse, *rest), on_meta, strict=True):
+        if isinstance(want, torch.Tensor):
+            assert (have.shape, have.stride(), have.dtype) == (
+                want.shape,
+                want.stride(),
+                want.dtype,
+            )
+        else:
+            assert have == want
+
+
+CUDNNS_OWN: dict[str, dict[str, Any]] = {
+    "a mask": {"attn_bias": torch.zeros(1, 1, 9, 9)},
+    "dropout": {"dropout_p": 0.5},
+    "not square": {"is_causal": True},
+    "switched off": {},
+}
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("case", CUDNNS_OWN)
+def test_leaves_to_cudnn_what_is_cudnns(case: str) -> None:
+    """On the CPU there is none, which is said."""
+    q, k = made("bhsd", 9), made("bhsd", 11 if case == "not square" else 9)
+    off = sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) if case == "switched off" else nullcontext()
+    words = {"attn_bias": None, "compute_log_sumexp": True, **CUDNNS_OWN[case]}
+    with off, pytest.raises(BackendUnavailableError, match=f"{case}.*, found none"):
+        cudnn(q, k, k, **words)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_forward_of_cudnns_has_its_backward() -> None:
+    q = made("bhsd", 9)
+    out, lse, *_, seed, offset, _ = cudnn(q, q, q, None, True)
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    words = (out, q, q, q, out, lse)
+    rest = (offset, None, None, None, 9, 9, 0.0, False)
+    assert backward(*words, seed, *rest)[0].shape == q.shape
+    with pytest.raises(BackendUnavailableError, match="a forward of cuDNN's, found none"):
+        backward(*words, torch.empty((), dtype=torch.int64), *rest)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_named_backend_serves_here_too(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    forward = ours.attention_run.forward
+
+    def watched(inputs: Any, options: Any) -> Any:
+        asked.append(options.backend)
+        return forward(inputs, options)
+
+    monkeypatch.setattr(ours.attention_run, "forward", watched)
+    implementation = ours.Implementation("CPU")
+    try:
+        with sdpa.activate(backend):
+            flash(*(made("bhsd", 9) for _ in "qkv"))
+    finally:
+        implementation.remove()
+    assert asked == [backend]
+
+
 def test_removal() -> None:
     q = torch.randn(1, 1, 4, 8)
     first = ours.Implementation("CPU")
@@ -149,7 +234,10 @@ def test_an_activation_is_in_the_registry() -> None:
     assert registry.current_flash_attention_impl() is None
 
 
-def test_an_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.nn.attention, "register_flash_attention_impl")
+@pytest.mark.parametrize(
+    "missing", ["register_flash_attention_impl", "restore_flash_attention_impl"]
+)
+def test_an_older_torch(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn.attention, missing)
     assert not ours.switch_on()
     ours.switch_off()

@@ -90,7 +90,7 @@ def test_file_that_is_no_library_keeps_the_words_of_dlopen(tmp_path: Path) -> No
             "expected a function flashvar_abi_version, found none",
             id="foreign library",
         ),
-        pytest.param(library_source(abi=7), "expected ABI 1, found 7", id="other ABI"),
+        pytest.param(library_source(abi=7), "expected ABI 2, found 7", id="other ABI"),
         pytest.param(
             library_source(info='{"architecture": "sm_90"}'),
             "expected code for sm_80, found sm_90",

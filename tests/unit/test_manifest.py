@@ -91,7 +91,7 @@ def put(value: object, *path: str | int) -> Callable[[Document], None]:
 @pytest.mark.parametrize(
     ("change", "key", "words"),
     [
-        pytest.param(put(2, "schema"), "schema", ["expected 1", "found 2"], id="schema"),
+        pytest.param(put(1, "schema"), "schema", ["expected 2", "found 1"], id="schema"),
         pytest.param(put("1", "abi"), "abi", ["integer", 'found "1"'], id="abi as text"),
         pytest.param(put(True, "abi"), "abi", ["integer", "found true"], id="abi as bool"),
         pytest.param(put(-1, "abi"), "abi", ["not negative", "-1"], id="negative abi"),

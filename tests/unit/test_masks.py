@@ -1,4 +1,4 @@
-"""Which blocks of queries a block of keys walks: src/cuda/core/mask.cuh against its definition."""
+"""Which query blocks see a key block: src/cuda/attention/mask.cuh against its definition."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ using std::min;
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#include "core/mask.cuh"
+#include "attention/mask.cuh"
 
 int main() {
-  using flashvar::kUnbounded;
+  using flashvar::attention::kUnbounded;
   int pairs = 0;
   for (int block_q : {4, 8}) for (int block_kv : {4, 8})
   for (int count_q = 1; count_q < 22; ++count_q) for (int count_k = 1; count_k < 22; ++count_k)
   for (int left : {kUnbounded, 0, 3, 9}) for (int right : {kUnbounded, 0, 2, 11}) {
-    flashvar::Mask const mask{count_q, count_k, left, right};
+    flashvar::attention::Mask const mask{count_q, count_k, left, right};
     for (int j = 0; j < count_k; ++j) {
       int const key = j / block_kv * block_kv, last = min(key + block_kv, count_k) - 1;
       int const begin = mask.seeing_begin(key) / block_q;

@@ -16,9 +16,12 @@ from flashvar.ops import attention_plan
 from flashvar.ops.attention_flops import visible_pairs
 from flashvar.ops.attention_plan import NO_EXTRAS
 from flashvar.ops.attention_problem import BackwardProblem, Inputs, Options
+from flashvar.ops.torch_library import attention_fwd
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RNG = torch.tensor([5, 6])
+# Torch's own opcheck copies the inputs, and reads .grad of the copies.
+OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
 def make(*lead: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensors:
@@ -34,21 +37,21 @@ EXTRAS: dict[str, Any] = {
 }
 
 
+@OPCHECK
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_opcheck_of_extras(extra: str, grad: bool) -> None:
     inputs = Inputs(*make(grad=grad), **EXTRAS[extra])
     options = Options(window_left=3, softcap=2.0, dropout_p=0.3 if extra == "dropout" else 0.0)
-    torch.library.opcheck(torch.ops.flashvar.attention_fwd.default, (*inputs, *options))
+    torch.library.opcheck(attention_fwd, (*inputs, *options))
 
 
+@OPCHECK
 def test_opcheck_of_packed_sequences() -> None:
     q = torch.randn(9, 2, 8, requires_grad=True)
     offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
     inputs = Inputs(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
-    torch.library.opcheck(
-        torch.ops.flashvar.attention_fwd.default, (*inputs, *Options(max_seqlen_q=5))
-    )
+    torch.library.opcheck(attention_fwd, (*inputs, *Options(max_seqlen_q=5)))
 
 
 def test_opcheck_of_a_backward_with_bias() -> None:
@@ -274,6 +277,6 @@ def test_flops_of_packed_sequences() -> None:
 
 
 def test_options_of_the_op_are_those_of_options() -> None:
-    names = [one.name for one in torch.ops.flashvar.attention_fwd.default._schema.arguments]
+    names = [one.name for one in attention_fwd._schema.arguments]
     assert names == [*Inputs._fields, *Options._fields]
     assert len(NO_EXTRAS) == len(Inputs._fields) - 3

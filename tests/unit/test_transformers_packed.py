@@ -9,8 +9,9 @@ import torch
 from small_models import DECODERS, VOCABULARY, small_model
 
 from flashvar.integrations import transformers
-from flashvar.integrations.transformers_layout import attached, padding_layout, visible
+from flashvar.integrations.transformers_layout import padding_layout, visible
 from flashvar.integrations.transformers_rows import rows_of, rows_of_positions
+from flashvar.integrations.transformers_unevaluated import UnevaluatedMask, attached
 
 LENGTHS = (7, 1, 13, 3)
 TOTAL = sum(LENGTHS)
@@ -150,28 +151,36 @@ def test_padding_in_the_middle() -> None:
     assert hidden.bias.flatten().tolist() == [0, -torch.inf, 0, 0, 0]
 
 
-def test_a_mask_that_lost_its_layout_is_read_again() -> None:
-    """As where layers lie on several devices, and the mask is copied to each."""
+@pytest.mark.parametrize("change", ["copied", "read", "written"])
+def test_masks_on_their_way_to_a_layer(change: str) -> None:
+    """Copied as for another device, the layout stays; once written into, values count alone."""
     model = small_model("llama", 12)
-    model.set_attn_implementation("flashvar")
     mask = torch.ones((1, TOTAL), dtype=torch.long)
     mask[:, :5] = 0
     seen: list[Any] = []
 
-    def lose(_: Any, __: Any, given: dict[str, Any]) -> None:
-        copy = given["attention_mask"].clone()
-        seen.append((attached(given["attention_mask"]), attached(copy)))
-        given["attention_mask"] = copy
+    def alter(_: Any, args: Any, given: dict[str, Any]) -> Any:
+        altered = given["attention_mask"]
+        if change == "copied":
+            altered = altered.to(torch.float64).to(torch.float32).clone()
+        elif change == "read":
+            assert float(altered.sum()) < 0
+        else:
+            # The first query that is no padding alone.
+            altered[:, :, 5:, 6:] = torch.finfo(torch.float32).min
+        seen.append((isinstance(altered, UnevaluatedMask), attached(altered)))
+        return args, {**given, "attention_mask": altered}
 
-    expected = model(ids(), attention_mask=mask, use_cache=False).logits
     for layer in model.model.layers:
-        layer.self_attn.register_forward_pre_hook(
-            lambda *given: (given[1], lose(*given) or given[2]), with_kwargs=True
-        )
+        layer.self_attn.register_forward_pre_hook(alter, with_kwargs=True)
+    expected = model(ids(), attention_mask=mask, use_cache=False).logits
+    seen.clear()
+    model.set_attn_implementation("flashvar")
     found = model(ids(), attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(found[:, 5:], expected[:, 5:])
-    assert [copy for _, copy in seen] == [None, None]
-    assert all(layout is not None for layout, _ in seen)
+    torch.testing.assert_close(found[:, 5:], expected[:, 5:], rtol=1e-4, atol=1e-4)
+    assert len(seen) == 2
+    assert all(ours for ours, _ in seen)
+    assert all((layout is None) == (change == "written") for _, layout in seen)
 
 
 def test_visible_says_what_rows_say() -> None:

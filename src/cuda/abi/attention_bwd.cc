@@ -1,55 +1,56 @@
-// flashvar_attention_bwd and what workspace it wants: checks the caller's parameters, finds the
-// kernel, launches it.
+// The op attention_bwd.
 #include "abi/attention_problem.h"
-#include "abi/device_guard.h"
-#include "abi/error.h"
-#include "abi/flashvar.h"
-#include "abi/kernel_table.h"
-#include "abi/params.h"
+#include "abi/call.h"
+#include "attention/kernel_table.h"
 
 namespace flashvar {
 
-#include "kernel_table.inc"  // kAttentionBwdKernels; its rows are other files' objects
+#include "attention_bwd_kernels.inc"  // kAttentionBwdKernels; its rows are other files' objects
 
 namespace {
 
 constexpr size_t kFirstSize = 512;  // of flashvar_attention_bwd_params when it was new
-constexpr uintptr_t kWorkspaceAlignment = 256;
 
 using Params = flashvar_attention_bwd_params;
 
-AttentionBwdProblem bwd_problem(const Params& p) {
-  bool const packed_q = p.features.cu_seqlens_q != nullptr;
-  bool const packed_k = p.features.cu_seqlens_k != nullptr;
+attention::BwdProblem bwd_problem(const Params& p) {
+  bool const varlen_q = p.problem.cu_seqlens_q != nullptr;
+  bool const varlen_k = p.problem.cu_seqlens_k != nullptr;
   return {attention_problem(p, const_cast<float*>(p.lse)),
-          view(p.grad_out, packed_q),
-          view(p.grad_q, packed_q),
-          view(p.grad_k, packed_k),
-          view(p.grad_v, packed_k),
+          view(p.grad_out, varlen_q),
+          view(p.grad_q, varlen_q),
+          view(p.grad_k, varlen_k),
+          view(p.grad_v, varlen_k),
           bias_view(p.grad_bias),
           p.grad_lse,
-          static_cast<unsigned char*>(p.workspace),
-          (p.flags & FLASHVAR_DETERMINISTIC) != 0};
+          static_cast<unsigned char*>(p.call.workspace),
+          (p.problem.flags & FLASHVAR_DETERMINISTIC) != 0};
 }
 
-// Reads and checks `params`; leaves the kernel that serves them.
+// Reads and checks `params`, and finds the kernel that supports them.
 flashvar_status prepare(const Params* params, Params& p, const AttentionBwdKernel*& kernel) {
   flashvar_status status = read_params(params, kFirstSize, p);
-  if (status == FLASHVAR_OK) status = check_attention(p);
+  if (status == FLASHVAR_OK) status = check_attention(p.problem);
   if (status != FLASHVAR_OK) return status;
-  if (p.grad_bias.data != nullptr && p.features.bias.data == nullptr) {
+  if (p.grad_bias.data != nullptr && p.problem.bias.data == nullptr) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "grad_bias is the gradient of a bias, found no bias");
   }
-  const auto* const table = kAttentionBwdKernels;
-  kernel = find_kernel(table, p.dtype, p.head_dim, head_dim_v(p));
-  if (kernel == nullptr) {
-    return fail_no_kernel("attention_bwd", table, p.dtype, p.head_dim, head_dim_v(p));
-  }
-  return FLASHVAR_OK;
+  return find_kernel("attention_bwd", kAttentionBwdKernels, p.problem, kernel);
 }
+
+bool is_empty(const Params& p) { return p.problem.batch == 0; }
 
 }  // namespace
 }  // namespace flashvar
+
+flashvar_status flashvar_attention_bwd(const flashvar_attention_bwd_params* params) {
+  using namespace flashvar;
+  Params p;
+  const AttentionBwdKernel* kernel = nullptr;
+  flashvar_status const status = prepare(params, p, kernel);
+  if (status != FLASHVAR_OK || is_empty(p)) return status;
+  return launch("attention_bwd", p.call, kernel->launcher, bwd_problem(p));
+}
 
 flashvar_status flashvar_attention_bwd_workspace(const flashvar_attention_bwd_params* params,
                                                  uint64_t* size) {
@@ -58,36 +59,18 @@ flashvar_status flashvar_attention_bwd_workspace(const flashvar_attention_bwd_pa
   const AttentionBwdKernel* kernel = nullptr;
   flashvar_status const status = prepare(params, p, kernel);
   if (status != FLASHVAR_OK) return status;
-  *size = p.batch == 0 ? 0 : kernel->workspace(bwd_problem(p));
+  *size = is_empty(p) ? 0 : kernel->launcher.workspace(bwd_problem(p));
   return FLASHVAR_OK;
 }
 
-flashvar_status flashvar_attention_bwd(const flashvar_attention_bwd_params* params) {
+flashvar_status flashvar_attention_bwd_explain(const flashvar_attention_bwd_params* params,
+                                               char* text, uint64_t size) {
   using namespace flashvar;
   Params p;
   const AttentionBwdKernel* kernel = nullptr;
   flashvar_status const status = prepare(params, p, kernel);
   if (status != FLASHVAR_OK) return status;
-  if (p.batch == 0) return FLASHVAR_OK;
-  AttentionBwdProblem const problem = bwd_problem(p);
-  uint64_t const wanted = kernel->workspace(problem);
-  if (p.workspace_size < wanted ||
-      reinterpret_cast<uintptr_t>(p.workspace) % kWorkspaceAlignment != 0) {
-    return fail(FLASHVAR_INVALID_ARGUMENT,
-                "workspace must have %llu bytes, aligned to %llu, found %llu bytes at %p; "
-                "flashvar_attention_bwd_workspace says how many",
-                static_cast<unsigned long long>(wanted),
-                static_cast<unsigned long long>(kWorkspaceAlignment),
-                static_cast<unsigned long long>(p.workspace_size), p.workspace);
-  }
-
-  DeviceGuard const guard(p.device);
-  if (guard.status() != FLASHVAR_OK) return guard.status();
-  cudaError_t const error = kernel->launch(problem, p.device, static_cast<cudaStream_t>(p.stream));
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // reported here, not to the next caller of the runtime
-    return fail(FLASHVAR_CUDA_ERROR, "attention_bwd did not launch on device %d: %s (%d)", p.device,
-                cudaGetErrorString(error), error);
-  }
+  Text to(text, size);
+  kernel->launcher.explain(bwd_problem(p), to);
   return FLASHVAR_OK;
 }

@@ -1,43 +1,65 @@
-// flashvar_attention_fwd: checks the caller's parameters, finds the kernel, launches it.
+// The op attention_fwd.
 #include "abi/attention_problem.h"
-#include "abi/device_guard.h"
-#include "abi/error.h"
-#include "abi/flashvar.h"
-#include "abi/kernel_table.h"
-#include "abi/params.h"
+#include "abi/call.h"
+#include "attention/kernel_table.h"
 
 namespace flashvar {
 
-#include "kernel_table.inc"  // kAttentionFwdKernels; its rows are other files' objects
+#include "attention_fwd_kernels.inc"  // kAttentionFwdKernels; its rows are other files' objects
 
 namespace {
 
-constexpr size_t kFirstSize = 208;  // of flashvar_attention_fwd_params when it was new
+constexpr size_t kFirstSize = 344;  // of flashvar_attention_fwd_params when it was new
+
+using Params = flashvar_attention_fwd_params;
+
+attention::FwdProblem fwd_problem(const Params& p) {
+  return {attention_problem(p, p.lse), static_cast<unsigned char*>(p.call.workspace)};
+}
+
+// Reads and checks `params`, and finds the kernel that supports them.
+flashvar_status prepare(const Params* params, Params& p, const AttentionFwdKernel*& kernel) {
+  flashvar_status status = read_params(params, kFirstSize, p);
+  if (status == FLASHVAR_OK) status = check_attention(p.problem);
+  if (status == FLASHVAR_OK) {
+    status = find_kernel("attention_fwd", kAttentionFwdKernels, p.problem, kernel);
+  }
+  return status;
+}
+
+bool is_empty(const Params& p) { return p.problem.batch == 0 || query_rows(p.problem) == 0; }
 
 }  // namespace
 }  // namespace flashvar
 
 flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params) {
   using namespace flashvar;
-  flashvar_attention_fwd_params p;
-  flashvar_status status = read_params(params, kFirstSize, p);
-  if (status == FLASHVAR_OK) status = check_attention(p);
-  if (status != FLASHVAR_OK) return status;
-  const auto* const table = kAttentionFwdKernels;
-  const AttentionFwdKernel* const kernel = find_kernel(table, p.dtype, p.head_dim, head_dim_v(p));
-  if (kernel == nullptr) {
-    return fail_no_kernel("attention_fwd", table, p.dtype, p.head_dim, head_dim_v(p));
-  }
-  if (p.batch == 0 || query_rows(p) == 0) return FLASHVAR_OK;
+  Params p;
+  const AttentionFwdKernel* kernel = nullptr;
+  flashvar_status const status = prepare(params, p, kernel);
+  if (status != FLASHVAR_OK || is_empty(p)) return status;
+  return launch("attention_fwd", p.call, kernel->launcher, fwd_problem(p));
+}
 
-  DeviceGuard const guard(p.device);
-  if (guard.status() != FLASHVAR_OK) return guard.status();
-  cudaError_t const error = kernel->launch({attention_problem(p, p.lse), p.counter}, p.device,
-                                           static_cast<cudaStream_t>(p.stream));
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // reported here, not to the next caller of the runtime
-    return fail(FLASHVAR_CUDA_ERROR, "attention_fwd did not launch on device %d: %s (%d)", p.device,
-                cudaGetErrorString(error), error);
-  }
+flashvar_status flashvar_attention_fwd_workspace(const flashvar_attention_fwd_params* params,
+                                                 uint64_t* size) {
+  using namespace flashvar;
+  Params p;
+  const AttentionFwdKernel* kernel = nullptr;
+  flashvar_status const status = prepare(params, p, kernel);
+  if (status != FLASHVAR_OK) return status;
+  *size = is_empty(p) ? 0 : kernel->launcher.workspace(fwd_problem(p));
+  return FLASHVAR_OK;
+}
+
+flashvar_status flashvar_attention_fwd_explain(const flashvar_attention_fwd_params* params,
+                                               char* text, uint64_t size) {
+  using namespace flashvar;
+  Params p;
+  const AttentionFwdKernel* kernel = nullptr;
+  flashvar_status const status = prepare(params, p, kernel);
+  if (status != FLASHVAR_OK) return status;
+  Text to(text, size);
+  kernel->launcher.explain(fwd_problem(p), to);
   return FLASHVAR_OK;
 }

@@ -1,5 +1,5 @@
-// From the parameter struct of an attention op to the problem its kernels see: what both directions
-// check and translate alike. The two structs name their common fields alike.
+// From the parameters of an attention op to the problem its kernels see: what both directions check
+// and translate alike. The two parameter structs name their common fields alike.
 #pragma once
 #include <algorithm>
 #include <cfloat>
@@ -7,65 +7,68 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "abi/attention.h"
 #include "abi/error.h"
-#include "abi/flashvar.h"
-#include "core/problem.h"
+#include "attention/problem.h"
 
 namespace flashvar {
 
 inline constexpr double kLog2E = 1.44269504088896340736;
-// Block ends, and diagonals one block further on, stay below 2^31.
+// Tile ends, and diagonals one tile further on, stay below 2^31.
 inline constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 1024;
 
 inline bool is_length(int64_t length) { return length >= 0 && length <= kMaxSeqlen; }
 
 inline bool is_head_dim(int32_t head_dim) { return head_dim > 0 && head_dim % 8 == 0; }
 
-template <class Params>
-int32_t head_dim_v(const Params& p) {
-  return p.features.head_dim_v == 0 ? p.head_dim : p.features.head_dim_v;
+inline int32_t head_dim_v(const flashvar_attention_problem& p) {
+  return p.head_dim_v == 0 ? p.head_dim : p.head_dim_v;
 }
 
-// Of a dense sequence, or of all packed ones.
-template <class Params>
-int64_t query_rows(const Params& p) {
-  return p.features.cu_seqlens_q == nullptr ? p.seqlen_q : p.features.total_q;
+// Of a dense sequence, or of all varlen ones.
+inline int64_t query_rows(const flashvar_attention_problem& p) {
+  return p.cu_seqlens_q == nullptr ? p.seqlen_q : p.total_q;
 }
 
-inline flashvar_status check_features(const flashvar_attention_features& f, uint32_t flags) {
-  if ((f.cu_seqlens_q != nullptr && !is_length(f.total_q)) ||
-      (f.cu_seqlens_k != nullptr && !is_length(f.total_k))) {
-    return fail(FLASHVAR_INVALID_ARGUMENT,
-                "packed sequences must have 0 to %lld rows, found total_q %lld, total_k %lld",
-                static_cast<long long>(kMaxSeqlen), static_cast<long long>(f.total_q),
-                static_cast<long long>(f.total_k));
-  }
-  if (f.bias.data != nullptr && (f.cu_seqlens_q != nullptr || f.cu_seqlens_k != nullptr)) {
+inline flashvar_status check_modifiers(const flashvar_attention_problem& p) {
+  if (p.bias.data != nullptr && (p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "a bias cannot be added to packed sequences");
   }
-  if (f.bias_dtype > 1) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "bias_dtype must be 0 or 1, found %u", f.bias_dtype);
+  if (p.bias_dtype > 1) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "bias_dtype must be 0 or 1, found %u", p.bias_dtype);
   }
-  if (!(f.dropout_p >= 0.f && f.dropout_p < 1.f) || (f.dropout_p > 0.f) != (f.rng != nullptr)) {
+  if (!(p.dropout_p >= 0.f && p.dropout_p < 1.f) || (p.dropout_p > 0.f) != (p.rng != nullptr)) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "dropout_p must be at least 0 and below 1, with rng where it is not 0, found %g "
                 "%s rng",
-                f.dropout_p, f.rng == nullptr ? "without" : "with");
+                p.dropout_p, p.rng == nullptr ? "without" : "with");
   }
-  if (!(f.softcap >= 0.f && f.softcap <= FLT_MAX)) {
+  if (!(p.softcap >= 0.f && p.softcap <= FLT_MAX)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "softcap must be finite and not negative, found %g",
-                f.softcap);
+                p.softcap);
   }
-  if (((flags & FLASHVAR_WINDOW_LEFT) != 0 && f.window_left < 0) ||
-      ((flags & FLASHVAR_WINDOW_RIGHT) != 0 && f.window_right < 0)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "windows must not be negative, found %d and %d",
-                f.window_left, f.window_right);
+  if (!std::isfinite(p.scale)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
   }
   return FLASHVAR_OK;
 }
 
-template <class Params>
-flashvar_status check_attention(const Params& p) {
+inline flashvar_status check_mask(const flashvar_attention_problem& p) {
+  uint32_t const known =
+      FLASHVAR_CAUSAL | FLASHVAR_WINDOW_LEFT | FLASHVAR_WINDOW_RIGHT | FLASHVAR_DETERMINISTIC;
+  if ((p.flags & ~known) != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "flags must be some of 0x%x, found 0x%x", known,
+                p.flags);
+  }
+  if (((p.flags & FLASHVAR_WINDOW_LEFT) != 0 && p.window_left < 0) ||
+      ((p.flags & FLASHVAR_WINDOW_RIGHT) != 0 && p.window_right < 0)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "windows must not be negative, found %d and %d",
+                p.window_left, p.window_right);
+  }
+  return FLASHVAR_OK;
+}
+
+inline flashvar_status check_sizes(const flashvar_attention_problem& p) {
   bool const is_batch = 0 <= p.batch && p.batch <= INT32_MAX;
   if (!is_batch || !is_length(p.seqlen_q) || !is_length(p.seqlen_k)) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -74,11 +77,12 @@ flashvar_status check_attention(const Params& p) {
                 static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.batch),
                 static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k));
   }
-  uint32_t const known =
-      FLASHVAR_CAUSAL | FLASHVAR_WINDOW_LEFT | FLASHVAR_WINDOW_RIGHT | FLASHVAR_DETERMINISTIC;
-  if ((p.flags & ~known) != 0) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "flags must be some of 0x%x, found 0x%x", known,
-                p.flags);
+  if ((p.cu_seqlens_q != nullptr && !is_length(p.total_q)) ||
+      (p.cu_seqlens_k != nullptr && !is_length(p.total_k))) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "packed sequences must have 0 to %lld rows, found total_q %lld, total_k %lld",
+                static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.total_q),
+                static_cast<long long>(p.total_k));
   }
   if (p.heads_q <= 0 || p.heads_kv <= 0 || p.heads_q % p.heads_kv != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -90,86 +94,77 @@ flashvar_status check_attention(const Params& p) {
                 "head_dim must be a positive multiple of 8, found %d and %d for values", p.head_dim,
                 head_dim_v(p));
   }
-  if (!std::isfinite(p.scale)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
-  }
-  return check_features(p.features, p.flags);
+  return FLASHVAR_OK;
 }
 
-inline TensorView view(const flashvar_tensor& tensor, bool packed) {
-  return {static_cast<uint16_t*>(tensor.data), packed ? 0 : tensor.batch_stride, tensor.seq_stride,
+inline flashvar_status check_attention(const flashvar_attention_problem& p) {
+  flashvar_status status = check_sizes(p);
+  if (status == FLASHVAR_OK) status = check_mask(p);
+  if (status == FLASHVAR_OK) status = check_modifiers(p);
+  return status;
+}
+
+inline attention::Tensor view(const flashvar_tensor& tensor, bool varlen) {
+  return {static_cast<uint16_t*>(tensor.data), varlen ? 0 : tensor.batch_stride, tensor.seq_stride,
           tensor.head_stride};
 }
 
-inline BiasView bias_view(const flashvar_tensor& bias) {
+inline attention::BiasView bias_view(const flashvar_tensor& bias) {
   return {bias.data, bias.batch_stride, bias.head_stride, bias.seq_stride};
 }
 
 // A window that no pair of rows can exceed is none.
 inline int32_t window(uint32_t flags, uint32_t flag, int32_t width) {
-  return (flags & flag) == 0 || width >= kMaxSeqlen ? kUnbounded : width;
+  return (flags & flag) == 0 || width >= kMaxSeqlen ? attention::kUnbounded : width;
 }
 
-inline ScoreFeatures score_features(const flashvar_attention_features& f, float scale) {
+inline attention::ScoreModifiers score_modifiers(const flashvar_attention_problem& p) {
   // Half words are uniform in [0, 2^16): as many as this are dropped, and never all.
   uint32_t const dropped =
-      std::min<uint32_t>(static_cast<uint32_t>(double{f.dropout_p} * 65536.0 + 0.5), 65535);
-  return {scale,
-          f.softcap,
-          f.softcap == 0.f ? 0.f : static_cast<float>(std::fmin(2. * kLog2E / f.softcap, FLT_MAX)),
-          f.alibi_slopes,
-          f.alibi_batch_stride,
-          bias_view(f.bias),
-          f.bias_dtype == 1,
-          f.rng,
+      std::min<uint32_t>(static_cast<uint32_t>(double{p.dropout_p} * 65536.0 + 0.5), 65535);
+  return {p.scale,
+          p.softcap,
+          p.softcap == 0.f ? 0.f : static_cast<float>(std::fmin(2. * kLog2E / p.softcap, FLT_MAX)),
+          p.alibi_slopes,
+          p.alibi_batch_stride,
+          bias_view(p.bias),
+          p.bias_dtype == 1,
+          p.rng,
           dropped << 16,
           65536.f / static_cast<float>(65536 - dropped)};
 }
 
+// `lse` apart, as only the forward writes it.
 template <class Params>
-AttentionProblem attention_problem(const Params& p, float* lse) {
-  const flashvar_attention_features& f = p.features;
-  bool const packed_q = f.cu_seqlens_q != nullptr, packed_k = f.cu_seqlens_k != nullptr;
+attention::Problem attention_problem(const Params& params, float* lse) {
+  const flashvar_attention_problem& p = params.problem;
+  bool const varlen_q = p.cu_seqlens_q != nullptr, varlen_k = p.cu_seqlens_k != nullptr;
   float const sign = p.scale > 0.f ? 1.f : p.scale < 0.f ? -1.f : 0.f;
   double const magnitude = p.scale == 0.f ? 1. : std::fabs(p.scale);
   bool const causal = (p.flags & FLASHVAR_CAUSAL) != 0;
-  return {view(p.q, packed_q),
-          view(p.k, packed_k),
-          view(p.v, packed_k),
-          view(p.out, packed_q),
+  return {view(params.q, varlen_q),
+          view(params.k, varlen_k),
+          view(params.v, varlen_k),
+          view(params.out, varlen_q),
           lse,
           p.batch,
-          {f.cu_seqlens_q, static_cast<int32_t>(p.seqlen_q), static_cast<int32_t>(f.total_q)},
-          {f.cu_seqlens_k, static_cast<int32_t>(p.seqlen_k), static_cast<int32_t>(f.total_k)},
-          f.seqused_k,
+          {p.cu_seqlens_q, static_cast<int32_t>(p.seqlen_q), static_cast<int32_t>(p.total_q)},
+          {p.cu_seqlens_k, static_cast<int32_t>(p.seqlen_k), static_cast<int32_t>(p.total_k)},
+          p.seqused_k,
           p.heads_q,
           p.heads_q / p.heads_kv,
           p.head_dim,
           head_dim_v(p),
-          window(p.flags, FLASHVAR_WINDOW_LEFT, f.window_left),
-          causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, f.window_right),
+          window(p.flags, FLASHVAR_WINDOW_LEFT, p.window_left),
+          causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, p.window_right),
           sign,
           static_cast<float>(std::fmin(magnitude * kLog2E, FLT_MAX)),
-          score_features(f, p.scale)};
-}
-
-// The smallest compiled head dims that hold the request; `table` ends with null.
-template <class Kernel>
-const Kernel* find_kernel(const Kernel* const* table, uint32_t dtype, int head_dim, int dim_v) {
-  const Kernel* best = nullptr;
-  for (; *table != nullptr; ++table) {
-    const Kernel* const row = *table;
-    if (row->dtype != dtype || row->head_dim < head_dim || row->head_dim_v < dim_v) continue;
-    if (best == nullptr || row->head_dim + row->head_dim_v < best->head_dim + best->head_dim_v) {
-      best = row;
-    }
-  }
-  return best;
+          score_modifiers(p)};
 }
 
 template <class Kernel>
-flashvar_status fail_no_kernel(const char* op, const Kernel* const* table, uint32_t dtype,
-                               int head_dim, int dim_v) {
+flashvar_status fail_no_kernel(const char* op, const Kernel* const* table,
+                               const flashvar_attention_problem& p) {
   char held[512] = "nothing";
   int length = 0;
   for (; *table != nullptr && length < static_cast<int>(sizeof(held)) - 48; ++table) {
@@ -178,8 +173,25 @@ flashvar_status fail_no_kernel(const char* op, const Kernel* const* table, uint3
                             (*table)->head_dim_v);
   }
   return fail(FLASHVAR_NO_KERNEL,
-              "no %s kernel for dtype %u, head_dim %d / %d; this binary holds %s", op, dtype,
-              head_dim, dim_v, held);
+              "no %s kernel for dtype %u, head_dim %d / %d; this binary holds %s", op, p.dtype,
+              p.head_dim, head_dim_v(p), held);
+}
+
+// The kernel with the smallest head dims that hold the request; `table` ends with null.
+template <class Kernel>
+flashvar_status find_kernel(const char* op, const Kernel* const* table,
+                            const flashvar_attention_problem& p, const Kernel*& found) {
+  int const dim = p.head_dim, dim_v = head_dim_v(p);
+  found = nullptr;
+  for (const Kernel* const* row = table; *row != nullptr; ++row) {
+    const Kernel& kernel = **row;
+    if (kernel.dtype != p.dtype || kernel.head_dim < dim || kernel.head_dim_v < dim_v) continue;
+    if (found == nullptr ||
+        kernel.head_dim + kernel.head_dim_v < found->head_dim + found->head_dim_v) {
+      found = &kernel;
+    }
+  }
+  return found != nullptr ? FLASHVAR_OK : fail_no_kernel(op, table, p);
 }
 
 }  // namespace flashvar

@@ -1,4 +1,5 @@
-// Division by a number that the host knows: a multiplication, as kernels have no divider.
+// Division by a number that the host knows: one multiplication and a shift on the device, which has
+// no integer divider.
 #pragma once
 #include <cstdint>
 

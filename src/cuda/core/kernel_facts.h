@@ -1,24 +1,58 @@
-// What a compiled kernel needs, readable from the library's file without running it: one record per
-// kernel in the section .flashvar.kernels, from which the manifest is written.
+// What compiled kernels need, readable from the library's file without running it: records in the
+// section .flashvar.kernels, one for every device function that a row of a kernel table launches,
+// the main one first. The manifest is written from them.
 #pragma once
 #include <cstdint>
 
 namespace flashvar {
 
 struct KernelFacts {
-  char name[64];          // zero-terminated
+  char row[64];           // of the kernel table; all texts are zero-terminated
+  char kernel[32];        // the device function
+  char family[16];        // its instructions: "wgmma" or "mma.sync"
+  char when[160];         // calls that the row's kernels of this family serve
   int32_t threads;        // per block
   int32_t shared_memory;  // dynamic, bytes per block
   int32_t tile[4];        // block sizes in the op's own order; 0 where unused
+};
 
-  static constexpr KernelFacts make(const char* name, int threads, int shared_memory, int tile0,
-                                    int tile1 = 0) {
-    KernelFacts facts{{}, threads, shared_memory, {tile0, tile1, 0, 0}};
-    for (int i = 0; i < 63 && name[i] != '\0'; ++i) facts.name[i] = name[i];
+static_assert(sizeof(KernelFacts) == 296, "the manifest writer reads records of 296 bytes");
+
+template <int kCount>
+struct KernelFactsList {
+  KernelFacts records[kCount];
+};
+
+// Makes the records of one row and one family.
+struct KernelFactsMaker {
+  const char* row;
+  const char* family;
+  const char* when;
+
+  constexpr KernelFacts make(const char* kernel, int threads, int shared_memory, int tile0,
+                             int tile1 = 0) const {
+    KernelFacts facts{{}, {}, {}, {}, threads, shared_memory, {tile0, tile1, 0, 0}};
+    copy(facts.row, row);
+    copy(facts.kernel, kernel);
+    copy(facts.family, family);
+    copy(facts.when, when);
     return facts;
+  }
+
+ private:
+  template <int kSize>
+  static constexpr void copy(char (&to)[kSize], const char* from) {
+    for (int i = 0; i < kSize - 1 && from[i] != '\0'; ++i) to[i] = from[i];
   }
 };
 
-static_assert(sizeof(KernelFacts) == 88, "the manifest writer reads records of 88 bytes");
+template <int kFirst, int kSecond>
+constexpr KernelFactsList<kFirst + kSecond> join(const KernelFactsList<kFirst>& first,
+                                                 const KernelFactsList<kSecond>& second) {
+  KernelFactsList<kFirst + kSecond> both{};
+  for (int i = 0; i < kFirst; ++i) both.records[i] = first.records[i];
+  for (int i = 0; i < kSecond; ++i) both.records[kFirst + i] = second.records[i];
+  return both;
+}
 
 }  // namespace flashvar

@@ -1,5 +1,4 @@
-// Launching a kernel: the shared-memory limit is raised once per kernel and device, everything else
-// is passed on. Host only.
+// Launching a kernel. Host only.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -11,11 +10,14 @@ namespace flashvar {
 struct LaunchShape {
   int64_t blocks;
   int threads;
-  int shared_memory;   // dynamic, bytes
-  bool early = false;  // starts before the grid ahead is complete: the kernel waits for it itself
+  int shared_memory;  // dynamic, bytes
+  // Programmatic dependent launch: blocks may start before the preceding grid is complete. The
+  // kernel executes griddepcontrol.wait before it reads what that grid wrote.
+  bool programmatic = false;
 };
 
-// cudaFuncSetAttribute acts on the current device only, so what was done is kept per device.
+// The limit of dynamic shared memory, raised once per kernel and device: cudaFuncSetAttribute acts
+// on the current device only.
 class SharedMemoryLimit {
  public:
   template <class Kernel>
@@ -32,8 +34,8 @@ class SharedMemoryLimit {
   std::atomic<uint64_t> done_{0};
 };
 
-template <auto* kKernel, class Arguments>
-cudaError_t launch_kernel(const Arguments& arguments, const LaunchShape& shape, int device,
+template <auto* kKernel, class Args>
+cudaError_t launch_kernel(const Args& args, const LaunchShape& shape, int device,
                           cudaStream_t stream) {
   static SharedMemoryLimit limit;
   if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -46,12 +48,12 @@ cudaError_t launch_kernel(const Arguments& arguments, const LaunchShape& shape, 
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_memory;
   config.stream = stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = shape.early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kKernel, arguments);
+  cudaLaunchAttribute programmatic{};
+  programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  programmatic.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &programmatic;
+  config.numAttrs = shape.programmatic ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kKernel, args);
 }
 
 }  // namespace flashvar

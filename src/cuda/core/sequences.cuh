@@ -1,10 +1,9 @@
-// Where the sequences of a batch lie in a tensor, and how tiles of rows are dealt out over them.
+// Where the sequences of a batch lie in a tensor, and how tiles of rows are assigned to them.
 //
-// Dense sequences have one length and an own place along the batch dimension. Packed ones follow
-// each other along the rows; where they begin is known to the device alone. Then the grid is made
-// for any lengths: sequence b is given tiles from offsets[b] / rows + b on, which are at least as
-// many as it needs, so no more than total / rows + batch tiles are launched whatever the longest
-// is.
+// Dense: all sequences have one length, and the batch stride leads to each. Varlen: sequences are
+// concatenated along the rows, and their offsets are known only on the device. The grid must then
+// be sized without the lengths: sequence b owns tile numbers from offsets[b] / rows + b on, which
+// are at least as many as it needs, so total / rows + batch tiles are launched for any lengths.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -14,29 +13,29 @@ namespace flashvar {
 
 // Rows of one sequence.
 struct Span {
-  int32_t first;  // row of the tensor; 0 for dense sequences, which the batch stride leads to
+  int32_t first;  // row of the tensor; 0 for dense sequences, where the batch stride is the offset
   int32_t count;
 };
 
-// One tile of rows: which sequence, and where in it. `first` may be past the sequence's end.
-struct TilePosition {
+// One tile of rows: its sequence and its first row within it, which may be past the end.
+struct TileCoordinate {
   uint32_t batch;
   int32_t first;
 };
 
 struct Sequences {
-  const int32_t* offsets;  // [batch + 1], in device memory; null: dense
-  int32_t seqlen;          // of every dense sequence; an upper bound of packed ones
-  int32_t total;           // rows of all packed sequences
+  const int32_t* offsets;  // cu_seqlens, [batch + 1] in device memory; null: dense
+  int32_t seqlen;          // dense: of every sequence; varlen: an upper bound
+  int32_t total;           // varlen: rows of all sequences
 
-  // How many tiles of `rows` rows to launch.
+  // Tiles of `rows` rows to launch.
   __host__ __device__ int64_t tiles(int64_t batch, int32_t rows) const {
     if (offsets != nullptr) return total / rows + batch;
     return batch * ((seqlen + int64_t{rows} - 1) / rows);
   }
 
 #ifdef __CUDACC__
-  // Offsets that make no sense lead to empty sequences, never outside of the tensor.
+  // Clamped: inconsistent offsets give empty sequences, never rows outside the tensor.
   __device__ __forceinline__ Span span(uint32_t batch) const {
     if (offsets == nullptr) return {0, seqlen};
     int32_t const begin = min(max(offsets[batch], 0), total);
@@ -50,23 +49,23 @@ struct Sequences {
            batch;
   }
 
-  // The tile numbered `tile`; within a sequence they ascend. All lanes of a warp ask together: each
-  // looks at another sequence, so that 32 of them cost one access to memory and 1,024 two.
-  __device__ __forceinline__ TilePosition find(uint32_t tile, uint32_t batches,
-                                               int32_t rows) const {
+  // Coordinate of the tile numbered `tile`; tiles of one sequence ascend. Varlen: a 32-ary search
+  // by a converged warp, each lane probing another sequence, so that 32 sequences cost one memory
+  // latency and 1,024 cost two. Precondition: tile numbers fit 31 bits (launchers check).
+  __device__ __forceinline__ TileCoordinate find(uint32_t tile, uint32_t batches,
+                                                 int32_t rows) const {
     if (offsets == nullptr) {
       uint32_t const per_sequence = (seqlen + rows - 1) / rows;
       return {tile / per_sequence, static_cast<int32_t>(tile % per_sequence) * rows};
     }
-    // Launchers see to it that numbers of tiles have 31 bits.
     auto const first = [&](uint32_t b) { return static_cast<uint32_t>(first_tile(b, rows)); };
     uint32_t const wanted = tile + first(0);
     uint32_t const lane = threadIdx.x % 32;
-    uint32_t batch = 0;  // the last whose first tile is not past the wanted one
+    uint32_t batch = 0;  // the last sequence known to start at or before `wanted`
     for (uint32_t candidates = batches; candidates > 1;) {
       uint32_t const step = (candidates + 31) / 32;
       bool const fits = lane * step < candidates && first(batch + lane * step) <= wanted;
-      uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits));  // lane 0's always fits
+      uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits));  // lane 0 always fits
       batch += last * step;
       candidates = min(step, candidates - last * step);
     }

@@ -1,20 +1,19 @@
-// Shared-memory tiles of 16-bit elements that ldmatrix reads and 16-byte stores fill without bank
-// conflicts.
+// Shared-memory tiles that ldmatrix reads and 16-byte stores fill without bank conflicts.
 //
-// A tile of kRows x kCols is stored as pages of kPageCols columns. Inside a page the 16-byte chunks
-// of a row are permuted by the row's index, so that eight consecutive rows of one logical column
-// fall into eight different groups of banks.
+// A tile of kRows x kCols is stored as column blocks of kColBlockCols columns (one swizzle atom
+// wide). Inside a column block the 16-byte chunks of a row are permuted by the row's index, so that
+// eight consecutive rows of one logical column fall into eight different groups of banks.
 #pragma once
 #include <cstdint>
 
 namespace flashvar {
 
 inline constexpr int kChunkBytes = 16;
-inline constexpr int kChunkElements = 8;
+inline constexpr int kChunkElements = 8;  // of 16 bits
 
 // Rows of 128 bytes: chunk ^= row % 8.
 struct Swizzle128B {
-  static constexpr int kChunks = 8;  // per row of a page
+  static constexpr int kChunks = 8;  // per row of a column block
   static constexpr int kPeriod = 8;  // rows after which the permutation repeats
   static __device__ __forceinline__ uint32_t permute(uint32_t row) { return row & 7; }
 };
@@ -35,29 +34,31 @@ struct Select<false, A, B> {
   using type = B;
 };
 
-template <int kRows_, int kCols_>
+template <int kRows_, int kCols_, int kElementBytes = 2>
 struct SmemLayout {
   static constexpr int kRows = kRows_;
   static constexpr int kCols = kCols_;
-  using Swizzle = typename Select<kCols % 64 == 0, Swizzle128B, Swizzle64B>::type;
-  static constexpr int kPageChunks = Swizzle::kChunks;
-  static constexpr int kPageCols = kPageChunks * kChunkElements;
-  static constexpr int kPages = kCols / kPageCols;
-  static constexpr int kRowBytes = kPageChunks * kChunkBytes;
-  static constexpr int kPageBytes = kRows * kRowBytes;
-  static constexpr int kBytes = kPages * kPageBytes;
-  static_assert(kCols % kPageCols == 0, "columns must fill whole pages");
+  using Swizzle = typename Select<kCols * kElementBytes % 128 == 0, Swizzle128B, Swizzle64B>::type;
+  static constexpr int kColBlockChunks = Swizzle::kChunks;
+  static constexpr int kColBlockCols = kColBlockChunks * kChunkBytes / kElementBytes;
+  static constexpr int kColBlocks = kCols / kColBlockCols;
+  static constexpr int kRowBytes = kColBlockChunks * kChunkBytes;
+  static constexpr int kColBlockBytes = kRows * kRowBytes;
+  static constexpr int kBytes = kColBlocks * kColBlockBytes;
+  static_assert(kCols % kColBlockCols == 0, "columns must fill whole column blocks");
   static_assert(kRows % Swizzle::kPeriod == 0, "rows must fill whole swizzle periods");
 
-  // Byte offset of a 16-byte chunk of the first page.
+  // Byte offset of a 16-byte chunk of the first column block.
   static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
     return row * kRowBytes + ((chunk ^ Swizzle::permute(row)) * kChunkBytes);
   }
 
-  // Moves an address made by chunk_offset to chunk `delta` further on. Rows are aligned to their
-  // size, so the permutation commutes with XOR as long as the two chunk numbers share no bit.
+  // Moves an address made by chunk_offset `delta` chunks to the right. Precondition: the chunk
+  // number and `delta` share no bit; then adding is XOR, which commutes with the permutation (rows
+  // are aligned to their size).
   static __device__ __forceinline__ uint32_t advance(uint32_t address, int delta) {
-    return (address ^ ((delta % kPageChunks) * kChunkBytes)) + (delta / kPageChunks) * kPageBytes;
+    return (address ^ ((delta % kColBlockChunks) * kChunkBytes)) +
+           (delta / kColBlockChunks) * kColBlockBytes;
   }
 };
 

@@ -1,4 +1,5 @@
-// What an instance is compiled for, as variants.toml says it: nothing below asks the preprocessor.
+// What an instance is compiled for, from variants.toml: tile choices below depend on these
+// constants, never on preprocessor symbols.
 #pragma once
 
 namespace flashvar {
@@ -6,7 +7,7 @@ namespace flashvar {
 template <int kArchitecture_, int kSharedMemory_>
 struct Target {
   static constexpr int kArchitecture = kArchitecture_;  // 10 * major + minor
-  static constexpr int kSharedMemory = kSharedMemory_;  // bytes one block may have
+  static constexpr int kSharedMemory = kSharedMemory_;  // maximum bytes per block
 };
 
 }  // namespace flashvar

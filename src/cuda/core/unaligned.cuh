@@ -1,4 +1,4 @@
-// Eight 16-bit elements whose address is aligned to two bytes only.
+// Accesses of eight 16-bit elements whose address is aligned to two bytes only.
 #pragma once
 #include <cuda_runtime_api.h>
 

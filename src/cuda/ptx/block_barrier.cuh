@@ -1,5 +1,5 @@
-// The block's barrier for warps that may wait for it at different places of the program, as
-// __syncthreads() may not.
+// Barrier 0 without the convergence rule of __syncthreads(): warps may execute different bar.sync
+// instructions (warps that skip key blocks wait in a loop of their own).
 #pragma once
 
 namespace flashvar::ptx {

@@ -1,11 +1,12 @@
-// Contiguous bytes between global and shared memory by the copy engine, and sums of fp32 into
-// global memory (sm_90 and newer). Addresses and sizes are multiples of 16 bytes.
+// cp.async.bulk: asynchronous copies of contiguous bytes from global to shared memory, and fp32
+// reductions from shared into global memory (sm_90 and newer). Addresses and sizes are multiples of
+// 16 bytes.
 #pragma once
 #include <cstdint>
 
 namespace flashvar::ptx {
 
-// Completes on `barrier`, which must expect the bytes.
+// Completes on `barrier`, whose current phase must expect the bytes.
 __device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -15,7 +16,7 @@ __device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uin
       : "memory");
 }
 
-// Adds fp32 values of shared memory to global memory; part of the thread's open group.
+// global += smem, element-wise in fp32; part of the thread's open bulk group.
 __device__ __forceinline__ void bulk_add(float* global, uint32_t smem, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
@@ -25,11 +26,11 @@ __device__ __forceinline__ void bulk_add(float* global, uint32_t smem, uint32_t 
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// All of the thread's groups have read their shared memory.
+// Waits until all of the thread's groups have read their shared memory.
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// All of the thread's groups are complete.
+// Waits until all of the thread's groups are complete.
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

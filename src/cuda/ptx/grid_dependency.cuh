@@ -1,18 +1,18 @@
-// Grids that start before the one ahead of them in the stream is complete, where they were launched
-// so (sm_90 and newer; on older devices nothing is to be said).
+// Programmatic dependent launch: grids launched with LaunchShape::programmatic may start before the
+// preceding grid of the stream is complete (sm_90 and newer; no-ops on older devices).
 #pragma once
 
 namespace flashvar::ptx {
 
-// The grid behind may start as soon as all blocks of this one have said so, or are done.
-__device__ __forceinline__ void release_next_grid() {
+// Lets the dependent grid start once every block of this one has executed this or exited.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// The grid ahead is complete, and what it wrote can be read.
-__device__ __forceinline__ void await_last_grid() {
+// Waits until the preceding grid is complete and its writes are visible.
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -1,6 +1,6 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of asynchronous
-// copies (sm_90 and newer). A phase ends when all expected arrivals and bytes are in; waiters name
-// the parity of the phase they wait for.
+// copies (sm_90 and newer). A phase completes when all expected arrivals and bytes have arrived; a
+// wait names the parity of the phase it waits for.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine.
+// Makes initialised barriers visible to the async proxy (TMA).
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -21,7 +21,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and announces `bytes` of copies that the phase waits for too.
+// Arrives, and adds `bytes` to what the current phase expects of asynchronous copies.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");

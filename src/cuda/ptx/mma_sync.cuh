@@ -1,8 +1,9 @@
 // mma.sync m16n8k16: c += a b with 16-bit inputs and fp32 accumulation (sm_80 and newer).
 //
-// With g = lane / 4 and t = lane % 4: a holds {row g, k 2t}, {row g + 8, k 2t}, {row g, k 2t + 8},
-// {row g + 8, k 2t + 8} in pairs; b holds {k 2t, col g}, {k 2t + 8, col g}; c holds {row g, col
-// 2t}, {row g, col 2t + 1}, {row g + 8, col 2t}, {row g + 8, col 2t + 1}.
+// Register layout, with g = lane / 4 and t = lane % 4. a, in pairs of adjacent k: {row g, k 2t},
+// {row g + 8, k 2t}, {row g, k 2t + 8}, {row g + 8, k 2t + 8}. b, likewise: {k 2t, col g},
+// {k 2t + 8, col g}. c: {row g, col 2t}, {row g, col 2t + 1}, {row g + 8, col 2t},
+// {row g + 8, col 2t + 1}.
 #pragma once
 #include <cstdint>
 

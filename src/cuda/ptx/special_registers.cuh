@@ -1,5 +1,6 @@
-// Special registers read anew on every call. What the compiler derives from threadIdx and blockIdx
-// it computes once and keeps, which costs a long loop registers that its accumulators need.
+// Special registers, read again at every call (volatile). Values derived from threadIdx and
+// blockIdx are computed once and kept live across the main loop, in registers that its accumulators
+// need.
 #pragma once
 #include <cstdint>
 

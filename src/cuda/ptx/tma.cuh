@@ -1,6 +1,6 @@
-// TMA: tiles of tensors from global to shared memory by the copy engine (sm_90 and newer).
-// Coordinates count elements from the innermost dimension on; what lies outside of the tensor is
-// read as zeros and counted as bytes.
+// TMA loads: boxes of a tensor from global to shared memory (sm_90 and newer). Coordinates are in
+// elements, innermost dimension first. Elements outside the tensor arrive as zeros, and count as
+// bytes on the barrier.
 #pragma once
 #include <cuda.h>
 
@@ -8,7 +8,7 @@
 
 namespace flashvar::ptx {
 
-// Cache policies of L2, as the hardware encodes them.
+// L2 cache policies, in the hardware's encoding.
 enum class CacheHint : uint64_t {
   kNormal = 0x1000000000000000,
   kEvictFirst = 0x12F0000000000000,
@@ -19,7 +19,7 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Each completes on `barrier`, which must expect the bytes of the whole box.
+// Loads complete on `barrier`, whose current phase must expect the bytes of the whole box.
 __device__ __forceinline__ void tma_load_2d(uint32_t smem, const CUtensorMap* map, uint32_t barrier,
                                             CacheHint hint, int32_t c0, int32_t c1) {
   asm volatile(
@@ -59,7 +59,8 @@ __device__ __forceinline__ void store_zeros_16(uint32_t smem) {
   asm volatile("st.shared.v4.b32 [%0], {0, 0, 0, 0};" ::"r"(smem) : "memory");
 }
 
-// Makes this thread's ordinary writes to shared memory visible to the copy engine and to wgmma.
+// Makes this thread's generic-proxy writes to shared memory visible to the async proxy (TMA,
+// wgmma).
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

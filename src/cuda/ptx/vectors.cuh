@@ -1,5 +1,5 @@
-// Several fp32 values at a time: adds to global memory (sm_90 and newer), and accesses of shared
-// memory that stay between the barriers where they are written.
+// Vector accesses: fp32 reductions into global memory (sm_90 and newer), and volatile loads and
+// stores of shared memory, which the compiler does not move across barriers.
 #pragma once
 #include <cstdint>
 

@@ -1,21 +1,21 @@
-// Warpgroups: registers handed from one to another, and barriers among some of a block's threads
-// (sm_90 and newer).
+// Warpgroup-wide instructions: setmaxnreg, named barriers and elect (sm_90 and newer).
 #pragma once
 #include <cstdint>
 
 namespace flashvar::ptx {
 
-// All four warps of a warpgroup take part. The kernel needs launch bounds of one block per SM.
+// Lowers (dec) or raises (inc) the register limit of the calling warpgroup; all four warps execute
+// it. ptxas ignores it (C7508) unless the kernel's launch bounds name one block per SM.
 template <int kRegisters>
-__device__ __forceinline__ void registers_give() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void registers_take() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Barrier 0 is that of __syncthreads.
+// Named barriers of `threads` threads; barrier 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier_sync(uint32_t barrier, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -23,7 +23,7 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t barrier, uint32_t 
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// True in one lane of the calling warp, which is converged.
+// True in one lane of the calling warp. Precondition: the warp is converged.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(

@@ -1,11 +1,11 @@
-// wgmma m64nNk16: d += a b by a warpgroup, 16-bit inputs, fp32 accumulation, asynchronous (sm_90a).
+// wgmma m64nNk16: d += a b by a warpgroup, asynchronous, 16-bit inputs, fp32 accumulation (sm_90a).
 //
-// Warp w of the warpgroup holds rows 16 w to 16 w + 15 of d as m16n8 accumulators (mma_sync.cuh),
-// N / 8 of them in a row; operand a in registers likewise. Descriptors name tiles in shared memory
-// with 128-byte rows, swizzled; the next page of 64 columns is `page_bytes` further on. Between
-// wgmma_fence() and wgmma_wait() nothing else may touch d or a.
+// Warp w of the warpgroup holds rows 16 w to 16 w + 15 of d as N / 8 m16n8 accumulator tiles
+// (mma_sync.cuh); operand a in registers is laid out likewise. Descriptors name shared-memory tiles
+// of 128-byte rows, SWIZZLE_128B, in column blocks of 64 columns. Between wgmma_fence() and
+// wgmma_wait() nothing else may access d or a.
 //
-// The operand lists are macros: asm strings can be put together in no other way.
+// The operand lists are macros: asm strings cannot be composed otherwise.
 #pragma once
 #include <cstdint>
 
@@ -24,21 +24,22 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving uses of `r` across.
+// Keeps the compiler from moving accesses of `r` across this point.
 template <int kCount>
 __device__ __forceinline__ void wgmma_pin(float (&r)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-// `page_bytes`: distance of 64-column pages; read only where the columns are not those of k.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t smem, uint32_t page_bytes) {
+// `col_block_bytes`: distance of column blocks (LBO); used for MN-major operands only.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t smem, uint32_t col_block_bytes) {
   constexpr uint64_t kSwizzle128B = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128B | kEightRows | (uint64_t{(page_bytes >> 4) & 0x3fff} << 16) |
+  return kSwizzle128B | kEightRows | (uint64_t{(col_block_bytes >> 4) & 0x3fff} << 16) |
          ((smem >> 4) & 0x3fff);
 }
-// The tile `bytes` further on. Shared memory ends before the address could carry into other fields.
+// The descriptor of the address `bytes` further on. Shared memory ends below where the address
+// field could carry into the next.
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
   uint32_t const low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
   return (descriptor & 0xffffffff00000000) | low;
@@ -67,8 +68,8 @@ struct Wgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 
-// kA to kG are the numbers of the operands after the accumulators. b's rows are those of k where
-// kTransB (V), else its columns are (K).
+// kA to kG: the asm operands after the accumulators. kTransB: b is MN-major (its rows are k, as
+// V's), else K-major (its columns are k, as K's).
 #define FLASHVAR_WGMMA(kN_, kDtype, kName, kA, kB, kC, kD, kE, kF, kG, kRegisters, ...)        \
   template <>                                                                                  \
   struct Wgmma<dtype::kDtype, kN_> {                                                           \

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         InvalidInputError,
         LayoutError,
         ManifestError,
+        NotServedError,
         ShapeError,
     )
     from flashvar.ops.attention import attention
@@ -40,6 +41,7 @@ __all__ = [
     "InvalidInputError",
     "LayoutError",
     "ManifestError",
+    "NotServedError",
     "ShapeError",
     "__version__",
     "attention",

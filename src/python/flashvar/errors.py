@@ -49,6 +49,10 @@ class IntegrationError(FlashvarError, ImportError):
     """The package that flashvar is to be registered in is missing or too old."""
 
 
+class NotServedError(FlashvarError, ModuleNotFoundError):
+    """A part of another project that flashvar's stand-in for it does not have."""
+
+
 class ManifestError(FlashvarError):
     """A manifest is missing, unreadable, or says something that it may not say."""
 

@@ -22,10 +22,11 @@ from flashvar.registry import Binary, Inventory
 _log = logging.getLogger("flashvar")
 
 _OK: Final = 0  # FLASHVAR_OK
+_LONGEST: Final = 512  # bytes of an explanation
 
 
 class Library:
-    """An open binary. Its functions take one packed parameter struct of src/cuda/abi/flashvar.h."""
+    """An open binary. Its functions take one packed parameter struct of src/cuda/abi/<op>.h."""
 
     def __init__(self, path: Path, handle: ctypes.CDLL) -> None:
         """Look up the functions of `handle`, opened from `path`."""
@@ -59,12 +60,45 @@ class Library:
         Raises:
             BinaryError: as for attention_fwd.
         """
+        return self._workspace(self._attention_bwd_workspace, packed)
+
+    def attention_fwd_workspace(self, packed: bytes) -> int:
+        """Bytes of workspace that a forward wants.
+
+        Raises:
+            BinaryError: as for attention_fwd.
+        """
+        return self._workspace(self._attention_fwd_workspace, packed)
+
+    def attention_fwd_explain(self, packed: bytes) -> str:
+        """Which kernels a forward launches and why: `wgmma: ...` or `mma.sync: ...`.
+
+        Raises:
+            BinaryError: as for attention_fwd.
+        """
+        return self._explain(self._attention_fwd_explain, packed)
+
+    def attention_bwd_explain(self, packed: bytes) -> str:
+        """The same of a backward.
+
+        Raises:
+            BinaryError: as for attention_fwd.
+        """
+        return self._explain(self._attention_bwd_explain, packed)
+
+    def _workspace(self, function: Any, packed: bytes) -> int:
         size = ctypes.c_uint64()
-        if self._attention_bwd_workspace(packed, ctypes.byref(size)) != _OK:
+        if function(packed, ctypes.byref(size)) != _OK:
             raise BinaryError(f"{self.path.name}: {self.last_error()}")
         return size.value
 
-    # A binary from before the backward has neither function, and serves the forward all the same.
+    def _explain(self, function: Any, packed: bytes) -> str:
+        text = ctypes.create_string_buffer(_LONGEST)
+        if function(packed, text, _LONGEST) != _OK:
+            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+        return text.value.decode("utf-8", errors="replace")
+
+    # A binary without the backward has none of its functions, and serves the forward all the same.
     @cached_property
     def _attention_bwd(self) -> Any:
         function = _function(self._handle, "flashvar_attention_bwd", ctypes.c_int)
@@ -72,9 +106,29 @@ class Library:
         return function
 
     @cached_property
+    def _attention_fwd_workspace(self) -> Any:
+        return self._workspace_function("attention_fwd")
+
+    @cached_property
     def _attention_bwd_workspace(self) -> Any:
-        function = _function(self._handle, "flashvar_attention_bwd_workspace", ctypes.c_int)
+        return self._workspace_function("attention_bwd")
+
+    @cached_property
+    def _attention_fwd_explain(self) -> Any:
+        return self._explain_function("attention_fwd")
+
+    @cached_property
+    def _attention_bwd_explain(self) -> Any:
+        return self._explain_function("attention_bwd")
+
+    def _workspace_function(self, op: str) -> Any:
+        function = _function(self._handle, f"flashvar_{op}_workspace", ctypes.c_int)
         function.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]
+        return function
+
+    def _explain_function(self, op: str) -> Any:
+        function = _function(self._handle, f"flashvar_{op}_explain", ctypes.c_int)
+        function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
         return function
 
     def last_error(self) -> str:

@@ -1,6 +1,6 @@
 """What a binary says about itself: `manifest.json`, read strictly and written back.
 
-Schema 1. A manifest lies beside the library it describes; it holds everything that choosing a
+Schema 2. A manifest lies beside the library it describes; it holds everything that choosing a
 kernel needs, so that choosing opens no library.
 """
 
@@ -17,9 +17,9 @@ from flashvar.strict_json import Table, wrong
 from flashvar.variant import SECOND, Architecture, Kernel, pair_words
 
 FILE_NAME: Final = "manifest.json"
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 # The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar speaks.
-ABI: Final = 1
+ABI: Final = 2
 
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
 # Of a kernel's row; every other key is an axis.
@@ -35,6 +35,7 @@ FIXED_KERNEL_KEYS: Final = frozenset(
         "spill_bytes",
         "stack_bytes",
         "functions",
+        "launches",
     }
 )
 
@@ -74,8 +75,28 @@ class LibraryFile:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """One device function that a row of a kernel table launches."""
+
+    kernel: str
+    family: str  # of instructions: "wgmma" or "mma.sync"
+    when: str  # which calls take the row's kernels of this family
+    tile: tuple[int, ...]
+    threads: int  # per block
+    shared_memory: int  # dynamic, bytes per block
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When the calls that a kernel serves take a family of instructions."""
+
+    family: str
+    when: str
+
+
+@dataclass(frozen=True)
 class KernelRow:
-    """One kernel of the binary and what it needs to launch."""
+    """One row of the binary's kernel table and what its main kernel needs to launch."""
 
     op: str
     axes: tuple[tuple[str, str | int], ...]  # e.g. (("dtype", "bf16"), ("head_dim", 64))
@@ -88,6 +109,12 @@ class KernelRow:
     spill_bytes: int  # per thread
     stack_bytes: int  # per thread
     functions: tuple[str, ...] = ()  # the device functions it launches, mangled
+    launches: tuple[Launch, ...] = ()  # the main kernel first
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The families of its kernels, that of a plain call first."""
+        return tuple(dict.fromkeys(Rule(one.family, one.when) for one in self.launches))
 
     @property
     def dtype(self) -> str | None:
@@ -276,9 +303,30 @@ def _kernel(table: Table) -> KernelRow:
         spill_bytes=table.integer("spill_bytes"),
         stack_bytes=table.integer("stack_bytes"),
         functions=table.texts("functions") if "functions" in table.rest else (),
+        launches=(
+            tuple(_launch(one) for one in table.tables("launches"))
+            if "launches" in table.rest
+            else ()
+        ),
     )
 
 
+def _launch(table: Table) -> Launch:
+    launch = Launch(
+        kernel=table.text("kernel"),
+        family=table.text("family"),
+        when=table.text("when"),
+        tile=table.integers("tile"),
+        threads=table.integer("threads"),
+        shared_memory=table.integer("shared_memory"),
+    )
+    table.end()
+    return launch
+
+
 def _kernel_to_json(row: KernelRow) -> dict[str, object]:
-    fixed = {key: value for key, value in vars(row).items() if key not in ("op", "axes")}
+    special = ("op", "axes", "launches")
+    fixed = {key: value for key, value in vars(row).items() if key not in special}
+    if row.launches:
+        fixed["launches"] = [vars(one) for one in row.launches]
     return {"op": row.op, **dict(row.axes), **fixed}

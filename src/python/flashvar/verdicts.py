@@ -57,11 +57,13 @@ class Overrides:
     ) -> Overrides:
         """The caller's backend, completed by FLASHVAR_BACKEND, _FORCE_ARCH and _STRICT."""
         source = "backend"
-        if backend == "auto" and environ.get("FLASHVAR_BACKEND"):
+        named = isinstance(backend, str)
+        if named and backend == "auto" and environ.get("FLASHVAR_BACKEND"):
             source, backend = "FLASHVAR_BACKEND", environ["FLASHVAR_BACKEND"]
-        if backend not in BACKENDS:
+        if not named or backend not in BACKENDS:
             raise ConfigurationError(
-                f"{source}: expected one of {', '.join(BACKENDS)}, found {backend!r}"
+                f"{source}: expected one of {', '.join(BACKENDS)}, found {backend!r}: leave it out "
+                "for auto"
             )
         forced = environ.get("FLASHVAR_FORCE_ARCH") or None
         if forced is not None:

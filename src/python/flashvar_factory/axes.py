@@ -12,6 +12,7 @@ from flashvar_factory import names
 from flashvar_factory.spelling import listed
 from flashvar_factory.toml_table import Table, Value
 
+_LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
 _PAIR = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)", re.ASCII)
 
 
@@ -96,11 +97,22 @@ class Op:
 
     name: str
     axes: tuple[Axis, ...]
+    launcher: str  # the header in a family's folder that launches it, without its suffix
 
     @property
     def camel(self) -> str:
         """The C++ spelling: `AttentionFwd` of attention_fwd."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        return _camel(self.name)
+
+    @property
+    def launcher_class(self) -> str:
+        """The C++ class of the launcher, in the family's namespace: `attention::FwdLaunch`."""
+        *folders, stem = self.launcher.split("/")
+        return "::".join([*folders, _camel(stem)])
+
+
+def _camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
 
 
 def read(tables: Sequence[tuple[str, Table]]) -> dict[str, Op]:
@@ -113,12 +125,17 @@ def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
     _check_name(table, name, names.why_not(name))
     axes = table.table("axes")
     there = list(axes.rest)
-    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there))
+    launcher = (
+        table.text("launcher", _LAUNCHER, "a header such as 'attention/fwd_launch'")
+        if "launcher" in table.rest
+        else f"{name}_launch"
+    )
+    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there), launcher)
     for axis in op.axes:
         if axis.pairs and axis.name + SECOND in there:
             expected = f"another name than that of the second integer of {axis.name}'s pairs"
             raise axes.wrong(axis.name + SECOND, expected, axis.name + SECOND)
-    table.end()
+    table.end(also=["launcher"])
     return op
 
 

@@ -42,7 +42,7 @@ def configure(
     directory: Path,
     lineinfo: bool = False,
 ) -> Plan:
-    """Write instances/*.cu, kernel_table.inc, build_info.inc, plan.cmake and plan.json."""
+    """Write instances/*.cu, *_kernels.inc, build_info.inc, plan.cmake and plan.json."""
     directory = directory.resolve()
     if found := sorted(_SEPARATORS & set(str(directory))):
         raise BuildError(
@@ -61,8 +61,8 @@ def configure(
         f"instances/{kernel.name}.cu": render.instance(kernel, build, config)
         for kernel in build.kernels
     }
+    files |= render.kernel_tables(build.kernels, config.ops)
     files |= {
-        "kernel_table.inc": render.kernel_table(build.kernels, config.ops),
         "build_info.inc": render.build_info(build, facts),
         "plan.json": render.plan_json(build, facts, config),
         "plan.cmake": render.plan_cmake(build, facts, config, directory),

@@ -11,24 +11,16 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flashvar import manifest
 from flashvar.variant import Architecture, Kernel
 from flashvar_factory import elf, ptxas_report
 from flashvar_factory.errors import BuildError
 
-# struct KernelFacts of the CUDA sources: name, threads, shared memory, tile.
-_FACTS = struct.Struct("<64s2i4i")
+# struct KernelFacts of the CUDA sources: row, kernel, family, when, threads, shared memory, tile.
+_FACTS = struct.Struct("<64s32s16s160s2i4i")
 _ALIGNMENT = 4  # of its integers
-
-
-class Facts(NamedTuple):
-    """What the library says of one kernel."""
-
-    threads: int
-    shared_memory: int
-    tile: tuple[int, ...]
 
 
 def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) -> None:
@@ -69,14 +61,14 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
     partial.replace(output)
 
 
-def read_facts(library: Path, section: str) -> dict[str, Facts]:
-    """The records that the library keeps in `section`, by kernel name."""
+def read_facts(library: Path, section: str) -> dict[str, tuple[manifest.Launch, ...]]:
+    """The records that the library keeps in `section`, by row of the kernel table."""
     return parse_facts(elf.section(library, section) or b"", f"{library}, {section}")
 
 
-def parse_facts(records: bytes, where: str) -> dict[str, Facts]:
-    """The records of a section that came from `where`."""
-    facts: dict[str, Facts] = {}
+def parse_facts(records: bytes, where: str) -> dict[str, tuple[manifest.Launch, ...]]:
+    """The records of a section that came from `where`, by row; each row's in their order."""
+    facts: dict[str, tuple[manifest.Launch, ...]] = {}
     offset = 0
     while offset < len(records):
         if records[offset] == 0:  # padding: the compiler may align records beyond their size
@@ -87,9 +79,11 @@ def parse_facts(records: bytes, where: str) -> dict[str, Facts]:
                 f"{where}: expected records of {_FACTS.size} bytes, found {len(records) - offset} "
                 "bytes at its end"
             )
-        name, threads, shared_memory, *tile = _FACTS.unpack_from(records, offset)
-        sizes = tuple(size for size in tile if size)
-        facts[name.rstrip(b"\0").decode()] = Facts(threads, shared_memory, sizes)
+        *texts, threads, shared_memory, a, b, c, d = _FACTS.unpack_from(records, offset)
+        row, kernel, family, when = (text.partition(b"\0")[0].decode() for text in texts)
+        tile = tuple(size for size in (a, b, c, d) if size)
+        launch = manifest.Launch(kernel, family, when, tile, threads, shared_memory)
+        facts[row] = (*facts.get(row, ()), launch)
         offset += _FACTS.size
     return facts
 
@@ -114,15 +108,20 @@ def _minimum_driver(row: Mapping[str, Any]) -> manifest.MinimumDriver:
 
 
 def _row(
-    kernel: Kernel, family: str, facts: Facts, usage: ptxas_report.Usage
+    kernel: Kernel,
+    family: str,
+    launches: tuple[manifest.Launch, ...],
+    usage: ptxas_report.Usage,
 ) -> manifest.KernelRow:
+    main = launches[0]
     return manifest.KernelRow(
         op=kernel.op,
         axes=kernel.axes,
         name=kernel.name,
         family=family,
-        tile=facts.tile,
-        threads=facts.threads,
-        shared_memory=facts.shared_memory,
+        tile=main.tile,
+        threads=main.threads,
+        shared_memory=main.shared_memory,
+        launches=launches if main.family else (),
         **usage._asdict(),
     )

@@ -36,26 +36,25 @@ class Facts:
 
 def instance(kernel: Kernel, build: Build, config: Config) -> str:
     """The translation unit of one kernel: its row of the kernel table, and its facts."""
-    name, project = kernel.name, config.project.name
-    camel = config.ops[kernel.op].camel
+    name, project, op = kernel.name, config.project.name, config.ops[kernel.op]
     capability = 10 * build.architecture.major + build.architecture.minor
     target = f"Target<{capability}, {build.shared_memory}>"
     arguments = ", ".join([target, *(_argument(axis, value) for axis, value in kernel.axes)])
     return f"""\
 // {_MARK}
-#include "{build.family}/{kernel.op}_launch.cuh"
+#include "{build.family}/{op.launcher}.cuh"
 
 namespace {project} {{
 
 using Launch_{name} =
-    {build.family}::{camel}Launch<{arguments}>;
+    {build.family}::{op.launcher_class}<{arguments}>;
 
-extern const {camel}Kernel {name};
-const {camel}Kernel {name} = Launch_{name}::row();
+extern const {op.camel}Kernel {name};
+const {op.camel}Kernel {name} = Launch_{name}::row();
 
 [[gnu::section(".{project}.kernels"), gnu::used]]
-extern const KernelFacts {name}_facts;
-const KernelFacts {name}_facts =
+extern const decltype(Launch_{name}::facts("")) {name}_facts;
+const decltype(Launch_{name}::facts("")) {name}_facts =
     Launch_{name}::facts("{name}");
 
 }}  // namespace {project}
@@ -66,14 +65,16 @@ def _argument(axis: str, value: Value) -> str:
     return f"{axis}::{value}" if isinstance(value, str) else str(value)
 
 
-def kernel_table(kernels: Sequence[Kernel], ops: Mapping[str, Op]) -> str:
-    """One null-terminated table of kernels for every op that variants.toml declares."""
-    lines = [f"// {_MARK}"]
-    for op in ops.values():
-        names = [kernel.name for kernel in kernels if kernel.op == op.name]
-        lines += [f"extern const {op.camel}Kernel {name};" for name in names]
-        entries = ", ".join([*(f"&{name}" for name in names), "nullptr"])
-        lines.append(f"constexpr const {op.camel}Kernel* k{op.camel}Kernels[] = {{{entries}}};")
+def kernel_tables(kernels: Sequence[Kernel], ops: Mapping[str, Op]) -> dict[str, str]:
+    """File name to text: a null-terminated table of kernels per op that variants.toml declares."""
+    return {f"{op.name}_kernels.inc": _kernel_table(kernels, op) for op in ops.values()}
+
+
+def _kernel_table(kernels: Sequence[Kernel], op: Op) -> str:
+    names = [kernel.name for kernel in kernels if kernel.op == op.name]
+    lines = [f"// {_MARK}", *(f"extern const {op.camel}Kernel {name};" for name in names)]
+    entries = ", ".join([*(f"&{name}" for name in names), "nullptr"])
+    lines.append(f"constexpr const {op.camel}Kernel* k{op.camel}Kernels[] = {{{entries}}};")
     return "\n".join(lines) + "\n"
 
 

@@ -26,7 +26,7 @@ SCHEMA: Final = 1
 PLATFORMS: Final = ("x86_64", "aarch64")
 
 # By convention of a project: what an instance of an op's kernel includes.
-LAUNCHER: Final = "src/cuda/{family}/{op}_launch.cuh"
+LAUNCHER: Final = "src/cuda/{family}/{launcher}.cuh"
 # Bytes a block may have: less than any GPU's, more than any GPU's, and what the hardware counts in.
 _SHARED_MEMORY: Final = range(16 * 1024, 1024 * 1024 + 1, 128)
 
@@ -126,7 +126,7 @@ def _check_sources(config: Config, path: Path) -> None:
     """What is compiled has to be there: a missing file would be an error of nvcc, minutes later."""
     for name, target in config.targets.items():
         for op in config.default_ops:
-            launcher = LAUNCHER.format(family=target.family, op=op)
+            launcher = LAUNCHER.format(family=target.family, launcher=config.ops[op].launcher)
             if not (path.parent / launcher).is_file():
                 raise ConfigurationError(
                     f"{path.name}: architectures.{name}.family: expected the sources of a family, "

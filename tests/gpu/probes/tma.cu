@@ -60,7 +60,7 @@ FLASHVAR_PROBE probe_tma(int rank, void* data, const uint64_t* dims, const uint6
     box.at[i] = at[i];
     box.bytes *= static_cast<int>(shape[i]);
   }
-  cudaError_t const error =
-      flashvar::encode_tensor_map(map, true, rank, data, dims_, strides_, shape);
+  cudaError_t const error = flashvar::encode_tensor_map(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank,
+                                                        data, dims_, strides_, shape);
   return error == cudaSuccess ? probe::run(load, 1, 128, box.bytes + 1024, map, box, out) : error;
 }

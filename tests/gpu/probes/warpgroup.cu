@@ -36,10 +36,10 @@ constexpr int kHeld = 200;  // of 240; at the start a thread has 168
 // another one.
 __global__ void __launch_bounds__(384, 1) registers(const float* data, float* out, int* producer) {
   if (threadIdx.x < 128) {
-    ptx::registers_give<24>();
+    ptx::setmaxnreg_dec<24>();
     producer[threadIdx.x] = ptx::elect_one();
   } else {
-    ptx::registers_take<240>();
+    ptx::setmaxnreg_inc<240>();
     int const thread = threadIdx.x - 128;
     float held[kHeld];
 #pragma unroll

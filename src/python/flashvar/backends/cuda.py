@@ -1,13 +1,14 @@
-"""Attention through a compiled binary: the C structs of `flashvar.h`, each filled in one go."""
+"""Attention through a compiled binary: the C structs of `attention.h`, each filled in one go."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar import families, loader, manifest
+from flashvar import loader, manifest
 from flashvar.errors import BackendUnavailableError
 from flashvar.loader import Library
 
@@ -22,27 +23,25 @@ if TYPE_CHECKING:
     )
     from flashvar.verdicts import Verdict
 
-_HEAD: Final = "IIiIQ"  # struct_size abi_version device dtype stream
 _TENSOR: Final = "Qqqq"  # data, batch, sequence and head stride
-_SIZES: Final = "qqqiiiIfI"  # batch seqlen_q seqlen_k heads_q heads_kv head_dim flags scale -
-# flashvar_attention_features.
-_FEATURES: Final = (
-    "QQQqq"  # cu_seqlens_q cu_seqlens_k seqused_k total_q total_k
-    "Qq"  # alibi_slopes alibi_batch_stride
-    f"{_TENSOR}"  # bias
-    "QffiiiI"  # rng dropout_p softcap window_left window_right head_dim_v bias_dtype
+# flashvar_call: struct_size abi_version device reserved; then stream workspace workspace_size.
+_HEAD: Final = struct.Struct("<IIiI")
+_CALL: Final = f"{_HEAD.size}sQQQ"
+# flashvar_attention_problem: what never changes in one problem, then what a call brings.
+_SIZES: Final = struct.Struct(
+    "<qqqqq"  # batch seqlen_q seqlen_k total_q total_k
+    "iiiiII"  # heads_q heads_kv head_dim head_dim_v dtype flags
+    "ffiifI"  # scale softcap window_left window_right dropout_p bias_dtype
 )
-# flashvar_attention_fwd_params: q, k, v and out, then lse; behind all of it the counter.
-_FORWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 4}Q{_SIZES}{_FEATURES}Q")
-# The same in one problem: head, stream, four tensors, lse and the rest, where what never changes is
-# bytes already.
-_TAIL: Final = struct.Struct(f"<{_SIZES}{_FEATURES}")
-_QUICK_BACKWARD: Final = struct.Struct(f"<16sQ{'Q24s' * 9}QQQQ{_TAIL.size}s")
-_QUICK: Final = struct.Struct(f"<16sQ{'Q24s' * 4}Q{_TAIL.size}sQ")
+# cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes alibi_batch_stride rng bias
+_PROBLEM: Final = struct.Struct(f"<{_SIZES.size}sQQQQqQ{_TENSOR}")
+# flashvar_attention_fwd_params: q, k, v and out, then lse.
+_FORWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
-# lse, grad_lse, workspace and workspace_size.
-_BACKWARD: Final = struct.Struct(f"<{_HEAD}{_TENSOR * 9}QQQQ{_SIZES}{_FEATURES}")
+# lse and grad_lse.
+_BACKWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
 _NO_TENSOR: Final = (0, 0, 0, 0)
+_ALIGNED: Final = 256  # an address that is not NULL, for a size that depends on no other
 
 _ABI_VERSION: Final = manifest.ABI
 _DTYPES: Final = {"bf16": 0, "fp16": 1}
@@ -56,31 +55,75 @@ _BIAS_FLOAT32: Final = 1
 def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     """Bind the binary that the verdict names and everything of the struct but the addresses."""
     library, device = _binary(problem, verdict)
-    run = library.attention_fwd
+    return _forward(
+        problem, device, library.attention_fwd, _forward_workspace(problem, device, library)
+    )
+
+
+def explain_attention_fwd(
+    problem: Problem, verdict: Verdict
+) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
+    """A function that says which kernels the binary launches for a call, and why."""
+    library, device = _binary(problem, verdict)
+    said: list[str] = []
+    ask = _forward(
+        problem, device, lambda packed: said.append(library.attention_fwd_explain(packed)), 0
+    )
+
+    def explain(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> str:
+        ask(inputs, out, lse)
+        return said.pop()
+
+    return explain
+
+
+def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+    """Bind the binary, and ask it once how much workspace the problem wants."""
+    library, device = _binary(problem.forward, verdict)
+    return _backward(problem, device, library.attention_bwd, library.attention_bwd_workspace)
+
+
+def explain_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Callable[..., str]:
+    """As `explain_attention_fwd`; the function takes what a BackwardLaunch takes."""
+    library, device = _binary(problem.forward, verdict)
+    said: list[str] = []
+    ask = _backward(
+        problem,
+        device,
+        lambda packed: said.append(library.attention_bwd_explain(packed)),
+        lambda packed: 0,
+    )
+
+    def explain(*call: Any) -> str:
+        ask(*call)
+        return said.pop()
+
+    return explain
+
+
+def _forward(
+    problem: Problem, device: int, run: Callable[[bytes], None], workspace_size: int
+) -> Launch:
     stream_of = torch._C._cuda_getCurrentRawStream
-    pack, pack_tail = _QUICK.pack, _TAIL.pack
-    head = struct.pack("<IIiI", _FORWARD.size, _ABI_VERSION, device, _DTYPES[problem.dtype])
+    pack = _FORWARD.pack
+    head = _head(_FORWARD, device)
     q_strides, k_strides, v_strides, out_strides = (
         struct.pack("<qqq", *strides) for strides in (problem.q, problem.k, problem.v, problem.out)
     )
-    sizes = _sizes(problem)
-    features = _features(problem)
-    # Without any tensor behind v the rest is the same at every call.
-    constant = None if _has_tensors(problem) else pack_tail(*sizes, *features(None))
-
-    # The forward that takes the tiles of packed sequences from a counter.
-    counts = (
-        problem.total_q is not None
-        and verdict.kernel is not None
-        and verdict.kernel.family == families.HOPPER
-    )
+    constant, tail = _tail(problem)
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        counter = torch.empty(1, dtype=torch.int32, device=out.device) if counts else None
+        workspace = (
+            torch.empty(workspace_size, dtype=torch.uint8, device=out.device)
+            if workspace_size
+            else None
+        )
         run(
             pack(
                 head,
                 stream_of(device),
+                0 if workspace is None else workspace.data_ptr(),
+                workspace_size,
                 inputs[0].data_ptr(),
                 q_strides,
                 inputs[1].data_ptr(),
@@ -90,21 +133,32 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
                 out.data_ptr(),
                 out_strides,
                 0 if lse is None else lse.data_ptr(),
-                constant or pack_tail(*sizes, *features(inputs)),
-                0 if counter is None else counter.data_ptr(),
+                constant or tail(inputs),
             )
         )
 
     return launch
 
 
-def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
-    """Bind the binary, and ask it once how much workspace the problem wants."""
+def _forward_workspace(problem: Problem, device: int, library: Library) -> int:
+    """Asked before there is a call: the size depends on no address but on which are NULL."""
+    strides = struct.pack("<qqq", *problem.q)
+    packed = _FORWARD.pack(
+        _head(_FORWARD, device), *(0, 0, 0), *((_ALIGNED, strides) * 4), 0, _placeholder(problem)
+    )
+    return library.attention_fwd_workspace(packed)
+
+
+def _backward(
+    problem: BackwardProblem,
+    device: int,
+    run: Callable[[bytes], None],
+    workspace_of: Callable[[bytes], int],
+) -> BackwardLaunch:
     forward = problem.forward
-    library, device = _binary(forward, verdict)
-    run, workspace_of = library.attention_bwd, library.attention_bwd_workspace
     stream_of = torch._C._cuda_getCurrentRawStream
-    head = struct.pack("<IIiI", _BACKWARD.size, _ABI_VERSION, device, _DTYPES[forward.dtype])
+    pack = _BACKWARD.pack
+    head = _head(_BACKWARD, device)
     q_strides, k_strides, v_strides, out_strides, grad_out_strides = (
         struct.pack("<qqq", *strides)
         for strides in (forward.q, forward.k, forward.v, forward.out, problem.grad_out)
@@ -114,10 +168,7 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
         for strides in (problem.grad_q, problem.grad_k, problem.grad_v)
     )
     grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
-    pack, pack_tail = _QUICK_BACKWARD.pack, _TAIL.pack
-    sizes = _sizes(forward)
-    features = _features(forward)
-    constant = None if _has_tensors(forward) else pack_tail(*sizes, *features(None))
+    constant, tail = _tail(forward)
     wanted: list[int] = []
 
     def launch(
@@ -128,12 +179,14 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
         grad_lse: torch.Tensor | None,
         grads: Gradients,
     ) -> None:
-        tail = constant or pack_tail(*sizes, *features(inputs))
+        end = constant or tail(inputs)
 
         def packed(workspace: int, size: int) -> bytes:
             return pack(
                 head,
                 stream_of(device),
+                workspace,
+                size,
                 inputs[0].data_ptr(),
                 q_strides,
                 inputs[1].data_ptr(),
@@ -154,9 +207,7 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
                 grad_bias_strides,
                 lse.data_ptr(),
                 _address(grad_lse),
-                workspace,
-                size,
-                tail,
+                end,
             )
 
         if not wanted:
@@ -171,6 +222,10 @@ def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Backwar
     return launch
 
 
+def _head(params: struct.Struct, device: int) -> bytes:
+    return _HEAD.pack(params.size, _ABI_VERSION, device, 0)
+
+
 def _binary(problem: Problem, verdict: Verdict) -> tuple[Library, int]:
     if verdict.binary is None or problem.device is None:
         raise BackendUnavailableError(
@@ -180,65 +235,78 @@ def _binary(problem: Problem, verdict: Verdict) -> tuple[Library, int]:
     return loader.load(verdict.binary), problem.device
 
 
-def _sizes(problem: Problem) -> tuple[float, ...]:
+def _sizes(problem: Problem) -> bytes:
     flags = _CAUSAL if problem.window_right == 0 else 0
     flags |= _WINDOW_LEFT if problem.window_left >= 0 else 0
     flags |= _WINDOW_RIGHT if problem.window_right > 0 else 0
     flags |= _DETERMINISTIC if problem.deterministic else 0
-    return (
+    return _SIZES.pack(
         problem.batch,
         problem.seqlen_q,
         problem.seqlen_k,
+        problem.total_q or 0,
+        problem.total_k or 0,
         problem.heads_q,
         problem.heads_kv,
         problem.head_dim,
+        problem.head_dim_v,
+        _DTYPES[problem.dtype],
         flags,
         problem.scale,
-        0,
+        problem.softcap,
+        max(problem.window_left, 0),
+        max(problem.window_right, 0),
+        problem.dropout_p,
+        _BIAS_FLOAT32 if problem.bias_dtype == "fp32" else 0,
+    )
+
+
+def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
+    """The problem's struct where it is the same at every call, else None; and that of one call."""
+    sizes, pack = _sizes(problem), _PROBLEM.pack
+    alibi_stride = problem.alibi_batch_stride or 0
+
+    def tail(inputs: Inputs) -> bytes:
+        return pack(
+            sizes,
+            _address(inputs.cu_seqlens_q),
+            _address(inputs.cu_seqlens_k),
+            _address(inputs.seqused_k),
+            _address(inputs.alibi_slopes),
+            alibi_stride,
+            # The ABI has the generator's state exactly where something is dropped.
+            _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
+            *_bias(inputs.bias, problem.bias),
+        )
+
+    if _has_tensors(problem):
+        return None, tail
+    return pack(sizes, 0, 0, 0, 0, alibi_stride, 0, *_NO_TENSOR), tail
+
+
+def _placeholder(problem: Problem) -> bytes:
+    """The problem's struct with an address wherever a call has one."""
+    return _PROBLEM.pack(
+        _sizes(problem),
+        _ALIGNED if problem.total_q is not None else 0,
+        _ALIGNED if problem.total_k is not None else 0,
+        _ALIGNED if problem.has_seqused_k else 0,
+        _ALIGNED if problem.alibi_batch_stride is not None else 0,
+        problem.alibi_batch_stride or 0,
+        _ALIGNED if problem.dropout_p > 0 else 0,
+        *((0, 0, 0, 0) if problem.bias is None else (_ALIGNED, *_bias_strides(problem.bias))),
     )
 
 
 def _has_tensors(problem: Problem) -> bool:
     return (
         problem.total_q is not None
+        or problem.total_k is not None
         or problem.has_seqused_k
         or problem.bias is not None
         or problem.alibi_batch_stride is not None
         or problem.dropout_p > 0
     )
-
-
-def _features(problem: Problem) -> Any:
-    """A function that gives the features with the addresses of a call; None has no tensors."""
-    totals = (problem.total_q or 0, problem.total_k or 0)
-    alibi_stride = problem.alibi_batch_stride or 0
-    tail = (
-        problem.dropout_p,
-        problem.softcap,
-        max(problem.window_left, 0),
-        max(problem.window_right, 0),
-        # 0 is the same, and what a binary from before the features may be given.
-        problem.head_dim_v if problem.head_dim_v != problem.head_dim else 0,
-        _BIAS_FLOAT32 if problem.bias_dtype == "fp32" else 0,
-    )
-
-    def features(inputs: Inputs | None) -> tuple[float, ...]:
-        if inputs is None:
-            return (0, 0, 0, *totals, 0, alibi_stride, *_NO_TENSOR, 0, *tail)
-        return (
-            _address(inputs.cu_seqlens_q),
-            _address(inputs.cu_seqlens_k),
-            _address(inputs.seqused_k),
-            *totals,
-            _address(inputs.alibi_slopes),
-            alibi_stride,
-            *_bias(inputs.bias, problem.bias),
-            # The ABI has the generator's state exactly where something is dropped.
-            _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
-            *tail,
-        )
-
-    return features
 
 
 def _address(tensor: torch.Tensor | None) -> int:

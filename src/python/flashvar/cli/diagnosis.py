@@ -9,10 +9,10 @@ from importlib import resources
 from itertools import product
 from typing import Any, Final
 
-from flashvar import families, loader
+from flashvar import loader
 from flashvar._version import __version__
 from flashvar.cli.speed import Speed
-from flashvar.families import Rule
+from flashvar.manifest import Rule
 from flashvar.registry import Binary, Inventory, Refusal
 from flashvar.selection import select
 from flashvar.system import System, gather
@@ -140,7 +140,7 @@ def rules_of(decision: Decision) -> tuple[Rule, ...]:
     """Which family of kernels the calls of a decision take; none where nothing compiled serves."""
     if decision.chosen is None or decision.chosen.kernel is None:
         return ()
-    return families.rules(decision.chosen.kernel)
+    return decision.chosen.kernel.rules
 
 
 def _why_no_device(system: System) -> str:

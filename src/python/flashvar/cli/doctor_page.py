@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import DTYPE, OURS, PEERS, SEQLEN, TOKENS, WIDTH, Speed
-from flashvar.families import Rule
 from flashvar.fitness import dim_words, dotted
-from flashvar.manifest import KernelRow
+from flashvar.manifest import KernelRow, Rule
 from flashvar.system import System
 from flashvar.verdicts import Decision, Verdict
 

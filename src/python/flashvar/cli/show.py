@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from flashvar import families, registry
+from flashvar import registry
 from flashvar._version import __version__
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
@@ -101,14 +101,13 @@ def _kernels(binary: Binary) -> Section:
     held = binary.manifest.kernels
     ops = dict.fromkeys(row.op for row in held)
     tables = tuple(Table(tuple(_rows(held, op)), _HEADING, op, _NUMBERS) for op in ops)
-    every = {rule.family for row in held for rule in families.rules(row)}
-    notes = (_OF_WGMMA,) if families.WGMMA in every else ()
+    notes = (_OF_SEVERAL,) if any(len(row.rules) > 1 for row in held) else ()
     return Section(f"Kernels of {binary.architecture.name}", tables, notes=notes)
 
 
-_OF_WGMMA = (
+_OF_SEVERAL = (
     "family: that of a plain call; doctor says which calls take the other. The facts are those of "
-    "the wgmma kernels, also where mma.sync serves."
+    "the family that is named, also where the other serves."
 )
 _HEADING = ("head dim", "dtypes", "family", "tile", "threads", "regs", "shared", "spills")
 _NUMBERS = frozenset({4, 5, 6, 7})
@@ -127,7 +126,7 @@ def _rows(held: Sequence[KernelRow], op: str) -> Iterator[Row]:
 def _facts(row: KernelRow) -> tuple[str, ...]:
     return (
         row.dim_words if any(row.dims) else "-",
-        families.rules(row)[0].family,
+        row.rules[0].family if row.rules else row.family,
         "x".join(map(str, row.tile)),
         str(row.threads),
         str(row.registers),
@@ -158,7 +157,7 @@ def _binary_to_json(binary: Binary) -> dict[str, Any]:
     """The manifest as it is, the library's place, and the families of every kernel."""
     document = json.loads(binary.manifest.to_json())
     kernels = [
-        {**written, "families": [asdict(rule) for rule in families.rules(row)]}
+        {**written, "families": [asdict(rule) for rule in row.rules]}
         for row, written in zip(binary.manifest.kernels, document["kernels"], strict=True)
     ]
     return {

@@ -12,12 +12,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.integrations.declining import decline
 from flashvar.integrations.sdpa import attend, attend_at_once
 from flashvar.integrations.sdpa import why_not as why_not_served
 from flashvar.integrations.serving import named
+from flashvar.integrations.torch_attribute import REPLACED, is_replaced_by_others
 from flashvar.ops.attention import BackendName
-from flashvar.ops.attention_watchers import is_compiling
+from flashvar.ops.attention_options import is_number, truth
+from flashvar.ops.attention_tensors import check_tensor, rows_contiguous
+from flashvar.ops.attention_watchers import PLAIN, is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
 
@@ -67,8 +71,16 @@ class Attend(nn.Module):  # type: ignore[misc]
         backend: BackendName = "auto",
     ) -> None:
         super().__init__()
+        if not is_number(dropout) or not 0 <= dropout <= 1:
+            raise InvalidInputError(
+                f"dropout must be a probability from 0 to 1, got {dropout!r}: pass 0.0 for none"
+            )
+        if scale is not None and not is_number(scale):
+            raise InvalidInputError(
+                f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
+            )
         self.dropout = dropout
-        self.flash = flash
+        self.flash = truth("flash", flash)
         self.scale = scale
         self.backend: BackendName = backend
         self._named = named(backend) != "auto"
@@ -79,16 +91,23 @@ class Attend(nn.Module):  # type: ignore[misc]
 
     def why_not(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
         """Why flashvar does not compute this call, None where it does."""
+        _check(q, k, v)
         if not self.flash:
             return "flash=False"
+        if is_replaced_by_others():
+            return REPLACED
         refused = _refused(q.device, self._named)
         if refused is not None:
             return refused
         dropout = self.dropout if self.training else 0.0
+        q, k, v = _readable(q, k, v)
         return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of q on k and v.
+
+        As scaled_dot_product_attention, it casts what autocast lowers, and copies where rows are
+        not contiguous.
 
         Args:
             q: [batch, heads, seqlen_q, head_dim], of any floating dtype.
@@ -99,15 +118,22 @@ class Attend(nn.Module):  # type: ignore[misc]
             [batch, heads, seqlen_q, head_dim_v].
 
         Raises:
+            InvalidInputError: one of them is no tensor.
             BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
         """
+        _check(q, k, v)
         dropout = self.dropout if self.training else 0.0
         if not self.flash:
             return _written_out(q, k, v, self.scale, dropout)
-        if dropout == 0.0 and _refused(q.device, self._named) is None:
+        if (
+            dropout == 0.0
+            and not is_replaced_by_others()
+            and _refused(q.device, self._named) is None
+        ):
             out = attend_at_once(q, k, v, False, self.scale, self.backend)
             if out is not None:
                 return out
+        q, k, v = _readable(q, k, v)
         reason = self.why_not(q, k, v)
         if reason is None:
             return attend(q, k, v, None, dropout, False, self.scale, "bhsd", self.backend)
@@ -134,9 +160,44 @@ def _refused(device: torch.device, named: bool) -> str | None:
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _check(q: object, k: object, v: object) -> None:
+    """Torch's own functions judge tensors, and take nothing else."""
+    if not (
+        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    ):
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_tensor(name, tensor)
+
+
+def _readable(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tensors as kernels read them: in the dtype of autocast, with contiguous rows."""
+    kind = q.device.type
+    dtype = None
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    q, k, v = (_readable_one(x, dtype) for x in (q, k, v))
+    return q, k, v
+
+
+def _readable_one(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    if dtype is not None and tensor.is_floating_point() and tensor.dtype != torch.float64:
+        tensor = tensor.to(dtype)
+    return rows_contiguous(tensor)
+
+
 def _written_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, dropout: float
 ) -> torch.Tensor:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() < 2:
+            raise ShapeError(
+                f"{name} must have 4 dimensions (batch, heads, sequence, head_dim), got "
+                f"{tensor.dim()}: add the missing ones with unsqueeze()"
+            )
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.softmax(dim=-1)
     return functional.dropout(weights, dropout) @ v if dropout else weights @ v

@@ -19,6 +19,7 @@ import torch
 from flashvar.integrations.declining import decline
 from flashvar.integrations.requirement import unmet
 from flashvar.integrations.sdpa import attend, why_not
+from flashvar.integrations.torch_attribute import REPLACED, is_replaced_by_others
 from flashvar.ops.attention_watchers import is_compiling
 
 __all__ = ["NAME", "register"]
@@ -74,6 +75,8 @@ def _backend_of(registry: Any, native: Any) -> Any:
             mask = mask[:, None, None]  # of keys, one row for each of the batch
         if _parallel_config is not None:
             reason: str | None = "context parallelism"
+        elif is_replaced_by_others():
+            reason = REPLACED
         elif return_lse:
             reason = "the log-sum-exp is wanted too"
         else:

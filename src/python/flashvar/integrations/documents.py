@@ -6,15 +6,21 @@ out = documents.attention(q, k, v, causal=True)         # in every layer
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashvar.errors import DtypeError, InvalidInputError, ShapeError
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
+from flashvar.ops.attention_tensors import check_strided
 from flashvar.ops.attention_varlen import attention_varlen
 
 __all__ = ["Documents"]
+
+# What an int32 holds.
+_MOST_TOKENS: Final = 2**31 - 1
 
 
 class Documents(NamedTuple):
@@ -37,11 +43,15 @@ class Documents(NamedTuple):
         Raises:
             ShapeError, DtypeError: other tensors.
         """
-        if not isinstance(ids, torch.Tensor) or ids.dim() not in (1, 2) or not ids.numel():
-            found = tuple(ids.shape) if isinstance(ids, torch.Tensor) else type(ids).__name__
+        check_strided("ids", ids)
+        if ids.dim() not in (1, 2) or not ids.numel():
             raise ShapeError(
-                f"ids must be a tensor (batch, seqlen) or (seqlen,) with tokens, got {found}: "
-                "pass one id for each token"
+                "ids must be a tensor (batch, seqlen) or (seqlen,) with tokens, got "
+                f"{tuple(ids.shape)}: pass one id for each token"
+            )
+        if ids.is_meta:
+            raise DeviceError(
+                "ids must have values, got a tensor on meta: make Documents where the batch is made"
             )
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise DtypeError(f"ids must be integers, got {ids.dtype}: pass one id for each token")
@@ -55,23 +65,31 @@ class Documents(NamedTuple):
 
     @classmethod
     def of_lengths(
-        cls, lengths: Sequence[int], device: torch.device | str | None = None
+        cls,
+        lengths: Sequence[int] | torch.Tensor,
+        device: torch.device | str | None = None,
     ) -> Documents:
         """Documents by their lengths in tokens, as they lie end to end.
 
         Raises:
             InvalidInputError: there are none, or one is negative.
+            DeviceError: torch knows no such device.
         """
-        if not lengths or min(lengths) < 0:
+        numbers = _whole_numbers(lengths)
+        offsets = [0, *accumulate(numbers)]
+        if not numbers or min(numbers) < 0 or offsets[-1] > _MOST_TOKENS:
             raise InvalidInputError(
-                f"lengths must be numbers of tokens, not negative, got {list(lengths)}: pass one "
-                "for each document"
+                f"lengths must be numbers of tokens, not negative, and less than 2^31 together, "
+                f"got {lengths!r}: pass one for each document"
             )
-        offsets = [0]
-        for length in lengths:
-            offsets.append(offsets[-1] + length)
-        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
-        return cls(cu_seqlens, max(lengths), offsets[-1])
+        try:
+            where = None if device is None else torch.device(device)
+        except (TypeError, RuntimeError) as error:
+            raise DeviceError(
+                f"device must be one of torch, got {device!r}: pass that of the tokens"
+            ) from error
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=where)
+        return cls(cu_seqlens, max(numbers), offsets[-1])
 
     def attention(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
@@ -92,6 +110,13 @@ class Documents(NamedTuple):
             ShapeError: not one row for each token of the documents.
             InvalidInputError, BackendUnavailableError: as `flashvar.attention_varlen`.
         """
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_strided(name, tensor)
+            if tensor.dim() not in (3, 4):
+                raise ShapeError(
+                    f"{name} must have shape (batch, seqlen, heads, head_dim) or (tokens, heads, "
+                    f"head_dim), got {tuple(tensor.shape)}: add or join dimensions"
+                )
         packed = [x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v)]
         if packed[0].shape[0] != self.tokens:
             raise ShapeError(
@@ -106,3 +131,12 @@ class Documents(NamedTuple):
             **options,
         )
         return out.view(*q.shape[:-1], v.shape[-1])
+
+
+def _whole_numbers(lengths: Any) -> list[int]:
+    """The lengths as Python's integers; none where they are no such numbers."""
+    try:
+        given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
+        return [operator.index(length) for length in given]
+    except (TypeError, ValueError, RuntimeError):
+        return []

@@ -19,7 +19,7 @@ from flashvar.ops.attention_options import plain_scale
 from flashvar.ops.attention_plan import NO_EXTRAS
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 
-__all__ = ["attend", "attend_at_once", "why_not"]
+__all__ = ["attend", "attend_at_once", "kind_but_plain", "why_not"]
 
 _grad_enabled: Final = torch.is_grad_enabled
 
@@ -31,10 +31,11 @@ def attend_at_once(
     causal: bool,
     scale: float | None,
     backend: BackendName,
+    on_cpu: bool = True,
 ) -> torch.Tensor | None:
     """`attend` of tensors [batch, heads, sequence, head_dim] that are alike, in a moment.
 
-    Most calls are such. None where `why_not` has to be asked.
+    Most calls are such. None where `why_not` has to be asked, and on the CPU without `on_cpu`.
     """
     if is_compiling() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return None
@@ -43,6 +44,8 @@ def attend_at_once(
     if not _are_strided(q, k, v):
         return None
     shape, dtype, device = q.shape, q.dtype, q.device
+    if not on_cpu and device.type == "cpu":
+        return None
     if shape != k.shape or shape != v.shape or len(shape) != 4 or 0 in shape:
         return None
     if k.dtype is not dtype or v.dtype is not dtype or k.device != device or v.device != device:
@@ -72,8 +75,9 @@ def why_not(
     backend: BackendName,
 ) -> str | None:
     """Why flashvar does not serve a call, None where it does; `attend` takes what is served."""
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
-        return f"a tensor is of the kind {_odd((q, k, v)).__name__}"
+    odd = kind_but_plain(q) or kind_but_plain(k) or kind_but_plain(v)
+    if odd is not None:
+        return f"a tensor is of the kind {odd.__name__}"
     if q.is_nested or k.is_nested or v.is_nested or not _are_strided(q, k, v):
         return "a tensor is nested or sparse"
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
@@ -85,18 +89,21 @@ def why_not(
         return "the batch, the head dim or v does not fit, so torch would broadcast"
     if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
         return "the heads of q and k differ, without enable_gqa or a whole ratio"
-    dtype = q.dtype
-    if k.dtype != dtype or v.dtype != dtype or k.device != q.device or v.device != q.device:
+    cast = _autocast_dtype(q.device.type)
+    dtype = _after(cast, q)
+    if (
+        k.device != q.device
+        or v.device != q.device
+        or not dtype == _after(cast, k) == _after(cast, v)
+    ):
         return "q, k and v differ in dtype or device"
-    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        return "a tensor is not contiguous in its last dimension"
     if not 0 <= dropout_p < 1:
         return "dropout_p is not a probability below 1"
     if not (q_shape[1] and q_shape[2] and k_shape[1] and k_shape[2] and q_shape[0]):
         return "a tensor is empty"
     backward = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if mask is not None:
-        reason = _why_not_mask(mask, q, k_shape, causal, layout)
+        reason = _why_not_mask(mask, q, k_shape, causal, layout, cast)
         if reason is not None:
             return reason
         backward = backward or (_grad_enabled() and mask.requires_grad)
@@ -105,8 +112,6 @@ def why_not(
             return "a functorch transform, which may want second derivatives"
         if not is_compiling() and forward_ad._current_level >= 0:
             return "forward-mode derivatives may be wanted"
-        if dtype is not torch.float64 and torch.is_autocast_enabled(q.device.type):
-            dtype = torch.get_autocast_dtype(q.device.type)
     # index: numbers in a graph of symbols too.
     return unserved(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
 
@@ -124,12 +129,15 @@ def attend(
 ) -> torch.Tensor:
     """Attention of a call that `why_not` has nothing against.
 
-    The output lies in memory as q does, heads or rows first: callers view it accordingly.
+    The output lies in memory as q does, heads or rows first: callers view it accordingly. Tensors
+    are cast as autocast wants them, and copied where their last dimension is not contiguous.
     """
+    cast = _autocast_dtype(q.device.type)
+    q, k, v = (_prepared(x, cast) for x in (q, k, v))
     rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
     bias, window = None, (-1, -1)
     if mask is not None:
-        bias = _bias(mask, q, layout)
+        bias = _bias(mask.to(_after(cast, mask)), q, layout)
     if causal:
         rows = 2 if layout == "bhsd" else 1
         more = q.shape[rows] - k.shape[rows]
@@ -153,6 +161,28 @@ def attend(
     return out.transpose(1, 2) if rows_first else out
 
 
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast makes of the tensors of a device that it lowers; None where it is off."""
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _after(cast: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:
+    """The dtype of a tensor after autocast, which leaves float64 alone."""
+    dtype = tensor.dtype
+    if cast is None or dtype == torch.float64 or not dtype.is_floating_point:
+        return dtype
+    return cast
+
+
+def _prepared(tensor: torch.Tensor, cast: torch.dtype | None) -> torch.Tensor:
+    tensor = tensor.to(_after(cast, tensor))
+    if tensor.stride(-1) == 1:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _are_strided(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return q.layout is k.layout is v.layout is torch.strided
 
@@ -162,18 +192,25 @@ def _has_rows_first(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     return strides[1] < strides[2] and shape[1] > 1
 
 
-def _odd(tensors: tuple[object, ...]) -> type:
-    return next(type(tensor) for tensor in tensors if type(tensor) not in PLAIN)
+def kind_but_plain(tensor: object) -> type | None:
+    """The type of an argument that others may want to see a call with, None of a plain tensor."""
+    kind = type(tensor)
+    return None if kind in PLAIN else kind
 
 
 def _why_not_mask(
-    mask: torch.Tensor, q: torch.Tensor, k_shape: torch.Size, causal: bool, layout: Layout
+    mask: torch.Tensor,
+    q: torch.Tensor,
+    k_shape: torch.Size,
+    causal: bool,
+    layout: Layout,
+    cast: torch.dtype | None,
 ) -> str | None:
     if type(mask) not in PLAIN:
         return f"attn_mask is of the kind {type(mask).__name__}"
     if causal:
         return "is_causal beside an attn_mask"
-    if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+    if _after(cast, mask) not in (torch.bool, torch.float32, _after(cast, q)):
         return f"attn_mask of {mask.dtype} beside {q.dtype}"
     if mask.device != q.device:
         return "attn_mask is on another device"

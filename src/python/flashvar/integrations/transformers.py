@@ -9,6 +9,7 @@ Nothing is registered by import alone.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from typing import Any, Final
@@ -44,6 +45,8 @@ def register(name: str = "flashvar") -> None:
     masking.AttentionMaskInterface.register(name, mask.attention_mask)
     _names.add(name)
     _offer_kernel(kernels)
+    _allow_chunks(masking)
+    _check_models(modeling.PreTrainedModel)
 
 
 _names: Final[set[str]] = set()
@@ -87,3 +90,50 @@ def _offer_kernel(kernels: Any) -> None:
 
     load_or_ours.offers = _names  # type: ignore[attr-defined]
     kernels.load_and_register_attn_kernel = load_or_ours
+
+
+def _allow_chunks(masking: Any) -> None:
+    """Our masks say chunks, which transformers refuses for flash attentions, by their names."""
+    requested = masking.is_flash_attention_requested
+    if getattr(requested, "offers", None) is _names:
+        return
+
+    @functools.wraps(requested)
+    def requested_of_others(config: Any = None, *others: Any, **options: Any) -> bool:
+        if config is not None and config._attn_implementation in _names:
+            return False
+        answer: bool = requested(config, *others, **options)
+        return answer
+
+    requested_of_others.offers = _names  # type: ignore[attr-defined]
+    masking.is_flash_attention_requested = requested_of_others
+
+
+def _check_models(base: Any) -> None:
+    """Look at each model that asks for our names: as it is made, and as it is told to take them."""
+    adjust, tell = base._check_and_adjust_attn_implementation, base.set_attn_implementation
+    if getattr(tell, "offers", None) is _names:
+        return
+    check: Any = importlib.import_module("flashvar.integrations.transformers_check")
+
+    @functools.wraps(adjust)
+    def adjust_ours(model: Any, implementation: Any, *others: Any, **options: Any) -> Any:
+        if implementation not in _names:
+            return adjust(model, implementation, *others, **options)
+        if check.chooses_a_class(model):
+            instead = adjust(model, None, *others, **options)
+            check.refused(model, instead)
+            return instead
+        check.watch(model, _names)
+        return implementation
+
+    @functools.wraps(tell)
+    def tell_and_check(model: Any, implementation: Any, *others: Any, **options: Any) -> None:
+        tell(model, implementation, *others, **options)
+        asked = isinstance(implementation, str) and implementation in _names
+        if asked and model.config._attn_implementation != implementation:
+            check.refused(model, model.config._attn_implementation)
+
+    tell_and_check.offers = _names  # type: ignore[attr-defined]
+    base._check_and_adjust_attn_implementation = adjust_ours
+    base.set_attn_implementation = tell_and_check

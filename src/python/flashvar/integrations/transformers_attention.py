@@ -8,17 +8,19 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
+from flashvar.integrations.transformers_check import causal_without_mask, counted
 from flashvar.integrations.transformers_layout import (
     Layout,
     added,
     additive,
-    attached,
     bounded,
     padding_layout,
 )
 from flashvar.integrations.transformers_own_path import Call, own_path
 from flashvar.integrations.transformers_rows import Rows, rows_of_positions
+from flashvar.integrations.transformers_unevaluated import UnevaluatedMask, attached
 from flashvar.ops.attention import attention as dense
+from flashvar.ops.attention_tensors import rows_contiguous
 from flashvar.ops.attention_varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"
@@ -77,19 +79,34 @@ def attention(
         BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
         ShapeError: a mask of any other rank.
     """
+    if not torch.compiler.is_compiling():
+        counted()
     if others.get("cache") is not None:
         key, value = _paged(module, key, value, others)
         attention_mask = None  # made of the queries alone
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    if attention_mask is sliding_window is s_aux is position_bias is None and _is_plain(
-        others, query
+        if is_causal and attention_mask is None:
+            is_causal = causal_without_mask(type(module))
+    layout = None
+    if attention_mask is not None:
+        layout = _attached(attention_mask, query, key)
+        if layout is None and isinstance(attention_mask, UnevaluatedMask):
+            attention_mask = attention_mask.values()
+    elif sliding_window is None:
+        layout = Layout(is_causal, (-1, -1), key.shape[2])
+    if (
+        layout is not None
+        and s_aux is position_bias is layout.rows is layout.bias is None
+        and layout.window == (-1, -1)
+        and layout.keys == key.shape[2]
+        and _is_plain(others, query)
     ):
         # Small calls take as long as what is looked up here. What this refuses is looked at again.
         try:
             out = dense(
                 *(query, key, value),
-                causal=is_causal,
+                causal=layout.causal,
                 scale=scaling,
                 softcap=softcap or 0.0,
                 dropout_p=dropout,
@@ -99,7 +116,12 @@ def attention(
         except (BackendUnavailableError, InvalidInputError):
             pass
     call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
-    layout = _layout(call, attention_mask, is_causal, sliding_window, others)
+    if layout is None and attention_mask is not None:
+        layout = _layout_of_mask(call, attention_mask, is_causal, sliding_window)
+    else:
+        keys = key.shape[2]
+        layout = layout or Layout(is_causal, _window(is_causal, sliding_window, keys), keys)
+        layout = _packed_layout(call, layout, others)
     try:
         for name, why in _NOT_SERVED.items():
             if (given := others.get(name)) is not None and given is not False:
@@ -112,8 +134,9 @@ def attention(
 
 def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     """Whether the other arguments of a layer surely change nothing."""
-    if not others.keys().isdisjoint(_CHANGING):
-        return False
+    for name in others:  # a loop, which torch.compile traces, where it knows no isdisjoint of keys
+        if name in _CHANGING:
+            return False
     positions = others.get("position_ids")
     if positions is None:
         return True
@@ -124,35 +147,33 @@ def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     return known is not None and known[1] is None and known[0] == positions._version
 
 
-def _layout(
-    call: Call,
-    mask: torch.Tensor | None,
-    causal: bool,
-    sliding_window: int | None,
-    others: dict[str, Any],
-) -> Layout:
-    """What the mask of a layer comes to, and its other arguments where that says nothing."""
-    batch, _, seqlen_q, _ = call.query.shape
-    keys = call.key.shape[2]
-    layout = None if mask is None else attached(mask)
-    if layout is None:
-        if mask is not None:
-            if mask.dim() == 4 and mask.dtype == torch.int32:
-                mask = mask[:, 0, 0]  # our own, copied to another device
-            keys = min(mask.shape[-1], keys)
-        window = (-1, -1)
-        if sliding_window is not None:
-            window = bounded((sliding_window - 1, -1 if causal else sliding_window - 1), keys)
-        if mask is not None:
-            return _layout_of_mask(mask[..., :keys], seqlen_q, causal, window)
-        layout = Layout(causal, window, keys)
+def _attached(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Layout | None:
+    """The layout of a mask that was made for such a call."""
+    layout = attached(mask)
+    made_for = (query.shape[0], 1, query.shape[2], key.shape[2])
+    return layout if layout is not None and mask.shape == made_for else None
+
+
+def _window(causal: bool, size: int | None, keys: int) -> tuple[int, int]:
+    """The window that a layer asks for, as `window_size`."""
+    if size is None:
+        return (-1, -1)
+    return bounded((size - 1, -1 if causal else size - 1), keys)
+
+
+def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout:
+    """The layout with the sequences that the other arguments of a layer tell."""
     if layout.rows is not None or layout.bias is not None:
         return layout
     if others.get("cu_seq_lens_q") is not None:
         return layout._replace(rows=_rows_of_offsets(call, others))
+    batch, _, seqlen_q, _ = call.query.shape
+    keys = call.key.shape[2]
     positions = others.get("position_ids")
+    # Positions that begin again are sequences in causal models alone, here as in transformers.
     if (
         positions is not None
+        and layout.causal
         and batch == 1
         and 1 < seqlen_q == keys
         and positions.shape == (1, keys)
@@ -162,13 +183,15 @@ def _layout(
 
 
 def _layout_of_mask(
-    mask: torch.Tensor, seqlen_q: int, causal: bool, window: tuple[int, int]
+    call: Call, mask: torch.Tensor, causal: bool, sliding_window: int | None
 ) -> Layout:
-    """A mask that somebody else made; one of 4 dimensions says all, causal or not."""
+    """A mask without a layout; one of 4 dimensions says all, causal or not."""
+    keys = min(mask.shape[-1], call.key.shape[2])
     if mask.dim() == 4:
-        return Layout(False, (-1, -1), mask.shape[-1], bias=mask)
+        return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
     if mask.dim() == 2:
-        return padding_layout(mask, seqlen_q, causal, window)
+        window = _window(causal, sliding_window, keys)
+        return padding_layout(mask[:, :keys], call.query.shape[2], causal, window)
     raise ShapeError(
         "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, seqlen_q, keys), "
         f"got shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
@@ -232,7 +255,7 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
         key, value = key[:, :, : layout.keys], value[:, :, : layout.keys]
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)
-    q, k, v = (_rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
     if call.position_bias is not None:
         mask = added(layout, q.shape[0], q.shape[1], q)
         layout = Layout(
@@ -275,10 +298,6 @@ def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     if bias.shape[2] != q.shape[1]:
         bias = bias.expand(-1, -1, q.shape[1], -1)
     return bias if bias.stride(3) == 1 else bias.contiguous()
-
-
-def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _packed(tensor: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:

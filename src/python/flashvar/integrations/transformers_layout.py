@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +13,6 @@ from flashvar.integrations.transformers_rows import (
     rows_of,
     rows_of_keys,
 )
-
-_ATTRIBUTE: Final = "_flashvar_layout"
 
 
 class Layout(NamedTuple):
@@ -27,17 +25,13 @@ class Layout(NamedTuple):
     # [batch or 1, heads or 1, seqlen_q or 1, keys]: added to the scores, or bool.
     bias: torch.Tensor | None = None
 
-
-def attach(mask: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The mask, which carries its layout from here on."""
-    setattr(mask, _ATTRIBUTE, layout)
-    return mask
-
-
-def attached(mask: torch.Tensor) -> Layout | None:
-    """The layout that a mask carries; None if it has none or lost it, as a copy does."""
-    found: Layout | None = getattr(mask, _ATTRIBUTE, None)
-    return found
+    def to(self, device: torch.device) -> Layout:
+        """The same, with its tensors on another device."""
+        rows, bias = self.rows, self.bias
+        return self._replace(
+            rows=None if rows is None else rows.to(device),
+            bias=None if bias is None else bias.to(device),
+        )
 
 
 def bounded(window: tuple[int, int], keys: int) -> tuple[int, int]:

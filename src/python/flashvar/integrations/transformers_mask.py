@@ -1,14 +1,9 @@
-"""What a mask of transformers comes to: as little as the kernels need, and never less than it says.
+"""The mask function of models on flashvar: what eager attention's gives, but as little work.
 
 A model asks for its mask once in a forward, as a function of four indices; all of its layers get
-the answer. Those that transformers itself composes are read, not evaluated. The answer is
-
-- None, where causal (or not) says it all,
-- int32 [batch, 1, 1, keys], the number of each key's sequence, 0 where it is padding, with a
-  `Layout` attached, which can be found again from the numbers. Four dimensions are what a model
-  leaves alone that is given a mask it made before, as `generate` does with static caches,
-- float [batch, 1, seqlen_q, keys], added to the scores, for every other function, and for models
-  that read what is in their masks (`transformers_models`).
+the answer. It is never None, for then a layer's own idea of causality would decide. Functions that
+transformers itself composed are read: their masks carry a layout for our attention, and are
+evaluated only if something else looks at them. Every other function is evaluated.
 """
 
 from __future__ import annotations
@@ -21,12 +16,11 @@ from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
     eager_mask,
-    sdpa_mask,
 )
+from transformers.utils.import_utils import is_tracing
 
-from flashvar.integrations.declining import decline
-from flashvar.integrations.transformers_layout import Layout, attach, bounded, padding_layout
-from flashvar.integrations.transformers_models import Use, use_of_masks
+from flashvar.integrations.transformers_layout import Layout, bounded, padding_layout
+from flashvar.integrations.transformers_unevaluated import UnevaluatedMask, attach
 
 
 class Pattern(NamedTuple):
@@ -46,20 +40,19 @@ def attention_mask(
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
-    config: Any = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **others: Any,
-) -> torch.Tensor | None:
+) -> torch.Tensor:
     """The mask function that is registered with transformers; arguments are those of its own.
 
     Returns:
-        What the module's docstring says.
-
-    Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1, and the model does not call our attention.
+        [batch, 1, q_length, kv_length] in the dtype, added to the scores: 0 or the lowest number.
     """
-    told = {
+    pattern = read(mask_function)
+    compiling = torch.compiler.is_compiling()
+    static = isinstance(q_offset, torch.Tensor)
+    told: dict[str, Any] = {
         "batch_size": batch_size,
         "q_length": q_length,
         "kv_length": kv_length,
@@ -67,49 +60,48 @@ def attention_mask(
         "kv_offset": kv_offset,
         "mask_function": mask_function,
         "attention_mask": attention_mask,
+        "dtype": dtype,
         "use_vmap": use_vmap,
         "device": device,
     }
-    use: Use = "hands on" if config is None else use_of_masks(type(config))
-    if use != "hands on":
-        if use == "own attention" and not torch.compiler.is_compiling():
-            reason = f"models with {type(config).__name__} compute attention themselves"
-            decline("transformers", reason, "the model's own")
-        own: torch.Tensor | None = eager_mask(**told, dtype=dtype, config=config, **others)
-        return own
-    pattern = read(mask_function)
-    if pattern is None or (torch.compiler.is_compiling() and isinstance(q_offset, torch.Tensor)):
-        return _evaluated(told, dtype)
+    layout = None
+    if pattern is not None and not (static if compiling else is_tracing(attention_mask)):
+        # The cache counts on in place.
+        told["q_offset"] = int(q_offset) if static else q_offset
+        layout = _layout(pattern, told)
+    if layout is not None and not compiling and not (static and q_length == 1):
+        shape = (batch_size, 1, q_length, kv_length)
+        return UnevaluatedMask(layout, lambda: _evaluated(told), shape, dtype, device)
+    # A step of a static cache is evaluated, for generate() compiles what it hands the mask to.
+    mask = _evaluated(told)
+    return mask if layout is None else attach(mask, layout)
+
+
+def _evaluated(told: dict[str, Any]) -> torch.Tensor:
+    mask: torch.Tensor = eager_mask(**told, allow_is_bidirectional_skip=False)
+    return mask
+
+
+def _layout(pattern: Pattern, told: dict[str, Any]) -> Layout | None:
+    """The layout of what a model asks for; None where the kernels have no such."""
+    q_length, kv_length, kv_offset = told["q_length"], told["kv_length"], told["kv_offset"]
     # A static cache has room for keys that are yet to come.
-    keys = int(q_offset) + q_length - kv_offset if pattern.causal else kv_length
+    keys = told["q_offset"] + q_length - kv_offset if pattern.causal else kv_length
     window = bounded(pattern.window, keys)
     packed = pattern.sequences is not None
     # Kernels let the last query see the last key, which is how causal ones lie anyway.
     aligned = packed or (window != (-1, -1) and not pattern.causal)
     if not 0 < keys <= kv_length or (aligned and q_length != keys):
-        return _evaluated(told, dtype)
+        return None
+    padding = told["attention_mask"]
     if pattern.sequences is not None:
-        numbers = pattern.sequences.expand(batch_size, -1).int() + 1
-    elif attention_mask is not None:
-        seen = attention_mask[:, kv_offset : kv_offset + keys].int()
+        numbers = pattern.sequences.expand(told["batch_size"], -1).int() + 1
+    elif padding is not None:
+        seen = padding[:, kv_offset : kv_offset + keys].int()
         numbers = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
     else:
-        numbers = torch.ones((1, 1), dtype=torch.int32, device=device).expand(batch_size, keys)
-    layout = Layout(pattern.causal, window, keys)
-    if packed or attention_mask is not None:
-        layout = padding_layout(numbers, q_length, pattern.causal, window)
-    # What a layer believes of itself, without a mask.
-    believed = pattern.causal or getattr(config, "is_causal", True)
-    if keys == kv_length and believed and layout == (pattern.causal, (-1, -1), keys, None, None):
-        return None
-    return attach(numbers[:, None, None], layout)
-
-
-def _evaluated(told: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """What is added to the scores, by asking the mask function for every query and key."""
-    visible = sdpa_mask(**told, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return zeros.masked_fill(~visible, -torch.inf)
+        return Layout(pattern.causal, window, keys)
+    return padding_layout(numbers, q_length, pattern.causal, window)
 
 
 def read(function: Callable[..., Any]) -> Pattern | None:

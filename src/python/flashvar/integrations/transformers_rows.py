@@ -17,6 +17,11 @@ class Rows(NamedTuple):
     longest_q: int
     longest_k: int
 
+    def to(self, device: torch.device) -> Rows:
+        """The same, with its tensors on another device."""
+        moved = {n: x.to(device) for n, x in self._asdict().items() if isinstance(x, torch.Tensor)}
+        return self._replace(**moved)
+
 
 def rows_of(numbers: torch.Tensor) -> Rows | None:
     """The rows of numbers [batch, seqlen]: 0 is padding, each sequence has a number of its own.

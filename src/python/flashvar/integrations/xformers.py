@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import InvalidInputError
+from flashvar.errors import DtypeError, InvalidInputError, ShapeError
 from flashvar.integrations.sdpa import attend
 from flashvar.ops.attention import attention
+from flashvar.ops.attention_tensors import check_strided
 from flashvar.ops.attention_varlen import attention_varlen
 
 __all__ = ["memory_efficient_attention"]
@@ -57,6 +58,12 @@ def memory_efficient_attention(
         InvalidInputError: a mask of another kind, or what `flashvar.attention` refuses.
         BackendUnavailableError: as `flashvar.attention`.
     """
+    _check(query, key, value)
+    if output_dtype is not None and not isinstance(output_dtype, torch.dtype):
+        raise DtypeError(
+            f"output_dtype must be a torch.dtype, got {output_dtype!r}: leave it out for that of "
+            "query"
+        )
     shape = (*query.shape[:-1], value.shape[-1])
     q, k, v = _with_heads(query, key, value)
     kind = type(attn_bias).__name__
@@ -67,9 +74,10 @@ def memory_efficient_attention(
     elif kind in _DENSE_MASKS:
         out = attention(q, k, v, dropout_p=p, scale=scale, **_DENSE_MASKS[kind](attn_bias))
     elif kind in _PACKED_MASKS:
-        _check_packed(q, attn_bias, kind)
+        _check_packed((q, k, v), attn_bias, kind)
         out = _packed(q[0], k[0], v[0], attn_bias, p, scale, causal=_PACKED_MASKS[kind])
     elif isinstance(attn_bias, torch.Tensor) and attn_bias.dim() == query.dim():
+        check_strided("attn_bias", attn_bias)
         bias = attn_bias.unsqueeze(1) if query.dim() == 3 else attn_bias.flatten(1, -3)
         out = attend(q, k, v, bias, p, False, scale, "bshd", "auto")
     else:
@@ -101,6 +109,18 @@ _PACKED_MASKS: Final = {
 }
 
 
+def _check(query: Any, key: Any, value: Any) -> None:
+    """Refuse what are no tensors of one rank that attention of xformers has."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_strided(name, tensor)
+        if tensor.dim() not in (3, 4, 5) or tensor.dim() != query.dim():
+            raise ShapeError(
+                f"query, key and value must all have 3, 4 or 5 dimensions, got {name} of shape "
+                f"{tuple(tensor.shape)} beside query {tuple(query.shape)}: [batch, seqlen, heads, "
+                "head_dim] is the common form"
+            )
+
+
 def _with_heads(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -114,11 +134,12 @@ def _with_heads(
     return q, k, v
 
 
-def _check_packed(q: torch.Tensor, mask: Any, kind: str) -> None:
-    if q.shape[0] != 1:
-        raise InvalidInputError(
-            f"{kind} goes with a batch of 1, got {q.shape[0]}: lay the sequences end to end in "
-            "the second dimension"
+def _check_packed(tensors: tuple[torch.Tensor, ...], mask: Any, kind: str) -> None:
+    batches = [tensor.shape[0] for tensor in tensors]
+    if batches != [1, 1, 1]:
+        raise ShapeError(
+            f"{kind} goes with a batch of 1, got {', '.join(map(str, batches))} in query, key and "
+            "value: lay the sequences end to end in the second dimension"
         )
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
     # Its diagonals begin in the top left corners, ours end in the bottom right ones.

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 
 from flashvar.ops.attention_call import call, rng_state_of
-from flashvar.ops.attention_options import window_pair
+from flashvar.ops.attention_options import is_number, truth, window_pair
 from flashvar.ops.attention_plan import NO_EXTRAS
 
 Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
@@ -127,12 +127,15 @@ def attention(
         BackendUnavailableError: nothing serves the call; the message says why for each candidate.
         BinaryError: the driver refused a launch.
     """
-    if bias is None and alibi_slopes is None and rng_state is None and dropout_p == 0.0:
+    drops_none = is_number(dropout_p) and dropout_p == 0.0
+    if bias is None and alibi_slopes is None and rng_state is None and drops_none:
         extras = NO_EXTRAS
     else:
         rng_state = rng_state_of(q, dropout_p, rng_state)
         extras = (bias, alibi_slopes, rng_state, None, None, None)
     left, right = window_pair(window_size)
+    if return_lse is not False and return_lse is not True:
+        return_lse = truth("return_lse", return_lse)
     options = (
         causal,
         scale,

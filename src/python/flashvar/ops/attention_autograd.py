@@ -11,23 +11,29 @@ from types import NoneType
 from typing import Any, Final
 
 import torch
-from torch._functorch.autograd_function import enable_single_level_autograd_function
 
-from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.errors import InvalidInputError
 from flashvar.ops import attention_run
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, Plan
 from flashvar.ops.attention_problem import Inputs, Options, make_inputs
+from flashvar.ops.attention_refusal import (
+    Differentiated,
+    attach,
+    below_autograd,
+    likenesses,
+    may_be_differentiated,
+)
 from flashvar.ops.attention_watchers import is_compiling, nothing_watches
 
 _TENSORS: Final = len(Inputs._fields)
-# Arguments of _Attention before the inputs, and the place of the bias.
+# Arguments of _Attention before the inputs.
 _BEFORE: Final = 3
-_BIAS: Final = _BEFORE + Inputs._fields.index("bias")
+_BIAS: Final = Inputs._fields.index("bias")
 _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """A forward that somebody else computes, and its gradients.
+    """The forward of plain tensors, and its gradients.
 
     `inputs` are those of Inputs, of which the last may be left out.
     """
@@ -45,47 +51,64 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any = None) -> Any:
-        wanted = ctx.needs_input_grad
-        if grad_out is None and grad_lse is None:
-            return (None,) * len(wanted)
-        *inputs, out, lse = ctx.saved_tensors
-        inputs = (*inputs, *NO_EXTRAS[len(inputs) - 3 :])
-        bias = wanted[_BIAS] if len(wanted) > _BIAS else False
-        if (
-            not is_compiling()
-            and not torch.is_grad_enabled()
-            and type(grad_out) is torch.Tensor
-            and type(grad_lse) in (torch.Tensor, NoneType)
-            and type(out) is torch.Tensor
-            and nothing_watches()
-        ):
-            options = Options._make(ctx.options)
-            given = make_inputs(inputs)
-            grads: Sequence[torch.Tensor | None] = attention_run.backward(
-                grad_out, grad_lse, given, out, lse, options, bias
-            )
-        else:
-            grads = torch.ops.flashvar.attention_bwd.default(
-                grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
-            )
-        answers = (*(None,) * _BEFORE, *grads, *(None,) * len(wanted))
-        return tuple(grad if want else None for grad, want in zip(answers, wanted, strict=False))
+        return _gradients(ctx, _BEFORE, grad_out, grad_lse)
 
 
-class _Twice(torch.autograd.Function):  # type: ignore[misc]
-    """A backward whose own derivative is refused."""
+class _Dispatched(Differentiated):
+    """The gradients of a forward that came through the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Any, *arguments: Any) -> Any:
-        return compute(*arguments)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.options, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+        ctx.outputs = likenesses(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise BackendUnavailableError(
-            "flashvar.attention has first derivatives only, got a request for the second (a "
-            "backward through create_graph=True): use "
-            "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+        return _gradients(ctx, 2, grad_out, grad_lse)
+
+
+def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
+    """One gradient for each argument of a forward whose inputs come after some others."""
+    wanted = ctx.needs_input_grad
+    if grad_out is None and grad_lse is None:
+        return (None,) * len(wanted)
+    *inputs, out, lse = ctx.saved_tensors
+    inputs = (*inputs, *NO_EXTRAS[len(inputs) - 3 :])
+    bias = wanted[before + _BIAS] if len(wanted) > before + _BIAS else False
+    if (
+        not is_compiling()
+        and not torch.is_grad_enabled()
+        and type(grad_out) is torch.Tensor
+        and type(grad_lse) in (torch.Tensor, NoneType)
+        and type(out) is torch.Tensor
+        and nothing_watches()
+        and _in_memory(out, grad_out, grad_lse)
+    ):
+        options = Options._make(ctx.options)
+        given = make_inputs(inputs)
+        grads: Sequence[torch.Tensor | None] = attention_run.backward(
+            grad_out, grad_lse, given, out, lse, options, bias
         )
+    else:
+        grads = torch.ops.flashvar.attention_bwd.default(
+            grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
+        )
+    answers = (*(None,) * before, *grads, *(None,) * len(wanted))
+    return tuple(grad if want else None for grad, want in zip(answers, wanted, strict=False))
+
+
+def _in_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
+    """Whether tensors are more than wrappers, as torch's own of a batch or of a past transform."""
+    try:
+        out.data_ptr()
+        grad_out.data_ptr()
+        if grad_lse is not None:
+            grad_lse.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 # What `Function.apply` does beside this is for functorch, which plain tensors know nothing of.
@@ -110,38 +133,22 @@ def differentiable(
     return out, lse
 
 
-# At the Autograd key functorch (torch.func.grad) has had its turn, and one level is differentiated.
-_apply_twice: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Twice)
-
-
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_fwd."""
-    op = torch.ops.flashvar.attention_fwd.default
-
-    def compute(inputs: Any, options: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *inputs, *options)
-
     inputs, options = arguments[:_TENSORS], arguments[_TENSORS:]
-    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)):
-        return compute(inputs, options)
     refuse_gradient_of_slopes(inputs)
-    with enable_single_level_autograd_function():
-        return _apply(compute, options, True, *inputs)
+    results = below_autograd(torch.ops.flashvar.attention_fwd.default, keyset, arguments)
+    if not may_be_differentiated(*inputs):
+        return results
+    return attach(_Dispatched, results, options, *inputs)
 
 
 def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_bwd."""
-    op = torch.ops.flashvar.attention_bwd.default
-
-    def compute(*arguments: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
-
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-        with enable_single_level_autograd_function():
-            return _apply_twice(compute, *arguments)
-    return compute(*arguments)
+    results = below_autograd(torch.ops.flashvar.attention_bwd.default, keyset, arguments)
+    if not may_be_differentiated(*arguments):
+        return results
+    return attach(Differentiated, results, *arguments)
 
 
 def refuse_gradient_of_slopes(inputs: tuple[Any, ...]) -> None:

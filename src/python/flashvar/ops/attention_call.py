@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch.autograd import forward_ad
 
-from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention_autograd import differentiable
 from flashvar.ops.attention_flops import tell_flop_counters
 from flashvar.ops.attention_inputs import check_tensors, inspect_symbolic
 from flashvar.ops.attention_options import check_options, is_number
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras, plan
-from flashvar.ops.attention_problem import Inputs, Options, make_inputs
+from flashvar.ops.attention_problem import Options, make_inputs
+from flashvar.ops.attention_sharding import refuse_mixture, teach_dtensor
+from flashvar.ops.attention_tensors import refuse_unknown_kinds
 from flashvar.ops.attention_watchers import PLAIN, is_compiling, nothing_watches
 from flashvar.ops.torch_library import attention_fwd
 
@@ -38,6 +38,7 @@ def call(
     Written for the host: a small call takes as long as what is looked up here.
     """
     if is_compiling():
+        teach_dtensor()
         out, lse = attention_fwd(*_cast(q, k, v, extras), *options)
         return out, lse
     if not (
@@ -47,7 +48,11 @@ def call(
         and nothing_watches()
         and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
     ):
-        return _dispatched(q, k, v, extras, options)
+        try:
+            return _dispatched(q, k, v, extras, options)
+        except TypeError as error:
+            refuse_unknown_kinds(error, (q, k, v, *extras))
+            raise
     return call_plain(q, k, v, extras, options, with_lse)
 
 
@@ -76,11 +81,13 @@ def _dispatched(
 ) -> Outputs:
     """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
     check_options(Options._make(options))
-    check_tensors(make_inputs((q, k, v, *extras)))
+    given = make_inputs((q, k, v, *extras))
+    check_tensors(given)
+    refuse_mixture(given)
     inputs = make_inputs(_cast(q, k, v, extras))
     inspect_symbolic(inputs, Options._make(options))
-    _refuse_forward_mode(inputs)
     tell_flop_counters()
+    teach_dtensor()
     out, lse = attention_fwd(*inputs, *options)
     return out, lse
 
@@ -119,15 +126,3 @@ def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)
-
-
-def _refuse_forward_mode(inputs: Inputs) -> None:
-    """Torch would take the tangent of an op that it cannot differentiate forward for 0."""
-    if forward_ad._current_level < 0:
-        return
-    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
-        raise BackendUnavailableError(
-            "flashvar.attention has no forward-mode derivative, got an input with a tangent (jvp, "
-            "jacfwd or a dual tensor): use reverse mode, or "
-            "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
-        )

@@ -149,21 +149,21 @@ def inspect_backward(
     inputs: Inputs,
     options: Options,
     grad_out: torch.Tensor,
-    has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardProblem:
-    """The backward of a call; gradients are contiguous in the layouts of their tensors."""
+    """The backward of a call; gradients lie in memory as torch.empty_like of their tensors."""
     problem = inspect(inputs, options)
-    layout = problem.layout
+    grad_q, grad_k, grad_v = (
+        tensors.strides_of(torch.empty_like(x, device="meta"), problem.layout) for x in inputs[:3]
+    )
     bias = None
     if wants_bias and inputs.bias is not None:
         bias = extras.bias_strides(inputs.bias.new_empty(inputs.bias.shape, device="meta"))
     return BackwardProblem(
         forward=problem,
         grad_out=tensors.strides_of(grad_out, problem.layout_out),
-        grad_q=tensors.contiguous_strides(tuple(inputs.q.shape), layout),
-        grad_k=tensors.contiguous_strides(tuple(inputs.k.shape), layout),
-        grad_v=tensors.contiguous_strides(tuple(inputs.v.shape), layout),
+        grad_q=grad_q,
+        grad_k=grad_k,
+        grad_v=grad_v,
         grad_bias=bias,
-        has_grad_lse=has_grad_lse,
     )

@@ -88,7 +88,7 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
     """
     try:
         left, right = window_size
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise InvalidInputError(
             f"window_size must be two integers (left, right), got {window_size!r}: "
             "pass (-1, -1) for no window"
@@ -107,7 +107,7 @@ def unbounded_below(side: Any) -> Any:
     if not isinstance(side, _INTEGERS):
         try:
             side = operator.index(side)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             raise _no_side_of_a_window(side) from None
     return max(side, -1)
 
@@ -128,7 +128,24 @@ def plain_scale(scale: Any) -> Any:
         return scale
     if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):
         return scale
-    return float(scale) if hasattr(scale, "__float__") else scale
+    try:
+        return float(scale) if hasattr(scale, "__float__") else scale
+    except (TypeError, ValueError, RuntimeError):
+        return scale
+
+
+def truth(name: str, flag: Any) -> bool:
+    """A flag as Python reads it: also one of numpy's, or in a tensor.
+
+    Raises:
+        InvalidInputError: it is many.
+    """
+    try:
+        return bool(flag)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(
+            f"{name} must be True or False, got {type(flag).__name__}: pass a bool"
+        ) from None
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:

@@ -38,11 +38,11 @@ def pad_inputs(inputs: Inputs) -> Inputs:
 
 def cut(grads: Gradients, inputs: Inputs) -> Gradients:
     """The gradients of padded inputs in the shapes of the inputs themselves."""
-    return grads._replace(
-        q=grads.q[..., : inputs.q.shape[-1]].contiguous(),
-        k=grads.k[..., : inputs.k.shape[-1]].contiguous(),
-        v=grads.v[..., : inputs.v.shape[-1]].contiguous(),
+    q, k, v = (
+        torch.empty_like(tensor).copy_(grad[..., : tensor.shape[-1]])
+        for tensor, grad in zip(inputs[:3], grads[:3], strict=True)
     )
+    return grads._replace(q=q, k=k, v=v)
 
 
 def padded_launch(problem: Problem, launch: Launch) -> Launch:

@@ -6,7 +6,7 @@ is kept, so that a repeated call costs one look-up, the outputs and the launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import torch
 from flashvar.backends import BackwardLaunch, Launch, backend
 from flashvar.decide import choose
 from flashvar.ops.attention_extras import check_offsets
-from flashvar.ops.attention_inputs import inspect, inspect_backward
+from flashvar.ops.attention_inputs import check_tensors, inspect, inspect_backward
 from flashvar.ops.attention_options import check_options
 from flashvar.ops.attention_padding import pad_inputs, padded_launch, wants_padding
 from flashvar.ops.attention_problem import (
@@ -44,8 +44,9 @@ class Plan:
     verdict: Verdict
     launch: Launch | None
     options: Options
-    out_like: torch.Tensor  # what is allocated, without memory: empty_like is the fastest way
-    lse_like: torch.Tensor
+    # What is allocated, without memory: empty_like is the fastest way. Printing it would crash.
+    out_like: torch.Tensor = field(repr=False)
+    lse_like: torch.Tensor = field(repr=False)
     reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
     def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -77,7 +78,7 @@ class BackwardPlan:
     launch: BackwardLaunch | None
     pads: bool  # whether the gradients are those of padded tensors, cut: another plan's
     copies_grad_out: bool
-    like: Gradients  # what is allocated, without memory
+    like: Gradients = field(repr=False)  # what is allocated, without memory
 
     def run(
         self,
@@ -87,7 +88,11 @@ class BackwardPlan:
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
     ) -> Gradients:
-        """The gradients, contiguous in the shapes and dtypes of their inputs."""
+        """The gradients in the shapes, dtypes and memory orders of their inputs.
+
+        As torch's own: where q is a view of rows that come first, its gradient goes back through
+        that view without a copy.
+        """
         make = torch.zeros_like if self.launch is None else _empty_like
         like = self.like
         bias = None if like.bias is None else torch.zeros_like(like.bias)
@@ -120,11 +125,13 @@ def plan(
         InvalidInputError: an argument is not what attention takes.
         BackendUnavailableError: nothing can serve the call.
     """
-    key = _key(q, k, v, extras, options)
     try:
+        key = _key(q, k, v, extras, options)
         found = _plans.get(key)
-    except TypeError:  # an option that cannot be looked up is not one
+    # An option that cannot be looked up is not one, and a tensor without strides not ours.
+    except (TypeError, ValueError, RuntimeError):
         check_options(Options._make(options))
+        check_tensors(make_inputs((q, k, v, *extras)))
         raise
     if found is None:
         found = _make(make_inputs((q, k, v, *extras)), Options._make(options))
@@ -137,7 +144,6 @@ def backward_plan(
     extras: Extras,
     options: Options,
     grad_out: torch.Tensor,
-    has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardPlan:
     """The plan of a backward, made the first time it is asked for."""
@@ -145,12 +151,11 @@ def backward_plan(
     key = (
         _key(q, k, v, extras, options),
         grad_out.stride(),
-        has_grad_lse,
         wants_bias,
     )
     found = _backward_plans.get(key)
     if found is None:
-        found = _make_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
+        found = _make_backward(inputs, options, grad_out, wants_bias)
         _keep(_backward_plans, key, found)
     return found
 
@@ -216,13 +221,12 @@ def _make_backward(
     inputs: Inputs,
     options: Options,
     grad_out: torch.Tensor,
-    has_grad_lse: bool,
     wants_bias: bool,
 ) -> BackwardPlan:
     copies = grad_out.stride(-1) != 1 and grad_out.shape[-1] > 1
     if copies:
         grad_out = grad_out.contiguous()
-    problem = inspect_backward(inputs, options, grad_out, has_grad_lse, wants_bias)
+    problem = inspect_backward(inputs, options, grad_out, wants_bias)
     forward = problem.forward
     pads = wants_padding(forward, options.backend)
     launch = None
@@ -236,7 +240,7 @@ def _make_backward(
     grad_bias = None
     if wants_bias and bias is not None:
         grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
-    grad_q, grad_k, grad_v = (_prototype(x.new_empty(x.shape)) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (_prototype(_empty_like(x)) for x in (q, k, v))
     like = Gradients(grad_q, grad_k, grad_v, grad_bias)
     return BackwardPlan(problem, launch, pads, copies, like)
 

@@ -146,4 +146,3 @@ class BackwardProblem:
     grad_k: Strides
     grad_v: Strides
     grad_bias: BiasStrides | None  # None: not wanted
-    has_grad_lse: bool

@@ -35,7 +35,7 @@ def backward(
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     extras = _extras(inputs)
-    chosen = backward_plan(inputs, extras, options, grad_out, grad_lse is not None, wants_bias)
+    chosen = backward_plan(inputs, extras, options, grad_out, wants_bias)
     if not chosen.pads:
         return chosen.run(inputs, out, lse, grad_out, grad_lse)
     padded = backward(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -20,19 +20,48 @@ DTYPES: Final = {
 KERNEL_DTYPES: Final = ("bf16", "fp16")
 
 
-def check_strided(name: str, tensor: object) -> None:
-    """Refuse what is no tensor, or none with strides."""
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuse what is no tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidInputError(
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
             "convert it with torch.as_tensor()"
         )
+
+
+def check_strided(name: str, tensor: Any) -> None:
+    """Refuse what is no tensor, or none with strides."""
+    check_tensor(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
         raise LayoutError(
             f"{name} must be a strided tensor, got {kind}: convert it to a padded dense one, or "
             "pass its values to attention_varlen"
         )
+
+
+def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
+    """Say in words that a subclass of tensors does not implement an op; else do nothing.
+
+    `error` is what torch raised while it dispatched `tensors`.
+    """
+    kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
+    if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
+        raise InvalidInputError(
+            "tensors must be of kinds that implement the op flashvar::attention_fwd and views, got "
+            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and say what they hide by "
+            "a bias or lengths"
+        ) from error
+
+
+def rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if its rows are strided; what has no rows is left as it is."""
+    try:
+        if tensor.stride(-1) == 1 or tensor.layout is not torch.strided:
+            return tensor
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return tensor
+    return tensor.contiguous()
 
 
 def common_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.device:

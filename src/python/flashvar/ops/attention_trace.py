@@ -7,12 +7,10 @@ more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from itertools import compress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flashvar import families
-from flashvar.families import Rows
 from flashvar.variant import pair_words
 
 if TYPE_CHECKING:
@@ -30,16 +28,39 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("flashvar")
 
+# What Triton's kernels read at once, in bytes, and in elements of bf16 and fp16.
+_PIECE: Final = 16
+_STEP: Final = _PIECE // 2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a tensor start: its address in bytes, its strides in elements."""
+
+    name: str
+    address: int
+    batch: int
+    sequence: int
+    heads: int
+
 
 def follow_forward(launch: Launch, problem: Problem, verdict: Verdict) -> Launch:
     """The launch itself, or one that says in the log how each call of it is served."""
     if not _log.isEnabledFor(logging.DEBUG):
         return launch
     said: set[str] = set()
+    explain: Callable[..., str] | None = None
+    if verdict.kernel is not None:
+        from flashvar.backends import cuda
+
+        explain = cuda.explain_attention_fwd(problem, verdict)
 
     def followed(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        rows = [*_of_inputs(inputs, problem), _rows("out", out, problem.out)]
-        _say("attention_fwd", problem, verdict, rows, said)
+        if explain is not None:
+            how = f"{verdict.candidate}, {explain(inputs, out, lse)}"
+        else:
+            how = _how(verdict, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)])
+        _say("attention_fwd", problem, how, said)
         launch(inputs, out, lse)
 
     return followed
@@ -53,6 +74,11 @@ def follow_backward(
         return launch
     said: set[str] = set()
     forward = problem.forward
+    explain: Callable[..., str] | None = None
+    if verdict.kernel is not None:
+        from flashvar.backends import cuda
+
+        explain = cuda.explain_attention_bwd(problem, verdict)
 
     def followed(
         inputs: Inputs,
@@ -62,23 +88,29 @@ def follow_backward(
         grad_lse: torch.Tensor | None,
         grads: Gradients,
     ) -> None:
-        rows = [
-            *_of_inputs(inputs, forward),
-            _rows("out", out, forward.out),
-            _rows("grad_out", grad_out, problem.grad_out),
-            _rows("grad_q", grads.q, problem.grad_q),
-            _rows("grad_k", grads.k, problem.grad_k),
-            _rows("grad_v", grads.v, problem.grad_v),
-        ]
-        _say("attention_bwd", forward, verdict, rows, said)
+        if explain is not None:
+            told = explain(inputs, out, lse, grad_out, grad_lse, grads)
+            how = f"{verdict.candidate}, {told}"
+        else:
+            how = _how(
+                verdict,
+                [
+                    *_of_inputs(inputs, forward),
+                    _rows("out", out, forward.out),
+                    _rows("grad_out", grad_out, problem.grad_out),
+                    _rows("grad_q", grads.q, problem.grad_q),
+                    _rows("grad_k", grads.k, problem.grad_k),
+                    _rows("grad_v", grads.v, problem.grad_v),
+                ],
+            )
+        _say("attention_bwd", forward, how, said)
         launch(inputs, out, lse, grad_out, grad_lse, grads)
 
     return followed
 
 
-def _say(op: str, problem: Problem, verdict: Verdict, rows: list[Rows], said: set[str]) -> None:
+def _say(op: str, problem: Problem, how: str, said: set[str]) -> None:
     """One line per outcome: the same shape may come at other addresses."""
-    how = _how(problem, verdict, rows)
     if how in said:
         return
     said.add(how)
@@ -98,14 +130,24 @@ def _say(op: str, problem: Problem, verdict: Verdict, rows: list[Rows], said: se
     )
 
 
-def _how(problem: Problem, verdict: Verdict, rows: list[Rows]) -> str:
-    if verdict.kernel is not None:
-        choice = families.choose(verdict.kernel, rows, _special(problem))
-        return f"{verdict.candidate}, {choice.family}: {choice.reason}"
-    misplaced = families.unaligned(rows)
+def _how(verdict: Verdict, rows: Iterable[Rows]) -> str:
+    misplaced = _unaligned(rows)
     if verdict.backend == "triton" and misplaced is not None:
         return f"triton, after copies, for rows of {misplaced}"
     return verdict.candidate
+
+
+def _unaligned(tensors: Iterable[Rows]) -> str | None:
+    """The first tensor with a row that starts between two pieces, and why; None without one."""
+    for rows in tensors:
+        if beyond := rows.address % _PIECE:
+            # Not the address itself: what the log said once it need not say of the next tensor.
+            return f"{rows.name}: its address is {beyond} bytes beyond a multiple of {_PIECE}"
+        for name in ("batch", "sequence", "heads"):
+            stride = getattr(rows, name)
+            if stride % _STEP:
+                return f"{rows.name}: its {name} stride, {stride}, is no multiple of {_STEP}"
+    return None
 
 
 def _of_inputs(inputs: Inputs, problem: Problem) -> list[Rows]:
@@ -118,20 +160,3 @@ def _of_inputs(inputs: Inputs, problem: Problem) -> list[Rows]:
 
 def _rows(name: str, tensor: torch.Tensor, strides: Strides) -> Rows:
     return Rows(name, tensor.data_ptr(), *strides)
-
-
-def _special(problem: Problem) -> Iterator[str]:
-    """What the call has beside plain dense attention."""
-    if problem.total_q is not None or problem.total_k is not None or problem.has_seqused_k:
-        yield families.PACKED
-    if problem.total_q is not None and problem.total_q < families.FEWEST_ROWS * problem.batch:
-        yield families.SHORT
-    there = (
-        problem.bias is not None,
-        problem.alibi_batch_stride is not None,
-        problem.softcap != 0,
-        problem.dropout_p > 0,
-    )
-    yield from compress(families.FEATURES, there)
-    if problem.deterministic:
-        yield families.DETERMINISTIC

@@ -9,7 +9,7 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import BackendName
 from flashvar.ops.attention_call import call, rng_state_of
-from flashvar.ops.attention_options import window_pair
+from flashvar.ops.attention_options import truth, window_pair
 
 
 @overload
@@ -129,6 +129,8 @@ def attention_varlen(
     rng_state = rng_state_of(q, dropout_p, rng_state)
     extras = (None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
     left, right = window_pair(window_size)
+    if return_lse is not False and return_lse is not True:
+        return_lse = truth("return_lse", return_lse)
     options = (
         causal,
         scale,

@@ -12,7 +12,12 @@ from typing import Final
 
 import torch
 
-from flashvar.backends.reference.scores import compute_dtype, dropout_factors, scores
+from flashvar.backends.reference.scores import (
+    compute_dtype,
+    dropout_factors,
+    scores,
+    without_autocast,
+)
 from flashvar.backends.reference.sequences import of_keys, of_queries, parts
 from flashvar.ops.attention_inputs import inspect
 from flashvar.ops.attention_problem import Inputs, Options
@@ -24,6 +29,7 @@ _SMALL_SHARED_MEMORY: Final = {160: 64}  # capabilities 8.6 and 8.9
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
+@without_autocast
 def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
     """[batch, heads_q, seqlen_q, seqlen_k] in the dtype of q, lengths rounded up to 128."""
     problem = inspect(inputs, options._replace(backend="reference"))

@@ -8,10 +8,20 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.attention_call import call, rng_state_of
-from flashvar.ops.attention_options import plain_scale, unbounded_below, window_pair
+from flashvar.ops.attention_options import (
+    is_number,
+    plain_scale,
+    truth,
+    unbounded_below,
+    window_pair,
+)
 from flashvar.ops.attention_plan import NO_EXTRAS, Extras
 from flashvar.ops.attention_problem import Inputs, Options
-from flashvar.ops.attention_tensors import check_strided
+from flashvar.ops.attention_tensors import (
+    check_strided,
+    refuse_unknown_kinds,
+    rows_contiguous,
+)
 from flashvar.ops.attention_weights import dropped_weights
 
 Window = tuple[int, int]
@@ -34,7 +44,7 @@ class Wanted(NamedTuple):
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: Wanted) -> Answer:
     """Attention of dense tensors."""
     _check(wanted)
-    if isinstance(q, torch.Tensor) and q.dim() == 4 and q.shape[0] == 0:
+    if isinstance(q, torch.Tensor) and q.dim() == 4 and q.size(0) == 0:
         raise ShapeError(
             f"the batch must hold at least 1 sequence, got q of shape {tuple(q.shape)}: skip the "
             "call, or use flashvar.attention, which takes empty batches"
@@ -58,7 +68,13 @@ def varlen(
 ) -> Answer:
     """Attention of packed sequences."""
     _check(wanted)
-    if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.shape == (1,):
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if offsets is None:
+            raise InvalidInputError(
+                f"packed sequences need {name}, got None: pass int32 offsets (batch + 1,), or call "
+                "the function without varlen for dense tensors"
+            )
+    if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == cu_seqlens_q.numel() == 1:
         raise ShapeError(
             "the batch must hold at least 1 sequence, got cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"
@@ -77,11 +93,16 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
             f"{name} must have shape ({lead}, {count}, heads, head_dim), got "
             f"{tuple(packed.shape)}: stack the tensors with torch.stack(..., dim=-3)"
         )
-    return tuple(packed.unbind(-3))
+    try:
+        return tuple(packed.unbind(-3))
+    except TypeError as error:
+        refuse_unknown_kinds(error, (packed,))
+        raise
 
 
 def _check(wanted: Wanted) -> None:
-    if wanted.softcap and wanted.dropout_p:
+    numbers = is_number(wanted.softcap) and is_number(wanted.dropout_p)
+    if numbers and wanted.softcap and wanted.dropout_p:
         raise InvalidInputError(
             f"softcap does not go with dropout, got softcap={wanted.softcap} and "
             f"dropout_p={wanted.dropout_p}: leave one out, or use flashvar.attention, which takes "
@@ -97,21 +118,21 @@ def _answer(
     wanted: Wanted,
     bounds: tuple[int | None, int | None],
 ) -> Answer:
-    q, k, v = (_rows_contiguous(x) for x in (q, k, v))
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     left, right = window_pair(wanted.window_size)
     options: tuple[Any, ...] = (
-        bool(wanted.causal),
+        truth("causal", wanted.causal),
         plain_scale(wanted.softmax_scale),
         unbounded_below(left),
         unbounded_below(right),
         wanted.softcap,
         wanted.dropout_p,
-        bool(wanted.deterministic),
+        truth("deterministic", wanted.deterministic),
         "bshd",
         "auto",
         *bounds,
     )
-    with_lse = wanted.return_attn_probs
+    with_lse = truth("return_attn_probs", wanted.return_attn_probs)
     out, lse = call(q, k, v, extras, options, with_lse)
     if not with_lse or lse is None:
         return out
@@ -119,13 +140,6 @@ def _answer(
         return out, lse, q.new_empty(0)
     weights = dropped_weights(Inputs(q, k, v, *extras), Options._make(options))
     return out, lse, weights
-
-
-def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied if its rows are strided: what FlashAttention 2 does."""
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-        return tensor  # refused by the call
-    return tensor.contiguous() if tensor.stride(-1) != 1 else tensor
 
 
 def _bound(length: int | torch.Tensor) -> int:

@@ -14,6 +14,13 @@ from flashvar.ops import attention_run
 from flashvar.ops.attention_autograd import backward_at_autograd_key, forward_at_autograd_key
 from flashvar.ops.attention_inputs import inspect_symbolic
 from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.ops.attention_refusal import (
+    SCHEMA,
+    no_derivative,
+    no_derivative_at_autograd_key,
+    no_derivative_batched,
+    no_derivative_fake,
+)
 from flashvar.ops.attention_vmap import backward_batched, forward_batched
 
 _LIBRARY: Final = torch.library.Library("flashvar", "DEF")
@@ -32,6 +39,8 @@ _LIBRARY.define(
     f"{_ARGUMENTS}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_bias)",
     tags=_TAGS,
 )
+
+_LIBRARY.define(SCHEMA, tags=_TAGS)
 
 _TENSORS: Final = len(Inputs._fields)
 _Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -80,17 +89,21 @@ def _attention_bwd_fake(
     grad_bias = lse.new_empty(0)
     if wants_bias and bias is not None:
         grad_bias = bias.new_empty(bias.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), grad_bias
 
 
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("attention_fwd", _attention_fwd, _key)
     _LIBRARY.impl("attention_bwd", _attention_bwd, _key)
+    _LIBRARY.impl("no_derivative", no_derivative, _key)
 torch.library.register_fake("flashvar::attention_fwd", _attention_fwd_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::attention_bwd", _attention_bwd_fake, lib=_LIBRARY)
+torch.library.register_fake("flashvar::no_derivative", no_derivative_fake, lib=_LIBRARY)
 _LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("attention_bwd", backward_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl("no_derivative", no_derivative_at_autograd_key, "Autograd", with_keyset=True)
 torch.library.register_vmap("flashvar::attention_fwd", forward_batched, lib=_LIBRARY)
 torch.library.register_vmap("flashvar::attention_bwd", backward_batched, lib=_LIBRARY)
+torch.library.register_vmap("flashvar::no_derivative", no_derivative_batched, lib=_LIBRARY)
 
 attention_fwd: Final = torch.ops.flashvar.attention_fwd.default

@@ -14,9 +14,10 @@ from flashvar_factory.audit.stated import pairs
 
 # What every project's libraries show beside their ops.
 _COMMON: Final = ("abi_version", "build_info")
-# What they may show: words on the last failure, and of each op how much memory it wants for itself.
+# What they may show: words on the last failure, and of each op how much memory it wants, and why it
+# takes which kernels.
 _LAST_ERROR: Final = "last_error"
-_WORKSPACE: Final = "workspace"
+_BESIDE: Final = ("workspace", "explain")
 _SYSTEM: Final = frozenset(
     {
         "ld-linux-aarch64.so.1",
@@ -55,7 +56,7 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for library, stated in pairs(wheel):
         ops = expected.ops or {kernel.op for kernel in stated.kernels}
         wanted = {f"{stated.project}_{name}" for name in (*_COMMON, *ops)}
-        optional = (_LAST_ERROR, *(f"{op}_{_WORKSPACE}" for op in ops))
+        optional = (_LAST_ERROR, *(f"{op}_{one}" for op in ops for one in _BESIDE))
         found = set(library.dynamic.exported)
         for name in sorted(found - wanted - {f"{stated.project}_{name}" for name in optional}):
             yield Finding(

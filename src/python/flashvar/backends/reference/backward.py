@@ -14,6 +14,7 @@ from flashvar.backends.reference.scores import (
     row_chunks,
     scores,
     times,
+    without_autocast,
 )
 from flashvar.backends.reference.sequences import (
     Part,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from flashvar.ops.attention_problem import Gradients, Inputs, Problem
 
 
+@without_autocast
 def attention_bwd(
     problem: Problem,
     inputs: Inputs,

@@ -1,4 +1,4 @@
-"""Which weights dropout keeps, bit for bit as in the kernels (src/cuda/core/dropout.cuh).
+"""Which weights dropout keeps, bit for bit as in the kernels (src/cuda/attention/dropout.cuh).
 
 Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight half words for the weights at rows r,
 r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 patch, with an even c. Words are held in

@@ -12,6 +12,7 @@ from flashvar.backends.reference.scores import (
     row_chunks,
     scores,
     times,
+    without_autocast,
 )
 from flashvar.backends.reference.sequences import of_keys, of_lse, of_outputs, of_queries, parts
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from flashvar.ops.attention_problem import Inputs, Problem
 
 
+@without_autocast
 def attention_fwd(
     problem: Problem, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -12,6 +13,9 @@ from flashvar.backends.reference.dropout import growth, keeps
 if TYPE_CHECKING:
     from flashvar.backends.reference.sequences import Part
     from flashvar.ops.attention_problem import Inputs, Problem
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 # Scores that are held at once: 64 MiB of float32.
 _SCORES_AT_ONCE: Final = 1 << 24
@@ -36,6 +40,17 @@ def row_chunks(problem: Problem, part: Part) -> Iterator[slice]:
 def compute_dtype(problem: Problem) -> torch.dtype:
     """What is computed in."""
     return problem.lse_dtype
+
+
+def without_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function, in which autocast lowers no product: it had its turn with the inputs."""
+
+    @wraps(function)
+    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        with torch._C._DisableAutocast():
+            return function(*arguments, **options)
+
+    return wrapped
 
 
 def folded(tensor: torch.Tensor) -> torch.Tensor:

@@ -112,7 +112,7 @@ class DeviceTimer:
             kernel: tile if kernel == direction else launch.best_tile(problem, kernel)
             for kernel in KERNELS["backward"]
         }
-        backward = inspect_backward(inputs, options, grad_out, False, False)
+        backward = inspect_backward(inputs, options, grad_out, False)
         back = launch.backward(backward, chosen["backward_q"], chosen["backward_kv"])
         grads = Gradients(*(torch.empty_like(one) for one in (q, k, v)))
         return lambda: back(inputs, out, lse, grad_out, None, grads)

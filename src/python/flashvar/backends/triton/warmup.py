@@ -139,7 +139,7 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
         return
     forward(inputs, out, lse)
     wants_bias = inputs.bias is not None
-    backward = inspect_backward(inputs, options, out, False, wants_bias)
+    backward = inspect_backward(inputs, options, out, wants_bias)
     both = choose("backward_q"), choose("backward_kv")
     grads = Gradients(inputs.q, inputs.k, inputs.v, torch.empty(1) if wants_bias else None)
     run = launch.backward(backward, *both, choose("backward_bias"), _compile)

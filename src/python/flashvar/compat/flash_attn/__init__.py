@@ -4,10 +4,11 @@
     flashvar.compat.flash_attn.install()
 
 From then on `import flash_attn` gives this module, in this process. What dependants import is here:
-the public functions, `bert_padding`, `layers.rotary.apply_rotary_emb` and the forward and backward
-below autograd, and the metadata of a distribution. Its torch operators and modules of layers are
-not. `__version__` is the version of FlashAttention 2 whose behavior this has, for those
-that compare it, marked as ours.
+the public functions, `bert_padding`, rotary embeddings, collectives with gradients, the forward and
+backward below autograd, and the metadata of a distribution. The import of anything else that
+FlashAttention has is a `NotServedError`, an ImportError, which names what serves it;
+`importlib.util.find_spec` finds nothing there. `__version__` is the version of FlashAttention 2
+whose behavior this has, for those that compare it, marked as ours.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from flashvar.compat.flash_attn.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from flashvar.compat.not_served import Refusal
 from flashvar.errors import ConfigurationError
 
 __version__ = "2.8.3+flashvar"
@@ -44,10 +46,22 @@ __all__ = [
 ]
 
 _NAME: Final = "flash_attn"
-_PARTS: Final = ("", ".flash_attn_interface", ".bert_padding", ".layers", ".layers.rotary")
+_PARTS: Final = (
+    "",
+    ".flash_attn_interface",
+    ".bert_padding",
+    ".layers",
+    ".layers.rotary",
+    ".ops",
+    ".ops.triton",
+    ".ops.triton.rotary",
+    ".utils",
+    ".utils.distributed",
+)
 # What `install` took out of sys.modules, to be put back.
 _replaced: dict[str, ModuleType] = {}
 _FINDER: Final = Finder(__version__)
+_REFUSAL: Final = Refusal()
 
 
 def install(*, replace: bool = False) -> None:
@@ -73,6 +87,8 @@ def install(*, replace: bool = False) -> None:
     others = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
     _replaced.update({name: sys.modules.pop(name) for name in others})
     sys.meta_path.insert(0, _FINDER)
+    # The last: modules beside flash_attn may be installed.
+    sys.meta_path.append(_REFUSAL)
     for part in _PARTS:
         sys.modules[_NAME + part] = importlib.import_module(__name__ + part)
 
@@ -82,6 +98,7 @@ def uninstall() -> None:
     if sys.modules.get(_NAME) is not sys.modules[__name__]:
         return
     sys.meta_path.remove(_FINDER)
+    sys.meta_path.remove(_REFUSAL)
     for part in _PARTS:
         sys.modules.pop(_NAME + part, None)
     sys.modules.update(_replaced)

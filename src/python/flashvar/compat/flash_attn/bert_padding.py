@@ -6,11 +6,17 @@ from typing import cast
 
 import torch
 
+from flashvar.compat.axes import rearrange, repeat
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
+from flashvar.ops.attention_tensors import check_strided
+
 __all__ = [
     "index_first_axis",
     "index_first_axis_residual",
     "index_put_first_axis",
     "pad_input",
+    "rearrange",
+    "repeat",
     "unpad_input",
     "unpad_input_for_concatenated_sequences",
 ]
@@ -20,22 +26,35 @@ Unpadded = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]
 
 def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rows `indices` [n] of `input` [rows, ...]."""
-    return input.index_select(0, indices)
+    _check_indices("input", input, indices)
+    try:
+        return input.index_select(0, indices)
+    except IndexError as error:
+        raise _beyond(indices, input.shape[0]) from error
 
 
 def index_first_axis_residual(
     input: torch.Tensor, indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows `indices` of `input`, and `input` itself."""
-    return input.index_select(0, indices), input
+    return index_first_axis(input, indices), input
 
 
 def index_put_first_axis(
     values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int
 ) -> torch.Tensor:
     """Zeros [first_axis_dim, ...] with `values` [n, ...] in rows `indices`, each at most once."""
+    _check_indices("values", values, indices)
+    if values.shape[0] != indices.shape[0]:
+        raise ShapeError(
+            f"indices must name a row for each of values, got {indices.shape[0]} for "
+            f"{tuple(values.shape)}: pass those that unpad_input gave with them"
+        )
     zeros = values.new_zeros((first_axis_dim, *values.shape[1:]))
-    return zeros.index_copy(0, indices, values)
+    try:
+        return zeros.index_copy(0, indices.long(), values)
+    except IndexError as error:
+        raise _beyond(indices, first_axis_dim) from error
 
 
 def unpad_input(
@@ -53,10 +72,16 @@ def unpad_input(
     Returns:
         The packed rows [total, ...]; their places in the flattened batch [total]; the offsets of
         the sequences, int32 [batch + 1]; the longest length; the used lengths, int32 [batch].
+
+    Raises:
+        InvalidInputError: The masks do not fit the rows, or are not of zeros and ones.
     """
-    packed = attention_mask if unused_mask is None else attention_mask + unused_mask
+    counts = _counts("attention_mask", attention_mask, hidden_states)
+    packed = counts
+    if unused_mask is not None:
+        packed = counts | _counts("unused_mask", unused_mask, hidden_states)
     lengths = packed.sum(-1, dtype=torch.int32)
-    used = attention_mask.sum(-1, dtype=torch.int32)
+    used = counts.sum(-1, dtype=torch.int32)
     return (*_packed(hidden_states, packed, lengths), used)
 
 
@@ -72,18 +97,38 @@ def unpad_input_for_concatenated_sequences(
 
     Returns:
         The packed rows, their places, the offsets of all sequences, and the longest length.
+
+    Raises:
+        InvalidInputError: The lengths do not fit the rows, or are no integers.
     """
+    _check_beside("attention_mask_in_length", attention_mask_in_length, hidden_states)
+    if attention_mask_in_length.is_floating_point():
+        raise DtypeError(
+            f"attention_mask_in_length must be of integers, got {attention_mask_in_length.dtype}: "
+            "cast it with .to(torch.int32)"
+        )
     totals = attention_mask_in_length.sum(-1)
     places = torch.arange(attention_mask_in_length.shape[-1], device=totals.device)
     lengths = attention_mask_in_length.flatten()
     lengths = lengths[lengths != 0]
-    return _packed(hidden_states, places < totals[:, None], lengths)
+    packed = _packed(hidden_states, places < totals[:, None], lengths)
+    if int(lengths.clamp(min=0).sum()) != packed[1].shape[0]:
+        raise ShapeError(
+            "attention_mask_in_length must hold lengths of at most "
+            f"{places.shape[0]} together in each entry of the batch, got {lengths.tolist()[:8]} "
+            "and so on: shorten the sequences"
+        )
+    return packed
 
 
 def pad_input(
     hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
 ) -> torch.Tensor:
-    """Rows [total, ...] back in their places of [batch, seqlen, ...], zeros elsewhere."""
+    """Rows [total, ...] back in their places of [batch, seqlen, ...], zeros elsewhere.
+
+    Raises:
+        InvalidInputError: `indices` do not name a row for each of `hidden_states`.
+    """
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(
         0, (batch, seqlen)
     )
@@ -98,5 +143,58 @@ def _packed(
         index_first_axis(hidden_states.flatten(0, 1), indices),
         indices,
         torch.nn.functional.pad(offsets, (1, 0)),
-        cast("int", lengths.max().item()),
+        cast("int", lengths.max().item()) if lengths.shape[0] else 0,
     )
+
+
+def _check_indices(name: str, rows: torch.Tensor, indices: torch.Tensor) -> None:
+    check_strided(name, rows)
+    check_strided("indices", indices)
+    if rows.dim() == 0 or indices.dim() != 1:
+        raise ShapeError(
+            f"{name} must be [rows, ...] and indices [n], got {tuple(rows.shape)} and "
+            f"{tuple(indices.shape)}: flatten the batch, and pass what unpad_input gave"
+        )
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(
+            f"indices must be int32 or int64, got {indices.dtype}: "
+            "use mask.flatten().nonzero().flatten()"
+        )
+    _check_device("indices", indices, rows)
+
+
+def _beyond(indices: torch.Tensor, rows: int) -> ShapeError:
+    return ShapeError(
+        f"indices must be of {rows} rows, got some from {int(indices.min())} to "
+        f"{int(indices.max())}: pass those that unpad_input gave, and the sizes it was given"
+    )
+
+
+def _check_device(name: str, tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    if tensor.device != rows.device:
+        raise DeviceError(
+            f"{name} must be on the device of the rows, {rows.device}, got {tensor.device}: "
+            f"move it with .to({str(rows.device)!r})"
+        )
+
+
+def _check_beside(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) -> None:
+    check_strided("hidden_states", hidden_states)
+    check_strided(name, mask)
+    if mask.dim() != 2 or mask.shape != hidden_states.shape[:2]:
+        raise ShapeError(
+            f"{name} must be [batch, seqlen] of hidden_states [batch, seqlen, ...], got "
+            f"{tuple(mask.shape)} beside {tuple(hidden_states.shape)}: pass one entry for each row"
+        )
+    _check_device(name, mask, hidden_states)
+
+
+def _counts(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Which rows a mask names, as bool."""
+    _check_beside(name, mask, hidden_states)
+    if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()):
+        raise InvalidInputError(
+            f"{name} must be 1 where a row counts and 0 elsewhere, got other values in a "
+            f"{mask.dtype} mask: one that is added to scores becomes such a mask by mask == 0"
+        )
+    return mask != 0

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 
+from flashvar.compat.not_served import refuse_name
 from flashvar.errors import BackendUnavailableError
 from flashvar.flash_attn import (
     flash_attn_func,
@@ -25,6 +26,15 @@ from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_weights import block_of_keys, dropped_weights
 
 __all__ = [
+    "_flash_attn_backward",
+    "_flash_attn_forward",
+    "_flash_attn_varlen_backward",
+    "_flash_attn_varlen_forward",
+    "_get_block_size_n",
+    "_wrapped_flash_attn_backward",
+    "_wrapped_flash_attn_forward",
+    "_wrapped_flash_attn_varlen_backward",
+    "_wrapped_flash_attn_varlen_forward",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -32,6 +42,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "maybe_contiguous",
 ]
 
 # Out, log-sum-exp, the dropped weights or an empty tensor, and the state of the dropout mask.
@@ -254,6 +265,11 @@ def _get_block_size_n(
 ) -> int:
     """Keys that share a maximum in the weights of `return_attn_probs`."""
     return block_of_keys(head_dim, torch.device(device))
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Names that FlashAttention has here say what serves them."""
+    refuse_name(__name__, name)
 
 
 def _refuse(what: str) -> NoReturn:

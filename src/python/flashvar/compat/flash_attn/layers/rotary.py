@@ -1,12 +1,82 @@
-"""Rotary position embeddings (Su et al. 2021) as `flash_attn.layers.rotary` has them."""
+"""Rotary position embeddings (Su et al. 2021) as `flash_attn.layers.rotary` has them.
+
+Signatures and results are FlashAttention's. Four things are safer: gradients are never written into
+the tensor that autograd passes on, `cos` and `sin` may have gradients, what is turned in place says
+so to autograd, and arguments that do not fit are an error.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from flashvar.errors import ShapeError
+from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
+from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.attention_tensors import check_strided
+from flashvar.ops.rotary import checked, turn
+from flashvar.ops.rotary_library import rotate_in_place
 
-__all__ = ["apply_rotary_emb", "apply_rotary_emb_func"]
+__all__ = [
+    "ApplyRotaryEmb",
+    "ApplyRotaryEmbKV_",
+    "ApplyRotaryEmbQKV_",
+    "RotaryEmbedding",
+    "apply_rotary",
+    "apply_rotary_emb",
+    "apply_rotary_emb_func",
+    "apply_rotary_emb_kv_",
+    "apply_rotary_emb_qkv_",
+    "apply_rotary_emb_torch",
+    "rotate_half",
+]
+
+
+def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Every pair (a, b) of the last dimension as (-b, a).
+
+    Args:
+        x: [..., 2 * pairs].
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
+    """
+    check_strided("x", x)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise ShapeError(
+            f"x must have an even last dimension, got {tuple(x.shape)}: pass the turned part"
+        )
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def apply_rotary_emb_torch(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Turn rows by torch's own functions, in the dtype that x and the tables have together.
+
+    Args:
+        x: [batch, seqlen, heads, head_dim].
+        cos: [seqlen, pairs] or [batch, seqlen, pairs] with 2 * pairs <= head_dim.
+        sin: Like cos.
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
+
+    Raises:
+        ShapeError: cos and sin do not fit x.
+    """
+    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+        check_strided(name, tensor)
+    rows = x.shape[:-2]
+    fits = cos.shape == sin.shape and cos.dim() in (2, 3) and len(rows) == 2
+    if fits:
+        tables = zip(cos.shape[-2::-1], rows[::-1], strict=False)
+        fits = 2 * cos.shape[-1] <= x.shape[-1] and all(a in (b, 1) for a, b in tables)
+    if not fits:
+        raise ShapeError(
+            f"cos and sin must be [seqlen, pairs] or [batch, seqlen, pairs] beside x [batch, "
+            f"seqlen, heads, head_dim], got {tuple(cos.shape)} and {tuple(sin.shape)} beside "
+            f"{tuple(x.shape)}: pass one row for each of x, and one entry for each pair"
+        )
+    width = 2 * cos.shape[-1]
+    return torch.cat((turn(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
 
 
 def apply_rotary_emb(
@@ -19,62 +89,277 @@ def apply_rotary_emb(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> torch.Tensor:
-    """Turn the first 2 * r entries of each row by the angles of its position, in float32.
+    """Turn the first 2 * pairs entries of each row by the angles of its position, in float32.
 
     Args:
         x: [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim] with cu_seqlens.
-        cos: [positions, r] with 2 * r <= head_dim. Positions beyond it are not turned.
+        cos: [positions, pairs] with 2 * pairs <= head_dim.
         sin: Like cos.
-        interleaved: Entries 2 i and 2 i + 1 belong together, rather than i and i + r.
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
         inplace: Write to x, and return it.
         seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
         cu_seqlens: int32 [batch + 1], offsets of the packed sequences.
         max_seqlen: Longest packed sequence; not needed.
 
     Returns:
-        Shape and dtype of x.
+        Shape and dtype of x. Rows of no sequence are not turned; nor are, on a GPU, those whose
+        position only the device knows to be beyond the tables, which is an error on the CPU.
 
     Raises:
-        ShapeError: cos and sin do not fit x.
+        InvalidInputError: An argument does not fit x.
     """
-    half = cos.shape[-1]
-    if cos.shape != sin.shape or cos.dim() != 2 or 2 * half > x.shape[-1]:
-        raise ShapeError(
-            f"cos and sin must have one shape (positions, at most {x.shape[-1] // 2}), got "
-            f"{tuple(cos.shape)} and {tuple(sin.shape)}: pass one entry for each pair"
-        )
-    positions = _positions(x, seqlen_offsets, cu_seqlens)
-    known = (positions < cos.shape[0])[..., None]
-    row = positions.clamp(max=max(cos.shape[0] - 1, 0))
-    # One entry for each row and pair, the same for all heads.
-    c = torch.where(known, cos[row].float(), 1.0)[..., None, :]
-    s = torch.where(known, sin[row].float(), 0.0)[..., None, :]
-    turned = x[..., : 2 * half].float()
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2)
-    else:
-        first, second = turned.chunk(2, -1)
-        turned = torch.cat((first * c - second * s, second * c + first * s), -1)
-    turned = turned.to(x.dtype)
-    if inplace:
-        x[..., : 2 * half].copy_(turned)
-        return x
-    return torch.cat((turned, x[..., 2 * half :]), -1)
+    return apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
 
 
 apply_rotary_emb_func = apply_rotary_emb
 
 
-def _positions(
-    x: torch.Tensor, seqlen_offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None
+def apply_rotary_emb_qkv_(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cos_k: torch.Tensor | None = None,
+    sin_k: torch.Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    num_heads_q: int | None = None,
 ) -> torch.Tensor:
-    """The position of each row: [batch or 1, seqlen], or [total] of packed rows."""
-    rows = torch.arange(x.shape[0 if cu_seqlens is not None else 1], device=x.device)
-    if cu_seqlens is None:
-        offsets = torch.as_tensor(seqlen_offsets, device=x.device).reshape(-1, 1)
-        return rows + offsets
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True)
-    sequence = sequence.clamp(max=cu_seqlens.shape[0] - 2)
-    offsets = torch.as_tensor(seqlen_offsets, device=x.device).expand(cu_seqlens.shape[0] - 1)
-    return rows - cu_seqlens[sequence] + offsets[sequence]
+    """Turn queries and keys in place.
+
+    Args:
+        qkv: [batch, seqlen, 3, heads, head_dim], or with num_heads_q
+            [batch, seqlen, heads_q + 2 * heads_kv, head_dim].
+        cos: [positions, pairs] with 2 * pairs <= head_dim.
+        sin: Like cos.
+        cos_k: Those of the keys, if they are others.
+        sin_k: Like cos_k.
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
+        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+        num_heads_q: Heads of the queries.
+
+    Returns:
+        qkv.
+
+    Raises:
+        InvalidInputError: An argument does not fit qkv.
+    """
+    heads_q, heads_k = _heads_of(qkv, num_heads_q)
+    flat = qkv[:, :, 0] if qkv.dim() == 5 else qkv
+    options = {"interleaved": interleaved, "seqlen_offsets": seqlen_offsets}
+    rotation = checked(flat, cos, sin, **options)  # type: ignore[arg-type]
+    if cos_k is None and sin_k is None:
+        return rotate_in_place(qkv, [(0, heads_q + heads_k, rotation)])
+    of_keys = checked(
+        flat,
+        cos if cos_k is None else cos_k,
+        sin if sin_k is None else sin_k,
+        **options,  # type: ignore[arg-type]
+    )
+    return rotate_in_place(qkv, [(0, heads_q, rotation), (heads_q, heads_k, of_keys)])
+
+
+def _heads_of(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[int, int]:
+    """How many heads of the queries and of the keys there are."""
+    check_strided("qkv", qkv)
+    if qkv.dim() == 5 and qkv.shape[2] == 3:
+        return qkv.shape[3], qkv.shape[3]
+    if qkv.dim() == 4 and num_heads_q is not None:
+        others = qkv.shape[2] - num_heads_q
+        if num_heads_q > 0 and others >= 0 and others % 2 == 0:
+            return num_heads_q, others // 2
+    raise ShapeError(
+        "qkv must be [batch, seqlen, 3, heads, head_dim], or [batch, seqlen, num_heads_q + 2 * "
+        f"heads_kv, head_dim] with num_heads_q, got {tuple(qkv.shape)} with num_heads_q="
+        f"{num_heads_q}: say how many of the heads are queries"
+    )
+
+
+def apply_rotary_emb_kv_(
+    kv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+) -> torch.Tensor:
+    """Turn keys in place.
+
+    Args:
+        kv: [batch, seqlen, 2, heads, head_dim].
+        cos: [positions, pairs] with 2 * pairs <= head_dim.
+        sin: Like cos.
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
+        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+
+    Returns:
+        kv.
+
+    Raises:
+        InvalidInputError: An argument does not fit kv.
+    """
+    check_strided("kv", kv)
+    if kv.dim() != 5 or kv.shape[2] != 2:
+        raise ShapeError(
+            f"kv must be [batch, seqlen, 2, heads, head_dim], got {tuple(kv.shape)}: "
+            "stack keys and values with torch.stack((k, v), 2)"
+        )
+    rotation = checked(
+        kv[:, :, 0], cos, sin, interleaved=interleaved, seqlen_offsets=seqlen_offsets
+    )
+    return rotate_in_place(kv, [(0, kv.shape[3], rotation)])
+
+
+class ApplyRotaryEmb:
+    """`apply` is apply_rotary_emb, under the name of FlashAttention's autograd function."""
+
+    apply = staticmethod(apply_rotary_emb)
+
+
+class ApplyRotaryEmbQKV_:  # noqa: N801
+    """`apply` is apply_rotary_emb_qkv_, under the name of FlashAttention's autograd function."""
+
+    apply = staticmethod(apply_rotary_emb_qkv_)
+
+
+class ApplyRotaryEmbKV_:  # noqa: N801
+    """`apply` is apply_rotary_emb_kv_, under the name of FlashAttention's autograd function."""
+
+    apply = staticmethod(apply_rotary_emb_kv_)
+
+
+def _even_count(dim: object) -> int:
+    if isinstance(dim, (int, float)) and dim > 0 and dim % 2 == 0:
+        return int(dim)
+    raise InvalidInputError(
+        f"dim must be a positive even number of entries, got {dim!r}: "
+        "pass the head dim, or the part of it that is turned"
+    )
+
+
+class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
+    """Rotary embeddings with tables that grow with the sequences, turned in place.
+
+    Args:
+        dim: Entries of each row that are turned.
+        base: Of the wavelengths: pair i turns by base ** (-2 i / dim) from row to row.
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + dim / 2.
+        scale_base: None, or the rows over which xPos (Sun et al. 2022) decays by its factor.
+        device: Of the frequencies.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = _even_count(dim)
+        self.base = float(base)
+        self.interleaved = interleaved
+        self.scale_base = scale_base
+        self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
+        scale = None
+        if scale_base is not None:
+            scale = (self._even(device) + 0.4 * self.dim) / (1.4 * self.dim)
+        self.register_buffer("scale", scale, persistent=False)
+        # Names and meanings that subclasses of FlashAttention's module use.
+        self._seq_len_cached = 0
+        self._cos_cached: torch.Tensor | None = None
+        self._sin_cached: torch.Tensor | None = None
+        self._cos_k_cached: torch.Tensor | None = None
+        self._sin_k_cached: torch.Tensor | None = None
+        # Position at which xPos scales by 1, and whether keys that were scaled so are kept.
+        self._center = 0
+        self._continued = False
+
+    def _even(self, device: torch.device | str | None) -> torch.Tensor:
+        return torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
+
+    def _compute_inv_freq(self, device: torch.device | str | None = None) -> torch.Tensor:
+        return 1.0 / self.base ** (self._even(device) / self.dim)
+
+    def _update_cos_sin_cache(
+        self,
+        seqlen: int,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make tables of at least `seqlen` positions, of this device and dtype.
+
+        They are computed in float32: a 16-bit model's positions would be rounded to a few bits.
+        """
+        cos = self._cos_cached
+        if (
+            cos is not None
+            and seqlen <= self._seq_len_cached
+            and cos.device == device
+            and cos.dtype == dtype
+            and not (self.training and cos.is_inference())
+        ):
+            return
+        self._seq_len_cached = seqlen
+        positions = torch.arange(seqlen, device=device, dtype=torch.float32)
+        frequencies = self.inv_freq
+        if frequencies.dtype != torch.float32:
+            frequencies = self._compute_inv_freq(device)
+        # Not a matrix product: autocast would round that.
+        angles = positions[:, None] * frequencies.to(positions.device)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale is None:
+            self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
+            return
+        if not self._continued or self._cos_k_cached is None:
+            self._center = seqlen // 2
+        powers = (positions - self._center) / self.scale_base
+        scale = self.scale.to(positions.device, torch.float32) ** powers[:, None]
+        self._cos_cached, self._sin_cached = (cos * scale).to(dtype), (sin * scale).to(dtype)
+        self._cos_k_cached, self._sin_k_cached = (cos / scale).to(dtype), (sin / scale).to(dtype)
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor | None = None,
+        seqlen_offset: int | torch.Tensor = 0,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Turn queries and keys in place.
+
+        Args:
+            qkv: [batch, seqlen, 3, heads, head_dim], or with num_heads_q
+                [batch, seqlen, heads_q + 2 * heads_kv, head_dim]; queries alone
+                [batch, seqlen, heads, head_dim] beside kv.
+            kv: [batch, seqlen, 2, heads, head_dim].
+            seqlen_offset: Position of the first row: how many a cache of keys holds already. One
+                for each sequence, [batch], needs max_seqlen.
+            max_seqlen: Make tables of so many positions.
+            num_heads_q: Heads of the queries, where qkv has 4 dimensions.
+
+        Returns:
+            qkv, or (qkv, kv).
+        """
+        check_strided("qkv", qkv)
+        self._continued = isinstance(seqlen_offset, torch.Tensor) or seqlen_offset != 0
+        length = max_seqlen
+        if length is None and not isinstance(seqlen_offset, torch.Tensor):
+            length = qkv.shape[1] + seqlen_offset
+        if length is not None:
+            self._update_cos_sin_cache(length, qkv.device, qkv.dtype)
+        cos, sin = self._cos_cached, self._sin_cached
+        if cos is None or sin is None:
+            raise InvalidInputError(
+                "max_seqlen must be given where seqlen_offset is a tensor, got None: pass the "
+                "largest position of all sequences"
+            )
+        cos_k, sin_k = self._cos_k_cached, self._sin_k_cached
+        if kv is None:
+            return apply_rotary_emb_qkv_(
+                qkv, cos, sin, cos_k, sin_k, self.interleaved, seqlen_offset, num_heads_q
+            )
+        q = apply_rotary_emb(
+            qkv, cos, sin, self.interleaved, inplace=True, seqlen_offsets=seqlen_offset
+        )
+        of_keys = (cos, sin) if cos_k is None or sin_k is None else (cos_k, sin_k)
+        return q, apply_rotary_emb_kv_(kv, *of_keys, self.interleaved, seqlen_offset)

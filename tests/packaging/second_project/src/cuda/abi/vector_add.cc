@@ -3,7 +3,7 @@
 #include "abi/kernel_table.h"
 
 namespace vecadd {
-#include "kernel_table.inc"  // constexpr const VectorAddKernel* kVectorAddKernels[]
+#include "vector_add_kernels.inc"  // constexpr const VectorAddKernel* kVectorAddKernels[]
 
 namespace {
 

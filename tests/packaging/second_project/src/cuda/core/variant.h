@@ -27,7 +27,10 @@ struct fp16 {
 }  // namespace dtype
 
 struct KernelFacts {
-  char name[64];          // zero-terminated
+  char row[64];     // of the kernel table; zero-terminated, as all texts
+  char kernel[32];  // of the op's kernels; these have one, and one family
+  char family[16];
+  char when[160];
   int32_t threads;        // per block
   int32_t shared_memory;  // dynamic, bytes per block
   int32_t tile[4];        // block sizes; 0 where unused

@@ -22,8 +22,8 @@ struct VectorAddLaunch {
   static constexpr VectorAddKernel row() { return {Dtype::kAbi, kPerThread, &launch}; }
 
   static constexpr KernelFacts facts(const char* name) {
-    KernelFacts facts{{}, kThreads, 0, {kTile, 0, 0, 0}};
-    for (int i = 0; i < 63 && name[i] != '\0'; ++i) facts.name[i] = name[i];
+    KernelFacts facts{{}, {}, {}, {}, kThreads, 0, {kTile, 0, 0, 0}};
+    for (int i = 0; i < 63 && name[i] != '\0'; ++i) facts.row[i] = name[i];
     return facts;
   }
 

@@ -1,0 +1,117 @@
+// The backward's preprocess kernel, the same on every architecture: delta = rowsum(dO o O) - dLSE
+// and the LSE in base 2, both padded to whole query tiles; zeros of dQ's accumulators, counters and
+// outside rows.
+#pragma once
+#include <cstdint>
+
+#include "attention/outside_rows.cuh"
+#include "attention/problem.h"
+#include "core/dtype.cuh"
+#include "core/math.cuh"
+#include "core/smem_layout.cuh"
+#include "core/unaligned.cuh"
+#include "ptx/grid_dependency.cuh"
+
+namespace flashvar::attention {
+
+// "padded rows": the queries of each sequence, padded to whole tiles.
+struct PreprocessArgs {
+  BwdProblem problem;
+  float* lse_log2;  // [heads_q, padded rows]: lse * log2(e); +inf (P = 0) for empty and padded rows
+  float* delta;     // [heads_q, padded rows]
+  float* grad_q_sum;  // zeroed, [heads_q, query_tiles, tile_elements]; or null
+  int32_t tile_elements;
+  int64_t query_tiles;  // per head, over all batches
+  bool aligned;         // every row of every tensor starts at a multiple of 16 bytes
+  uint32_t* counters;   // of the tile schedulers, kCounters of them, zeroed; or null
+};
+
+inline constexpr int kPreprocessThreads = 256;
+inline constexpr int kCounters = 2;  // of key tiles, and of query tiles
+inline constexpr int kLanesPerRow = 8;
+
+template <class Dtype>
+__device__ __forceinline__ float dot(uint4 a, uint4 b) {
+  const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum += Dtype::unpack(static_cast<uint16_t>(x[i])) * Dtype::unpack(static_cast<uint16_t>(y[i]));
+    sum += Dtype::unpack(static_cast<uint16_t>(x[i] >> 16)) *
+           Dtype::unpack(static_cast<uint16_t>(y[i] >> 16));
+  }
+  return sum;
+}
+
+// One block per query tile and head.
+template <class Dtype, int kBlockQ>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    bwd_preprocess_kernel(const __grid_constant__ PreprocessArgs args) {
+  const BwdProblem& problem = args.problem;
+  ptx::griddepcontrol_launch_dependents();
+  if (args.counters != nullptr && blockIdx.x == 0 && threadIdx.x < kCounters) {
+    args.counters[threadIdx.x] = 0;
+  }
+  zero_outside_rows(problem.grad_q, problem.queries, problem.batch, problem.heads_q,
+                    problem.head_dim);
+  zero_outside_rows(problem.grad_k, problem.keys, problem.batch, problem.heads_q / problem.group,
+                    problem.head_dim);
+  zero_outside_rows(problem.grad_v, problem.keys, problem.batch, problem.heads_q / problem.group,
+                    problem.head_dim_v);
+
+  if (args.query_tiles == 0) return;
+  int64_t const tile = blockIdx.x % args.query_tiles;
+  int32_t const head = static_cast<int32_t>(blockIdx.x / args.query_tiles);
+  TileCoordinate const coordinate = problem.queries.find(
+      static_cast<uint32_t>(tile), static_cast<uint32_t>(problem.batch), kBlockQ);
+  Span const span = problem.queries.span(coordinate.batch);
+  if (coordinate.first >= span.count) return;
+  int64_t const sequence_tile = problem.queries.first_tile(coordinate.batch, kBlockQ);
+  if (args.grad_q_sum != nullptr) {
+    float4* const sums = reinterpret_cast<float4*>(
+        args.grad_q_sum + (head * args.query_tiles + sequence_tile + coordinate.first / kBlockQ) *
+                              args.tile_elements);
+    for (int i = threadIdx.x; i < args.tile_elements / 4; i += kPreprocessThreads) {
+      sums[i] = {0.f, 0.f, 0.f, 0.f};
+    }
+  }
+  int64_t const padded = (head * args.query_tiles + sequence_tile) * kBlockQ + coordinate.first;
+  int64_t const lse_row = problem.queries.offsets == nullptr
+                              ? (static_cast<int64_t>(coordinate.batch) * problem.heads_q + head) *
+                                    problem.queries.seqlen
+                              : int64_t{head} * problem.queries.total + span.first;
+  for (int32_t i = threadIdx.x / kLanesPerRow; i < kBlockQ;
+       i += kPreprocessThreads / kLanesPerRow) {
+    int32_t const row = coordinate.first + i;
+    bool const valid = row < span.count;
+    float sum = 0.f;
+    if (valid) {
+      auto of = [&](const Tensor& tensor) {
+        return tensor.data + coordinate.batch * tensor.batch_stride + head * tensor.head_stride +
+               int64_t{span.first + row} * tensor.seq_stride;
+      };
+      const uint16_t* const out = of(problem.out);
+      const uint16_t* const grad_out = of(problem.grad_out);
+      for (int column = threadIdx.x % kLanesPerRow * kChunkElements; column < problem.head_dim_v;
+           column += kLanesPerRow * kChunkElements) {
+        auto load = [&](const uint16_t* from) {
+          return args.aligned ? *reinterpret_cast<const uint4*>(from + column)
+                              : load_unaligned(from + column);
+        };
+        sum += dot<Dtype>(load(out), load(grad_out));
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < kLanesPerRow; step *= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    }
+    if (threadIdx.x % kLanesPerRow != 0) continue;
+    float const lse = valid ? problem.lse[lse_row + row] : -infinity();
+    bool const empty = lse == -infinity();
+    if (!empty && problem.grad_lse != nullptr) sum -= problem.grad_lse[lse_row + row];
+    args.lse_log2[padded + i] = empty ? infinity() : lse * (1.f / kLn2);
+    args.delta[padded + i] = empty ? 0.f : sum;
+  }
+}
+
+}  // namespace flashvar::attention

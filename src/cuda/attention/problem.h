@@ -1,0 +1,90 @@
+// An attention call as kernels see it: validated by abi/attention_*.cc, in the kernels' own units.
+#pragma once
+#include <cstdint>
+
+#include "core/sequences.cuh"
+#include "core/tensor_view.h"
+
+namespace flashvar::attention {
+
+inline constexpr int32_t kUnbounded = 0x7fffffff;  // window without a bound
+
+using Tensor = TensorView<uint16_t>;  // bf16 or fp16; varlen: batch stride 0
+
+// [batch, heads_q, seqlen_q, seqlen_k], keys contiguous; strides in elements, 0 where broadcast.
+struct BiasView {
+  void* data;  // null: none
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t query_stride;
+};
+
+// What is applied to scores between q . k and the mask, and to P after the softmax (dropout). Only
+// kernels compiled with kModifiers evaluate it; the others use `scale` alone.
+struct ScoreModifiers {
+  float scale;                 // of q . k, signed
+  float softcap;               // 0: none
+  float softcap_exponent;      // 2 log2(e) / softcap
+  const float* alibi_slopes;   // [batch, heads_q] or null
+  int64_t alibi_batch_stride;  // elements
+  BiasView bias;               // of q's dtype, or fp32
+  int32_t bias_is_fp32;
+  const int64_t* rng;          // seed and offset of Philox; null: no dropout
+  uint32_t dropout_threshold;  // P is kept where its random half word << 16 is at least this
+  float dropout_scale;         // 1 / (1 - dropout probability)
+
+  // Whether scores are more than scale * (q . k).
+  __host__ __device__ bool modifies_scores() const {
+    return softcap != 0.f || alibi_slopes != nullptr || bias.data != nullptr;
+  }
+};
+
+// What forward and backward share.
+struct Problem {
+  Tensor q, k, v, out;
+  float* lse;  // natural log, [batch, heads_q, seqlen_q]; varlen: [heads_q, total_q]
+  int64_t batch;
+  Sequences queries, keys;
+  const int32_t* seqused_k;  // keys in use of each sequence, [batch]; null: all
+  int32_t heads_q;
+  int32_t group;  // query heads per kv head
+  int32_t head_dim;
+  int32_t head_dim_v;
+  int32_t window_left, window_right;  // keys visible on either side of the diagonal, or kUnbounded
+  // Kernels without modifiers take the softmax of score_sign * (q . k) with a positive scale, so
+  // that the largest score of a row gives the largest scaled score whatever the caller's scale.
+  // score_sign is 0 where the scale is 0.
+  float score_sign;
+  float scale_log2;  // |scale| * log2(e), or log2(e) where score_sign is 0
+  ScoreModifiers modifiers;
+
+  bool has_modifiers() const { return modifiers.modifies_scores() || modifiers.rng != nullptr; }
+
+  bool is_varlen() const { return queries.offsets != nullptr || keys.offsets != nullptr; }
+
+  bool rows_are_aligned() const {
+    return flashvar::rows_are_aligned(q) && flashvar::rows_are_aligned(k) &&
+           flashvar::rows_are_aligned(v) && flashvar::rows_are_aligned(out);
+  }
+};
+
+// `lse` may be null.
+struct FwdProblem : Problem {
+  unsigned char* workspace;
+};
+
+struct BwdProblem : Problem {
+  Tensor grad_out, grad_q, grad_k, grad_v;
+  BiasView grad_bias;     // fp32, accumulated into; data may be null
+  const float* grad_lse;  // gradient of lse, laid out like it; may be null
+  unsigned char* workspace;
+  bool deterministic;
+
+  bool rows_are_aligned() const {
+    return Problem::rows_are_aligned() && flashvar::rows_are_aligned(grad_out) &&
+           flashvar::rows_are_aligned(grad_q) && flashvar::rows_are_aligned(grad_k) &&
+           flashvar::rows_are_aligned(grad_v);
+  }
+};
+
+}  // namespace flashvar::attention

@@ -1,0 +1,120 @@
+// Score modifiers: softcap, ALiBi and bias, applied between q . k and the mask, and the derivative
+// of softcap for the backward. In natural-log units:
+//   s = scale (q . k);  s = softcap(s);  s += alibi;  s += bias
+// Each is a function of one element at (row, column) of its sequence, so that kernels may hold
+// scores in either orientation. Which modifiers a call has is uniform over the grid: branch outside
+// of loops.
+#pragma once
+#include <cstdint>
+
+#include "attention/problem.h"
+#include "core/math.cuh"
+
+namespace flashvar::attention {
+
+// s -> cap tanh(scale s / cap), with an error of at most 5e-7 cap. Computed with exp2: the error of
+// tanh.approx is 5e-4.
+struct Softcap {
+  float cap;
+  float exponent;  // exp2(s * exponent) = exp(2 scale s / cap)
+
+  // For scores that are already scaled.
+  explicit __device__ __forceinline__ Softcap(float cap_)
+      : cap(cap_), exponent(2.f / kLn2 / cap_) {}
+  // For unscaled scores. Not used by the mma.sync kernels: the compiler would hoist the product out
+  // of their loops, into registers that they do not have.
+  __device__ __forceinline__ Softcap(const ScoreModifiers& modifiers, float scale)
+      : cap(modifiers.softcap), exponent(modifiers.softcap_exponent * scale) {}
+
+  // 1 / (e + 1) with e = exp2(score * exponent), also right for e = 0 and e = infinity. The capped
+  // score is cap (1 - 2 inverse).
+  __device__ __forceinline__ float inverse(float score) const {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_approx(score * exponent) + 1.f));
+    return inverse;
+  }
+
+  __device__ __forceinline__ float operator()(float score) const {
+    return cap - 2.f * cap * inverse(score);
+  }
+
+  // d capped / d score, from the capped score (before ALiBi and bias) or from inverse().
+  __device__ __forceinline__ float derivative(float capped) const {
+    float const tanh = __fdividef(capped, cap);
+    return 1.f - tanh * tanh;
+  }
+  __device__ __forceinline__ static float derivative_of_inverse(float inverse) {
+    return 4.f * fmaf(-inverse, inverse, inverse);
+  }
+};
+
+// -slope |diagonal(row) - column|.
+struct Alibi {
+  float slope;
+  int32_t shift;  // diagonal(row) - row
+
+  __device__ __forceinline__ Alibi(const Problem& problem, uint32_t batch, uint32_t head,
+                                   int32_t seqlen_q, int32_t seqlen_k)
+      : slope(problem.modifiers.alibi_slopes[batch * problem.modifiers.alibi_batch_stride + head]),
+        shift(seqlen_k - seqlen_q) {}
+
+  // From a row's diagonal to a column. A float, so that unrolled loops add float constants to it.
+  __device__ __forceinline__ float distance(int32_t row, int32_t column) const {
+    return static_cast<float>(row + shift - column);
+  }
+
+  __device__ __forceinline__ float operator()(float distance) const {
+    return -slope * fabsf(distance);
+  }
+};
+
+// The bias of one head. Elements are aligned to their own size only. Element is the kernel's Dtype
+// or dtype::fp32, by bias_is_fp32.
+template <class Element>
+struct Bias {
+  using Word = typename Element::Word;
+  const Word* data;  // row 0 of the head
+  int64_t row_stride;
+  int32_t rows, columns;  // bounds of the tensor
+
+  __device__ __forceinline__ Bias(const Problem& problem, uint32_t batch, uint32_t head)
+      : data(static_cast<const Word*>(problem.modifiers.bias.data) +
+             batch * problem.modifiers.bias.batch_stride +
+             head * problem.modifiers.bias.head_stride),
+        row_stride(problem.modifiers.bias.query_stride),
+        rows(problem.queries.seqlen),
+        columns(problem.keys.seqlen) {}
+
+  // 0 outside the tensor.
+  __device__ __forceinline__ float operator()(int32_t row, int32_t column) const {
+    if (row >= rows || column >= columns) return 0.f;
+    return Element::unpack(data[row * row_stride + column]);
+  }
+
+  // Whether two elements at an even column may be read in one access.
+  __device__ __forceinline__ bool has_pairs() const {
+    return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(Word)) == 0 && row_stride % 2 == 0 &&
+           columns % 2 == 0;
+  }
+
+  // The elements at an even column and the next.
+  __device__ __forceinline__ float2 pair(int32_t row, int32_t column) const {
+    if (row >= rows || column >= columns) return {0.f, 0.f};
+    struct alignas(2 * sizeof(Word)) Pair {
+      Word first, second;
+    };
+    Pair const words = *reinterpret_cast<const Pair*>(data + row * row_stride + column);
+    return {Element::unpack(words.first), Element::unpack(words.second)};
+  }
+
+  // Prefetches `count` columns of a row into L2.
+  __device__ __forceinline__ void prefetch(int32_t row, int32_t column, int32_t count) const {
+    constexpr int32_t kLine = 128 / sizeof(Word);
+    if (row >= rows) return;
+    for (int32_t c = column; c < min(column + count, columns); c += kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * row_stride + c));
+    }
+  }
+};
+
+}  // namespace flashvar::attention

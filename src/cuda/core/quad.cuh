@@ -1,0 +1,38 @@
+// Reductions and a transpose among the four lanes of a quad, which share the rows of an m16n8
+// accumulator tile.
+#pragma once
+#include <cstdint>
+
+#include "ptx/special_registers.cuh"
+
+namespace flashvar {
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Before: each lane holds two columns of four adjacent accumulator tiles (one packed word a tile).
+// After: lane i holds all eight columns of tile i, 16 bytes that one store can write.
+__device__ __forceinline__ uint4 transpose_quad(uint32_t (&word)[4]) {
+  int const lane = ptx::thread_index() % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    bool const upper = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      uint32_t const sent = upper ? word[i] : word[i | bit];
+      uint32_t const received = __shfl_xor_sync(0xffffffffu, sent, bit);
+      (upper ? word[i] : word[i | bit]) = received;
+    }
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+}  // namespace flashvar

@@ -1,0 +1,170 @@
+// Launches the backward: its kernels in order, their grids, and the layout of the workspace.
+#pragma once
+#include <algorithm>
+
+#include "attention/bwd_preprocess.cuh"
+#include "attention/explain.h"
+#include "attention/kernel_table.h"
+#include "core/dtype.cuh"
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "sm80/attention/bwd.cuh"
+#include "sm80/attention/bwd_convert.cuh"
+#include "sm80/attention/bwd_dq.cuh"
+
+namespace flashvar::sm80::attention {
+
+// The query heads of a group are split over several blocks while there are fewer blocks than this:
+// eight per SM of the largest devices, since under a mask blocks differ in length.
+inline constexpr int64_t kEnoughBlocks = 1056;
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
+struct BwdLaunch {
+  template <bool kModifiers>
+  using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kModifiers>;
+  using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV>;
+
+  static constexpr AttentionBwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<BwdProblem>}};
+  }
+
+  static constexpr KernelFactsList<4> facts(const char* row, const char* when = "every call") {
+    using C = Config<false>;
+    using Dq = DqConfig;
+    KernelFactsMaker const maker{row, "mma.sync", when};
+    return {
+        {maker.make("bwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV),
+         maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, C::kBlockQ),
+         maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory, Dq::kBlockQ, Dq::kBlockKV),
+         maker.make("bwd_convert_kernel", 32 * C::GradQ::kWarps, 0, C::kBlockQ)}};
+  }
+
+  static uint64_t workspace(const BwdProblem& problem) {
+    BwdArgs args;
+    return std::max(plan<Config<false>>(problem, args).end, plan<Config<true>>(problem, args).end);
+  }
+
+  static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
+    bool const aligned = problem.rows_are_aligned();
+    return problem.has_modifiers() || !aligned
+               ? launch_variant<Config<true>>(problem, aligned, device, stream)
+               : launch_variant<Config<false>>(problem, aligned, device, stream);
+  }
+
+ private:
+  // Bytes of the workspace; the sums, [sums_begin, end), are zeroed before the main kernel.
+  struct Workspace {
+    uint64_t sums_begin, end;
+  };
+
+  template <class C>
+  static Workspace plan(const BwdProblem& problem, BwdArgs& args) {
+    static_cast<BwdProblem&>(args) = problem;
+    int64_t const heads_kv = problem.heads_q / problem.group;
+    args.query_tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
+    args.key_tiles = problem.keys.tiles(problem.batch, C::kBlockKV);
+    args.splits = 1;
+    int64_t const blocks = std::max<int64_t>(args.key_tiles * heads_kv, 1);
+    if (!problem.deterministic) {
+      args.splits = static_cast<int32_t>(
+          std::min<int64_t>(problem.group, (kEnoughBlocks + blocks - 1) / blocks));
+      while (problem.group % args.splits != 0) ++args.splits;
+    }
+    uint64_t end = 0;
+    auto take = [&](bool wanted, int64_t elements) -> float* {
+      if (!wanted) return nullptr;
+      unsigned char* const part = problem.workspace + end;
+      end += (elements * sizeof(float) + 255) / 256 * 256;
+      return reinterpret_cast<float*>(part);
+    };
+    int64_t const tiles_q = problem.heads_q * args.query_tiles;
+    int64_t const tiles_k = heads_kv * args.key_tiles;
+    args.lse_log2 = take(true, tiles_q * C::kBlockQ);
+    args.delta = take(true, tiles_q * C::kBlockQ);
+    uint64_t const sums_begin = end;
+    args.grad_q_sum = take(!problem.deterministic, tiles_q * C::GradQ::kElements);
+    args.grad_k_sum = take(args.splits > 1, tiles_k * C::GradK::kElements);
+    args.grad_v_sum = take(args.splits > 1, tiles_k * C::GradV::kElements);
+    return {sums_begin, end};
+  }
+
+  template <class C>
+  static cudaError_t launch_variant(const BwdProblem& problem, bool aligned, int device,
+                                    cudaStream_t stream) {
+    BwdArgs args;
+    Workspace const parts = plan<C>(problem, args);
+    args.aligned = aligned;
+    const BiasView& bias = problem.grad_bias;
+    args.shared_bias = (bias.batch_stride == 0 && problem.batch > 1) ||
+                       (bias.head_stride == 0 && problem.heads_q > 1) || bias.query_stride == 0;
+    int64_t const heads_kv = problem.heads_q / problem.group;
+    cudaError_t error = cudaSuccess;
+    if (parts.end > parts.sums_begin) {
+      error = cudaMemsetAsync(problem.workspace + parts.sums_begin, 0, parts.end - parts.sums_begin,
+                              stream);
+    }
+    auto run = [&](auto launch_it, int64_t blocks) {
+      if (error == cudaSuccess && blocks > 0) error = launch_it(blocks);
+    };
+    run(
+        [&](int64_t blocks) {
+          PreprocessArgs const preprocess{problem, args.lse_log2,    args.delta, nullptr,
+                                          0,       args.query_tiles, aligned,    nullptr};
+          return launch_kernel<bwd_preprocess_kernel<Dtype, C::kBlockQ>>(
+              preprocess, {blocks, kPreprocessThreads, 0}, device, stream);
+        },
+        std::max<int64_t>(args.query_tiles * problem.heads_q, 1));
+    run(
+        [&](int64_t blocks) {
+          return launch_kernel<bwd_kernel<C>>(args, {blocks, C::kThreads, C::kSharedMemory}, device,
+                                              stream);
+        },
+        args.key_tiles * heads_kv * args.splits);
+    if (problem.deterministic) {
+      using Q = DqConfig;
+      run(
+          [&](int64_t blocks) {
+            return launch_kernel<bwd_dq_kernel<Q, C::kBlockQ>>(
+                args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
+          },
+          QueryTile::tiles(problem, Q::kBlockQ) * problem.heads_q);
+    } else {
+      run(
+          [&](int64_t blocks) {
+            return convert<typename C::GradQ>(
+                args.grad_q_sum, problem.grad_q, problem.queries, args.query_tiles,
+                problem.head_dim, problem.modifiers.scale, args, blocks, device, stream);
+          },
+          args.query_tiles * problem.heads_q);
+    }
+    if (args.splits > 1) {
+      run(
+          [&](int64_t blocks) {
+            return convert<typename C::GradK>(
+                args.grad_k_sum, problem.grad_k, problem.keys, args.key_tiles, problem.head_dim,
+                problem.modifiers.scale, args, blocks, device, stream);
+          },
+          args.key_tiles * heads_kv);
+      run(
+          [&](int64_t blocks) {
+            return convert<typename C::GradV>(args.grad_v_sum, problem.grad_v, problem.keys,
+                                              args.key_tiles, problem.head_dim_v, 1.f, args, blocks,
+                                              device, stream);
+          },
+          args.key_tiles * heads_kv);
+    }
+    return error;
+  }
+
+  template <class Tile>
+  static cudaError_t convert(const float* sums, const Tensor& grad, const Sequences& sequences,
+                             int64_t tiles, int32_t head_dim, float scale, const BwdArgs& args,
+                             int64_t blocks, int device, cudaStream_t stream) {
+    ConvertArgs const convert_args{sums,  grad,     sequences, args.batch,
+                                   tiles, head_dim, scale,     args.aligned};
+    return launch_kernel<bwd_convert_kernel<Dtype, Tile>>(
+        convert_args, {blocks, 32 * Tile::kWarps, 0}, device, stream);
+  }
+};
+
+}  // namespace flashvar::sm80::attention

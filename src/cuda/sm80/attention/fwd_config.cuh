@@ -1,0 +1,87 @@
+// Tile sizes of the forward, from the head dims and the target's shared memory.
+#pragma once
+#include "core/smem_layout.cuh"
+#include "core/target.h"
+#include "sm80/attention/query_tile.cuh"
+
+namespace flashvar::sm80::attention {
+
+struct FwdTile {
+  int max_head_dim;        // of V: the output accumulators must fit the registers
+  int block_q;             // query rows of a block
+  int block_kv;            // keys of one main-loop step
+  int block_kv_modifiers;  // the same with modifiers, which need registers
+  int warps;               // each owns block_q / warps rows
+  int blocks_per_sm;       // co-resident blocks, which hide each other's latencies
+};
+
+// In order of preference: the first row whose max_head_dim and shared memory suffice is taken.
+// clang-format off
+inline constexpr FwdTile kFwdTiles[] = {
+    { 32, 128,  64, 32, 4, 3},
+    { 64, 128, 128, 64, 4, 2},
+    { 96, 128,  96, 64, 4, 2},
+    { 96, 128,  64, 64, 4, 2},
+    {128, 128,  64, 32, 4, 2},
+    {128, 128,  32, 32, 4, 2},
+    {192,  64,  96, 64, 4, 2},
+    {192,  64,  64, 64, 4, 2},
+    {192, 128,  64, 64, 8, 1},
+    {256,  64,  64, 64, 4, 2},
+    {256, 128,  96, 64, 8, 1},
+    {256,  64,  64, 64, 4, 1},
+};
+// clang-format on
+
+// Shared memory that the hardware reserves per block.
+inline constexpr int kReservedSharedMemory = 1024;
+
+// Columns of a tile in shared memory: whole column blocks; missing columns are zeros.
+constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; }
+
+constexpr int fwd_shared_memory(int head_dim, int head_dim_v, int block_q, int block_kv) {
+  int const d = padded_head_dim(head_dim), dv = padded_head_dim(head_dim_v);
+  return 2 * (block_q * d + block_kv * (d + dv)) + static_cast<int>(sizeof(SharedQueryTile));
+}
+
+constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, int shared_memory) {
+  for (const FwdTile& tile : kFwdTiles) {
+    int const block = fwd_shared_memory(head_dim, head_dim_v, tile.block_q, tile.block_kv) +
+                      kReservedSharedMemory;
+    if (head_dim_v <= tile.max_head_dim &&
+        tile.blocks_per_sm * block <= shared_memory + kReservedSharedMemory) {
+      return tile;
+    }
+  }
+  return {};
+}
+
+// kModifiers: the kernel evaluates ScoreModifiers.
+template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kFeatures_>
+struct FwdConfig {
+  using Dtype = Dtype_;
+  static constexpr bool kModifiers = kFeatures_;
+  static constexpr FwdTile kTile = fwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
+  static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
+
+  static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
+  static constexpr int kHeadDimV = padded_head_dim(kMaxHeadDimV);
+  static constexpr int kBlockQ = kTile.block_q;
+  static constexpr int kBlockKV = kModifiers ? kTile.block_kv_modifiers : kTile.block_kv;
+  static constexpr int kWarps = kTile.warps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
+  static constexpr int kWarpRows = kBlockQ / kWarps;
+  static_assert(kWarpRows % 16 == 0, "a warp owns whole mma tiles");
+
+  using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;
+  using SmemLayoutK = SmemLayout<kBlockKV, kHeadDim>;
+  using SmemLayoutV = SmemLayout<kBlockKV, kHeadDimV>;
+  using SmemLayoutO = SmemLayout<kBlockQ, kHeadDimV>;
+  static_assert(SmemLayoutO::kBytes <= SmemLayoutQ::kBytes + SmemLayoutK::kBytes,
+                "O is written while V is read");
+  static constexpr int kSharedMemory =
+      fwd_shared_memory(kMaxHeadDim, kMaxHeadDimV, kBlockQ, kBlockKV);
+};
+
+}  // namespace flashvar::sm80::attention

@@ -1,0 +1,181 @@
+// A warp's scores of one key block: modifiers, mask and dropout.
+#pragma once
+#include <cstdint>
+
+#include "attention/dropout.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/problem.h"
+#include "attention/score_modifiers.cuh"
+#include "core/dtype.cuh"
+#include "ptx/special_registers.cuh"
+#include "sm80/attention/query_tile.cuh"
+#include "sm80/gemm.cuh"
+
+namespace flashvar::sm80::attention {
+
+template <class Config>
+using Scores = Accumulator<Config::kWarpRows, Config::kBlockKV>;
+template <class Config>
+using Output = Accumulator<Config::kWarpRows, Config::kHeadDimV>;
+
+// Calls visit(score, m, n, e) for each of a lane's scores, which lies m * 16 + e / 2 * 8 rows and
+// n * 8 + e % 2 columns from its first.
+template <class Config, class Visit>
+__device__ __forceinline__ void for_each_score(Scores<Config>& rS, Visit&& visit) {
+#pragma unroll
+  for (int m = 0; m < rS.kMmaRows; ++m) {
+#pragma unroll
+    for (int n = 0; n < rS.kMmaCols; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(rS.tile[m][n][e], m, n, e);
+    }
+  }
+}
+
+// Query and key of a lane's first score: the tile's queries from `warp_row` on, the sequence's keys
+// from `first_key` on.
+struct ScoreOrigin {
+  int32_t row, column;
+
+  __device__ __forceinline__ ScoreOrigin(const QueryTile& tile, int32_t warp_row,
+                                         int32_t first_key) {
+    int const lane = ptx::thread_index() % 32;
+    row = tile.first_query + warp_row + lane / 4;
+    column = first_key + lane % 4 * 2;
+  }
+};
+
+template <class Config, class Element>
+__device__ __forceinline__ void add_bias(Scores<Config>& rS, const Problem& problem,
+                                         const QueryTile& tile, const ScoreOrigin& origin) {
+  Bias<Element> const bias(problem, tile.batch, tile.head);
+  if (bias.has_pairs()) {
+#pragma unroll
+    for (int m = 0; m < rS.kMmaRows; ++m) {
+#pragma unroll
+      for (int n = 0; n < rS.kMmaCols; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+          float2 const pair = bias.pair(origin.row + m * 16 + e / 2 * 8, origin.column + n * 8);
+          rS.tile[m][n][e] += pair.x;
+          rS.tile[m][n][e + 1] += pair.y;
+        }
+      }
+    }
+  } else {
+    for_each_score<Config>(rS, [&](float& s, int m, int n, int e) {
+      s += bias(origin.row + m * 16 + e / 2 * 8, origin.column + n * 8 + e % 2);
+    });
+  }
+}
+
+// Prefetches the bias of the next key block into L2, one row per thread.
+template <class Config>
+__device__ __forceinline__ void prefetch_bias(const Problem& problem, const QueryTile& tile,
+                                              int32_t first_key) {
+  static_assert(Config::kThreads >= Config::kBlockQ);
+  if (problem.modifiers.bias.data == nullptr || ptx::thread_index() >= Config::kBlockQ) return;
+  int32_t const row = tile.first_query + ptx::thread_index();
+  if (problem.modifiers.bias_is_fp32) {
+    Bias<dtype::fp32> const bias(problem, tile.batch, tile.head);
+    bias.prefetch(row, first_key, Config::kBlockKV);
+  } else {
+    Bias<typename Config::Dtype> const bias(problem, tile.batch, tile.head);
+    bias.prefetch(row, first_key, Config::kBlockKV);
+  }
+}
+
+// q . k to scores in natural-log units, before the mask.
+template <class Config>
+__device__ __forceinline__ void modify_scores(Scores<Config>& rS, const Problem& problem,
+                                              const QueryTile& tile, int32_t warp_row,
+                                              int32_t first_key) {
+  const ScoreModifiers& modifiers = problem.modifiers;
+  for_each_score<Config>(rS, [&](float& s, int, int, int) { s *= modifiers.scale; });
+  if (modifiers.softcap != 0.f) {
+    Softcap const softcap(modifiers.softcap);
+    for_each_score<Config>(rS, [&](float& s, int, int, int) { s = softcap(s); });
+  }
+  if (modifiers.alibi_slopes != nullptr) {
+    ScoreOrigin const origin(tile, warp_row, first_key);
+    Alibi const alibi(problem, tile.batch, tile.head, tile.queries.count, tile.keys.count);
+    float const distance = alibi.distance(origin.row, origin.column);
+    for_each_score<Config>(rS, [&](float& s, int m, int n, int e) {
+      s += alibi(distance + static_cast<float>(m * 16 + e / 2 * 8 - n * 8 - e % 2));
+    });
+  }
+  if (modifiers.bias.data != nullptr) {
+    ScoreOrigin const origin(tile, warp_row, first_key);
+    if (modifiers.bias_is_fp32) {
+      add_bias<Config, dtype::fp32>(rS, problem, tile, origin);
+    } else {
+      add_bias<Config, typename Config::Dtype>(rS, problem, tile, origin);
+    }
+  }
+}
+
+// Zeros the dropped elements of P. The factor of the kept ones is applied to the output at the end.
+template <class Config>
+__device__ __forceinline__ void apply_dropout(Scores<Config>& rP, const Problem& problem,
+                                              const QueryTile& tile, int32_t warp_row,
+                                              int32_t first_key) {
+  const ScoreModifiers& modifiers = problem.modifiers;
+  if (modifiers.rng == nullptr) return;
+  ScoreOrigin const origin(tile, warp_row, first_key);
+  DropoutRng const words(modifiers.rng, tile.batch * problem.heads_q + tile.head);
+#pragma unroll
+  for (int m = 0; m < rP.kMmaRows; ++m) {
+#pragma unroll
+    for (int n = 0; n < rP.kMmaCols; n += 2) {
+      DropoutBits const bits = words.along_columns(origin.row + m * 16, origin.column + n * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        int const row_half = i / 2 % 2, column_half = i / 4;
+        bool const kept = bits.keeps(row_half, i % 2, column_half, modifiers.dropout_threshold);
+        if (!kept) rP.tile[m][n + column_half][i % 4] = 0.f;
+      }
+    }
+  }
+}
+
+// Scores times the sign of the caller's scale; only called for scales <= 0.
+template <class Config>
+__device__ __forceinline__ void apply_sign(Scores<Config>& rS, float sign) {
+  for_each_score<Config>(rS, [&](float& s, int, int, int) { s *= sign; });
+}
+
+// -inf for keys that a row does not see. Limits are relative to the lane's first column, so that
+// unrolled code compares them with constants.
+template <class Config>
+__device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& problem,
+                                           const QueryTile& tile, int32_t warp_row,
+                                           int32_t first_key) {
+  Mask const mask = tile.mask(problem);
+  ScoreOrigin const origin(tile, warp_row, first_key);
+#pragma unroll
+  for (int m = 0; m < rS.kMmaRows; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const row = origin.row + m * 16 + half * 8;
+      int32_t const end = mask.visible_end(row) - origin.column;
+#pragma unroll
+      for (int n = 0; n < rS.kMmaCols; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (n * 8 + e >= end) rS.tile[m][n][half * 2 + e] = -infinity();
+        }
+      }
+      if (mask.left == kUnbounded) continue;
+      int32_t const begin = mask.visible_begin(row) - origin.column;
+#pragma unroll
+      for (int n = 0; n < rS.kMmaCols; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (n * 8 + e < begin) rS.tile[m][n][half * 2 + e] = -infinity();
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashvar::sm80::attention

@@ -1,0 +1,115 @@
+// The query tile that a block owns: rows of one head of one sequence, and the key blocks they see.
+#pragma once
+#include <cstdint>
+
+#include "attention/mask.cuh"
+#include "attention/problem.h"
+#include "ptx/special_registers.cuh"
+
+namespace flashvar::sm80::attention {
+
+using namespace flashvar::attention;  // what all architectures share
+
+// Key blocks that some rows of a query tile see: [begin, end). Blocks of [all_begin, all_end) are
+// seen whole by all rows and need no mask.
+struct KeyBlockRange {
+  int32_t begin, end;
+  int32_t all_begin, all_end;
+
+  __device__ __forceinline__ KeyBlockRange(const Mask& mask, int32_t first_query,
+                                           int32_t last_query, int32_t keys)
+      : begin(mask.visible_begin(first_query) / keys),
+        end((mask.visible_end(last_query) + keys - 1) / keys),
+        all_begin((mask.visible_begin(last_query) + keys - 1) / keys),
+        all_end(mask.visible_end(first_query) / keys) {}
+
+  __device__ __forceinline__ bool has_mask(int32_t n) const {
+    return n < all_begin || n >= all_end;
+  }
+};
+
+// One grid dimension (y and z are limited to 65,535). Query tiles vary fastest, the last first:
+// under a causal mask it has the most work.
+struct QueryTile {
+  uint32_t batch, head;
+  int32_t first_query;  // within its sequence; past its end: the block has no work
+  Span queries, keys;   // of the sequence; keys: those in use
+  bool is_spare;        // varlen: the one tile of each head that never has queries
+
+  // Tiles per head; varlen: one more than any lengths need, which writes the outside rows.
+  static __host__ __device__ int64_t tiles(const Problem& problem, int32_t rows) {
+    return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
+  }
+
+  __device__ __forceinline__ QueryTile(const Problem& problem, int32_t rows) {
+    uint32_t const block = ptx::block_index();
+    uint32_t const batches = static_cast<uint32_t>(problem.batch);
+    if (problem.queries.offsets == nullptr) {
+      uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
+      uint32_t const head_and_batch = block / blocks_q;
+      batch = head_and_batch / problem.heads_q;
+      head = head_and_batch % problem.heads_q;
+      first_query = (blocks_q - 1 - block % blocks_q) * rows;
+      is_spare = false;
+    } else {
+      uint32_t const count = static_cast<uint32_t>(tiles(problem, rows));
+      head = block / count;
+      is_spare = block % count == 0;
+      TileCoordinate const tile = problem.queries.find(count - 1 - block % count, batches, rows);
+      batch = tile.batch;
+      first_query = tile.first;
+    }
+    queries = problem.queries.span(batch);
+    keys = problem.keys.span(batch);
+    if (problem.seqused_k != nullptr) {
+      keys.count = min(max(problem.seqused_k[batch], 0), keys.count);
+    }
+  }
+
+  __device__ __forceinline__ KeyBlockRange key_blocks(const Problem& problem, int32_t rows,
+                                                      int32_t columns) const {
+    int32_t const last_query = min(first_query + rows, queries.count) - 1;
+    return KeyBlockRange(mask(problem), first_query, last_query, columns);
+  }
+
+  // End of the key blocks that `rows` rows from tile row `row` on see; 0 where no such row exists.
+  __device__ __forceinline__ int32_t key_blocks_end(const Problem& problem, int32_t row,
+                                                    int32_t rows, int32_t columns) const {
+    if (first_query + row >= queries.count) return 0;
+    return (mask(problem).visible_end(first_query + row + rows - 1) + columns - 1) / columns;
+  }
+
+  __device__ __forceinline__ Mask mask(const Problem& problem) const {
+    return {queries.count, keys.count, problem.window_left, problem.window_right};
+  }
+
+  // Of the tile's first row, in a tensor with query rows.
+  __device__ __forceinline__ int64_t query_offset(const Tensor& tensor) const {
+    return batch * tensor.batch_stride + head * tensor.head_stride +
+           int64_t{queries.first + first_query} * tensor.seq_stride;
+  }
+
+  // Of the sequence's first row, in K or V.
+  __device__ __forceinline__ int64_t key_offset(const Tensor& tensor, int32_t group) const {
+    return batch * tensor.batch_stride + head / group * tensor.head_stride +
+           keys.first * tensor.seq_stride;
+  }
+
+  __device__ __forceinline__ int64_t lse_offset(const Problem& problem) const {
+    int64_t const row =
+        problem.queries.offsets == nullptr
+            ? (static_cast<int64_t>(batch) * problem.heads_q + head) * problem.queries.seqlen
+            : int64_t{head} * problem.queries.total + queries.first;
+    return row + first_query;
+  }
+};
+
+// Main-loop constants, kept in shared memory because the accumulators leave no registers for them.
+struct SharedQueryTile {
+  QueryTile tile;
+  KeyBlockRange key_blocks;
+  const uint16_t* gK;  // the sequence's first row
+  const uint16_t* gV;
+};
+
+}  // namespace flashvar::sm80::attention

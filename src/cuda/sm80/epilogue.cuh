@@ -1,0 +1,112 @@
+// From mma accumulators to memory: rounded into a tile of shared memory and from there to global
+// memory, or added in fp32 to a workspace.
+#pragma once
+#include <cstdint>
+
+#include "core/smem_layout.cuh"
+#include "core/unaligned.cuh"
+#include "ptx/special_registers.cuh"
+
+namespace flashvar::sm80 {
+
+// How the warps of a block hold a kRows x kCols tile in accumulators: kRowWarps x kColWarps warps;
+// column groups of 16 are dealt round-robin to the kColWarps.
+template <int kRows_, int kCols_, int kRowWarps_, int kColWarps_>
+struct GradTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kCols = kCols_;
+  static constexpr int kRowWarps = kRowWarps_;
+  static constexpr int kColWarps = kColWarps_;
+  static constexpr int kWarps = kRowWarps * kColWarps;
+  static constexpr int kWarpRows = kRows / kRowWarps;
+  static constexpr int kMmaRows = kWarpRows / 16;
+  static constexpr int kMmaCols = kCols / kColWarps / 8;
+  static constexpr int kElements = kRows * kCols;
+
+  // First column of a warp's mma tile n.
+  static __device__ __forceinline__ int column(int warp, int n) {
+    return (warp / kRowWarps + kColWarps * (n / 2)) * 16 + n % 2 * 8;
+  }
+  static __device__ __forceinline__ int row(int warp) { return warp % kRowWarps * kWarpRows; }
+
+  // In the workspace a tile is stored register by register, the lanes of a warp adjacent: every
+  // access of a warp is 128 contiguous bytes.
+  static __device__ __forceinline__ int offset(int warp, int lane) {
+    return warp * kMmaRows * kMmaCols * 4 * 32 + lane;
+  }
+  static __device__ __forceinline__ constexpr int step(int m, int n, int e) {
+    return ((m * kMmaCols + n) * 4 + e) * 32;
+  }
+};
+
+// Rounds a warp's accumulators times `scale` into a tile, from tile row `row` on; chunk(n) is the
+// 16-byte chunk of mma tile n.
+template <class Dtype, class Layout, class Acc, class Chunk>
+__device__ __forceinline__ void store_accumulator(unsigned char* smem, const Acc& c, int row,
+                                                  float scale, Chunk&& chunk) {
+  int const lane = ptx::thread_index() % 32;
+#pragma unroll
+  for (int m = 0; m < c.kMmaRows; ++m) {
+#pragma unroll
+    for (int n = 0; n < c.kMmaCols; ++n) {
+      int const to = chunk(n);
+      uint32_t const offset =
+          Layout::chunk_offset(row + m * 16 + lane / 4, to % Layout::kColBlockChunks) +
+          to / Layout::kColBlockChunks * Layout::kColBlockBytes + lane % 4 * 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<uint32_t*>(smem + offset + half * 8 * Layout::kRowBytes) =
+            Dtype::pack(c.tile[m][n][half * 2] * scale, c.tile[m][n][half * 2 + 1] * scale);
+      }
+    }
+  }
+}
+
+// Writes the first `rows` of a warp's kWarpRows tile rows, which start at tile row `first_row`, to
+// `gmem`, whose rows are head_dim long. All lanes of the warp take part.
+template <class Layout, int kWarpRows, bool kAligned>
+__device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
+                                           const unsigned char* smem, int first_row, int32_t rows,
+                                           int32_t head_dim) {
+  constexpr int kRowStep = 32 / Layout::kColBlockChunks;
+  int const lane = threadIdx.x % 32;
+  int const chunk = lane % Layout::kColBlockChunks;
+#pragma unroll
+  for (int step = 0; step < kWarpRows; step += kRowStep) {
+    int const row = step + lane / Layout::kColBlockChunks;
+    const unsigned char* const slot = smem + Layout::chunk_offset(first_row + row, chunk);
+#pragma unroll
+    for (int col_block = 0; col_block < Layout::kColBlocks; ++col_block) {
+      int const column = col_block * Layout::kColBlockCols + chunk * kChunkElements;
+      if (row >= rows || column >= head_dim) continue;
+      uint4 const value =
+          *reinterpret_cast<const uint4*>(slot + col_block * Layout::kColBlockBytes);
+      uint16_t* const target = gmem + row * stride + column;
+      if constexpr (kAligned) {
+        *reinterpret_cast<uint4*>(target) = value;
+      } else {
+        store_unaligned(target, value);
+      }
+    }
+  }
+}
+
+// Adds a warp's accumulators to a tile of the workspace (GradTile's layout).
+template <class Tile, class Acc>
+__device__ __forceinline__ void add_to_workspace(float* tile, const Acc& c, int warp) {
+  float* const to = tile + Tile::offset(warp, ptx::thread_index() % 32);
+#pragma unroll
+  for (int m = 0; m < c.kMmaRows; ++m) {
+#pragma unroll
+    for (int n = 0; n < c.kMmaCols; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + Tile::step(m, n, e)),
+                     "f"(c.tile[m][n][e])
+                     : "memory");
+      }
+    }
+  }
+}
+
+}  // namespace flashvar::sm80

@@ -1,0 +1,141 @@
+// Warp-level GEMMs with mma.sync m16n8k16: operands in shared memory (ldmatrix) or in registers,
+// fp32 accumulators.
+#pragma once
+#include <cstdint>
+
+#include "core/smem_layout.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/special_registers.cuh"
+
+namespace flashvar::sm80 {
+
+// A warp's kRows x kCols accumulators, as mma tiles of 16 x 8. Element e of tile[m][n]: row m * 16
+// + lane / 4 + e / 2 * 8, column n * 8 + lane % 4 * 2 + e % 2.
+template <int kRows, int kCols>
+struct Accumulator {
+  static constexpr int kMmaRows = kRows / 16;
+  static constexpr int kMmaCols = kCols / 8;
+  float tile[kMmaRows][kMmaCols][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kMmaRows; ++m) {
+#pragma unroll
+      for (int n = 0; n < kMmaCols; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) tile[m][n][e] = 0.f;
+      }
+    }
+  }
+};
+
+// Operand A of k-step kk, from two adjacent accumulator tiles: their layout is A's.
+template <class Dtype, class Acc>
+__device__ __forceinline__ void pack_a(uint32_t (&a)[4], const Acc& c, int m, int kk) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float (&pair)[4] = c.tile[m][2 * kk + i / 2];
+    a[i] = Dtype::pack(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+  }
+}
+
+// The lane's ldmatrix_x4 offset in a tile for the 16 x 16 fragment at row 0, column 0. Matrix
+// order: (0, 0), (8, 0), (0, 8), (8, 8), operand A's registers. With .trans the same order gives
+// operand B of a tile whose rows are k (V): registers 0 and 1 its first eight columns, 2 and 3 the
+// others.
+template <class Layout>
+__device__ __forceinline__ uint32_t fragment_offset() {
+  int const lane = threadIdx.x % 32;
+  return Layout::chunk_offset(lane % 16, lane / 16);
+}
+
+// The same for operand B of a tile whose columns are k (K). Matrix order: (0, 0), (0, 8), (8, 0),
+// (8, 8), so that each mma reads two consecutive registers; in A's order they would have to be
+// moved.
+template <class Layout>
+__device__ __forceinline__ uint32_t fragment_offset_b() {
+  int const lane = threadIdx.x % 32;
+  return Layout::chunk_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// The lane's address of a fragment in a tile, and of those `delta` chunks to the right.
+template <class Layout_>
+struct FragmentAddress {
+  using Layout = Layout_;
+  uint32_t address;
+
+  __device__ __forceinline__ uint32_t chunk(int delta) const {
+    return Layout::advance(address, delta);
+  }
+};
+
+// The same, with the offset in the tile kept apart from the tile's address. The forward's registers
+// depend on it: with FragmentAddress it spills at head dim 128 on sm_90.
+template <class Layout_>
+struct FragmentOffset {
+  using Layout = Layout_;
+  uint32_t tile, offset;
+
+  __device__ __forceinline__ uint32_t chunk(int delta) const {
+    return tile + Layout::advance(offset, delta);
+  }
+};
+
+// c = A B^T over kDepth columns of both tiles; `a` and `b` are the fragments at the warp's first
+// rows and column 0 (fragment_offset, fragment_offset_b).
+template <class Dtype, int kDepth, class Acc, class A, class B>
+__device__ __forceinline__ void gemm_nt(Acc& c, const A& a, const B& b) {
+  c.clear();
+#pragma unroll
+  for (int kk = 0; kk < kDepth / 16; ++kk) {
+    uint32_t rA[Acc::kMmaRows][4];
+#pragma unroll
+    for (int m = 0; m < c.kMmaRows; ++m) {
+      ptx::ldmatrix_x4(rA[m], a.chunk(2 * kk) + m * 16 * A::Layout::kRowBytes);
+    }
+#pragma unroll
+    for (int n = 0; n < c.kMmaCols; n += 2) {
+      uint32_t rB[4];
+      ptx::ldmatrix_x4(rB, b.chunk(2 * kk) + n * 8 * B::Layout::kRowBytes);
+#pragma unroll
+      for (int m = 0; m < c.kMmaRows; ++m) {
+        ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
+        ptx::mma_m16n8k16<Dtype>(c.tile[m][n + 1], rA[m], rB[2], rB[3]);
+      }
+    }
+  }
+}
+
+// The same of tiles in which the warp's rows start at addresses `a` and `b`.
+template <class Dtype, class LayoutA, class LayoutB, int kDepth, class Acc>
+__device__ __forceinline__ void gemm_nt(Acc& c, uint32_t a, uint32_t b) {
+  gemm_nt<Dtype, kDepth>(c, FragmentAddress<LayoutA>{a + fragment_offset<LayoutA>()},
+                         FragmentAddress<LayoutB>{b + fragment_offset_b<LayoutB>()});
+}
+
+// c += A B over kDepth rows of B. load_a(operand, m, kk) gives fragment (m, kk) of A; `b` is B's
+// fragment at row 0 and the warp's first columns. Column groups of 16 are dealt round-robin to
+// kColWarps warps.
+template <class Dtype, int kDepth, int kColWarps, class Acc, class B, class LoadA>
+__device__ __forceinline__ void gemm_nn(Acc& c, const B& b, LoadA&& load_a) {
+#pragma unroll
+  for (int kk = 0; kk < kDepth / 16; ++kk) {
+    uint32_t rA[Acc::kMmaRows][4];
+#pragma unroll
+    for (int m = 0; m < c.kMmaRows; ++m) load_a(rA[m], m, kk);
+#pragma unroll
+    for (int n = 0; n < c.kMmaCols; n += 2) {
+      uint32_t rB[4];
+      ptx::ldmatrix_x4_trans(rB, b.chunk(n * kColWarps) + kk * 16 * B::Layout::kRowBytes);
+#pragma unroll
+      for (int m = 0; m < c.kMmaRows; ++m) {
+        ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
+        ptx::mma_m16n8k16<Dtype>(c.tile[m][n + 1], rA[m], rB[2], rB[3]);
+      }
+    }
+  }
+}
+
+}  // namespace flashvar::sm80

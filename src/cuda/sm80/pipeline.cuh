@@ -1,0 +1,51 @@
+// Loading tiles from global to shared memory with cp.async.
+#pragma once
+#include <cstdint>
+
+#include "core/smem_layout.cuh"
+#include "core/unaligned.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/special_registers.cuh"
+
+namespace flashvar::sm80 {
+
+// Loads rows [0, rows) of `gmem` into a tile, or all of them with kAllRows; further rows, and
+// columns from `head_dim` on, become zeros. All kThreads threads take part. kAligned: every row
+// starts at a multiple of 16 bytes; then the copies are asynchronous and belong to the thread's
+// open cp.async group. Otherwise they are complete, for this thread, on return.
+template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
+__device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
+                                          int32_t rows, int32_t head_dim) {
+  constexpr int kRowStep = kThreads / Layout::kColBlockChunks;
+  static_assert(Layout::kRows % kRowStep == 0 && kRowStep % Layout::Swizzle::kPeriod == 0,
+                "a thread's chunk keeps its place in the swizzle from row to row");
+  int const thread = ptx::thread_index();
+  int const chunk = thread % Layout::kColBlockChunks;
+  int const row = thread / Layout::kColBlockChunks;
+  // Relative to this thread's first element: unrolled steps compare constants with one register.
+  int32_t const rows_left = rows - row;
+  int32_t const columns_left = head_dim - chunk * kChunkElements;
+  unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
+  const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
+  constexpr int kUnroll =
+      kAligned ? Layout::kRows / kRowStep : 1;  // rolled: saves registers on a slow path
+#pragma unroll kUnroll
+  for (int step = 0; step < Layout::kRows; step += kRowStep) {
+#pragma unroll kUnroll
+    for (int col_block = 0; col_block < Layout::kColBlocks; ++col_block) {
+      bool const valid =
+          (kAllRows || step < rows_left) && col_block * Layout::kColBlockCols < columns_left;
+      unsigned char* const slot =
+          target + step * Layout::kRowBytes + col_block * Layout::kColBlockBytes;
+      const uint16_t* const from = source + col_block * Layout::kColBlockCols;
+      if constexpr (kAligned) {
+        ptx::cp_async_16(ptx::smem_address(slot), from, valid);
+      } else {
+        *reinterpret_cast<uint4*>(slot) = valid ? load_unaligned(from) : uint4{0, 0, 0, 0};
+      }
+    }
+    source += kRowStep * stride;
+  }
+}
+
+}  // namespace flashvar::sm80

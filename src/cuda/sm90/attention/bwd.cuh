@@ -1,0 +1,134 @@
+// Attention backward with wgmma and TMA (after FlashAttention-3: Shah et al., 2024).
+//
+// Persistent CTAs of one producer and two consumer warpgroups. A CTA owns a key tile and iterates
+// over the query blocks that see it; WorkSplit says how the consumers split the work. dQ is added
+// to fp32 sums in the workspace, or has a kernel of its own (bwd_dq.cuh). Device code only;
+// launched by bwd_wgmma_launch.cuh.
+#pragma once
+#include <cstdint>
+
+#include "ptx/grid_dependency.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/attention/bwd_consumer_gemms.cuh"
+#include "sm90/attention/bwd_consumer_keys.cuh"
+#include "sm90/attention/bwd_varlen.cuh"
+#include "sm90/attention/key_tile.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Loads a tile's column blocks. Precondition: the barrier expects the bytes.
+template <int kColBlocks, int kColBlockBytes>
+__device__ __forceinline__ void load_col_blocks(uint32_t smem, const CUtensorMap* map,
+                                                uint32_t full, int32_t row, uint32_t head,
+                                                uint32_t batch) {
+#pragma unroll
+  for (int col_block = 0; col_block < kColBlocks; ++col_block) {
+    ptx::tma_load_4d(smem + col_block * kColBlockBytes, map, full, ptx::CacheHint::kEvictLast,
+                     col_block * kColBlockCols, row, head, batch);
+  }
+}
+
+// Producer thread of dense sequences: all TMA loads, in the order in which consumers need them.
+template <class Config>
+__device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSmem<Config>& smem) {
+  const BwdProblem& problem = args.problem;
+  PipelineState<1> kv;
+  PipelineState<Config::kStages> step;
+  for (KeyWorkUnit work; work.unit < args.work_units; work.advance(args)) {
+    KeyTile<Config> const tile(args, work);
+    if (!tile.exists() || !tile.seen()) continue;
+    auto load_kv = [&] {
+      // The previous tile has released K and V.
+      ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
+      kv.advance();
+      ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
+      load_col_blocks<Config::kColBlocksK, Config::kColBlockBytesKV>(
+          smem.k(), &args.k, smem.full_k(), tile.first_key, tile.head_kv, tile.batch);
+      ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
+      load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesKV>(
+          smem.v(), &args.v, smem.full_v(), tile.first_key, tile.head_kv, tile.batch);
+    };
+    bool first = true;
+    for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+      uint32_t const s = step.stage();
+      int32_t const row = m * Config::kBlockQ;
+      auto load_q = [&] {
+        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK of this stage is complete
+        ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
+        load_col_blocks<Config::kColBlocks, Config::kColBlockBytesQ>(
+            smem.q(s), &args.q, smem.full_q(s), row, head, tile.batch);
+      };
+      if (Config::kSplitsKeys || first) load_q();
+      // dV of this stage is complete
+      ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
+      ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
+                                  Config::kBytesGradOut + 2 * Config::kRowBytes);
+      load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesQ>(
+          smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), row, head, tile.batch);
+      load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
+      // Q and dO come first: their stages are free while the previous tile still holds K and V.
+      if (first) load_kv();
+      // WorkSplit::kGemms: dO is needed before Q.
+      if (!Config::kSplitsKeys && !first) load_q();
+      first = false;
+      step.advance();
+    });
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    bwd_kernel(const __grid_constant__ BwdArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  KeyTileSmem<Config> const smem{smem_address(shared)};
+  if (threadIdx.x == 0) {
+    uint32_t const warps = 4 * Config::kConsumers;
+    ptx::mbarrier_init(smem.full_k(), 1);
+    ptx::mbarrier_init(smem.full_v(), 1);
+    ptx::mbarrier_init(smem.empty_kv(), warps);
+    for (uint32_t slot = 0; Config::kVarlen && slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(smem.full_tile(slot), 1);
+      ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + 2);  // consumers and two load threads
+    }
+    if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.want_tile(), 1);
+    for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
+      ptx::mbarrier_init(smem.full_scores(stage), Config::kSplitsKeys ? warps : 128);
+      ptx::mbarrier_init(smem.empty_scores(stage), Config::kSplitsKeys ? warps : 128);
+    }
+    for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(smem.full_q(stage), 1);
+      ptx::mbarrier_init(smem.empty_q(stage), warps);
+      ptx::mbarrier_init(smem.full_grad_out(stage), 1);
+      // LSE and delta are read with ordinary loads: every thread arrives for itself.
+      ptx::mbarrier_init(smem.empty_grad_out(stage), 32 * warps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  if constexpr (Config::kVarlen) zero_missing_col_blocks<Config>(args.problem, smem);
+  ptx::griddepcontrol_launch_dependents();
+  __syncthreads();  // mbarriers are initialised, zeros are written
+  if (threadIdx.x < 128) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    if constexpr (Config::kVarlen) {
+      bwd_produce_varlen<Config>(args, smem);
+    } else if (threadIdx.x == 0) {
+      ptx::griddepcontrol_wait();
+      bwd_produce<Config>(args, smem);
+    }
+  } else {
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    if constexpr (Config::kSplitsKeys) {
+      // The shuffle tells the compiler that the index is warp-uniform: descriptors use uniform
+      // registers.
+      bwd_consume_keys<Config>(args, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
+    } else if (threadIdx.x < 256) {
+      bwd_consume_dv<Config>(args, smem);
+    } else {
+      bwd_consume_dk<Config>(args, smem);
+    }
+  }
+}
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,167 @@
+// Tile sizes of the backward, from the head dims and the kernel variant.
+#pragma once
+#include "core/target.h"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Variants of the dK and dV kernel. All but kDense take varlen.
+enum class BwdVariant {
+  kDense,      // all sequences have one length
+  kVarlen,     // lengths are known only on the device
+  kModifiers,  // evaluates ScoreModifiers except a bias
+  kNoDq,       // without dQ, which bwd_dq.cuh then computes
+  kNoDqModifiers,
+};
+
+// How the two consumer warpgroups of a CTA split the work.
+enum class WorkSplit {
+  kKeys,   // each owns 64 keys and their dK and dV
+  kGemms,  // both own the same 64 keys: the first computes S and dV, the second dP and dK; never dQ
+};
+
+struct BwdTile {
+  int max_head_dim;  // supports head dims up to this, of queries and of values
+  WorkSplit split;
+  int block_q;  // queries of one main-loop step
+  int stages;   // buffers of Q, and of dO
+  int scores;   // buffers of dS (kGemms: of P)
+};
+
+// clang-format off
+inline constexpr BwdTile kBwdTiles[] = {
+    { 64, WorkSplit::kKeys,     128, 3, 2},
+    {128, WorkSplit::kKeys,      64, 2, 3},
+    {192, WorkSplit::kGemms,  64, 3, 2},
+    {256, WorkSplit::kGemms,  64, 2, 2},
+};
+// clang-format on
+
+constexpr BwdTile bwd_tile(int head_dim) {
+  for (const BwdTile& tile : kBwdTiles) {
+    if (head_dim <= tile.max_head_dim) return tile;
+  }
+  return {};
+}
+
+// The head dim that the GEMMs compute: rounded up to half a column block up to 64, a quarter up to
+// 128, whole column blocks above, where accumulators are large. Missing columns are zeros.
+constexpr int product_dim(int head_dim) {
+  int const step = head_dim <= kColBlockCols       ? kColBlockCols / 2
+                   : head_dim <= 2 * kColBlockCols ? kColBlockCols / 4
+                                                   : kColBlockCols;
+  return (head_dim + step - 1) / step * step;
+}
+
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdVariant kVariant>
+struct BwdConfig {
+  using Dtype = Dtype_;
+  static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
+  static constexpr bool kModifiers =
+      kVariant == BwdVariant::kModifiers || kVariant == BwdVariant::kNoDqModifiers;
+  static constexpr BwdTile kTile = bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
+  static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
+  static constexpr bool kGradQ =
+      kSplitsKeys && kVariant != BwdVariant::kNoDq && kVariant != BwdVariant::kNoDqModifiers;
+  // No wgmma is in flight between steps.
+  static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
+  static constexpr int kHeadDim = product_dim(kHeadDim_);
+  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kBlockQ = kTile.block_q;
+  static constexpr int kBlockKV = kSplitsKeys ? 128 : 64;
+  static constexpr int kScoreColumns = kBlockQ;
+  static constexpr int kConsumers = 2;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+
+  // kGradQ: each warpgroup computes 64 x kGradQCols of dQ, half of its rows or half of its columns.
+  static constexpr bool kSplitsRows = kBlockQ == 128;
+  static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
+  static constexpr int kGradQElements = 64 * kGradQCols;  // of one warpgroup
+  static constexpr int kTileElements = 2 * kGradQElements;
+  static_assert(kBlockQ == 128 || kBlockQ == 64, "two warpgroups share dQ");
+
+  static constexpr int kColBlockBytesQ = kBlockQ * 128;
+  static constexpr int kColBlockBytesKV = kBlockKV * 128;
+  static constexpr int kBytesQ = kColBlocks * kColBlockBytesQ;
+  static constexpr int kBytesGradOut = kColBlocksV * kColBlockBytesQ;
+  // Also read as the columns of dQ's accumulators.
+  static constexpr int kColBlocksK =
+      kGradQ && !kSplitsRows ? kTile.max_head_dim / kColBlockCols : kColBlocks;
+  static constexpr int kBytesK = kColBlocksK * kColBlockBytesKV;
+  static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
+  static constexpr int kRowBytes = kBlockQ * 4;  // of LSE, and of delta
+  // dS in 16 bits (kGemms: P in fp32), or nothing without dQ.
+  static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
+  static constexpr int kScoreStages = kTile.scores;
+  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kSharedMemory = kBarrierBytes + kBytesK + kBytesV +
+                                       kStages * (kBytesQ + kBytesGradOut) +
+                                       kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
+  static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+};
+
+// Tiles of the dQ kernel.
+struct BwdDqTile {
+  int max_head_dim;
+  int block_kv;
+  int stages;    // buffers of K
+  int stages_v;  // buffers of V
+};
+
+// clang-format off
+inline constexpr BwdDqTile kBwdDqTiles[] = {
+    { 64, 128, 2, 2},
+    {128, 128, 2, 2},
+    {192,  64, 2, 2},
+    {256,  64, 2, 1},
+};
+// clang-format on
+
+constexpr BwdDqTile bwd_dq_tile(int head_dim) {
+  for (const BwdDqTile& tile : kBwdDqTiles) {
+    if (head_dim <= tile.max_head_dim) return tile;
+  }
+  return {};
+}
+
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kFeatures_>
+struct BwdDqConfig {
+  using Dtype = Dtype_;
+  static constexpr bool kModifiers = kFeatures_;
+  static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
+  static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
+  static constexpr int kHeadDim = product_dim(kHeadDim_);
+  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kConsumers = 2;
+  static constexpr int kBlockQ = 64 * kConsumers;
+  static constexpr int kBlockKV = kTile.block_kv;
+  static constexpr int kScoreColumns = kBlockKV;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kStagesV = kTile.stages_v;
+  static constexpr int kBlocksAhead = 512 / kBlockKV;               // as in FwdConfig
+  static constexpr int kPaddedBlockQ = bwd_tile(kLargest).block_q;  // query tile of LSE and delta
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static constexpr int kColBlockBytesQ = kBlockQ * 128;
+  static constexpr int kColBlockBytesKV = kBlockKV * 128;
+  static constexpr int kGradOutOffset = kColBlocks * kColBlockBytesQ;  // dO is behind Q
+  static constexpr int kBytesQ = kGradOutOffset + kColBlocksV * kColBlockBytesQ;
+  static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
+  static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
+  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kSharedMemory =
+      kBarrierBytes + kBytesQ + kStages * kBytesK + kStagesV * kBytesV;
+  static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+  static_assert(kStagesV <= kStages, "mbarriers are numbered by K's stages");
+};
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,37 @@
+// Launches the dQ kernel.
+#pragma once
+#include <algorithm>
+
+#include "core/launch.h"
+#include "core/tensor_map.h"
+#include "sm90/attention/bwd_dq.cuh"
+#include "sm90/attention/key_tile.cuh"
+#include "sm90/attention/tensor_maps.h"
+
+namespace flashvar::sm90::attention {
+
+// The kernel's arguments. `keys`: those of the dK and dV kernel, with which it shares LSE and
+// delta. `counter` is zeroed by the preprocess kernel.
+template <class Config>
+cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& keys, uint32_t* counter,
+                         int multiprocessors) {
+  BwdProblem const& problem = keys.problem;
+  args.problem = problem;
+  args.lse_log2 = keys.lse_log2;
+  args.delta = keys.delta;
+  args.query_tiles = keys.query_tiles;
+  if (!args.init(problem, Config::kBlockQ, multiprocessors, counter)) {
+    return cudaErrorInvalidConfiguration;
+  }
+  TensorMapEncoder const encoder{problem, tensor_map_type<typename Config::Dtype>()};
+  return encode_bwd_tensor_maps(args, encoder, Config::kBlockQ, Config::kBlockKV);
+}
+
+template <class Config>
+cudaError_t launch_dq(const BwdDqArgs& args, int device, int multiprocessors, cudaStream_t stream) {
+  LaunchShape const shape{std::min<int64_t>(args.work_units, multiprocessors), Config::kThreads,
+                          Config::kSharedMemory, true};
+  return launch_kernel<bwd_dq_kernel<Config>>(args, shape, device, stream);
+}
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,204 @@
+// Softcap, ALiBi and dropout in the backward. A bias is left to the mma.sync kernels: its gradient
+// is a global atomic per score, which takes longer than the GEMMs.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "attention/dropout.cuh"
+#include "attention/score_modifiers.cuh"
+#include "ptx/special_registers.cuh"
+#include "sm90/attention/bwd_scores.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Specialisations of the element-wise loop: most calls have exactly one modifier, and its loop then
+// has no branches and no registers of the others.
+enum class Modifier { kSoftcap, kAlibi, kDropout, kSeveral };
+
+// Calls `evaluate` with the call's Modifier as a constant.
+template <class Evaluate>
+__device__ __forceinline__ void with_modifiers(const ScoreModifiers& modifiers,
+                                               Evaluate&& evaluate) {
+  bool const softcap = modifiers.softcap != 0.f, alibi = modifiers.alibi_slopes != nullptr;
+  bool const dropout = modifiers.rng != nullptr;
+  if (alibi && !softcap && !dropout) {
+    evaluate(std::integral_constant<Modifier, Modifier::kAlibi>{});
+  } else if (softcap && !alibi && !dropout) {
+    evaluate(std::integral_constant<Modifier, Modifier::kSoftcap>{});
+  } else if (dropout && !alibi && !softcap) {
+    evaluate(std::integral_constant<Modifier, Modifier::kDropout>{});
+  } else {
+    evaluate(std::integral_constant<Modifier, Modifier::kSeveral>{});
+  }
+}
+
+// dP to dS, one mma tile, with dropout. `factors`: negative where the element is dropped.
+template <class Values>
+__device__ __forceinline__ void differentiate_dropped(const float* factors, float* grads,
+                                                      float scale, float2 delta) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float const grad = __float_as_int(factors[i]) >= 0 ? grads[i] * scale : 0.f;
+    grads[i] = fabsf(factors[i]) * (grad - (i / Values::kEvery % 2 == 0 ? delta.x : delta.y));
+  }
+}
+
+// The modifiers of one step, for a thread whose first score is at (`key`, `query`). Fragment kk is
+// the mma tiles 2 kk and 2 kk + 1; accumulator i of tile n lies 8 n + i % 2 columns and i / 2 * 8
+// rows from the first.
+template <class Config, Modifier kModifier, class Values>
+struct ModifierStep {
+  static constexpr bool kRowsAreKeys = Values::kEvery == 1;
+  const ScoreModifiers& modifiers;
+  float scale_log2;
+  int32_t key, query;
+  float slope_log2;  // ALiBi: -slope * log2(e)
+  float distance;    // ALiBi: of the first score
+  DropoutRng words;
+  // Always 0 (sign bit after cvt.relu, which turns -0 into +0). Added to the Philox counter two
+  // fragments later as a false dependency; without it ptxas hoists Philox for all fragments and
+  // spills.
+  uint32_t chain[2] = {0, 0};
+
+  template <class Tile>
+  __device__ __forceinline__ ModifierStep(const BwdProblem& problem, const Tile& tile,
+                                          uint32_t head, int32_t first_key, int32_t first_query)
+      : modifiers(problem.modifiers), scale_log2(problem.modifiers.scale * (1.f / kLn2)) {
+    uint32_t const thread = ptx::thread_index();
+    int32_t const row = thread / 32 % 4 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+    key = first_key + (kRowsAreKeys ? row : column);
+    query = first_query + (kRowsAreKeys ? column : row);
+    if (has(Modifier::kAlibi)) {
+      Alibi const alibi(problem, tile.batch, head, tile.mask.seqlen_q, tile.mask.seqlen_k);
+      slope_log2 = -alibi.slope * (1.f / kLn2);
+      distance = alibi.distance(query, key);
+    }
+    if (has(Modifier::kDropout)) {
+      words = DropoutRng(modifiers.rng, tile.batch * problem.heads_q + head);
+    }
+  }
+
+  __device__ __forceinline__ bool has(Modifier which) const {
+    if constexpr (kModifier != Modifier::kSeveral) return kModifier == which;
+    return which == Modifier::kSoftcap ? modifiers.softcap != 0.f
+           : which == Modifier::kAlibi ? modifiers.alibi_slopes != nullptr
+                                       : modifiers.rng != nullptr;
+  }
+
+  // One fragment: S to P, packed as A operand (the factor of dropout is applied to dV). `scores`
+  // becomes the factor of dP - delta: P times softcap's derivative, negative where dropped.
+  __device__ __forceinline__ void exponentiate(int kk, const Values& lse, float* scores,
+                                               uint32_t (&packed)[4]) {
+    float exponent[8];  // without the score's term
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float2 const shift = lse.of_tile(2 * kk + j);
+#pragma unroll
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        exponent[i] = i / Values::kEvery % 2 == 0 ? -shift.x : -shift.y;
+      }
+    }
+    if (has(Modifier::kAlibi)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float const on = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
+        exponent[i] =
+            fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + on : distance - on), exponent[i]);
+      }
+    }
+    float p[8];
+    if (has(Modifier::kSoftcap)) {
+      Softcap const softcap(modifiers, modifiers.scale);
+      float const cap_log2 = modifiers.softcap * (1.f / kLn2);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float const inverse = softcap.inverse(scores[i]);
+        p[i] = exp2_approx(fmaf(-2.f * cap_log2, inverse, exponent[i] + cap_log2));
+        scores[i] = Softcap::derivative_of_inverse(inverse);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        p[i] = exp2_approx(fmaf(scores[i], scale_log2, exponent[i]));
+        scores[i] = 1.f;
+      }
+    }
+    if (has(Modifier::kDropout)) {
+      int32_t const on = 16 * kk + chain[kk % 2];
+      DropoutBits const bits =
+          kRowsAreKeys ? words.along_rows(query + on, key) : words.along_columns(query, key + on);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        int const row_half = i / 2 % 2, column_half = i / 4;
+        bool const kept =
+            kRowsAreKeys ? bits.keeps(column_half, i % 2, row_half, modifiers.dropout_threshold)
+                         : bits.keeps(row_half, i % 2, column_half, modifiers.dropout_threshold);
+        if (!kept) p[i] = -p[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      packed[i] = Config::Dtype::pack_positive(p[2 * i], p[2 * i + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scores[i] *= p[i];
+    chain[kk % 2] = packed[3] >> 31;
+  }
+
+  // One fragment: dP to dS; `factors`: from exponentiate().
+  __device__ __forceinline__ void differentiate(int kk, const Values& delta, const float* factors,
+                                                float* grads) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float2 const sums = delta.of_tile(2 * kk + j);
+      if (has(Modifier::kDropout)) {
+        differentiate_dropped<Values>(&factors[4 * j], &grads[4 * j], modifiers.dropout_scale,
+                                      sums);
+      } else {
+        attention::differentiate<Values>(&factors[4 * j], &grads[4 * j], sums);
+      }
+    }
+  }
+};
+
+// S and dP to P and dS, packed, fragment by fragment, so that intermediates of a score are neither
+// kept nor recomputed.
+template <class Config, class Values, class Tile>
+__device__ __forceinline__ void differentiate_with_modifiers(
+    typename Scores<Config>::Registers& scores, typename Scores<Config>::Registers& grads,
+    typename Scores<Config>::Packed& packed_p, typename Scores<Config>::Packed& packed_ds,
+    const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
+    const Values& delta, int32_t first_key, int32_t first_query) {
+  with_modifiers(problem.modifiers, [&](auto modifier) {
+    ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
+#pragma unroll
+    for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+      step.exponentiate(kk, lse, &scores[8 * kk], packed_p[kk]);
+      step.differentiate(kk, delta, &scores[8 * kk], &grads[8 * kk]);
+      Scores<Config>::pack(&grads[8 * kk], packed_ds[kk]);
+    }
+  });
+}
+
+// S to P, packed, and to the factor of dP - delta.
+template <class Config, class Values, class Tile>
+__device__ __forceinline__ void probabilities_with_modifiers(
+    typename Scores<Config>::Registers& scores, typename Scores<Config>::Packed& packed,
+    const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
+    int32_t first_key, int32_t first_query) {
+  with_modifiers(problem.modifiers, [&](auto modifier) {
+    ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
+#pragma unroll
+    for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+      step.exponentiate(kk, lse, &scores[8 * kk], packed[kk]);
+    }
+  });
+}
+
+// The factor of dV.
+template <class Config>
+__device__ __forceinline__ float grad_v_scale(const BwdProblem& problem) {
+  return Config::kModifiers ? problem.modifiers.dropout_scale : 1.f;
+}
+
+}  // namespace flashvar::sm90::attention

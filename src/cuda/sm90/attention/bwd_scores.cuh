@@ -1,0 +1,215 @@
+// GEMMs, softmax derivatives and epilogues of the backward's consumer warpgroups.
+//
+// In the dK and dV kernel scores are transposed (rows are keys, columns queries), so that P^T and
+// dS^T are A operands of dV += P^T dO and dK += dS^T Q in registers; only dS goes through shared
+// memory, for dQ = dS K.
+#pragma once
+#include <cstdint>
+
+#include "attention/mask.cuh"
+#include "core/math.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/vectors.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/attention/hide_scores.cuh"
+#include "sm90/attention/key_tile.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/gemm.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Types of score accumulators, and of their 16-bit form as A operands.
+template <class Config>
+struct Scores {
+  static constexpr int kColumns = Config::kScoreColumns / 8;  // mma tiles per row
+  static constexpr int kSteps = Config::kScoreColumns / 16;
+  using Registers = float[4 * kColumns];
+  using Packed = uint32_t[kSteps][4];
+
+  // One 16 x 16 fragment: two adjacent mma tiles.
+  static __device__ __forceinline__ void pack(const float* scores, uint32_t (&packed)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      packed[i] = Config::Dtype::pack(scores[2 * i], scores[2 * i + 1]);
+    }
+  }
+  static __device__ __forceinline__ void pack(const Registers& scores, Packed& packed) {
+#pragma unroll
+    for (int kk = 0; kk < kSteps; ++kk) pack(&scores[8 * kk], packed[kk]);
+  }
+  // Zeros the element in column `e` and row half `half` of mma tile n.
+  static __device__ __forceinline__ void clear(Packed& packed, int n, int half, int e) {
+    packed[n / 2][n % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0x0000ffffu;
+  }
+};
+
+template <int kCount>
+__device__ __forceinline__ void clear(float (&sums)[kCount]) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+}
+
+// Issues scores = keys queries^T: S^T = K Q^T, or dP^T = V dO^T, of 64 keys.
+template <class Config, int kDim>
+__device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
+                                                uint32_t keys, uint32_t queries) {
+  gemm_ss<typename Config::Dtype, Config::kBlockQ, kDim / 16>(
+      scores, KMajor<Config::kColBlockBytesKV>(keys), KMajor<Config::kColBlockBytesQ>(queries));
+}
+
+// Issues grad += scores rows: dV += P^T dO, or dK += dS^T Q.
+template <class Config, int kDim>
+__device__ __forceinline__ void multiply_grad(float (&grad)[kDim / 2],
+                                              const typename Scores<Config>::Packed& scores,
+                                              uint32_t rows) {
+  gemm_rs<typename Config::Dtype, kDim>(grad, scores, MnMajor<Config::kColBlockBytesQ>(rows));
+}
+
+// Issues a warpgroup's part of dQ = dS K.
+template <class Config>
+__device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols / 2],
+                                                uint32_t scores, uint32_t keys,
+                                                uint32_t warpgroup) {
+  if constexpr (Config::kSplitsRows) {
+    scores += warpgroup * 64 * 128;
+  } else {
+    keys += warpgroup * (Config::kGradQCols / kColBlockCols) * Config::kColBlockBytesKV;
+  }
+  gemm_ss<typename Config::Dtype, Config::kGradQCols, Config::kBlockKV / 16>(
+      grad, KMajor<Config::kColBlockBytesQ>(scores), MnMajor<Config::kColBlockBytesKV>(keys));
+}
+
+// Calls clear(n, half, e) for the thread's scores that the mask hides; rows are keys. n, half, e:
+// mma tile, row half, column.
+template <class Config, class Clear>
+__device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_key,
+                                                int32_t first_query, Clear&& clear) {
+  if (!mask.hides_any(first_query, first_query + Config::kBlockQ - 1, first_key, first_key + 64)) {
+    return;
+  }
+  uint32_t const thread = ptx::thread_index();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t const key = first_key + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
+    int32_t const start = first_query + static_cast<int32_t>(thread % 4 * 2);
+    int32_t const begin = mask.seeing_begin(key) - start;
+    int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
+    hide_scores<Scores<Config>::kColumns>(half, begin, end, clear);
+  }
+}
+
+// S to P = exp2(S scale - LSE), masked.
+template <class Config>
+__device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers& scores,
+                                             float factor, uint32_t lse, const Mask& mask,
+                                             int32_t first_key, int32_t first_query) {
+  uint32_t const column = ptx::thread_index() % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+    float2 const shift = ptx::shared_load2(lse + (n * 8 + column) * 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* const pair = &scores[4 * n + 2 * half];
+      pair[0] = exp2_approx(pair[0] * factor - shift.x);
+      pair[1] = exp2_approx(pair[1] * factor - shift.y);
+    }
+  }
+  mask_transposed<Config>(mask, first_key, first_query,
+                          [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
+}
+
+// LSE or delta of a thread's scores where rows are keys: per mma tile two queries' values, in
+// shared memory.
+struct ColumnValues {
+  uint32_t smem;
+
+  __device__ __forceinline__ explicit ColumnValues(uint32_t first)
+      : smem(first + ptx::thread_index() % 4 * 8) {}
+
+  // Accumulator i of mma tile n uses .x where i / kEvery is even, else .y.
+  static constexpr int kEvery = 1;
+  __device__ __forceinline__ float2 of_tile(int n) const {
+    return ptx::shared_load2(smem + n * 32);
+  }
+};
+
+// The same where rows are queries: the thread's two rows.
+struct RowValues {
+  float2 values;
+
+  static constexpr int kEvery = 2;
+  __device__ __forceinline__ float2 of_tile(int) const { return values; }
+};
+
+// dP to dS = P (dP - delta), one mma tile.
+template <class Values>
+__device__ __forceinline__ void differentiate(const float* p, float* scores, float2 delta) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    scores[i] = p[i] * (scores[i] - (i / Values::kEvery % 2 == 0 ? delta.x : delta.y));
+  }
+}
+
+// dP to dS, all mma tiles; rows are keys, delta is in shared memory.
+template <class Config>
+__device__ __forceinline__ void differentiate_all(const typename Scores<Config>::Registers& p,
+                                                  typename Scores<Config>::Registers& scores,
+                                                  uint32_t delta) {
+#pragma unroll
+  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+    differentiate<ColumnValues>(
+        &p[4 * n], &scores[4 * n],
+        ptx::shared_load2(delta + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+  }
+}
+
+// Stores dS^T transposed, as rows of queries: `to` is a column block of 64 keys.
+template <class Config>
+__device__ __forceinline__ void store_scores(uint32_t to,
+                                             const typename Scores<Config>::Packed& packed) {
+  uint32_t const thread = ptx::thread_index();
+  uint32_t const lane = thread % 32, tile = lane / 8, row = lane % 8;
+  uint32_t const chunk = (thread / 32 % 4 * 2 + tile % 2) ^ row;  // eight keys of the row
+  uint32_t const address = to + (tile / 2 * 8 + row) * 128 + chunk * 16;
+#pragma unroll
+  for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
+    ptx::stmatrix_x4_trans(address + kk * 16 * 128, packed[kk]);
+  }
+}
+
+// Offset of a thread's four elements of an mma tile in a warpgroup's part of dQ's sums.
+__device__ __forceinline__ uint32_t grad_q_offset(uint32_t thread, uint32_t tile) {
+  return (tile * 128 + thread) * 4;
+}
+
+// Adds a warpgroup's part of a dQ tile to the sums in the workspace.
+template <class Config>
+__device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to) {
+  uint32_t const thread = ptx::thread_index() % 128;
+#pragma unroll
+  for (int n = 0; n < Config::kGradQCols / 8; ++n) {
+    const float* const x = &grad[4 * n];
+    ptx::global_add(to + grad_q_offset(thread, n), x[0], x[1], x[2], x[3]);
+  }
+}
+
+// Converts a warpgroup's 64 rows of a gradient and stores them, from sequence row `first` on.
+// `rows`: those of the sequence in the tensor.
+template <class Config, int kDim>
+__device__ __forceinline__ void store_grad(const Tensor& tensor, uint32_t batch, uint32_t head,
+                                           const Span& rows, const float (&grad)[kDim / 2],
+                                           float scale, int32_t first, int32_t head_dim) {
+  uint32_t const thread = ptx::thread_index() % 128;
+  int const lane = thread % 32;
+  uint16_t* const data = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t const row = first + thread / 32 * 16 + half * 8 + lane / 4;
+    uint16_t* const target = data + (rows.first + row) * tensor.seq_stride;
+    store_row<typename Config::Dtype, kDim>(target, grad, half, scale, lane, row < rows.count,
+                                            head_dim);
+  }
+}
+
+}  // namespace flashvar::sm90::attention

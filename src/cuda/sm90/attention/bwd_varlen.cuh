@@ -1,0 +1,284 @@
+// Key tiles and producer of the dK and dV kernel where lengths are known only on the device: varlen
+// sequences and seqused_k.
+//
+// Such tiles differ in length, and locating one takes several dependent memory accesses. CTAs
+// therefore take them from a counter, and a scheduler warp of the producer warpgroup prepares them
+// in slots of shared memory ahead of the load threads and consumers.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "attention/problem.h"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "sm90/attention/key_tile.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Coordinates of rows in a clipped tensor map (TensorMapEncoder).
+struct VarlenCoordinate {
+  int32_t row, end;
+  uint32_t batch;
+
+  // Of row `row` of a sequence; `span`: its rows, behind which TMA fills zeros.
+  __device__ __forceinline__ VarlenCoordinate(const Sequences& sequences, const Span& span,
+                                              uint32_t batch, int32_t row)
+      : row((sequences.offsets == nullptr ? sequences.seqlen : sequences.total) - span.count + row),
+        end(span.first + span.count),
+        batch(sequences.offsets == nullptr ? batch : 0) {}
+};
+
+// KeyTile of a varlen sequence, in a slot of shared memory.
+template <class Config>
+struct VarlenKeyTile {
+  Mask mask;  // of the keys in use
+  uint32_t batch, head_kv;
+  int32_t first_key;   // within the sequence; negative: no more tiles
+  int32_t begin, end;  // query blocks
+  Span all;            // keys of the sequence, in use or not
+  int32_t first_query_tile;
+  uint32_t seen_before;            // tiles of this CTA before this one that any query sees
+  VarlenCoordinate queries, keys;  // of the sequence and of the tile
+
+  __device__ __forceinline__ void fill(const BwdProblem& problem, const TileCoordinate& coordinate,
+                                       uint32_t head, Span span_k) {
+    batch = coordinate.batch;
+    head_kv = head;
+    first_key = coordinate.first;
+    all = span_k;
+    int32_t used = all.count;
+    if (problem.seqused_k != nullptr) used = min(max(problem.seqused_k[batch], 0), used);
+    keys = VarlenCoordinate(problem.keys, {all.first, used}, batch, first_key);
+    Span const span = problem.queries.span(batch);
+    queries = VarlenCoordinate(problem.queries, span, batch, 0);
+    first_query_tile = static_cast<int32_t>(problem.queries.first_tile(batch, Config::kBlockQ));
+    mask = {span.count, used, problem.window_left, problem.window_right};
+    begin = end = 0;
+    if (first_key >= used) return;
+    int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
+    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
+    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+  }
+
+  // Last queries first: the first keys, which have the most work under a causal mask, start first.
+  __device__ __forceinline__ static constexpr bool reversed() { return true; }
+
+  __device__ __forceinline__ static constexpr bool exists() { return true; }
+  __device__ __forceinline__ bool seen() const { return begin < end; }
+
+  __device__ __forceinline__ Span rows() const { return all; }
+
+  __device__ __forceinline__ uint32_t query_tile(const BwdArgs& args, uint32_t head,
+                                                 uint32_t m) const {
+    return head * args.query_tiles + first_query_tile + m;
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ VarlenKeyTile<Config>& shared_tile(const KeyTileSmem<Config>& smem,
+                                                              uint32_t slot) {
+  static_assert(sizeof(VarlenKeyTile<Config>) <= kTileBytes);
+  return *static_cast<VarlenKeyTile<Config>*>(__cvta_shared_to_generic(smem.tile(slot)));
+}
+
+// The scheduler warp: prepares the CTA's key tiles.
+template <class Config>
+__device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
+                                                   const KeyTileSmem<Config>& smem) {
+  const BwdProblem& problem = args.problem;
+  bool const first_lane = threadIdx.x % 32 == 0;
+  PipelineState<kTileSlots> slot;
+  uint32_t seen = 0;
+  auto wait_slot = [&] { ptx::mbarrier_wait(smem.empty_tile(slot.stage()), slot.phase() ^ 1); };
+  auto take_unit = [&] {
+    uint32_t unit = 0;
+    if (first_lane) unit = atomicAdd(args.counters, 1);
+    return __shfl_sync(0xffffffffu, unit, 0);
+  };
+  for (uint32_t unit = take_unit(); unit < args.work_units; unit = take_unit()) {
+    TileCoordinate coordinate;
+    uint32_t head_kv = unit / args.units_per_head;
+    uint32_t const number = unit % args.units_per_head;
+    if (problem.keys.offsets == nullptr) {
+      uint32_t const heads_kv = problem.heads_q / problem.group;
+      coordinate = {head_kv / heads_kv, static_cast<int32_t>(number * Config::kBlockKV)};
+      head_kv %= heads_kv;
+    } else {
+      coordinate =
+          problem.keys.find(number, static_cast<uint32_t>(problem.batch), Config::kBlockKV);
+    }
+    Span const keys = problem.keys.span(coordinate.batch);
+    bool const exists = coordinate.first < keys.count;
+    if (exists && first_lane) {
+      wait_slot();
+      VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
+      tile.fill(problem, coordinate, head_kv, keys);
+      tile.seen_before = seen;
+      seen += tile.seen() ? 1 : 0;
+      ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
+    }
+    __syncwarp();
+    if (!exists) continue;
+    // Not earlier: another CTA might start the next unit sooner.
+    ptx::mbarrier_wait(smem.want_tile(), PipelineState<1>{slot.count}.phase());
+    slot.advance();
+  }
+  if (!first_lane) return;
+  wait_slot();
+  shared_tile(smem, slot.stage()).first_key = -1;
+  ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
+}
+
+// Iterators over a CTA's key tiles, for load threads and consumers. Varlen: every thread releases a
+// slot for itself.
+template <class Config>
+struct VarlenKeyTiles {
+  PipelineState<kTileSlots> slot;
+
+  __device__ __forceinline__ bool has_tile(const BwdArgs&, const KeyTileSmem<Config>& smem) {
+    ptx::mbarrier_wait(smem.full_tile(slot.stage()), slot.phase());
+    return shared_tile(smem, slot.stage()).first_key >= 0;
+  }
+  __device__ __forceinline__ const VarlenKeyTile<Config>& tile(
+      const BwdArgs&, const KeyTileSmem<Config>& smem) const {
+    return shared_tile(smem, slot.stage());
+  }
+  __device__ __forceinline__ void advance(const BwdArgs&, const KeyTileSmem<Config>& smem) {
+    ptx::mbarrier_arrive(smem.empty_tile(slot.stage()));
+    slot.advance();
+  }
+};
+
+template <class Config>
+struct DenseKeyTiles {
+  KeyWorkUnit work;
+
+  __device__ __forceinline__ bool has_tile(const BwdArgs& args, const KeyTileSmem<Config>&) const {
+    return work.unit < args.work_units;
+  }
+  __device__ __forceinline__ KeyTile<Config> tile(const BwdArgs& args,
+                                                  const KeyTileSmem<Config>&) const {
+    return KeyTile<Config>(args, work);
+  }
+  __device__ __forceinline__ void advance(const BwdArgs& args, const KeyTileSmem<Config>&) {
+    work.advance(args);
+  }
+};
+
+template <class Config>
+using KeyTiles = std::conditional_t<Config::kVarlen, VarlenKeyTiles<Config>, DenseKeyTiles<Config>>;
+
+// Steps of a tile still to be loaded when the next tile is requested.
+inline constexpr int32_t kStepsAhead = 4;
+
+// What a load thread loads: K and Q; or V, dO, LSE and delta.
+enum class Operand { kKeys, kValues };
+
+// Column blocks that a call's head dim has. The others are never loaded (they are zeroed once): for
+// a box wholly outside the tensor TMA still translates the map's base address, and in front of the
+// tensor, where a clipped map starts, there may be no memory.
+__device__ __forceinline__ int32_t col_blocks_of(int32_t head_dim) {
+  return (head_dim + kColBlockCols - 1) / kColBlockCols;
+}
+
+// Zeros the column blocks that a call's smaller head dim leaves unused and the GEMMs still read.
+// All threads, before any load.
+template <class Config>
+__device__ __forceinline__ void zero_missing_col_blocks(const BwdProblem& problem,
+                                                        const KeyTileSmem<Config>& smem) {
+  if (col_blocks_of(problem.head_dim) >= Config::kColBlocksK &&
+      col_blocks_of(problem.head_dim_v) >= Config::kColBlocksV) {
+    return;
+  }
+  for (uint32_t at = smem.k() + threadIdx.x * 16; at < smem.grad_scores(0);
+       at += Config::kThreads * 16) {
+    ptx::shared_store(at, 0.f, 0.f, 0.f, 0.f);
+  }
+  ptx::fence_async_proxy();  // stores are visible to TMA and wgmma
+}
+
+// Loads a tile's column blocks; the barrier expects `extra` bytes of other loads, too.
+template <int kColBlocks, int kColBlockBytes>
+__device__ __forceinline__ void load_varlen(uint32_t smem, const CUtensorMap* map, uint32_t full,
+                                            int32_t head_dim, const VarlenCoordinate& at,
+                                            int32_t row, uint32_t head, uint32_t extra = 0) {
+  int32_t const col_blocks = col_blocks_of(head_dim);
+  ptx::mbarrier_arrive_expect(full, col_blocks * kColBlockBytes + extra);
+#pragma unroll
+  for (int col_block = 0; col_block < kColBlocks; ++col_block) {
+    if (col_block >= col_blocks) break;
+    ptx::tma_load_5d(smem + col_block * kColBlockBytes, map, full, ptx::CacheHint::kEvictLast,
+                     col_block * kColBlockCols, at.row + row, head, at.end, at.batch);
+  }
+}
+
+// One load thread. Two share the operands: setmaxnreg leaves one too few registers for all.
+template <class Config, Operand kOperand>
+__device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
+                                                 const KeyTileSmem<Config>& smem) {
+  const BwdProblem& problem = args.problem;
+  PipelineState<1> kv;
+  PipelineState<Config::kStages> step;
+  for (KeyTiles<Config> tiles; tiles.has_tile(args, smem); tiles.advance(args, smem)) {
+    const auto& tile = tiles.tile(args, smem);
+    // The next tile is requested a few microseconds before this one's last load.
+    int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
+    auto request_next = [&](bool soon) {
+      if (kOperand == Operand::kKeys && soon) {
+        ptx::mbarrier_arrive(smem.want_tile());
+      }
+    };
+    request_next(left <= kStepsAhead);
+    if (!tile.seen()) continue;
+    // K or V after Q or dO: their stages are free while the previous tile still holds K and V.
+    auto load_kv = [&] {
+      ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the previous tile has released them
+      kv.advance();
+      if constexpr (kOperand == Operand::kKeys) {
+        load_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
+            smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
+      } else {
+        load_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
+            smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
+      }
+    };
+    bool first = true;
+    for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+      uint32_t const s = step.stage();
+      request_next(--left == kStepsAhead);
+      if constexpr (kOperand == Operand::kKeys) {
+        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK of this stage is complete
+        load_varlen<Config::kColBlocks, Config::kColBlockBytesQ>(smem.q(s), &args.q, smem.full_q(s),
+                                                                 problem.head_dim, tile.queries,
+                                                                 m * Config::kBlockQ, head);
+      } else {
+        // dV of this stage is complete
+        ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
+        load_varlen<Config::kColBlocksV, Config::kColBlockBytesQ>(
+            smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), problem.head_dim_v,
+            tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
+        load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
+      }
+      if (first) load_kv();
+      first = false;
+      step.advance();
+    });
+  }
+}
+
+// The producer warpgroup: two load threads and a scheduler warp.
+template <class Config>
+__device__ __forceinline__ void bwd_produce_varlen(const BwdArgs& args,
+                                                   const KeyTileSmem<Config>& smem) {
+  ptx::griddepcontrol_wait();  // LSE and delta are written, the counter is zeroed
+  if (threadIdx.x == 0) {
+    bwd_load_operand<Config, Operand::kKeys>(args, smem);
+  } else if (threadIdx.x == 32) {
+    bwd_load_operand<Config, Operand::kValues>(args, smem);
+  } else if (threadIdx.x / 32 == 2) {
+    schedule_key_tiles<Config>(args, smem);
+  }
+}
+
+}  // namespace flashvar::sm90::attention

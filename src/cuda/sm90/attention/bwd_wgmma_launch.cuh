@@ -1,0 +1,165 @@
+// Launches the wgmma backward: its kernels in order, tensor maps, the layout of the workspace,
+// grids.
+#pragma once
+#include <algorithm>
+
+#include "attention/bwd_preprocess.cuh"
+#include "attention/kernel_table.h"
+#include "core/dtype.cuh"
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/tensor_map.h"
+#include "sm90/attention/bwd.cuh"
+#include "sm90/attention/bwd_convert.cuh"
+#include "sm90/attention/bwd_dq_launch.cuh"
+#include "sm90/attention/tensor_maps.h"
+
+namespace flashvar::sm90::attention {
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
+struct BwdWgmmaLaunch {
+  template <BwdVariant kVariant>
+  using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
+  // All variants have its tiles.
+  using Dense = Config<BwdVariant::kDense>;
+
+  static constexpr KernelFactsList<3> facts(const char* row) {
+    using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false>;
+    KernelFactsMaker const maker{row, "wgmma",
+                                 "rows start on 16 bytes, so that TMA can address them; not with "
+                                 "packed sequences of fewer than 32 queries on average, a bias"};
+    return {{maker.make("bwd_kernel", Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
+                        Dense::kBlockKV),
+             maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
+             Dense::kGradQ ? maker.make("bwd_convert_kernel", kConvertThreads, 0, Dense::kBlockQ)
+                           : maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory,
+                                        Dq::kBlockQ, Dq::kBlockKV)}};
+  }
+
+  // Why a problem is left to the mma.sync kernels whatever its addresses; null: it is not.
+  static const char* unsupported(const BwdProblem& problem) {
+    if (are_short(problem.queries, problem.batch)) {
+      return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
+             "average";
+    }
+    if (problem.modifiers.bias.data != nullptr) return "the wgmma backward does not support a bias";
+    if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
+    return nullptr;
+  }
+
+  // TMA requires rows that start at multiples of 16 bytes.
+  static bool supports(const BwdProblem& problem) {
+    return unsupported(problem) == nullptr && problem.rows_are_aligned() &&
+           tensor_map_encoder() != nullptr;
+  }
+
+  static uint64_t workspace(const BwdProblem& problem) { return plan(problem).end; }
+
+  // Whether dQ is summed in the workspace, else computed by a kernel of its own.
+  static bool sums_grad_q(const BwdProblem& problem) {
+    return Dense::kGradQ && !problem.deterministic;
+  }
+
+  static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
+    bool const varlen = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
+                        problem.seqused_k != nullptr;
+    if constexpr (Dense::kGradQ) {
+      if (problem.deterministic) {
+        return problem.has_modifiers()
+                   ? launch_variant<Config<BwdVariant::kNoDqModifiers>>(problem, device, stream)
+                   : launch_variant<Config<BwdVariant::kNoDq>>(problem, device, stream);
+      }
+    }
+    return problem.has_modifiers()
+               ? launch_variant<Config<BwdVariant::kModifiers>>(problem, device, stream)
+           : varlen ? launch_variant<Config<BwdVariant::kVarlen>>(problem, device, stream)
+                    : launch_variant<Dense>(problem, device, stream);
+  }
+
+ private:
+  static constexpr int64_t kFewestRows = 32;
+  static_assert(kFewestRows == 32, "the texts above say 32");
+
+  // Fewer queries per sequence than this on average: most of the workspace's tiles would be
+  // padding.
+  static bool are_short(const Sequences& sequences, int64_t batch) {
+    return sequences.offsets != nullptr && sequences.total < kFewestRows * batch;
+  }
+
+  template <class C>
+  static cudaError_t launch_variant(const BwdProblem& problem, int device, cudaStream_t stream) {
+    Workspace const parts = plan(problem);
+    BwdArgs args{problem};
+    args.lse_log2 = reinterpret_cast<float*>(problem.workspace);
+    args.delta = reinterpret_cast<float*>(problem.workspace + parts.delta);
+    args.grad_q_sum =
+        C::kGradQ ? reinterpret_cast<float*>(problem.workspace + parts.grad_q_sum) : nullptr;
+    args.counters = reinterpret_cast<uint32_t*>(problem.workspace + parts.counters);
+    int64_t const query_tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ);
+    args.query_tiles = static_cast<int32_t>(query_tiles);
+    TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>(), C::kVarlen};
+    cudaError_t error = encode_bwd_tensor_maps(args, encoder, Dense::kBlockQ, Dense::kBlockKV);
+    int multiprocessors = 0;
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    bool const varlen = problem.keys.offsets != nullptr;
+    int64_t const heads = (varlen ? 1 : problem.batch) * (problem.heads_q / problem.group);
+    int64_t const tiles = problem.keys.tiles(varlen ? problem.batch : 1, C::kBlockKV);
+    args.paired =
+        !C::kVarlen && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
+    int64_t const units_per_head = args.paired ? (tiles + 1) / 2 : tiles;
+    if (heads * units_per_head > INT32_MAX || query_tiles * problem.heads_q > INT32_MAX) {
+      return cudaErrorInvalidConfiguration;
+    }
+    args.units_per_head = static_cast<uint32_t>(units_per_head);
+    args.work_units = static_cast<uint32_t>(heads * units_per_head);
+    using Queries = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
+    BwdDqArgs queries;
+    if (!C::kGradQ && error == cudaSuccess) {
+      error = make_dq_args<Queries>(queries, args, args.counters + 1, multiprocessors);
+    }
+    if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
+    if (error == cudaSuccess) {
+      LaunchShape const shape{std::min<int64_t>(args.work_units, multiprocessors), C::kThreads,
+                              C::kSharedMemory, true};
+      error = launch_kernel<bwd_kernel<C>>(args, shape, device, stream);
+    }
+    if (error != cudaSuccess) return error;
+    if constexpr (C::kGradQ) {
+      return launch_kernel<bwd_convert_kernel<C>>(
+          args, {query_tiles * problem.heads_q, kConvertThreads, 0, true}, device, stream);
+    } else {
+      return launch_dq<Queries>(queries, device, multiprocessors, stream);
+    }
+  }
+
+  struct Workspace {
+    uint64_t delta, grad_q_sum, counters, end;  // offsets; lse_log2 is at 0
+  };
+
+  static Workspace plan(const BwdProblem& problem) {
+    uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
+    uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
+    uint64_t const sums = sums_grad_q(problem) ? tiles * Dense::kTileElements * sizeof(float) : 0;
+    return {rows, 2 * rows, 2 * rows + sums, 2 * rows + sums + 256};
+  }
+
+  // delta, the LSE in base 2, zeros of the counters and, where dQ is summed, of its sums.
+  template <class C>
+  static cudaError_t launch_preprocess(const BwdArgs& args, int device, cudaStream_t stream) {
+    PreprocessArgs const preprocess{args.problem,
+                                    const_cast<float*>(args.lse_log2),
+                                    const_cast<float*>(args.delta),
+                                    args.grad_q_sum,
+                                    C::kTileElements,
+                                    args.query_tiles,
+                                    true,
+                                    args.counters};
+    return launch_kernel<bwd_preprocess_kernel<Dtype, Dense::kBlockQ>>(
+        preprocess, {int64_t{args.query_tiles} * args.problem.heads_q, kPreprocessThreads, 0},
+        device, stream);
+  }
+};
+
+}  // namespace flashvar::sm90::attention

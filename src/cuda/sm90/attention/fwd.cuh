@@ -1,0 +1,224 @@
+// Attention forward with wgmma and TMA (the schedule of FlashAttention-3: Shah et al., 2024).
+//
+// Persistent CTAs of one producer warpgroup (a load warp issues all TMA, a scheduler warp assigns
+// tiles) and two to four consumer warpgroups of 64 query rows each. A consumer issues S(n) = Q
+// K(n)^T and O += P(n+1) V(n+1) together and computes the softmax of S(n) while other consumers'
+// GEMMs and, above head dim 64, its own P V run. Device code only; launched by
+// fwd_wgmma_launch.cuh.
+#pragma once
+#include <cstdint>
+
+#include "attention/outside_rows.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/attention/fwd_config.cuh"
+#include "sm90/attention/fwd_consumer.cuh"
+#include "sm90/attention/query_tile.cuh"
+
+namespace flashvar::sm90::attention {
+
+struct FwdArgs : QueryScheduler {
+  FwdProblem problem;
+  CUtensorMap q, k, v;
+};
+
+// The load warp: all TMA loads, in the order in which consumers need them.
+template <class Config>
+__device__ __forceinline__ void fwd_produce(const FwdArgs& args,
+                                            const QueryTileSmem<Config>& smem) {
+  const FwdProblem& problem = args.problem;
+  PipelineState<1> q;
+  PipelineState<Config::kStages> k, v;
+  for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
+       work_tile = WorkTile::receive(smem, q.count)) {
+    QueryTile<Config> const tile(args, work_tile);
+    // Varlen tensors have one batch index; sequences start at their offsets.
+    uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
+    uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
+    ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
+    if (!tile.sees()) {
+      WorkTile::request_next(smem);
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());
+      q.advance();
+      continue;
+    }
+    load_rows<Config::kColBlocks, Config::kColBlockBytesQ>(
+        smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
+        tile.row_q + tile.first_query, tile.head, batch_q);
+    q.advance();
+    // Not earlier: with the dynamic schedule another CTA might start that tile sooner.
+    int32_t const soon = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
+    for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
+      if (n == soon) WorkTile::request_next(smem);
+      if (n >= tile.begin) {
+        ptx::mbarrier_wait(smem.empty_k(k.stage()),
+                           k.phase() ^ 1);  // S of this stage is complete
+        load_rows<Config::kColBlocks, Config::kColBlockBytesKV>(
+            smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
+            tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
+        k.advance();
+      }
+      if (n + 1 < tile.end) {
+        ptx::mbarrier_wait(smem.empty_v(v.stage()),
+                           v.phase() ^ 1);  // P V of this stage is complete
+        load_rows<Config::kColBlocksV, Config::kColBlockBytesKV>(
+            smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
+            tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
+        v.advance();
+      }
+    }
+  }
+}
+
+// One consumer warpgroup: 64 rows of every tile of the CTA. Longer than a screen because its steps
+// are closures over the consumer's registers and pipeline states; the main loop itself is short.
+template <class Config>
+__device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTileSmem<Config>& smem,
+                                            uint32_t warpgroup) {
+  const FwdProblem& problem = args.problem;
+  bool const tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  uint32_t const next = (warpgroup + 1) % Config::kConsumers;
+  PipelineState<1> q;
+  PipelineState<Config::kStages> k, v;
+  if (Config::kOrdered && next == 0)
+    ptx::named_barrier_arrive(kOrder, 256);  // consumer 0 goes first
+  auto release = [&](uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  };
+  for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
+       work_tile = WorkTile::receive(smem, q.count)) {
+    WorkTile::request_next(smem);
+    QueryTile<Config> const tile(args, work_tile);
+    FwdConsumer<Config> consumer;
+    ptx::mbarrier_wait(smem.full_q(), q.phase());
+    q.advance();
+    if (!tile.sees()) {
+      release(smem.empty_q());
+      consumer.store_output(problem, tile, warpgroup);
+      continue;
+    }
+    uint32_t const sQ = smem.q() + warpgroup * 64 * 128;
+    int32_t n = tile.end - 1;
+    // Precondition: S(n) is complete. Releases K(n) (with the last: Q) and computes P(n).
+    auto finish_scores = [&](auto is_first) {
+      ptx::wgmma_pin(consumer.rS);
+      if constexpr (Config::kLazy && !is_first.value) {
+        consumer.lazy_softmax_step(problem, tile, warpgroup, n, sQ, smem.k(k.stage()));
+        if (n == tile.begin) release(smem.empty_q());
+      } else {
+        if (n == tile.begin) release(smem.empty_q());
+        consumer.template softmax_step<is_first.value>(problem, tile, warpgroup, n);
+      }
+      release(smem.empty_k(k.stage()) + consumer.zero_after_softmax());
+      k.advance();
+    };
+    // Precondition: P(n + 1) V(n + 1) is complete. Releases V(n + 1).
+    auto finish_output = [&] {
+      ptx::wgmma_pin(consumer.rO);
+      release(smem.empty_v(v.stage()));
+      v.advance();
+    };
+    auto wait_order = [&] {  // the previous consumer has issued its GEMMs
+      if constexpr (Config::kOrdered) ptx::named_barrier_sync(kOrder + warpgroup, 256);
+    };
+    auto signal_next = [&] {
+      if constexpr (Config::kOrdered) ptx::named_barrier_arrive(kOrder + next, 256);
+    };
+
+    // Key blocks that only other consumers see: wait before the release, so that no stage is
+    // released twice in one phase. A block that zero_rows() completes is never skipped: all
+    // consumers meet there.
+    bool const zeroes = tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    int32_t const own_end = zeroes ? tile.end : tile.end_of(warpgroup);
+#pragma unroll 1
+    for (; n >= own_end; --n) {
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+      release(smem.empty_k(k.stage()));
+      k.advance();
+      wait_order();
+      signal_next();
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      release(smem.empty_v(v.stage()));
+      v.advance();
+    }
+    ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+    consumer.multiply_qk(sQ, smem.k(k.stage()));
+    ptx::wgmma_wait<0>();
+    finish_scores(std::true_type{});
+    if constexpr (!Config::kEarlyWait) consumer.pack();
+    if (zeroes) {
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()),
+                                             tile.mask.seqlen_k - n * Config::kBlockKV);
+    }
+    for (--n; n >= tile.begin; --n) {
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+      wait_order();
+      consumer.multiply_qk(sQ, smem.k(k.stage()));
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      consumer.multiply_pv(smem.v(v.stage()));
+      signal_next();
+      if constexpr (Config::kEarlyWait) {
+        ptx::wgmma_wait<0>();
+        finish_output();
+        finish_scores(std::false_type{});
+      } else {
+        ptx::wgmma_wait<1>();
+        finish_scores(std::false_type{});
+        ptx::wgmma_wait<0>();
+        finish_output();
+        consumer.pack();
+        consumer.rescale();
+      }
+    }
+    ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+    consumer.multiply_pv(smem.v(v.stage()));
+    ptx::wgmma_wait<0>();
+    finish_output();
+    consumer.store_output(problem, tile, warpgroup);
+  }
+  if (Config::kOrdered && warpgroup == 0) {
+    ptx::named_barrier_sync(kOrder, 256);  // consumes the last arrival, which no tile waited for
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    fwd_kernel(const __grid_constant__ FwdArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  QueryTileSmem<Config> const smem{smem_address(shared)};
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(smem.full_q(), 1);
+    ptx::mbarrier_init(smem.empty_q(), 4 * Config::kConsumers);
+    ptx::mbarrier_init(smem.full_work_tile(), 1);
+    ptx::mbarrier_init(smem.empty_work_tile(), 32 + 128 * Config::kConsumers);
+    for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(smem.full_k(stage), 1);
+      ptx::mbarrier_init(smem.full_v(stage), 1);
+      ptx::mbarrier_init(smem.empty_k(stage), 4 * Config::kConsumers);
+      ptx::mbarrier_init(smem.empty_v(stage), 4 * Config::kConsumers);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();  // mbarriers are initialised
+  if (threadIdx.x < 128) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      fwd_produce<Config>(args, smem);
+    } else if (threadIdx.x < 64) {
+      schedule_query_tiles<Config>(args, smem);
+    } else if (args.problem.queries.offsets != nullptr) {
+      for (uint32_t head = blockIdx.x; head < args.problem.heads_q; head += gridDim.x) {
+        store_outside_rows(args.problem, head, threadIdx.x / 32 - 2, 2);
+      }
+    }
+  } else {
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    // The shuffle tells the compiler that the index is warp-uniform.
+    uint32_t const warpgroup = threadIdx.x / 128 - 1;
+    fwd_consume<Config>(args, smem,
+                        Config::kUniform ? __shfl_sync(0xffffffffu, warpgroup, 0) : warpgroup);
+  }
+}
+
+}  // namespace flashvar::sm90::attention

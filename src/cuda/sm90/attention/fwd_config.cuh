@@ -1,0 +1,99 @@
+// Tile sizes of the forward, from the head dims and the kernel variant.
+#pragma once
+#include "core/target.h"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Variants of the kernel, each with tiles of its own.
+enum class FwdVariant {
+  kGeneral,
+  kShort,      // few keys or a mask: smaller tiles waste less work
+  kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide the latency
+};
+
+struct FwdTile {
+  FwdVariant variant;  // kGeneral rows are used for the other variants, too
+  int max_head_dim;
+  int max_head_dim_v;
+  int block_kv;         // keys of one main-loop step
+  int consumers;        // warpgroups of 64 query rows each
+  int few_keys = 0;     // kShort: taken for calls with at most this many keys or a left window,
+  bool causal = false;  // and, if set, for every call with a right window
+};
+
+// The first row that fits is taken. Measured on an H200 (docs/hopper-ledger.md).
+// clang-format off
+inline constexpr FwdTile kFwdTiles[] = {
+    {FwdVariant::kModifiers,  64,  64,  64, 4},
+    {FwdVariant::kModifiers, 128, 128,  64, 3},
+    {FwdVariant::kModifiers, 256, 256,  64, 2},
+    {FwdVariant::kShort,     64,  64,  64, 4, 4096, true},
+    {FwdVariant::kShort,    112, 112, 128, 2, 2048},
+    {FwdVariant::kShort,    128, 128, 128, 2, 2048, true},
+    {FwdVariant::kGeneral,     64,  64, 128, 3},
+    {FwdVariant::kGeneral,     96,  96, 112, 3},
+    {FwdVariant::kGeneral,    128, 128,  80, 3},
+    {FwdVariant::kGeneral,    192, 128, 128, 2},
+    {FwdVariant::kGeneral,    192, 192,  96, 2},
+    {FwdVariant::kGeneral,    256, 256,  80, 2},
+};
+// clang-format on
+
+// The smallest N of ptx::Wgmma that holds V's head dim.
+constexpr int columns_of_v(int head_dim_v) {
+  int const step = head_dim_v <= 64 || head_dim_v > 128 ? 32 : 16;
+  int const columns = (head_dim_v + step - 1) / step * step;
+  return columns <= 192 ? columns : 256;
+}
+
+constexpr FwdTile fwd_tile(FwdVariant variant, int head_dim, int head_dim_v) {
+  for (const FwdTile& tile : kFwdTiles) {
+    bool const fits = tile.variant == FwdVariant::kGeneral || tile.variant == variant;
+    if (fits && head_dim <= tile.max_head_dim && head_dim_v <= tile.max_head_dim_v) return tile;
+  }
+  return {};
+}
+
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, FwdVariant kVariant>
+struct FwdConfig {
+  using Dtype = Dtype_;
+  static constexpr FwdTile kTile = fwd_tile(kVariant, kHeadDim_, kHeadDimV_);
+  static constexpr bool kModifiers = kVariant == FwdVariant::kModifiers;
+  static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
+  static constexpr int kHeadDimV = columns_of_v(kHeadDimV_);
+  static constexpr int kBlockQ = 64 * kTile.consumers;
+  static constexpr int kBlockKV = kTile.block_kv;
+  static constexpr int kConsumers = kTile.consumers;
+  static constexpr int kStages = 2;  // buffers of K, and of V
+  // Key blocks still to be loaded when the next work tile is requested: a few microseconds ahead.
+  static constexpr int kBlocksAhead = 512 / kBlockKV;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  // setmaxnreg: the producer's limit, and what that leaves to each consumer.
+  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 24;
+  static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters =
+      (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
+  // P is computed before the block's maximum is known (LazySoftmax). Not with modifiers: scores may
+  // have to be recomputed, and modified ones cannot be.
+  static constexpr bool kLazy = !kModifiers;
+  // The wait for O += P V precedes the softmax, which then packs P too.
+  static constexpr bool kEarlyWait = kLazy && kHeadDim <= 64;
+  // Consumers issue their GEMMs in a fixed order (ordering barriers, ping-pong scheduling).
+  static constexpr bool kOrdered = kHeadDim > 128;
+  // The warpgroup's index in uniform registers; at larger head dims that would cost a spill.
+  static constexpr bool kUniform = kHeadDim <= 192;
+
+  static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlockBytesQ = kBlockQ * 128;
+  static constexpr int kColBlockBytesKV = kBlockKV * 128;
+  static constexpr int kBytesQ = kColBlocks * kColBlockBytesQ;
+  static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
+  static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
+  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kSharedMemory = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
+  static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+};
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,351 @@
+// Registers and steps of a consumer warpgroup of the forward.
+//
+// Accumulators of m64nN: warp w holds rows 16 w to 16 w + 15; a thread holds rows lane / 4 and
+// lane / 4 + 8 of these, and columns 2 (lane % 4) and 2 (lane % 4) + 1 of every eight.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "attention/dropout.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/score_modifiers.cuh"
+#include "core/math.cuh"
+#include "core/quad.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/attention/hide_scores.cuh"
+#include "sm90/attention/lazy_softmax.cuh"
+#include "sm90/attention/query_tile.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/gemm.cuh"
+
+namespace flashvar::sm90::attention {
+
+template <class Config>
+struct FwdConsumer {
+  using Dtype = typename Config::Dtype;
+  static constexpr int kColumns = Config::kBlockKV / 8;  // mma tiles of a row of scores
+  static constexpr int kColumnsV = Config::kHeadDimV / 8;
+  float rS[4 * kColumns];
+  uint32_t rP[kColumns / 2][4];
+  float rO[4 * kColumnsV];
+  std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
+  float factor[2];  // pending rescale of rO, per row
+
+  __device__ __forceinline__ FwdConsumer() {
+#pragma unroll
+    for (float& x : rO) x = 0.f;
+  }
+
+  // Issues rS = Q K^T.
+  __device__ __forceinline__ void multiply_qk(uint32_t sQ, uint32_t sK) {
+    gemm_ss<Dtype, Config::kBlockKV, Config::kHeadDim / 16>(rS, KMajor<Config::kColBlockBytesQ>(sQ),
+                                                            KMajor<Config::kColBlockBytesKV>(sK));
+  }
+
+  // Issues rO += P V.
+  __device__ __forceinline__ void multiply_pv(uint32_t sV) {
+    gemm_rs<Dtype, Config::kHeadDimV>(rO, rP, MnMajor<Config::kColBlockBytesKV>(sV));
+  }
+
+  // Scores of key block n to P, relative to the updated running maximum.
+  template <bool kFirst>
+  __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
+                                               const QueryTile<Config>& tile, uint32_t warpgroup,
+                                               int32_t n) {
+    finalize_scores(problem, tile, warpgroup, n);
+    float const scale_log2 = scale_log2_of(problem);
+    // Separate maxima and sums of even and odd columns: two dependent chains instead of one; ptxas
+    // does not reassociate.
+    float highest[4];
+    column_maxima(highest);
+    float shift[2], sum[4] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float const block_max = fmaxf(highest[2 * r], highest[2 * r + 1]);
+      factor[r] = softmax.advance(r, block_max, scale_log2, shift[r]);
+    }
+    exponentiate(scale_log2, shift, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) softmax.row_sum[r] += sum[2 * r] + sum[2 * r + 1];
+    if constexpr (Config::kModifiers) {
+      if (problem.modifiers.rng != nullptr) {
+        apply_dropout(problem, tile, tile.first_query + warpgroup * 64, n * Config::kBlockKV);
+      }
+    }
+    if constexpr (Config::kEarlyWait) pack();
+    if constexpr (Config::kEarlyWait && !kFirst) rescale();
+  }
+
+  // The same relative to the running maximum of previous blocks, where that suffices. `sQ` and
+  // `sK`: the operands, from which the scores are recomputed if P overflows.
+  __device__ __forceinline__ void lazy_softmax_step(const FwdProblem& problem,
+                                                    const QueryTile<Config>& tile,
+                                                    uint32_t warpgroup, int32_t n, uint32_t sQ,
+                                                    uint32_t sK) {
+    if (__all_sync(0xffffffffu, softmax.has_running_max())) {
+      finalize_scores(problem, tile, warpgroup, n);
+      float sum[4] = {};
+      exponentiate(problem.scale_log2, softmax.running_max, sum);
+      if constexpr (Config::kEarlyWait) pack();
+      float block_sum[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        block_sum[r] = sum[2 * r] + sum[2 * r + 1];
+        factor[r] = 1.f;
+      }
+      bool const fits = block_sum[0] <= kMaxRowSum && block_sum[1] <= kMaxRowSum;
+      if (__all_sync(0xffffffffu, fits)) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) softmax.row_sum[r] += block_sum[r];
+        return;
+      }
+      if (raise_running_max(block_sum)) return;
+      recompute_scores(sQ, sK);
+    }
+    softmax_step<false>(problem, tile, warpgroup, n);
+  }
+
+  // Always 0; a false dependency on all of P. ptxas hoists the wait for P V to the start of its
+  // basic block, before the softmax that should overlap it; it does not reorder shared-memory
+  // accesses, so an mbarrier address that depends on P keeps the wait behind the softmax. Head dim
+  // 64 is 1 % faster without: its GEMMs are short, and packing P fills the latency of the
+  // exponentials.
+  __device__ __forceinline__ uint32_t zero_after_softmax() const {
+    if constexpr (Config::kHeadDim <= 64) return 0;
+    return softmax.row_sum[0] + softmax.row_sum[1] < 0.f ? 1 : 0;
+  }
+
+  // P to operand registers. Precondition: the wgmma that reads the previous P is complete.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int kk = 0; kk < kColumns / 2; ++kk) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rP[kk][i] = Dtype::pack(rS[8 * kk + 2 * i], rS[8 * kk + 2 * i + 1]);
+      }
+    }
+  }
+
+  // Rescales rO to the current running maximum; skipped when every factor in the warp is 1 (the
+  // common case).
+  __device__ __forceinline__ void rescale() {
+    if (!__any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f)) return;
+#pragma unroll
+    for (int i = 0; i < 4 * kColumnsV; ++i) rO[i] *= factor[i / 2 % 2];
+  }
+
+  // Normalises the warpgroup's rows and stores them and their LSE.
+  __device__ __forceinline__ void store_output(const FwdProblem& problem,
+                                               const QueryTile<Config>& tile, uint32_t warpgroup) {
+    // Special registers are read again: hoisted addresses would take registers of the main loop.
+    int const thread = ptx::thread_index() % 128;
+    int const lane = thread % 32;
+    bool const varlen = problem.queries.offsets != nullptr;
+    int64_t const gLSE =
+        varlen ? int64_t{tile.head} * problem.queries.total + tile.row_q
+               : (int64_t{tile.batch} * problem.heads_q + tile.head) * problem.queries.seqlen;
+    uint16_t* const gO = problem.out.data + tile.batch * problem.out.batch_stride +
+                         tile.head * problem.out.head_stride + tile.row_q * problem.out.seq_stride;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const row =
+          tile.first_query + warpgroup * 64 + thread / 32 * 16 + half * 8 + lane / 4;
+      bool const exists = row < tile.mask.seqlen_q;
+      float lse;
+      float inverse = softmax.finish(half, scale_log2_of(problem), lse);
+      if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
+      if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
+      uint16_t* const target = gO + row * problem.out.seq_stride;
+      store_row<Dtype, Config::kHeadDimV>(target, rO, half, inverse, lane, exists,
+                                          problem.head_dim_v);
+    }
+  }
+
+ private:
+  // Modified scores are scaled already, in natural-log units.
+  static __device__ __forceinline__ float scale_log2_of(const FwdProblem& problem) {
+    return Config::kModifiers && problem.modifiers.modifies_scores() ? 1.f / kLn2
+                                                                     : problem.scale_log2;
+  }
+
+  // Modifiers, sign and mask.
+  __device__ __forceinline__ void finalize_scores(const FwdProblem& problem,
+                                                  const QueryTile<Config>& tile, uint32_t warpgroup,
+                                                  int32_t n) {
+    int32_t const first_row = tile.first_query + warpgroup * 64;
+    int32_t const first_key = n * Config::kBlockKV;
+    if (Config::kModifiers && problem.modifiers.modifies_scores()) {
+      modify_scores(problem, tile, first_row, first_key);
+    } else if (problem.score_sign != 1.f) {
+#pragma unroll
+      for (float& score : rS) score *= problem.score_sign;
+    }
+    if (tile.mask.hides_any(first_row, first_row + 63, first_key, first_key + Config::kBlockKV)) {
+      apply_mask(tile.mask, first_row, first_key);
+    }
+  }
+
+  __device__ __forceinline__ void column_maxima(float (&highest)[4]) const {
+#pragma unroll
+    for (float& x : highest) x = -infinity();
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
+  }
+
+  __device__ __forceinline__ void exponentiate(float scale_log2, const float (&shift)[2],
+                                               float (&sum)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) {
+      rS[i] = exp2_approx(rS[i] * scale_log2 - shift[i / 2 % 2]);
+      sum[i % 4] += rS[i];
+    }
+  }
+
+  // Raises the running maximum of rows whose sum of P exceeds kMaxRowSum, and rescales P; other
+  // rows stay bitwise unchanged. False, with nothing changed, where P overflowed.
+  __device__ __forceinline__ bool raise_running_max(const float (&block_sum)[2]) {
+    float highest[4], top[2];
+    column_maxima(highest);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      bool const moves = quad_max(block_sum[r]) > kMaxRowSum;
+      top[r] = quad_max(fmaxf(highest[2 * r], highest[2 * r + 1]));
+      if (!moves) top[r] = 1.f;
+    }
+    if (__any_sync(0xffffffffu, fmaxf(top[0], top[1]) > kOverflow)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = softmax.raise(r, top[r]);
+      softmax.row_sum[r] += block_sum[r] * factor[r];
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) rS[i] *= factor[i / 2 % 2];
+    if constexpr (Config::kEarlyWait) {
+      pack();
+      rescale();
+    }
+    return true;
+  }
+
+  // rS = Q K^T again, each warp on its own (mma.sync: wgmma needs all four warps).
+  __device__ __forceinline__ void recompute_scores(uint32_t sQ, uint32_t sK) {
+    int const lane = ptx::thread_index() % 32;
+    uint32_t const q = sQ + (ptx::thread_index() / 32 % 4 * 16 + lane % 16) * 128;
+    uint32_t const k = sK + (lane % 8 + lane / 16 * 8) * 128;
+#pragma unroll
+    for (float& score : rS) score = 0.f;
+#pragma unroll 1
+    for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
+      // Swizzled 16-byte chunks of a row.
+      uint32_t const chunk_q = ((kk % 4 * 2 + lane / 16) ^ (lane % 8)) * 16;
+      uint32_t const chunk_k = ((kk % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+      uint32_t a[4];
+      ptx::ldmatrix_x4(a, q + kk / 4 * Config::kColBlockBytesQ + chunk_q);
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, k + kk / 4 * Config::kColBlockBytesKV + c * 8 * 128 + chunk_k);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float (&tile)[4] = *reinterpret_cast<float (*)[4]>(&rS[4 * (c + i)]);
+          ptx::mma_m16n8k16<Dtype>(tile, a, b[2 * i], b[2 * i + 1]);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ int row_of_warpgroup() {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+
+  // -inf for keys that a row does not see.
+  __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
+                                             int32_t first_key) {
+    if (mask.left == kUnbounded) {
+      apply_mask<false>(mask, first_row, first_key);
+    } else {
+      apply_mask<true>(mask, first_row, first_key);
+    }
+  }
+
+  template <bool kLeft>
+  __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
+                                             int32_t first_key) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const row = first_row + row_of_warpgroup() + half * 8;
+      int32_t const own = first_key + threadIdx.x % 4 * 2;
+      int32_t const begin = kLeft ? mask.visible_begin(row) - own : INT32_MIN;
+      hide_scores<kColumns>(half, begin, mask.visible_end(row) - own, [&](int n, int half, int e) {
+        rS[4 * n + 2 * half + e] = -infinity();
+      });
+    }
+  }
+
+  // q . k to scores in natural-log units.
+  __device__ __forceinline__ void modify_scores(const FwdProblem& problem,
+                                                const QueryTile<Config>& tile, int32_t first_row,
+                                                int32_t first_key) {
+    const ScoreModifiers& modifiers = problem.modifiers;
+    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const key = first_key + threadIdx.x % 4 * 2;
+    float scale = modifiers.scale;  // still to be applied
+    if (modifiers.softcap != 0.f) {
+      Softcap const softcap(modifiers, scale);
+#pragma unroll
+      for (float& score : rS) score = softcap(score);
+      scale = 1.f;
+    }
+    if (modifiers.alibi_slopes != nullptr) {
+      Alibi const alibi(problem, tile.batch, tile.head, tile.mask.seqlen_q, tile.mask.seqlen_k);
+      float const distance = alibi.distance(row, key);
+#pragma unroll
+      for (int i = 0; i < 4 * kColumns; ++i) {
+        float const bias = alibi(distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+        rS[i] = rS[i] * scale + bias;
+      }
+      scale = 1.f;
+    }
+    if (modifiers.bias.data != nullptr) {
+      if (modifiers.bias_is_fp32) {
+        add_bias<dtype::fp32>(problem, tile, row, key, scale);
+      } else {
+        add_bias<Dtype>(problem, tile, row, key, scale);
+      }
+    }
+  }
+
+  template <class Element>
+  __device__ __forceinline__ void add_bias(const FwdProblem& problem, const QueryTile<Config>& tile,
+                                           int32_t row, int32_t key, float scale) {
+    Bias<Element> const bias(problem, tile.batch, tile.head);
+#pragma unroll
+    for (int i = 0; i < 4 * kColumns; ++i) {
+      rS[i] = rS[i] * scale + bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
+    }
+  }
+
+  // Zeros dropped elements of P, after they were added to the row sums. store_output() applies the
+  // factor of the kept ones.
+  __device__ __forceinline__ void apply_dropout(const FwdProblem& problem,
+                                                const QueryTile<Config>& tile, int32_t first_row,
+                                                int32_t first_key) {
+    DropoutRng const words(problem.modifiers.rng, tile.batch * problem.heads_q + tile.head);
+    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const key = first_key + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+      DropoutBits const bits = words.along_columns(row, key + 8 * c);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        bool const kept = bits.keeps(i / 2 % 2, i % 2, i / 4, problem.modifiers.dropout_threshold);
+        if (!kept) rS[4 * c + i] = 0.f;
+      }
+    }
+  }
+};
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,33 @@
+// The forward on 9.0: picks per call the wgmma kernels or, where those do not support it, the
+// mma.sync kernels of sm80. Launchers alone may include another family.
+#pragma once
+#include "sm80/attention/fwd_launch.cuh"
+#include "sm90/attention/fwd_wgmma_launch.cuh"
+
+namespace flashvar::sm90::attention {
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
+struct FwdLaunch {
+  using Wgmma = FwdWgmmaLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
+  using MmaSync = sm80::attention::FwdLaunch<Target, Dtype, kHeadDim, kHeadDimV>;
+
+  static constexpr AttentionFwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, kHeadDimV, {&Wgmma::workspace, &launch, &explain}};
+  }
+
+  static constexpr KernelFactsList<2> facts(const char* row) {
+    return join(Wgmma::facts(row), MmaSync::facts(row, "every other call"));
+  }
+
+ private:
+  static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
+    return Wgmma::supports(problem) ? Wgmma::launch(problem, device, stream)
+                                    : MmaSync::launch(problem, device, stream);
+  }
+
+  static void explain(const FwdProblem& problem, Text& text) {
+    explain_wgmma(problem, nullptr, tensor_map_encoder() != nullptr, text);
+  }
+};
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,104 @@
+// The dK and dV kernel's arguments, and the key tiles of dense sequences.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "attention/mask.cuh"
+#include "attention/problem.h"
+#include "ptx/bulk.cuh"
+#include "sm90/attention/bwd_config.cuh"
+#include "sm90/attention/smem.cuh"
+
+namespace flashvar::sm90::attention {
+
+using namespace flashvar::attention;  // what all architectures share
+
+// Query rows are padded to whole tiles in the workspace, per sequence.
+struct BwdArgs {
+  BwdProblem problem;
+  CUtensorMap q, k, v, grad_out;
+  const float* lse_log2;  // [heads_q, query_tiles, kBlockQ], from the preprocess kernel
+  const float* delta;     // [heads_q, query_tiles, kBlockQ], likewise
+  float* grad_q_sum;  // [heads_q, query_tiles, warpgroup, kGradQElements], in accumulator order; or
+                      // null
+  int32_t query_tiles;      // per head, over all batches
+  uint32_t work_units;      // key tiles, or pairs of them, over all heads and batches
+  uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
+  bool paired;              // a unit is two tiles
+  uint32_t* counters;       // varlen: [0] is the next unit of the dynamic schedule
+};
+
+// Static schedule of dense sequences, as in the forward (scheduler.cuh): under a causal mask a unit
+// is two tiles of one head, the n-th from the start and the n-th from the end.
+struct KeyWorkUnit {
+  uint32_t unit;
+  bool second;
+
+  __device__ __forceinline__ explicit KeyWorkUnit() : unit(blockIdx.x), second(false) {}
+
+  __device__ __forceinline__ void advance(const BwdArgs& args) {
+    second = args.paired && !second;
+    if (!second) unit += gridDim.x;
+  }
+};
+
+// One key tile of one kv head, and the query blocks that see it.
+template <class Config>
+struct KeyTile {
+  Mask mask;
+  uint32_t batch, head_kv;
+  int32_t first_key;
+  int32_t begin, end;  // query blocks
+  bool second;         // of a unit of two tiles
+
+  __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWorkUnit& work)
+      : second(work.second) {
+    const BwdProblem& problem = args.problem;
+    uint32_t const heads_kv = problem.heads_q / problem.group;
+    uint32_t const row = work.unit / args.units_per_head;
+    uint32_t const number = work.unit % args.units_per_head;
+    int32_t const count_k = problem.keys.seqlen;
+    uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
+    uint32_t const block = work.second ? blocks - 1 - number : number;
+    batch = row / heads_kv;
+    head_kv = row % heads_kv;
+    first_key = block * Config::kBlockKV;
+    // The middle one of an odd number of tiles has no partner: no second tile.
+    if (work.second && block == number) first_key = count_k;
+    mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
+    int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
+    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
+    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+  }
+
+  __device__ __forceinline__ bool reversed() const { return !second; }
+
+  __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
+  __device__ __forceinline__ bool seen() const { return begin < end; }
+
+  // Rows of dK and dV that exist.
+  __device__ __forceinline__ Span rows() const { return {0, mask.seqlen_k}; }
+
+  // Number of a query tile in the workspace. Precondition: fits 32 bits (the launcher checks).
+  __device__ __forceinline__ uint32_t query_tile(const BwdArgs& args, uint32_t head,
+                                                 uint32_t m) const {
+    uint32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    return head * args.query_tiles + batch * tiles + m;
+  }
+};
+
+// Loads LSE and delta of a query tile (query_tile()) into a stage, on the barrier of its dO.
+// Precondition: the barrier expects the bytes.
+template <class Config>
+__device__ __forceinline__ void load_row_values(const BwdArgs& args,
+                                                const KeyTileSmem<Config>& smem, uint32_t stage,
+                                                uint32_t tile) {
+  int64_t const padded = int64_t{tile} * Config::kBlockQ;
+  ptx::bulk_load(smem.lse(stage), args.lse_log2 + padded, Config::kRowBytes,
+                 smem.full_grad_out(stage));
+  ptx::bulk_load(smem.delta(stage), args.delta + padded, Config::kRowBytes,
+                 smem.full_grad_out(stage));
+}
+
+}  // namespace flashvar::sm90::attention

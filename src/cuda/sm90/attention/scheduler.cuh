@@ -1,0 +1,143 @@
+// The tile scheduler of persistent kernels whose CTAs own query tiles (forward, dQ).
+//
+// A work unit is one query tile or, under a causal mask, two tiles of one sequence, the n-th from
+// the end and the n-th from the start: units of equally long sequences then take equally long, and
+// CTAs that run at the same time read the same keys. Dense: CTAs take every gridDim.x-th unit.
+// Varlen, where units differ in length: they take units from a counter in device memory, as late as
+// possible. One warp of the producer warpgroup schedules and publishes work tiles through shared
+// memory.
+#pragma once
+#include <cstdint>
+
+#include "attention/problem.h"
+#include "core/divisor.h"
+#include "ptx/mbarrier.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/vectors.cuh"
+#include "sm90/attention/smem.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::attention {
+
+using namespace flashvar::attention;  // what all architectures share
+
+struct QueryScheduler {
+  uint32_t work_units;      // over all heads and batches
+  uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
+  bool paired;              // a unit is two tiles
+  Divisor by_units_per_head, by_heads_q, by_group;
+  uint32_t*
+      counter;  // units taken beyond the first gridDim.x, 0 at the start; null: static schedule
+
+  // False where units cannot be numbered with 31 bits. `counter_` may be null; it is not used
+  // unless there are more units than CTAs. Host only.
+  bool init(const Problem& problem, int block_q, int multiprocessors, uint32_t* counter_) {
+    bool const varlen = problem.queries.offsets != nullptr;
+    int64_t const rows = varlen ? problem.heads_q : problem.heads_q * problem.batch;
+    int64_t const tiles = problem.queries.tiles(varlen ? problem.batch : 1, block_q);
+    paired = problem.window_right != kUnbounded && rows * tiles > multiprocessors;
+    int64_t const units = !paired  ? tiles
+                          : varlen ? problem.queries.tiles(problem.batch, 2 * block_q)
+                                   : (tiles + 1) / 2;
+    if (rows * units > INT32_MAX) return false;
+    units_per_head = static_cast<uint32_t>(units);
+    work_units = static_cast<uint32_t>(rows * units);
+    by_units_per_head = Divisor::make(units_per_head);
+    by_heads_q = Divisor::make(problem.heads_q);
+    by_group = Divisor::make(problem.group);
+    counter = varlen && work_units > static_cast<uint32_t>(multiprocessors) ? counter_ : nullptr;
+    return true;
+  }
+};
+
+// Coordinates of a query tile, as published by the scheduler warp.
+struct WorkTile {
+  uint32_t batch, head;
+  int32_t first_query;  // within the sequence; negative: no more tiles
+
+  __device__ __forceinline__ bool exists() const { return first_query >= 0; }
+
+  // Scheduler warp: publishes the CTA's tile `number`.
+  template <class Config>
+  __device__ __forceinline__ void publish(const QueryTileSmem<Config>& smem,
+                                          uint32_t number) const {
+    ptx::mbarrier_wait(smem.empty_work_tile(), PipelineState<1>{number}.phase() ^ 1);
+    if (ptx::thread_index() % 32 == 0) {
+      ptx::shared_store(smem.work_tile(),
+                        uint4{batch, head, static_cast<uint32_t>(first_query), 0});
+      ptx::mbarrier_arrive(smem.full_work_tile());
+    }
+  }
+
+  // Load warp and consumers, all lanes: receives tile `number`; request_next() lets the scheduler
+  // overwrite it.
+  template <class Config>
+  __device__ __forceinline__ static WorkTile receive(const QueryTileSmem<Config>& smem,
+                                                     uint32_t number) {
+    ptx::mbarrier_wait(smem.full_work_tile(), PipelineState<1>{number}.phase());
+    uint4 const words = ptx::shared_load_words(smem.work_tile());
+    // The shuffle tells the compiler that values are warp-uniform: derived ones use uniform
+    // registers.
+    auto const uniform = [](uint32_t word) { return __shfl_sync(0xffffffffu, word, 0); };
+    return {uniform(words.x), uniform(words.y), static_cast<int32_t>(uniform(words.z))};
+  }
+  template <class Config>
+  __device__ __forceinline__ static void request_next(const QueryTileSmem<Config>& smem) {
+    ptx::mbarrier_arrive(smem.empty_work_tile());
+  }
+};
+
+// The scheduler warp.
+template <class Config, class Args>
+__device__ __forceinline__ void schedule_query_tiles(const Args& args,
+                                                     const QueryTileSmem<Config>& smem) {
+  const Problem& problem = args.problem;
+  uint32_t published = 0;
+  for (uint32_t unit = blockIdx.x; unit < args.work_units;) {
+    uint32_t const row = args.by_units_per_head(unit);
+    uint32_t const number = unit - row * args.units_per_head;
+    WorkTile work_tile;
+    int32_t tile, count;  // tile or pair of tiles within the sequence; rows of the sequence
+    if (problem.queries.offsets == nullptr) {
+      work_tile.batch = args.by_heads_q(row);
+      work_tile.head = row - work_tile.batch * problem.heads_q;
+      tile = number;
+      count = problem.queries.seqlen;
+    } else {
+      // Two calls, so that the rows of a tile are constants to divide by.
+      uint32_t const wanted = args.units_per_head - 1 - number;
+      uint32_t const batches = static_cast<uint32_t>(problem.batch);
+      TileCoordinate coordinate;
+      if (args.paired) {
+        coordinate = problem.queries.find(wanted, batches, 2 * Config::kBlockQ);
+        tile = coordinate.first / (2 * Config::kBlockQ);
+      } else {
+        coordinate = problem.queries.find(wanted, batches, Config::kBlockQ);
+        tile = coordinate.first / Config::kBlockQ;
+      }
+      work_tile.batch = coordinate.batch;
+      work_tile.head = args.by_units_per_head(unit);  // recomputed: the warp has few registers
+      count = problem.queries.span(coordinate.batch).count;
+    }
+    // The last queries first: under a causal mask they have the most work. Varlen has more units
+    // than tiles, and the middle one of an odd number of tiles has no partner.
+    int32_t const last = (count + Config::kBlockQ - 1) / Config::kBlockQ - 1 - tile;
+    if (args.paired ? tile <= last : last >= 0) {
+      work_tile.first_query = last * Config::kBlockQ;
+      work_tile.publish(smem, published++);
+    }
+    if (args.paired && tile < last) {
+      work_tile.first_query = tile * Config::kBlockQ;
+      work_tile.publish(smem, published++);
+    }
+    if (args.counter != nullptr) {
+      unit = 0;
+      if (ptx::thread_index() % 32 == 0) unit = atomicAdd(args.counter, 1);
+      unit = __shfl_sync(0xffffffffu, unit, 0);
+    }
+    unit += gridDim.x;
+  }
+  WorkTile{0, 0, -1}.publish(smem, published);
+}
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,133 @@
+// Shared-memory maps: mbarriers and work tiles first, then operand tiles, which start at multiples
+// of 1024 bytes, the period of the swizzle. Barrier pairs: full = written, empty = released by all
+// readers.
+#pragma once
+#include <cstdint>
+
+#include "ptx/special_registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Named barriers: kZeroed, of all consumers (zero_rows); kOrder + i, the ordering barrier of
+// consumer i.
+enum : uint32_t { kZeroed = 1, kOrder = 2 };
+
+// CTAs that own query tiles (forward, dQ): Q (dQ: and dO behind it), rings of K and V.
+template <class Config>
+struct QueryTileSmem {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q() const { return base + Config::kBarrierBytes; }
+  __device__ __forceinline__ uint32_t k(uint32_t stage) const {
+    return q() + Config::kBytesQ + stage * Config::kBytesK;
+  }
+  __device__ __forceinline__ uint32_t v(uint32_t stage) const {
+    return k(Config::kStages) + stage * Config::kBytesV;
+  }
+
+  // full: the tile is loaded; empty: all consumers have released it.
+  __device__ __forceinline__ uint32_t full_q() const { return base; }
+  __device__ __forceinline__ uint32_t empty_q() const { return base + 8; }
+  __device__ __forceinline__ uint32_t full_k(uint32_t stage) const { return ring(0, stage); }
+  __device__ __forceinline__ uint32_t empty_k(uint32_t stage) const { return ring(1, stage); }
+  __device__ __forceinline__ uint32_t full_v(uint32_t stage) const { return ring(2, stage); }
+  __device__ __forceinline__ uint32_t empty_v(uint32_t stage) const { return ring(3, stage); }
+  // full: the work tile is published; empty: consumers have read it and the producer requests the
+  // next.
+  __device__ __forceinline__ uint32_t full_work_tile() const {
+    return base + Config::kBarrierBytes / 2;
+  }
+  __device__ __forceinline__ uint32_t empty_work_tile() const { return full_work_tile() + 8; }
+  __device__ __forceinline__ uint32_t work_tile() const { return full_work_tile() + 16; }
+
+ private:
+  __device__ __forceinline__ uint32_t ring(int which, uint32_t stage) const {
+    return base + 16 + (which * Config::kStages + stage) * 8;
+  }
+};
+
+// Varlen: slots for scheduled key tiles, and the bytes of each.
+inline constexpr uint32_t kTileSlots = 2, kTileBytes = 128;
+
+// CTAs that own key tiles (dK and dV): K, V, rings of Q, dO with LSE and delta, and of dS or P.
+template <class Config>
+struct KeyTileSmem {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t k() const { return base + Config::kBarrierBytes; }
+  __device__ __forceinline__ uint32_t v() const { return k() + Config::kBytesK; }
+  __device__ __forceinline__ uint32_t q(uint32_t stage) const {
+    return v() + Config::kBytesV + stage * Config::kBytesQ;
+  }
+  __device__ __forceinline__ uint32_t grad_out(uint32_t stage) const {
+    return q(Config::kStages) + stage * Config::kBytesGradOut;
+  }
+  // dS: rows are queries, column blocks of 64 keys.
+  __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
+    return grad_out(Config::kStages) + stage * Config::kBytesScores;
+  }
+  // WorkSplit::kGemms: P in fp32, from a thread of the first warpgroup to that of the second with
+  // the same index.
+  __device__ __forceinline__ uint32_t p(uint32_t stage) const { return grad_scores(stage); }
+  __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
+    return grad_scores(Config::kScoreStages) + stage * Config::kRowBytes;
+  }
+  __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
+    return lse(Config::kStages) + stage * Config::kRowBytes;
+  }
+
+  // LSE and delta share the barriers of dO.
+  __device__ __forceinline__ uint32_t full_k() const { return base; }
+  __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
+  __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
+  // dS or P, passed between the consumers.
+  __device__ __forceinline__ uint32_t full_scores(uint32_t stage) const {
+    return ring(4, 0) + stage * 16;
+  }
+  __device__ __forceinline__ uint32_t empty_scores(uint32_t stage) const {
+    return full_scores(stage) + 8;
+  }
+  // Varlen: slots of scheduled key tiles; want_tile: the load thread requests the next.
+  __device__ __forceinline__ uint32_t full_tile(uint32_t slot) const {
+    return base + Config::kBarrierBytes / 2 + slot * 16;
+  }
+  __device__ __forceinline__ uint32_t empty_tile(uint32_t slot) const {
+    return full_tile(slot) + 8;
+  }
+  __device__ __forceinline__ uint32_t want_tile() const { return full_tile(kTileSlots); }
+  __device__ __forceinline__ uint32_t tile(uint32_t slot) const {
+    return want_tile() + 16 + slot * kTileBytes;
+  }
+  __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
+  __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
+  __device__ __forceinline__ uint32_t full_grad_out(uint32_t stage) const { return ring(2, stage); }
+  __device__ __forceinline__ uint32_t empty_grad_out(uint32_t stage) const {
+    return ring(3, stage);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t ring(int which, uint32_t stage) const {
+    return base + 32 + (which * Config::kStages + stage) * 8;
+  }
+};
+
+// Zeros rows [first, kBlockKV) of a tile of V (dQ: of K), by all consumers. Needed where the tensor
+// goes on behind the sequence's last key: P is 0 there, but 0 * inf is not.
+template <class Config, int kColBlocks>
+__device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
+  int const chunk = ptx::thread_index() % 8;
+  for (int row = first + (ptx::thread_index() - 128) / 8; row < Config::kBlockKV;
+       row += Config::kConsumers * 16) {
+#pragma unroll
+    for (int col_block = 0; col_block < kColBlocks; ++col_block) {
+      ptx::store_zeros_16(smem + col_block * Config::kColBlockBytesKV + row * 128 + chunk * 16);
+    }
+  }
+  ptx::fence_async_proxy();
+  ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);  // zeros are visible to all consumers
+}
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,31 @@
+// From wgmma accumulators to global memory, in 16-bit elements.
+#pragma once
+#include <cstdint>
+
+#include "core/quad.cuh"
+
+namespace flashvar::sm90 {
+
+// Stores the thread's part of one of its two accumulator rows (`half`), times `scale`, in 16-byte
+// chunks: the quad's lanes exchange columns. `exists`: whether the row does; the shuffles need all
+// lanes. `lane`: of the warp; `columns`: of the row in memory.
+template <class Dtype, int kDim>
+__device__ __forceinline__ void store_row(uint16_t* row, const float (&d)[kDim / 2], int half,
+                                          float scale, int lane, bool exists, int32_t columns) {
+#pragma unroll
+  for (int n = 0; n < kDim / 8; n += 4) {
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // The last group may have two tiles only.
+      word[i] = n + i < kDim / 8 ? Dtype::pack(d[4 * (n + i) + 2 * half] * scale,
+                                               d[4 * (n + i) + 2 * half + 1] * scale)
+                                 : 0;
+    }
+    uint4 const chunk = transpose_quad(word);
+    int const column = (n + lane % 4) * 8;
+    if (exists && column < columns) *reinterpret_cast<uint4*>(row + column) = chunk;
+  }
+}
+
+}  // namespace flashvar::sm90

@@ -1,0 +1,63 @@
+// Warpgroup GEMMs with wgmma m64nNk16: operands in shared memory or A in registers, fp32
+// accumulators. Both issue one wgmma group and return; ptx::wgmma_wait() before the accumulators
+// are read.
+#pragma once
+#include <cstdint>
+
+#include "ptx/wgmma.cuh"
+
+namespace flashvar::sm90 {
+
+// An operand in shared memory whose columns are k (Q, K for scores); column blocks are
+// kColBlockBytes apart.
+template <int kColBlockBytes>
+struct KMajor {
+  static constexpr bool kTransposed = false;
+  uint64_t base;
+
+  explicit __device__ __forceinline__ KMajor(uint32_t smem)
+      : base(ptx::wgmma_descriptor(smem, 0)) {}
+  __device__ __forceinline__ uint64_t step(int kk) const {
+    return ptx::wgmma_advance(base, kk / 4 * kColBlockBytes + kk % 4 * 32);
+  }
+};
+
+// An operand whose rows are k (V for the output), B only.
+template <int kColBlockBytes>
+struct MnMajor {
+  static constexpr bool kTransposed = true;
+  uint64_t base;
+
+  explicit __device__ __forceinline__ MnMajor(uint32_t smem)
+      : base(ptx::wgmma_descriptor(smem, kColBlockBytes)) {}
+  __device__ __forceinline__ uint64_t step(int kk) const {
+    return ptx::wgmma_advance(base, kk * 16 * 128);
+  }
+};
+
+// d = A B over kSteps steps of 16, both from shared memory.
+template <class Dtype, int kN, int kSteps, class A, class B>
+__device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B& b) {
+  ptx::wgmma_pin(d);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kSteps; ++kk) {
+    ptx::Wgmma<Dtype, kN>::template ss<B::kTransposed>(d, a.step(kk), b.step(kk), kk > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// d += A B with A in registers: the fragments of kSteps steps of 16.
+template <class Dtype, int kN, int kSteps, class B>
+__device__ __forceinline__ void gemm_rs(float (&d)[kN / 2], const uint32_t (&a)[kSteps][4],
+                                        const B& b) {
+  ptx::wgmma_pin(d);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kSteps; ++kk) {
+    ptx::Wgmma<Dtype, kN>::template rs<B::kTransposed>(d, a[kk], b.step(kk), 1);
+  }
+  ptx::wgmma_commit();
+}
+
+}  // namespace flashvar::sm90

@@ -1,0 +1,1 @@
+"""What `flash_attn.ops` is served of: `triton.rotary`."""

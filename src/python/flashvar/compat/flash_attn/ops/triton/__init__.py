@@ -1,0 +1,1 @@
+"""What `flash_attn.ops.triton` is served of: `rotary`."""

@@ -1,0 +1,55 @@
+"""`apply_rotary` and `rotary_kernel` of `flash_attn.ops.triton.rotary`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashvar.ops.rotary import checked
+from flashvar.ops.rotary_library import rotate, rotate_in_place
+
+__all__ = ["apply_rotary", "rotary_kernel"]  # noqa: F822
+
+
+def apply_rotary(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+) -> torch.Tensor:
+    """Like `layers.rotary.apply_rotary_emb`; with `conjugate`, turn back.
+
+    Returns:
+        Shape and dtype of x; x itself with `inplace`.
+
+    Raises:
+        InvalidInputError: An argument does not fit x.
+    """
+    rotation = checked(
+        x,
+        cos,
+        sin,
+        interleaved=interleaved,
+        conjugate=conjugate,
+        seqlen_offsets=seqlen_offsets,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max_seqlen,
+    )
+    if inplace:
+        return rotate_in_place(x, [(0, x.shape[-2], rotation)])
+    return rotate(x, rotation)
+
+
+def __getattr__(name: str) -> Any:
+    """The kernel, which needs Triton, when it is asked for."""
+    if name == "rotary_kernel":
+        from flashvar.backends.triton.rotary import rotary_kernel
+
+        return rotary_kernel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What `flash_attn.utils` is served of: `distributed`."""

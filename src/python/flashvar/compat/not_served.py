@@ -1,0 +1,129 @@
+"""What FlashAttention has and the stand-in has not: what serves it, and the error that says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Final, NoReturn
+
+from flashvar.errors import NotServedError
+
+_ATTENTION: Final = "flash_attn.flash_attn_func, flashvar.attention"
+_LINEAR: Final = "torch.nn.Linear, torch.nn.functional.gelu and .silu, under torch.compile"
+_NORMS: Final = "torch.nn.LayerNorm, torch.nn.RMSNorm"
+_FA2: Final = "flash_attn.flash_attn_interface, which has FlashAttention 2's functions"
+_ENTROPY: Final = "torch.nn.functional.cross_entropy"
+
+# Module -> what serves it. Modules below one that is named go by its line.
+NOT_SERVED: Final = {
+    "flash_attn.cute": f"{_ATTENTION} (FlashAttention 4's functions return other values)",
+    "flash_attn.flash_attention": _ATTENTION,
+    "flash_attn.flash_attn_triton": f"{_ATTENTION} with a bias",
+    "flash_attn.flash_attn_triton_amd": _ATTENTION,
+    "flash_attn.flash_attn_triton_og": _ATTENTION,
+    "flash_attn.flash_blocksparse_attention": "torch.nn.attention.flex_attention",
+    "flash_attn.flash_blocksparse_attn_interface": "torch.nn.attention.flex_attention",
+    "flash_attn.layers.patch_embed": "torch.nn.Conv2d",
+    "flash_attn.losses": _ENTROPY,
+    "flash_attn.models": 'models of transformers with attn_implementation="flashvar"',
+    "flash_attn.modules": f"a module of your own around {_ATTENTION}",
+    "flash_attn.ops.activations": "torch.nn.functional.gelu and .silu, under torch.compile",
+    "flash_attn.ops.fused_dense": _LINEAR,
+    "flash_attn.ops.layer_norm": "torch.nn.LayerNorm",
+    "flash_attn.ops.rms_norm": "torch.nn.RMSNorm",
+    "flash_attn.ops.triton.cross_entropy": _ENTROPY,
+    "flash_attn.ops.triton.k_activations": _LINEAR,
+    "flash_attn.ops.triton.layer_norm": _NORMS,
+    "flash_attn.ops.triton.linear": _LINEAR,
+    "flash_attn.ops.triton.mlp": _LINEAR,
+    "flash_attn.utils.benchmark": "torch.utils.benchmark",
+    "flash_attn.utils.generation": "generate() of transformers",
+    "flash_attn.utils.library": "torch.library.triton_op",
+    "flash_attn.utils.pretrained": "from_pretrained() of transformers",
+    "flash_attn.utils.testing": "a reference of your own in float64",
+    "flash_attn.utils.torch": "torch.amp.custom_fwd and custom_bwd",
+    "flash_attn_2_cuda": "_flash_attn_forward and the like of flash_attn.flash_attn_interface",
+    "flash_attn_3": _FA2,
+    "flash_attn_interface": _FA2,
+}
+# The same for names of modules that are served.
+NAMES_NOT_SERVED: Final = {
+    "flash_attn.flash_attn_interface.FlashAttnFunc": "flash_attn_func",
+    "flash_attn.flash_attn_interface.FlashAttnKVPackedFunc": "flash_attn_kvpacked_func",
+    "flash_attn.flash_attn_interface.FlashAttnQKVPackedFunc": "flash_attn_qkvpacked_func",
+    "flash_attn.flash_attn_interface.FlashAttnVarlenFunc": "flash_attn_varlen_func",
+    "flash_attn.flash_attn_interface.FlashAttnVarlenKVPackedFunc": (
+        "flash_attn_varlen_kvpacked_func"
+    ),
+    "flash_attn.flash_attn_interface.FlashAttnVarlenQKVPackedFunc": (
+        "flash_attn_varlen_qkvpacked_func"
+    ),
+    "flash_attn.flash_attn_interface.flash_attn_gpu": "_flash_attn_forward and the like",
+    "flash_attn.flash_attn_interface.flash_attn_unpadded_func": "flash_attn_varlen_func",
+    "flash_attn.flash_attn_interface.flash_attn_unpadded_kvpacked_func": (
+        "flash_attn_varlen_kvpacked_func"
+    ),
+    "flash_attn.flash_attn_interface.flash_attn_unpadded_qkvpacked_func": (
+        "flash_attn_varlen_qkvpacked_func"
+    ),
+    "flash_attn.utils.distributed.allreduce_sequence_parallel_grad": "all_reduce",
+    "flash_attn.utils.distributed.get_dim_for_local_rank": "torch.tensor_split",
+    "flash_attn.utils.distributed.sync_shared_params": "torch.distributed.broadcast",
+}
+_PACKAGE: Final = "flash_attn"
+
+
+class Refusal:
+    """A finder of modules that finds nothing, and says why when one is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        """None, for a question; an import of what is not served is an error.
+
+        Packages ask `importlib.util.find_spec` whether FlashAttention 3 or 4 is there: it is not,
+        which is no error. An import ends with words instead of "No module named".
+        """
+        del path, target
+        if not _imports(sys._getframe(1)):
+            return
+        served_by = _served_by(name)
+        if served_by is not None:
+            raise _refused(name, served_by)
+
+
+def refuse_name(module: str, name: str) -> NoReturn:
+    """What `__getattr__` of a module of the stand-in raises."""
+    full = f"{module.removeprefix('flashvar.compat.')}.{name}"
+    if full in NAMES_NOT_SERVED:
+        raise _refused(full, NAMES_NOT_SERVED[full])
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _refused(name: str, served_by: str) -> NotServedError:
+    return NotServedError(
+        f"{name} is not in flashvar's stand-in for flash_attn, got an import of it: use "
+        f"{served_by}",
+        name=name,
+    )
+
+
+def _served_by(name: str) -> str | None:
+    parent = name
+    while parent:
+        if parent in NOT_SERVED:
+            return NOT_SERVED[parent]
+        parent = parent.rpartition(".")[0]
+    if name.startswith(f"{_PACKAGE}."):
+        return "what the table of flashvar's reference lists, or leave the stand-in uninstalled"
+    return None
+
+
+def _imports(frame: object) -> bool:
+    """Whether the caller of a finder is the import system, and not a question about a module."""
+    while getattr(frame, "f_globals", {}).get("__name__") == "importlib._bootstrap":
+        if frame.f_code.co_name == "_find_and_load_unlocked":  # type: ignore[attr-defined]
+            return True
+        frame = frame.f_back  # type: ignore[attr-defined]
+    return False

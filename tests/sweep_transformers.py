@@ -1,0 +1,334 @@
+"""Every model class of transformers on flashvar against eager attention, tiny and on the CPU.
+
+python tests/sweep_transformers.py            # writes tests/transformers_sweep.txt
+python tests/sweep_transformers.py --only 'Bert|llama'    # prints some
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import multiprocessing
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from tiny_transformers import BATCH, LENGTH, classes, inputs, made
+
+from flashvar.errors import FlashvarError
+from flashvar.integrations import declining, transformers_check
+from flashvar.integrations import transformers as integration
+
+TABLE = Path(__file__).with_name("transformers_sweep.txt")
+SECONDS = 120
+TOGETHER = 100
+FILL = LENGTH // 3
+MASKS = ("attention_mask", "decoder_attention_mask")
+
+
+class Verdict(NamedTuple):
+    """What became of a class, and which comparisons it passed or why not."""
+
+    word: str
+    why: str
+
+
+class DifferenceError(Exception):
+    """A result that is not eager's."""
+
+
+class TimeIsUpError(BaseException):
+    """A class that takes too long; nothing else catches it."""
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every floating-point tensor of an output, but for caches and attention weights."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if name not in ("past_key_values", "loss") and not name.endswith("attentions"):
+                yield from tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors(one)
+
+
+def run(model: Any, given: dict[str, Any], gradients: bool = False) -> list[torch.Tensor]:
+    """The output, and the gradients of all parameters for a weighted sum of it."""
+    torch.manual_seed(3)
+    model.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(gradients):
+        found = list(tensors(model(**copy.deepcopy(given))))
+    if not gradients:
+        return found
+    kept = [one for one in found if one.requires_grad]
+    if kept:
+        generator = torch.Generator().manual_seed(4)
+        total = sum((one * torch.randn(one.shape, generator=generator)).mean() for one in kept)
+        total.backward()
+    grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [one.detach() for one in found] + grads
+
+
+def compare(
+    what: str, found: list[torch.Tensor], expected: list[torch.Tensor], rows: Any = None
+) -> None:
+    """Raise DifferenceError; `rows` [batch, length] says which tokens of a text are no padding."""
+    if len(found) != len(expected):
+        raise DifferenceError(f"{what}: {len(found)} tensors, eager {len(expected)}")
+    for one, want in zip(found, expected, strict=True):
+        if one.shape != want.shape:
+            raise DifferenceError(f"{what}: shape {tuple(one.shape)}, eager {tuple(want.shape)}")
+        if rows is not None and want.shape[:2] == rows.shape:
+            one, want = one[rows], want[rows]
+        elif rows is not None:
+            # It may be pooled from a token that is padding: the first of the batch has none.
+            first = tuple(slice(1 if size == BATCH else None) for size in want.shape)
+            one, want = one[first], want[first]
+        if not want.isfinite().all():
+            continue
+        largest = float(want.abs().max()) if want.numel() else 0.0
+        error = float((one - want).abs().max()) if want.numel() else 0.0
+        if not error <= 1e-4 + 2e-3 * largest:
+            raise DifferenceError(f"{what}: off by {error:.2g} of {largest:.2g}")
+
+
+def padding(side: str) -> torch.Tensor:
+    """A mask [batch, length] with a third of the second row filled up."""
+    mask = torch.ones((BATCH, LENGTH), dtype=torch.long)
+    mask[1, slice(FILL) if side == "left" else slice(-FILL, None)] = 0
+    return mask
+
+
+def checks(pair: tuple[Any, Any], given: dict[str, Any]) -> Iterator[str]:
+    """The comparisons passed by a pair of models, eager and on flashvar."""
+    eager, ours = pair
+    plain = run(eager, given, True)
+    compare("gradients", run(ours, given, True), plain)
+    yield "gradients"
+    ids = given.get("input_ids")
+    if ids is None or ids.shape != (BATCH, LENGTH):
+        return
+    for side in ("left", "right"):
+        mask = padding(side)
+        filled = ids.masked_fill(mask == 0, getattr(eager.config, "pad_token_id", None) or 0)
+        masked = {**given, "input_ids": filled, "attention_mask": mask}
+        try:
+            expected = run(eager, masked)
+        except Exception:  # takes no such mask
+            break
+        rows = None if "decoder_input_ids" in given else mask.bool()
+        compare(side, run(ours, masked), expected, rows)
+        yield side
+    yield from causality(eager, ours, given)
+    yield from cached(eager, ours, given)
+    yield from packed(eager, ours, given)
+
+
+def causality(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
+    """Whether the first token depends on the last one: not, if it does not on eager."""
+    name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
+    other = {**given, name: given[name].clone()}
+    other[name][:, -1] = 3
+
+    def first(model: Any, what: dict[str, Any]) -> list[torch.Tensor]:
+        return [one[:, 0] for one in run(model, what) if one.shape[:2] == (BATCH, LENGTH)]
+
+    before, after = first(eager, given), first(eager, other)
+    if before and all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, after, strict=True)):
+        compare("causal", first(ours, other), first(ours, given))
+        yield "causal"
+
+
+def cached(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
+    """The last token from a cache of those before it."""
+    if "decoder_input_ids" in given or "past_key_values" not in eager(**given):
+        return
+
+    def last(model: Any) -> list[torch.Tensor]:
+        with torch.no_grad():
+            start = model(input_ids=given["input_ids"][:, :-1], use_cache=True)
+            kept = start["past_key_values"]
+            step = model(input_ids=given["input_ids"][:, -1:], past_key_values=kept)
+        return list(tensors(step))
+
+    try:
+        expected = last(eager)
+    except Exception:  # takes no cache
+        return
+    compare("cache", last(ours), expected)
+    yield "cache"
+
+
+def packed(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
+    """Two sequences in one row, told by positions: each as if alone, or what eager makes of it."""
+    first = 5
+    ids = given["input_ids"][:1]
+    positions = torch.cat((torch.arange(first), torch.arange(LENGTH - first)))[None]
+    one = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    if "decoder_input_ids" in given:
+        return
+    try:
+        expected = run(eager, one)
+        if any(tensor.shape[:2] != (1, LENGTH) for tensor in expected):
+            return
+        parts = [run(eager, {"input_ids": part}) for part in (ids[:, :first], ids[:, first:])]
+        alone = [torch.cat(pair, 1) for pair in zip(*parts, strict=True)]
+    except Exception:  # takes no positions, or pools
+        return
+    found = run(ours, one)
+    try:
+        compare("packed", found, alone)
+        yield "packed"
+    except DifferenceError:
+        compare("packed", found, expected)
+
+
+def eaten(kind: Any) -> tuple[Any, dict[str, Any]]:
+    """A small model on eager attention, and what it eats; ValueError: none is known."""
+    reasons = []
+    for width, complete in ((64, False), (64, True), (512, False), (0, False)):
+        try:
+            model = made(kind, width, complete)
+        except Exception as error:
+            reasons.append(f"{type(error).__name__}: {error}")
+            continue
+        for given in inputs(model):
+            try:
+                if run(model, given):
+                    return model, given
+            except Exception as error:
+                reasons.append(f"{type(error).__name__}: {error}")
+    raise ValueError(reasons[-1] if reasons else "no inputs known")
+
+
+def judge(kind: Any) -> Verdict:
+    """The verdict on a class."""
+    try:
+        eager, given = eaten(kind)
+    except Exception as error:
+        return Verdict("not run", str(error))
+    said: list[str] = []
+    logger, handler = logging.getLogger("flashvar"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    declining._said.clear()
+    before = transformers_check._calls.made
+    passed: list[str] = []
+    try:
+        config = copy.deepcopy(eager.config)
+        ours = kind._from_config(config, attn_implementation="flashvar").eval().float()
+        ours.load_state_dict(eager.state_dict())
+        for name in checks((eager, ours), given):
+            passed.append(name)
+    except FlashvarError as error:
+        return Verdict("refused", str(error))
+    except DifferenceError as error:
+        return Verdict("differs", str(error))
+    except Exception as error:
+        return Verdict("fails", f"{type(error).__name__}: {error}")
+    finally:
+        logger.removeHandler(handler)
+    calls = transformers_check._calls.made - before
+    if said:
+        return Verdict("own" if not calls else "in part", "; ".join(sorted(set(said))))
+    return Verdict("served" if calls else "no attention", " ".join(passed))
+
+
+_ALONE = threading.Lock()
+
+
+def sweep(kinds: list[Any]) -> Iterator[str]:
+    """The lines of the table, from a process that is replaced when it dies, and now and then."""
+    while kinds:
+        some = kinds[:TOGETHER]
+        with _ALONE:  # another's process would keep this one's end open
+            pipe, end = multiprocessing.Pipe(duplex=False)
+            process = multiprocessing.get_context("fork").Process(target=_send, args=(some, end))
+            process.start()
+            end.close()
+        for kind in some:
+            try:
+                verdict = pipe.recv()
+            except EOFError:
+                process.join()
+                verdict = Verdict("not run", f"its process ended with {process.exitcode}")
+            yield line(kind.__name__, verdict)
+            kinds = kinds[1:]
+            if process.exitcode:
+                break
+        process.join()
+
+
+def _send(kinds: list[Any], end: Any) -> None:
+    """Judge the classes one after the other, each for so many seconds at most."""
+
+    def stop(*_: Any) -> None:
+        raise TimeIsUpError(f"more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    torch.set_num_threads(1)
+    for kind in kinds:
+        signal.alarm(SECONDS)
+        try:
+            verdict = judge(kind)
+        except TimeIsUpError as error:
+            verdict = Verdict("not run", str(error))
+        signal.alarm(0)
+        end.send(verdict)
+
+
+def line(name: str, verdict: Verdict) -> str:
+    """A line of the table: no numbers or places that change from run to run."""
+    why = re.sub(r"\s+", " ", verdict.why)
+    why = re.sub(r"0x[0-9a-f]+", "0x…", why)
+    return f"{name:<52} {verdict.word:<13} {why[:160]}".rstrip()
+
+
+def main() -> int:
+    """Run the sweep; 1 if a class differs or fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="part of a class's name, or a folder")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)
+    logging.getLogger("flashvar").propagate = False
+    integration.register()
+    kinds = list(classes(options.only))
+    found: list[str] = []
+
+    def part(first: int) -> None:
+        for text in sweep(kinds[first :: options.jobs]):
+            print(text, flush=True)
+            found.append(text)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(part, range(options.jobs)))
+    counts: dict[str, int] = {}
+    for text in found:
+        word = text[53:66].strip()
+        counts[word] = counts.get(word, 0) + 1
+    head = (
+        f"transformers {transformers.__version__}, flashvar against eager attention, float32, CPU"
+    )
+    summary = ", ".join(f"{word} {count}" for word, count in sorted(counts.items()))
+    print(summary, file=sys.stderr)
+    if not options.only:
+        TABLE.write_text("\n".join((head, summary, "", *sorted(found), "")), encoding="utf-8")
+    return int(any(word in counts for word in ("differs", "fails")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

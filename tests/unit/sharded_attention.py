@@ -1,0 +1,164 @@
+"""Attention of DTensors over two processes on the CPU, each with half of the batch or of the heads.
+
+    python -m torch.distributed.run --standalone --nproc-per-node=2 sharded_attention.py FOLDER
+
+Each writes errors against attention of the whole, and where the results lie, to
+FOLDER/found-RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+import flashvar
+from flashvar.errors import InvalidInputError
+from flashvar.integrations import torch as ours
+
+BATCH, HEADS, ROWS, DIM = 2, 4, 6, 8
+Attention = Callable[..., torch.Tensor]
+
+
+def made(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def qkv(heads_kv: int, layout: str) -> list[torch.Tensor]:
+    shapes = [(BATCH, ROWS, number, DIM) for number in (HEADS, heads_kv, heads_kv)]
+    if layout != "bshd":
+        shapes = [(batch, heads, rows, dim) for batch, rows, heads, dim in shapes]
+    return [made(*shape) for shape in shapes]
+
+
+def compared(
+    attention: Attention, tensors: list[torch.Tensor], places: list[Any], whole: Attention
+) -> dict[str, Any]:
+    """Errors of the output and the gradients, and where they lie."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    expected = whole(*leaves)
+    wanted = [expected, *torch.autograd.grad(expected.square().sum(), leaves)]
+    parts = [
+        distribute_tensor(x, mesh, [place]).requires_grad_()
+        for x, place in zip(tensors, places, strict=True)
+    ]
+    out = attention(*parts)
+    found = [out, *torch.autograd.grad(out.square().sum(), parts)]
+    assert all(isinstance(x, DTensor) for x in found)
+    pairs = zip(found, wanted, strict=True)
+    return {
+        "errors": [(have.full_tensor() - want).abs().max().item() for have, want in pairs],
+        "places": [str(x.placements[0]) for x in found],
+    }
+
+
+def sharded(heads_kv: int, layout: str, dim: int, **options: Any) -> dict[str, Any]:
+    def attention(*tensors: torch.Tensor) -> torch.Tensor:
+        q, k, v, *bias = tensors
+        given = {"bias": bias[0]} if bias else {}
+        return flashvar.attention(q, k, v, layout=layout, **given, **options)
+
+    tensors, places = qkv(heads_kv, layout), [Shard(dim)] * 3
+    return compared(attention, tensors, places, attention)
+
+
+def biased(shape: tuple[int, ...], dim: int) -> dict[str, Any]:
+    def attention(q: Any, k: Any, v: Any, bias: Any) -> torch.Tensor:
+        return flashvar.attention(q, k, v, bias=bias, causal=True)
+
+    place = Shard(1 if dim == 2 else 0) if shape[1 if dim == 2 else 0] > 1 else Replicate()
+    tensors, places = [*qkv(HEADS, "bshd"), made(*shape)], [*[Shard(dim)] * 3, place]
+    return compared(attention, tensors, places, attention)
+
+
+def packed() -> dict[str, Any]:
+    lengths = torch.tensor([0, 2, 6], dtype=torch.int32)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    tensors = [made(ROWS, HEADS, DIM) for _ in "qkv"]
+
+    def of(given: torch.Tensor) -> Attention:
+        return lambda q, k, v: flashvar.attention_varlen(
+            q, k, v, cu_seqlens_q=given, cu_seqlens_k=given, max_seqlen_q=4, max_seqlen_k=4
+        )
+
+    everywhere = distribute_tensor(lengths, mesh, [Replicate()])
+    return compared(of(everywhere), tensors, [Shard(1)] * 3, of(lengths))
+
+
+def dropped() -> dict[str, Any]:
+    """One mask for all ranks, whose state every one of them has."""
+    state = torch.tensor([5, 6])
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def of(given: torch.Tensor) -> Attention:
+        return lambda q, k, v: flashvar.attention(q, k, v, dropout_p=0.5, rng_state=given)
+
+    everywhere = distribute_tensor(state, mesh, [Replicate()])
+    return compared(of(everywhere), qkv(HEADS, "bshd"), [Shard(2)] * 3, of(state))
+
+
+def through_torch(heads_kv: int, dim: int) -> dict[str, Any]:
+    """torch's function on tensor-parallel heads."""
+    own = ours.torch_attribute.OWN
+    gqa = heads_kv != HEADS
+
+    def attention(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+
+    def whole(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return own(q, k, v, is_causal=True, enable_gqa=gqa)
+
+    with ours.activate("reference"):
+        found = compared(attention, qkv(heads_kv, "bhsd"), [Shard(dim)] * 3, whole)
+        return {**found, "report": ours.report()}
+
+
+def refused() -> str:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    q, k, v = qkv(HEADS, "bshd")
+    try:
+        flashvar.attention(distribute_tensor(q, mesh, [Shard(2)]), k, v)
+    except InvalidInputError as error:
+        return str(error)
+    return "nothing"
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    torch.manual_seed(3)
+    found: dict[str, Any] = {
+        "heads": sharded(HEADS, "bshd", 2, causal=True),
+        "batch": sharded(HEADS, "bshd", 0, window_size=(2, 0)),
+        "heads bhsd": sharded(HEADS, "bhsd", 1),
+        "heads bhsd->bshd": sharded(HEADS, "bhsd->bshd", 1),
+        "grouped heads": sharded(2, "bshd", 2, softcap=2.0),
+        "one head of keys": sharded(1, "bshd", 0),
+        "sequence": sharded(HEADS, "bshd", 1, causal=True),
+        "heads with bias": biased((BATCH, HEADS, ROWS, ROWS), 2),
+        "heads with a bias for all": biased((BATCH, 1, ROWS, ROWS), 2),
+        "batch with a bias for all": biased((1, HEADS, ROWS, ROWS), 0),
+        "packed": packed(),
+        "dropout": dropped(),
+        "mixture": refused(),
+    }
+    if hasattr(torch.nn.attention, "restore_flash_attention_impl"):
+        found["torch's function, heads"] = through_torch(HEADS, 1)
+        found["torch's function, batch"] = through_torch(2, 0)
+    path = folder / f"found-{dist.get_rank()}.json"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

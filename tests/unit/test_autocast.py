@@ -1,0 +1,103 @@
+"""Autocast chooses the dtype of the tensors that attention is given, and nothing inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import flashvar
+from flashvar.flash_attn import flash_attn_func
+from flashvar.integrations import torch_flash
+
+DTYPES = [torch.float16, torch.bfloat16]
+RNG = torch.tensor([5, 7])
+OFFSETS = torch.tensor([0, 4, 9], dtype=torch.int32)
+
+Outputs = list[torch.Tensor]
+
+
+def made(*shape: int) -> torch.Tensor:
+    """Entries whose products leave the range of float16."""
+    return torch.randn(shape).sign() * (20 + 10 * torch.rand(shape))
+
+
+def dense(*tensors: torch.Tensor, **options: Any) -> Outputs:
+    return list(flashvar.attention(*tensors, scale=1e-3, return_lse=True, **options))
+
+
+def packed(*tensors: torch.Tensor) -> Outputs:
+    rows = [tensor.flatten(0, 1)[:9] for tensor in tensors]
+    return list(flashvar.attention_varlen(*rows, cu_seqlens_q=OFFSETS, scale=1e-3, return_lse=True))
+
+
+def mapped(*tensors: torch.Tensor) -> Outputs:
+    return list(torch.vmap(dense)(*(tensor.unsqueeze(1) for tensor in tensors)))
+
+
+def compiled(*tensors: torch.Tensor) -> Outputs:
+    torch._dynamo.reset()
+    return list(torch.compile(dense, backend="aot_eager", fullgraph=True)(*tensors))
+
+
+def shown(*tensors: torch.Tensor) -> Outputs:
+    """With the dropped weights that FlashAttention 2 shows its tests."""
+    torch.manual_seed(3)
+    return list(flash_attn_func(*tensors, 0.2, 1e-3, return_attn_probs=True))
+
+
+CALLS: dict[str, Callable[..., Outputs]] = {
+    "plain": dense,
+    "causal": lambda *x: dense(*x, causal=True, window_size=(3, 0)),
+    "bias": lambda *x: dense(*x, bias=torch.linspace(-9, 9, 300).view(1, 2, 10, 15).to(x[0].dtype)),
+    "softcap": lambda *x: dense(*x, softcap=30.0, alibi_slopes=torch.tensor([0.1, 0.3])),
+    "dropout": lambda *x: dense(*x, dropout_p=0.3, rng_state=RNG),
+    "heads first": lambda *x: dense(*(t.transpose(1, 2) for t in x), layout="bhsd"),
+    "packed": packed,
+    "mapped": mapped,
+    "compiled": compiled,
+    "dropped weights": shown,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_same_bits_as_without(call: Callable[..., Outputs], dtype: torch.dtype) -> None:
+    leaves = [made(2, rows, 2, 128).to(dtype).requires_grad_() for rows in (10, 15, 15)]
+    expected = call(*leaves)
+    grads = [torch.ones_like(out) for out in expected[:2]]
+    wanted = torch.autograd.grad(expected[:2], leaves, grads)
+    with torch.autocast("cpu", dtype=dtype):
+        found = call(*leaves)
+    after = torch.autograd.grad(found[:2], leaves, grads, retain_graph=True)
+    with torch.autocast("cpu", dtype=dtype):
+        during = torch.autograd.grad(found[:2], leaves, grads)
+    assert all(out.isfinite().all() for out in expected)
+    torch.testing.assert_close((found, after, during), (expected, wanted, wanted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_backward_of_a_forward_without(dtype: torch.dtype) -> None:
+    leaves = [made(1, 7, 2, 128).to(dtype).requires_grad_() for _ in "qkv"]
+    out = flashvar.attention(*leaves, scale=1e-3)
+    expected = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    with torch.autocast("cpu", dtype=dtype):
+        found = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_kernels_of_torchs_own_op() -> None:
+    implementation = torch_flash.Implementation("CPU")
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    leaves = [made(1, 2, 7, 128).half().requires_grad_() for _ in "qkv"]
+    try:
+        out, lse = flash(*leaves, scale=1e-3)[:2]
+        expected = torch.autograd.grad(out.sum(), leaves)
+        with torch.autocast("cpu", dtype=torch.half):
+            again, lse_again = flash(*leaves, scale=1e-3)[:2]
+            found = torch.autograd.grad(again.sum(), leaves)
+    finally:
+        implementation.remove()
+    torch.testing.assert_close((again, lse_again, *found), (out, lse, *expected), rtol=0, atol=0)

@@ -1,0 +1,203 @@
+"""Gradients of rotary embeddings, in place and not, compiled and under torch's transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flashvar.compat.flash_attn.layers.rotary import (
+    apply_rotary_emb,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+    apply_rotary_emb_torch,
+)
+from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
+
+# Torch's own, of its compiler and its transforms.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",
+)
+
+ANGLES = torch.linspace(0, 6, 18, dtype=torch.float64).view(9, 2)
+COS, SIN = ANGLES.cos(), ANGLES.sin()
+BOTH = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+
+
+def leaf(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+
+
+def own(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    return apply_rotary_emb_torch(x, COS[:3], SIN[:3], interleaved)
+
+
+def in_place(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    return apply_rotary_emb(x, COS, SIN, interleaved, inplace=True)
+
+
+# Functions of [2, 3, 6, 4].
+FORMS: dict[str, Callable[[torch.Tensor, bool], torch.Tensor]] = {
+    "new": lambda x, i: apply_rotary_emb(x, COS, SIN, i),
+    "back": lambda x, i: apply_rotary(x, COS, SIN, 2, interleaved=i, conjugate=True),
+    "offsets": lambda x, i: apply_rotary_emb(x, COS, SIN, i, False, torch.tensor([1, 4])),
+    "packed": lambda x, i: apply_rotary_emb(
+        x.flatten(0, 1), COS, SIN, i, cu_seqlens=torch.tensor([0, 2, 5]), max_seqlen=3
+    ),
+    "in place": lambda x, i: in_place(x * 1, i),
+    "in a view": lambda x, i: in_place((x * 1)[:, :, 1:4], i),
+    "qkv": lambda x, i: apply_rotary_emb_qkv_(
+        (x * 1).unflatten(2, (3, 2)), COS, SIN, interleaved=i
+    ),
+    "groups, keys of their own": lambda x, i: apply_rotary_emb_qkv_(
+        x * 1, COS, SIN, SIN, COS, i, num_heads_q=2
+    ),
+    "kv": lambda x, i: apply_rotary_emb_kv_((x * 1).unflatten(2, (2, 3)), COS, SIN, i),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("form", FORMS)
+def test_first_and_second_derivatives(form: str, interleaved: bool) -> None:
+    function = FORMS[form]
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: function(x, interleaved), leaf(2, 3, 6, 4), fast_mode=True)
+
+
+def test_tables_have_gradients_too() -> None:
+    tables = [table.clone().requires_grad_() for table in (COS, SIN)]
+    x = leaf(1, 3, 2, 4)
+    for inplace in (False, True):
+        assert torch.autograd.gradcheck(
+            lambda x, c, s, inplace=inplace: apply_rotary_emb(x * 1, c, s, inplace=inplace),
+            (x, *tables),
+        )
+
+
+def test_a_gradient_that_is_passed_on_is_not_written_to() -> None:
+    """It may be somebody else's as well, or one number that is expanded."""
+    for x in (leaf(2, 3, 6, 4), leaf(2, 3, 3, 2, 4)):
+        turn = in_place if x.dim() == 4 else lambda x: apply_rotary_emb_qkv_(x, COS, SIN)
+        given = torch.ones_like(x)
+        turn(x * 1).backward(given)
+        assert torch.equal(given, torch.ones_like(x))
+        summed = leaf(*x.shape)
+        turn(summed * 1).sum().backward()
+        torch.testing.assert_close(summed.grad, x.grad)
+
+
+def test_who_reads_x_afterwards_sees_the_turned_one() -> None:
+    x = leaf(2, 3, 6, 4)
+    y = x * 2
+    out = in_place(y)
+    assert out is y
+    (found,) = torch.autograd.grad(y.square().sum() + out.sum(), x)
+    expected = own(x * 2)
+    (right,) = torch.autograd.grad(expected.square().sum() + expected.sum(), x)
+    torch.testing.assert_close(found, right)
+
+
+def test_who_kept_x_for_its_backward_is_told() -> None:
+    y = leaf(2, 3, 6, 4).exp()
+    out = in_place(y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_leaf_and_its_views_are_turned_in_place() -> None:
+    """torch refuses it; FlashAttention does it, and its tests."""
+    for take in (lambda x: x, lambda x: x[:, :, 1:4]):
+        x = leaf(2, 3, 6, 4)
+        before = x.detach().clone()
+        out = in_place(take(x))
+        expected = own(take(before))
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(take(x), expected)
+        (found,) = torch.autograd.grad(out.square().sum(), x)
+        (right,) = torch.autograd.grad(own(take(y := before.requires_grad_())).square().sum(), y)
+        torch.testing.assert_close(found, right)
+
+
+def test_each_of_several_views() -> None:
+    x = leaf(2, 3, 3, 2, 4)
+    q, k, v = (x * 1).unbind(2)
+    found = in_place(q), in_place(k)
+    torch.testing.assert_close(q.detach(), found[0].detach())
+    (grad,) = torch.autograd.grad(found[0].square().sum() + (found[1] * v).sum(), x)
+    q, k, v = x.unbind(2)
+    (right,) = torch.autograd.grad(own(q).square().sum() + (own(k) * v).sum(), x)
+    torch.testing.assert_close(grad, right)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Any) -> None:
+    with mode():
+        x = torch.randn(2, 3, 6, 4, dtype=torch.float64)
+        before = x.clone()
+        assert in_place(x) is x
+        torch.testing.assert_close(x, own(before))
+
+
+def test_transforms() -> None:
+    x, tangent = leaf(4, 2, 3, 6, 4).detach(), torch.randn(2, 3, 6, 4, dtype=torch.float64)
+
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        return apply_rotary_emb(x, COS, SIN)
+
+    expected = torch.stack([own(one) for one in x])
+    torch.testing.assert_close(torch.func.vmap(turn)(x), expected)
+    torch.testing.assert_close(torch.func.jvp(turn, (x[0],), (tangent,))[1], own(tangent))
+    found = torch.func.grad(lambda x: turn(x).pow(3).sum())(x[0])
+    torch.testing.assert_close(found, torch.func.grad(lambda x: own(x).pow(3).sum())(x[0]))
+    nested = torch.func.grad(
+        lambda x: torch.func.vjp(lambda y: turn(y).pow(3), x)[1](tangent)[0].square().sum()
+    )
+    right = torch.func.grad(
+        lambda x: torch.func.vjp(lambda y: own(y).pow(3), x)[1](tangent)[0].square().sum()
+    )
+    torch.testing.assert_close(nested(x[0]), right(x[0]))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x[0], tangent)
+        found = torch.autograd.forward_ad.unpack_dual(turn(dual)).tangent
+    torch.testing.assert_close(found, own(tangent))
+
+
+def reused(y: torch.Tensor) -> torch.Tensor:
+    """x is read again, rather than what is returned."""
+    in_place(y)
+    return y.square().sum()
+
+
+def of_views(y: torch.Tensor) -> torch.Tensor:
+    q, k, v = y.unflatten(2, (3, 2)).unbind(2)
+    return (apply_rotary_emb(q, COS, SIN) * k + v).sum()
+
+
+@pytest.mark.parametrize("made_by", ["a leaf", "before", "inside"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: apply_rotary_emb(y, COS, SIN, True, False, torch.tensor([1, 2])).square().sum(),
+        lambda y: in_place(y).pow(3).sum(),
+        lambda y: apply_rotary_emb_qkv_(y, COS, SIN, num_heads_q=2).pow(3).sum(),
+        reused,
+        of_views,
+    ],
+    ids=["new", "in place", "qkv", "reused", "views"],
+)
+def test_compiled(function: Callable[[torch.Tensor], torch.Tensor], made_by: str) -> None:
+    if function is reused and made_by == "a leaf":
+        pytest.skip("a leaf that is turned in place has its gradient in the result alone")
+    start = torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    program = (lambda x: function(x * 2)) if made_by == "inside" else function
+    torch._dynamo.reset()
+    results = []
+    for call in (program, torch.compile(program, fullgraph=True, backend="aot_eager")):
+        x = start.clone().requires_grad_()
+        value = call(x * 2 if made_by == "before" else x)
+        results.append((value.detach(), *torch.autograd.grad(value, x)))
+    torch.testing.assert_close(results[0], results[1])

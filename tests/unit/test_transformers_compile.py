@@ -1,0 +1,132 @@
+"""Models of transformers compiled into one graph, in which flashvar computes every attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from flashvar.integrations import transformers as ours
+
+LAYERS = 2
+_SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+_IMAGES = {**_SIZES, "image_size": 32, "patch_size": 8}
+_WORDS = {**_SIZES, "vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def pixels() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(2, 3, 32, 32)}
+
+
+def ids() -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(3, 97, (2, 12))}
+
+
+def padded() -> dict[str, torch.Tensor]:
+    mask = torch.ones((2, 12), dtype=torch.long)
+    mask[1, 7:] = 0
+    return {**ids(), "attention_mask": mask}
+
+
+def packed() -> dict[str, torch.Tensor]:
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    return {"input_ids": ids()["input_ids"][:1], "position_ids": positions}
+
+
+def sound() -> dict[str, torch.Tensor]:
+    return {"input_values": torch.randn(2, 400)}
+
+
+_WAV2VEC2 = {
+    **_SIZES,
+    "conv_dim": (16, 16),
+    "conv_stride": (5, 2),
+    "conv_kernel": (10, 3),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+}
+_WHISPER = {
+    "d_model": 64,
+    "encoder_layers": LAYERS,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "num_mel_bins": 8,
+    "max_source_positions": 20,
+}
+_LLAMA = {**_WORDS, "num_key_value_heads": 1, "use_cache": False}
+# A class, its configuration, and what it eats.
+MODELS: dict[str, tuple[Any, str, dict[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
+    "vit": (transformers.ViTModel, "ViTConfig", _IMAGES, pixels),
+    "clip": (transformers.CLIPVisionModel, "CLIPVisionConfig", _IMAGES, pixels),
+    "dinov2": (transformers.Dinov2Model, "Dinov2Config", _IMAGES, pixels),
+    "siglip": (transformers.SiglipVisionModel, "SiglipVisionConfig", _IMAGES, pixels),
+    "wav2vec2": (transformers.Wav2Vec2Model, "Wav2Vec2Config", _WAV2VEC2, sound),
+    "whisper": (
+        WhisperEncoder,
+        "WhisperConfig",
+        _WHISPER,
+        lambda: {"input_features": torch.randn(2, 8, 40)},
+    ),
+    "bert": (transformers.BertModel, "BertConfig", _WORDS, ids),
+    "bert padded": (transformers.BertModel, "BertConfig", _WORDS, padded),
+    "llama": (transformers.LlamaModel, "LlamaConfig", _LLAMA, ids),
+    "llama padded": (transformers.LlamaModel, "LlamaConfig", _LLAMA, padded),
+    "llama packed": (transformers.LlamaModel, "LlamaConfig", _LLAMA, packed),
+}
+
+
+def small(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model on flashvar, and what it eats."""
+    ours.register()
+    architecture, configuration, options, make = MODELS[name]
+    torch.manual_seed(0)
+    model = architecture(getattr(transformers, configuration)(**options)).eval()
+    model.set_attn_implementation("flashvar")
+    return model, make()
+
+
+# Wav2Vec2 asks transformers whether it is distributed, in code that Dynamo traces through a cache.
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    model, given = small(name)
+    targets: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch._dynamo.reset()
+    found = torch.compile(model, backend=backend, fullgraph=True)(**given).last_hidden_state
+    assert targets.count("flashvar.attention_fwd.default") == LAYERS
+    model.set_attn_implementation("eager")
+    kept = given.get("attention_mask", torch.ones(found.shape[:2])) != 0
+    torch.testing.assert_close(found[kept], model(**given).last_hidden_state[kept])
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_gradients_of_one_graph(name: str) -> None:
+    model, given = small(name)
+    weights = list(model.parameters())
+
+    def gradients(call: Any) -> list[torch.Tensor]:
+        loss = call(**given).last_hidden_state.square().mean()
+        return list(torch.autograd.grad(loss, weights, materialize_grads=True))
+
+    torch._dynamo.reset()
+    found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True))
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(found, gradients(model))
