@@ -12,6 +12,8 @@ import torch
 
 import flashvar
 from flashvar import flash_attn
+from flashvar.compat.flash_attn import bert_padding
+from flashvar.compat.flash_attn.layers import rotary
 from flashvar.errors import FlashvarError
 from flashvar.integrations import torch as sdpa
 from flashvar.integrations import transformers
@@ -152,6 +154,8 @@ def _three(names: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 _XFORMERS = {**_three("query key value", ROWS), "attn_bias": None, "p": 0.0, "scale": None}
+_TABLES = {"cos": torch.randn(9, 4), "sin": torch.randn(9, 4)}
+_FIVE = {name: table[:5] for name, table in _TABLES.items()}
 # Each function with arguments that it takes.
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "attention": (
@@ -235,6 +239,46 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         memory_efficient_attention,
         {**_three("query key value", PACKED[None]), "attn_bias": BlockDiagonalMask()},
     ),
+    "unpad_input": (
+        bert_padding.unpad_input,
+        {
+            "hidden_states": ROWS,
+            "attention_mask": torch.ones(2, 5, dtype=torch.long),
+            "unused_mask": None,
+        },
+    ),
+    "unpad_input_for_concatenated_sequences": (
+        bert_padding.unpad_input_for_concatenated_sequences,
+        {
+            "hidden_states": ROWS,
+            "attention_mask_in_length": torch.tensor([[2, 3, 0, 0, 0], [5, 0, 0, 0, 0]]),
+        },
+    ),
+    "pad_input": (
+        bert_padding.pad_input,
+        {"hidden_states": PACKED, "indices": torch.arange(7), "batch": 2, "seqlen": 5},
+    ),
+    "index_first_axis": (
+        bert_padding.index_first_axis,
+        {"input": PACKED, "indices": torch.arange(4)},
+    ),
+    "apply_rotary_emb": (
+        rotary.apply_rotary_emb,
+        {"x": ROWS, **_TABLES, "interleaved": False, "inplace": False, "seqlen_offsets": 0},
+    ),
+    "apply_rotary_emb of packed rows": (
+        rotary.apply_rotary_emb,
+        {"x": PACKED, **_TABLES, "cu_seqlens": OFFSETS, "max_seqlen": 4},
+    ),
+    "apply_rotary_emb_qkv_": (
+        rotary.apply_rotary_emb_qkv_,
+        {"qkv": torch.randn(2, 5, 3, 2, 8), **_TABLES, "seqlen_offsets": 0, "num_heads_q": None},
+    ),
+    "apply_rotary_emb_kv_": (
+        rotary.apply_rotary_emb_kv_,
+        {"kv": torch.randn(2, 5, 2, 2, 8), **_TABLES, "interleaved": True},
+    ),
+    "apply_rotary_emb_torch": (rotary.apply_rotary_emb_torch, {"x": ROWS, **_FIVE}),
     "activate": (activate, {"backend": "auto"}),
     "register": (register, {"name": "flashvar"}),
 }
@@ -251,7 +295,8 @@ def test_served_or_refused(name: str, argument: str) -> None:
         torchs_own = (RuntimeError, TypeError, ValueError)
     wrong = []
     odds = anything()
-    if isinstance(given[argument], torch.Tensor) and given[argument].is_floating_point():
+    tensor = isinstance(given[argument], torch.Tensor) and given[argument].is_floating_point()
+    if tensor and argument not in _TABLES:  # an index of a masked tensor is its own error
         odds["masked alike"] = masked_tensor(given[argument], torch.ones_like(given[argument]) > 0)
     for what, odd in odds.items():
         if what == "None" and given[argument] is None:
@@ -285,7 +330,7 @@ def test_missing_offsets_are_named(missing: str) -> None:
 
 def test_what_hides_entries_is_named() -> None:
     masked = masked_tensor(ROWS, torch.ones_like(ROWS).bool())
-    with pytest.raises(FlashvarError, match=r"implement the op .*, got MaskedTensor, Tensor"):
+    with pytest.raises(FlashvarError, match=r"implement flashvar.*, got MaskedTensor, Tensor"):
         flashvar.attention(masked, ROWS, ROWS)
 
 

@@ -169,8 +169,8 @@ CU = torch.tensor([0, 4, 10], dtype=torch.int32)
     [
         ((None, COS, SIN), InvalidInputError, "x must be a torch.Tensor, got NoneType"),
         ((X, None, SIN), InvalidInputError, "cos must be a torch.Tensor"),
-        ((X.int(), COS, SIN), DtypeError, "x must have a floating dtype, got torch.int32"),
-        ((X, COS.int(), SIN), DtypeError, "cos must have a floating dtype"),
+        ((X.int(), COS, SIN), DtypeError, "x must be bfloat16, .*, got torch.int32"),
+        ((X, COS.int(), SIN), DtypeError, "cos must be bfloat16, .*, got torch.int32"),
         ((X, COS, SIN[:, :4]), ShapeError, r"at most 6\), got \(9, 5\) and \(9, 4\)"),
         ((X, COS.repeat(1, 2), SIN.repeat(1, 2)), ShapeError, r"at most 6\), got \(9, 10\)"),
         ((X, COS[None], SIN[None]), ShapeError, r"got \(1, 9, 5\)"),

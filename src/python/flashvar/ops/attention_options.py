@@ -148,6 +148,25 @@ def truth(name: str, flag: Any) -> bool:
         ) from None
 
 
+def count(name: str, number: Any) -> Any:
+    """A number of things as Python has it: also one of numpy's, or in a tensor.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    found = number
+    if not isinstance(number, (int, torch.SymInt)):
+        try:
+            found = operator.index(number)
+        except (TypeError, ValueError, RuntimeError):
+            found = -1
+    if type(found) is bool or found < 0:
+        raise InvalidInputError(
+            f"{name} must be a whole number, not negative, got {number!r}: pass an int"
+        )
+    return found
+
+
 def scale_of(scale: float | None, head_dim: int) -> float:
     """The factor of the scores.
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.fitness import HEAD_DIM_MAX
 from flashvar.ops.attention_problem import Strides
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 # The spelling that requests, manifests and messages use.
 DTYPES: Final = {
@@ -48,10 +53,26 @@ def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
     kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
-            "tensors must be of kinds that implement the op flashvar::attention_fwd and views, got "
+            "tensors must be of kinds that implement flashvar's ops and torch's views, got "
             f"{', '.join(sorted(kinds))}: convert them to plain tensors, and say what they hide by "
             "a bias or lengths"
         ) from error
+
+
+def refuses_unknown_kinds(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """The function, which says in words that a subclass of tensors does not implement an op."""
+
+    @wraps(function)
+    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*arguments, **options)
+        except TypeError as error:
+            refuse_unknown_kinds(error, (*arguments, *options.values()))
+            raise
+
+    return wrapped
 
 
 def rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from flashvar.ops.attention_plan import NO_EXTRAS, Extras
 from flashvar.ops.attention_problem import Inputs, Options
 from flashvar.ops.attention_tensors import (
     check_strided,
-    refuse_unknown_kinds,
+    refuses_unknown_kinds,
     rows_contiguous,
 )
 from flashvar.ops.attention_weights import dropped_weights
@@ -84,6 +84,7 @@ def varlen(
     return _answer(q, k, v, extras, wanted, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
 
 
+@refuses_unknown_kinds
 def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[torch.Tensor, ...]:
     """Views of the tensors that lie side by side in the third last dimension."""
     check_strided(name, packed)
@@ -93,11 +94,7 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
             f"{name} must have shape ({lead}, {count}, heads, head_dim), got "
             f"{tuple(packed.shape)}: stack the tensors with torch.stack(..., dim=-3)"
         )
-    try:
-        return tuple(packed.unbind(-3))
-    except TypeError as error:
-        refuse_unknown_kinds(error, (packed,))
-        raise
+    return tuple(packed.unbind(-3))
 
 
 def _check(wanted: Wanted) -> None:

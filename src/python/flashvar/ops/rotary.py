@@ -15,7 +15,8 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.attention_tensors import check_strided
+from flashvar.ops.attention_options import count, truth
+from flashvar.ops.attention_tensors import DTYPES, check_strided
 from flashvar.ops.attention_watchers import PLAIN, is_compiling
 
 _INTEGERS: Final = (torch.int32, torch.int64)
@@ -58,9 +59,10 @@ def checked(
         max_seqlen: Longest packed sequence; with it, cos is known to be long enough.
     """
     check_strided("x", x)
-    if not x.is_floating_point():
+    if x.dtype not in DTYPES:
         raise DtypeError(
-            f"x must have a floating dtype, got {x.dtype}: cast it with .to(cos.dtype)"
+            "x must be bfloat16, float16, float32 or float64, got "
+            f"{x.dtype}: cast it with .to(cos.dtype)"
         )
     form = "[batch, seqlen, heads, head_dim]"
     if cu_seqlens is not None:
@@ -78,22 +80,26 @@ def checked(
         )
     _check_tables(x, cos, sin)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    longest = x.shape[1] if cu_seqlens is None else max_seqlen
+    longest = None if max_seqlen is None else count("max_seqlen", max_seqlen)
+    if cu_seqlens is None:
+        longest = x.shape[1]
     offsets, offset = _split_offsets(x, seqlen_offsets, batch)
     if longest is not None and offset + longest > cos.shape[0]:
         raise ShapeError(
             f"cos and sin must cover positions up to {offset + longest}, of sequences as long as "
             f"{longest} from position {offset}, got {cos.shape[0]}: make longer tables"
         )
-    return Rotation(cos, sin, offsets, cu_seqlens, offset, bool(interleaved), bool(conjugate))
+    turned = truth("interleaved", interleaved), truth("conjugate", conjugate)
+    return Rotation(cos, sin, offsets, cu_seqlens, offset, *turned)
 
 
 def _check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     for name, table in (("cos", cos), ("sin", sin)):
         check_strided(name, table)
-        if not table.is_floating_point():
+        if table.dtype not in DTYPES:
             raise DtypeError(
-                f"{name} must have a floating dtype, got {table.dtype}: cast it with .to(x.dtype)"
+                f"{name} must be bfloat16, float16, float32 or float64, got {table.dtype}: "
+                "cast it with .to(x.dtype)"
             )
         if table.device != x.device:
             raise DeviceError(

@@ -8,7 +8,8 @@ import torch
 
 from flashvar.compat.axes import rearrange, repeat
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.attention_tensors import check_strided
+from flashvar.ops.attention_options import count
+from flashvar.ops.attention_tensors import check_strided, refuses_unknown_kinds
 
 __all__ = [
     "index_first_axis",
@@ -24,13 +25,16 @@ __all__ = [
 Unpadded = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]
 
 
+@refuses_unknown_kinds
 def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rows `indices` [n] of `input` [rows, ...]."""
     _check_indices("input", input, indices)
     try:
         return input.index_select(0, indices)
-    except IndexError as error:
-        raise _beyond(indices, input.shape[0]) from error
+    except (IndexError, RuntimeError) as error:
+        if _is_beyond(indices, input.shape[0]):
+            raise _beyond(indices, input.shape[0]) from error
+        raise
 
 
 def index_first_axis_residual(
@@ -40,6 +44,7 @@ def index_first_axis_residual(
     return index_first_axis(input, indices), input
 
 
+@refuses_unknown_kinds
 def index_put_first_axis(
     values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int
 ) -> torch.Tensor:
@@ -50,13 +55,17 @@ def index_put_first_axis(
             f"indices must name a row for each of values, got {indices.shape[0]} for "
             f"{tuple(values.shape)}: pass those that unpad_input gave with them"
         )
-    zeros = values.new_zeros((first_axis_dim, *values.shape[1:]))
+    rows = count("first_axis_dim", first_axis_dim)
+    zeros = values.new_zeros((rows, *values.shape[1:]))
     try:
         return zeros.index_copy(0, indices.long(), values)
-    except IndexError as error:
-        raise _beyond(indices, first_axis_dim) from error
+    except (IndexError, RuntimeError) as error:
+        if _is_beyond(indices, rows):
+            raise _beyond(indices, rows) from error
+        raise
 
 
+@refuses_unknown_kinds
 def unpad_input(
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor,
@@ -85,6 +94,7 @@ def unpad_input(
     return (*_packed(hidden_states, packed, lengths), used)
 
 
+@refuses_unknown_kinds
 def unpad_input_for_concatenated_sequences(
     hidden_states: torch.Tensor, attention_mask_in_length: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
@@ -102,7 +112,7 @@ def unpad_input_for_concatenated_sequences(
         InvalidInputError: The lengths do not fit the rows, or are no integers.
     """
     _check_beside("attention_mask_in_length", attention_mask_in_length, hidden_states)
-    if attention_mask_in_length.is_floating_point():
+    if attention_mask_in_length.is_floating_point() or attention_mask_in_length.is_complex():
         raise DtypeError(
             f"attention_mask_in_length must be of integers, got {attention_mask_in_length.dtype}: "
             "cast it with .to(torch.int32)"
@@ -129,9 +139,8 @@ def pad_input(
     Raises:
         InvalidInputError: `indices` do not name a row for each of `hidden_states`.
     """
-    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(
-        0, (batch, seqlen)
-    )
+    sizes = count("batch", batch), count("seqlen", seqlen)
+    return index_put_first_axis(hidden_states, indices, sizes[0] * sizes[1]).unflatten(0, sizes)
 
 
 def _packed(
@@ -161,6 +170,10 @@ def _check_indices(name: str, rows: torch.Tensor, indices: torch.Tensor) -> None
             "use mask.flatten().nonzero().flatten()"
         )
     _check_device("indices", indices, rows)
+
+
+def _is_beyond(indices: torch.Tensor, rows: int) -> bool:
+    return indices.numel() > 0 and not (0 <= int(indices.min()) <= int(indices.max()) < rows)
 
 
 def _beyond(indices: torch.Tensor, rows: int) -> ShapeError:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
-from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.attention_tensors import check_strided
+from flashvar.errors import DeviceError, InvalidInputError, ShapeError
+from flashvar.ops.attention_tensors import check_strided, refuses_unknown_kinds
 from flashvar.ops.rotary import checked, turn
 from flashvar.ops.rotary_library import rotate_in_place
 
@@ -48,6 +48,7 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     return torch.cat((-second, first), -1)
 
 
+@refuses_unknown_kinds
 def apply_rotary_emb_torch(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
@@ -64,6 +65,11 @@ def apply_rotary_emb_torch(
     """
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         check_strided(name, tensor)
+        if tensor.device != x.device:
+            raise DeviceError(
+                f"{name} must be on the device of x, {x.device}, got {tensor.device}: "
+                "move it with .to(x.device)"
+            )
     rows = x.shape[:-2]
     fits = cos.shape == sin.shape and cos.dim() in (2, 3) and len(rows) == 2
     if fits:
@@ -114,6 +120,7 @@ def apply_rotary_emb(
 apply_rotary_emb_func = apply_rotary_emb
 
 
+@refuses_unknown_kinds
 def apply_rotary_emb_qkv_(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -174,6 +181,7 @@ def _heads_of(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[int, int]:
     )
 
 
+@refuses_unknown_kinds
 def apply_rotary_emb_kv_(
     kv: torch.Tensor,
     cos: torch.Tensor,

@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 
+from flashvar.ops.attention_options import truth
+from flashvar.ops.attention_tensors import refuses_unknown_kinds
 from flashvar.ops.rotary import checked
 from flashvar.ops.rotary_library import rotate, rotate_in_place
 
 __all__ = ["apply_rotary", "rotary_kernel"]  # noqa: F822
 
 
+@refuses_unknown_kinds
 def apply_rotary(
     x: torch.Tensor,
     cos: torch.Tensor,
@@ -41,7 +44,7 @@ def apply_rotary(
         cu_seqlens=cu_seqlens,
         max_seqlen=max_seqlen,
     )
-    if inplace:
+    if truth("inplace", inplace):
         return rotate_in_place(x, [(0, x.shape[-2], rotation)])
     return rotate(x, rotation)
 
