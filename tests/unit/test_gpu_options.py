@@ -34,7 +34,7 @@ def test_a_rehearsal_runs_on_the_cpu() -> None:
 
 def test_shards_together_are_the_whole(tmp_path: Path) -> None:
     target = tmp_path / "all.json"
-    words = ("-j", "3", "--seed", "5", "--results", str(target))
+    words = ("-j", "2", "--seed", "5", "--results", str(target))
     done = run("tests/gpu/shards.py", *words, "--", "-k", "test_forward and d40")
     assert done.returncode == 0, done.stdout
     document = result_file.read(target)
