@@ -146,7 +146,10 @@ def causality(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
     def first(model: Any, what: dict[str, Any]) -> list[torch.Tensor]:
         return [one[:, 0] for one in run(model, what) if one.shape[:2] == (BATCH, LENGTH)]
 
-    before, after = first(eager, given), first(eager, other)
+    try:
+        before, after = first(eager, given), first(eager, other)
+    except Exception:  # wants that very token
+        return
     if before and all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, after, strict=True)):
         compare("causal", first(ours, other), first(ours, given))
         yield "causal"

@@ -53,8 +53,12 @@ _TOKEN = re.compile(r"_token_(id|index)$|_token_ids$|^(boi|eoi|boa|eoa)_token")
 _MISSING: dict[str, Any] = {
     "attn_layer_indices": [1],
     "head_dim": 16,
+    "num_experts_per_tok": 2,
     "num_key_value_heads": 2,
+    "pad_token_id": 0,
     "prediction_length": 8,
+    "vocab_size": VOCABULARY,
+    "vocabulary_map": {"<image>": 101},
 }
 # Parts of a rotation, which sum to half a head dim.
 _SECTIONS = ("mrope_section", "xdrope_section")
@@ -183,8 +187,16 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
     generator = torch.Generator().manual_seed(1)
     config, asked = model.config, inspect.signature(model.forward).parameters
     main = model.main_input_name
-    ids = torch.randint(5, 90, (BATCH, LENGTH), generator=generator)
+    try:
+        known = min(90, model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):
+        known = 90
+    ids = torch.randint(min(5, known - 2), known, (BATCH, LENGTH), generator=generator)
     given: dict[str, Any] = {}
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
     if "decoder_input_ids" in asked:
         given["decoder_input_ids"] = ids
     if "bbox" in asked:
@@ -192,30 +204,38 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
         if config.model_type != "bros":
             given["bbox"] = given["bbox"].long()
     if "visual_feats" in asked:
-        given["visual_feats"] = torch.randn((BATCH, 5, config.visual_feat_dim), generator=generator)
-        given["visual_pos"] = torch.rand((BATCH, 5, config.visual_pos_dim), generator=generator)
+        given["visual_feats"] = some(BATCH, 5, config.visual_feat_dim)
+        given["visual_pos"] = some(BATCH, 5, config.visual_pos_dim)
     if "returns_to_go" in asked:
         yield {
-            "states": torch.randn((BATCH, 4, config.state_dim), generator=generator),
-            "actions": torch.randn((BATCH, 4, config.act_dim), generator=generator),
+            "states": some(BATCH, 4, config.state_dim),
+            "actions": some(BATCH, 4, config.act_dim),
             "rewards": torch.zeros((BATCH, 4, 1)),
             "returns_to_go": torch.zeros((BATCH, 4, 1)),
             "timesteps": torch.arange(4).expand(BATCH, -1),
             "attention_mask": torch.ones((BATCH, 4)),
         }
+    if "past_time_features" in asked:
+        past = config.context_length + max(config.lags_sequence)
+        features = config.num_time_features
+        yield {
+            "past_values": some(BATCH, past),
+            "past_time_features": some(BATCH, past, features),
+            "past_observed_mask": torch.ones(BATCH, past),
+            "future_values": some(BATCH, config.prediction_length),
+            "future_time_features": some(BATCH, config.prediction_length, features),
+        }
     if "input_ids" in asked:
         yield {"input_ids": ids, **given}
         yield {"input_ids": ids}
+        if isinstance(end := getattr(config, "eos_token_id", None), int):
+            yield {"input_ids": torch.cat((ids[:, :-1], torch.full((BATCH, 1), end)), 1)}
         yield {"input_ids": torch.stack((ids, ids.flip(0)), 1)}  # choices
     channels = _number(config, "num_channels", "in_channels", "in_chans", otherwise=3)
     size = _number(config, "image_size", "img_size", otherwise=IMAGE)
     frames = _number(config, "num_frames", "frames", "frames_per_clip", otherwise=2)
     mels = _number(config, "num_mel_bins", "feature_size", "input_dim", "num_mels", otherwise=80)
     long = 2 * _number(config, "max_source_positions", otherwise=50)
-
-    def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
     candidates: dict[str, list[torch.Tensor]] = {
         "pixel_values": [
             some(BATCH, channels, size, size),

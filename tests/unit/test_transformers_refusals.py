@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 import torch
 from small_models import inputs, output, small_model
-
-from flashvar.errors import (
-    BackendUnavailableError,
-    ShapeError,
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    eager_mask,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
 )
+
+from flashvar.errors import BackendUnavailableError, ShapeError
 from flashvar.integrations import declining, transformers
 from flashvar.integrations.transformers_attention import attention
 from flashvar.integrations.transformers_mask import attention_mask, read
+from flashvar.integrations.transformers_unevaluated import attached
 
 LENGTH = 12
 
@@ -165,6 +171,46 @@ def test_functions_of_another_version_are_evaluated(monkeypatch: pytest.MonkeyPa
     place = torch.arange(4)
     distance = place[:, None] - place
     assert torch.equal(mask[0, 0] == 0, (distance >= 0) & (distance < 2))
+
+
+KINDS = {
+    "causal": (causal_mask_function, 7),
+    "bidirectional": (bidirectional_mask_function, 7),
+    "window": (sliding_window_causal_mask_function(3), 7),
+    "window to both sides": (sliding_window_bidirectional_mask_function(2), 7),
+    "chunks": (chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.long)), 7),
+    "a step": (causal_mask_function, 1),
+    "cross": (bidirectional_mask_function, 3),
+}
+
+
+@pytest.mark.parametrize("offset", ["number", "tensor"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_that_somebody_reads_is_eagers(
+    kind: str, padding: str, mode: Any, offset: str
+) -> None:
+    """Never None, and from then on its values count."""
+    function, queries = KINDS[kind]
+    told: dict[str, Any] = {"batch_size": 2, "q_length": queries, "kv_length": 7}
+    told |= {"mask_function": function, "attention_mask": None}
+    if padding != "none":
+        told["attention_mask"] = torch.ones((2, 7), dtype=torch.bool)
+        told["attention_mask"][1, slice(2) if padding == "left" else slice(5, None)] = False
+    place = 7 - queries
+    with mode():
+        found = attention_mask(
+            **told, q_offset=torch.tensor(place) if offset == "tensor" else place
+        )
+        expected = eager_mask(**told, q_offset=place)
+        assert isinstance(found, torch.Tensor)
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        assert torch.equal(found + 0, expected)
+        found[..., 0] = 1
+        assert attached(found) is None
+        assert float(found.max()) == 1
 
 
 def test_a_window_on_fewer_queries_than_keys() -> None:
