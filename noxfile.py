@@ -45,9 +45,11 @@ FLOOR = [
     "any_argument",
     "attention_*",
     "autocast",
+    "distributed",
     "dropout",
     "flash_attn",
     "imports",
+    "integrations_torch*",
     "odd_*",
     "plan_key",
     "reference*",
@@ -91,15 +93,22 @@ def tests(session: nox.Session) -> None:
     """Test without a GPU: the unit tests, and the wheels; pytest's own words after `--`."""
     install(session, "test")
     install_toolkit(session)
-    session.run("python", "-m", "pytest", *session.posargs)
+    # A file is one worker's, for its tests share what they build.
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
 def floor(session: nox.Session) -> None:
     """Test what knows torch from inside beside the oldest torch that is served."""
-    install(session, "floor")
-    files = [str(file) for name in FLOOR for file in ROOT.glob(f"tests/unit/test_{name}.py")]
-    session.run("python", "-m", "pytest", *files, *session.posargs)
+    run_unit_tests(session, "floor", FLOOR)
+
+
+@nox.session(reuse_venv=True)
+def ceiling(session: nox.Session) -> None:
+    """Test the same, and the Triton kernels, beside the newest torch and its Triton."""
+    if sys.version_info < (3, 11):
+        session.skip("expected Python 3.11 or newer for the newest torch, found an older one")
+    run_unit_tests(session, "ceiling", [*FLOOR, "triton_*"])
 
 
 @nox.session(venv_backend="none")
@@ -216,6 +225,13 @@ def cibuildwheel(session: nox.Session) -> None:
     install(session, "cibuildwheel")
     command = ("python", "-m", "flashvar_factory", "cibuildwheel", *session.posargs)
     session.run(*command, env=WITH_SOURCES)
+
+
+def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
+    """Run the unit tests of these names in the environment of a group."""
+    install(session, group)
+    files = [str(file) for name in names for file in ROOT.glob(f"tests/unit/test_{name}.py")]
+    session.run("python", "-m", "pytest", *files, *session.posargs)
 
 
 def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:

@@ -6,13 +6,13 @@ that only one could run, are listed and are no regression by themselves.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final
 
+from benchmarks import result_file
 from benchmarks.report import SCHEMA, BenchmarkError, aligned
 
 _RATE: Final = "tflops"
@@ -125,10 +125,10 @@ def read(path: Path) -> dict[str, Any]:
         BenchmarkError: there is no such file, or it is not of this runner.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = result_file.read(path)
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"expected a file of --json at {path}, found: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if document.get("schema") != SCHEMA:
         raise BenchmarkError(
             f"expected schema {SCHEMA} in {path}, found something else: write it with --json"
         )

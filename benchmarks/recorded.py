@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import result_file
 from flashvar.cli.speed import CELLS, DTYPE, OURS, PEERS, RECORDED, SCHEMA, SEQLEN, Cell
 
 RESULTS: Final = Path(__file__).with_name("results")
@@ -20,7 +21,7 @@ def derive(files: Iterable[Path]) -> dict[str, Any]:
     """The document of `files`."""
     newest: dict[str, dict[str, Any]] = {}
     for file in files:
-        run = json.loads(file.read_text(encoding="utf-8"))
+        run = result_file.read(file)
         environment = run["environment"]
         if run["benchmark"] != "attention" or "FLASHVAR_FORCE_ARCH" in environment["settings"]:
             continue

@@ -7,10 +7,10 @@ where Python finds it, so from a working tree:
 
 `--prepare N` compiles what Triton and torch compile in N processes at once, and then measures.
 Tables are printed last; `draw.py` draws pictures from the files; `--compare` sets two side by side.
-The JSON file, schema 1:
+The JSON file, schema 2, here as `result_file.read` gives it:
 
     {
-      "schema": 1,
+      "schema": 2,
       "benchmark": "attention",
       "parameters": {           what the run was told
         "only": [...], "contenders": [...], "seconds": 0.25, "processes": 0},
@@ -59,7 +59,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -69,7 +68,7 @@ from typing import Final
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import compare, environment
+from benchmarks import compare, environment, result_file
 from benchmarks.report import SCHEMA, BenchmarkError, Options, Report
 
 # The module of each benchmark: it has a function `run(options)` that gives a report.
@@ -144,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> Report:
             "took_seconds": round(perf_counter() - start, 1),
             "rows": report.rows,
         }
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result_file.write(arguments.json, result)
     return report
 
 

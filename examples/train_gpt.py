@@ -201,6 +201,15 @@ def compare(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return compared
 
 
+def write(document: dict[str, Any], runs: dict[str, dict[str, Any]], target: Path) -> None:
+    """The document as JSON, with what each run found, and a line a step of the losses of all."""
+    found = {name: dict(run) for name, run in runs.items()}
+    curves = [run.pop("losses") for run in found.values()]
+    text = json.dumps({**document, "runs": found}, indent=1).removesuffix("\n}")
+    steps = ",\n".join(f"  {json.dumps(step)}" for step in zip(*curves, strict=True))
+    target.write_text(f'{text},\n "losses": [\n{steps}\n ]\n}}\n', encoding="utf-8")
+
+
 def plot(runs: dict[str, dict[str, Any]], target: Path) -> None:
     """Curves above, their distances from the first below; needs matplotlib."""
     import matplotlib
@@ -264,9 +273,8 @@ def main() -> int:
             "torch": torch.__version__,
             "settings": asdict(settings),
             "text": about,
-            "runs": {name: {**run, **compared[name]} for name, run in runs.items()},
         }
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write(document, {name: run | compared[name] for name, run in runs.items()}, options.json)
     if options.plot is not None:
         plot(runs, options.plot)
     for name, found in compared.items():

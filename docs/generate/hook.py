@@ -20,7 +20,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "src" / "python"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "src" / "python"), str(Path(__file__).parent)]
 
 import pages  # noqa: E402
 import pictures  # noqa: E402

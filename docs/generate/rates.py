@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import result_file
 from tables import table
 
 RESULTS: Final = Path("benchmarks", "results")
@@ -15,7 +15,7 @@ OURS: Final = "flashvar-cuda"
 
 def _documents(root: Path, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted((root / RESULTS).glob("*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = result_file.read(path)
         if found.get("benchmark") == benchmark:
             yield path.name, found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import result_file
 from tables import table
 
 from flashvar.variant import Architecture
@@ -43,7 +43,7 @@ class Record:
 def records(root: Path) -> Iterator[Record]:
     """Every record, by name."""
     for path in sorted((root / RESULTS).glob("*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = result_file.read(path)
         if not {"system", "cases", "counts"} <= set(found):
             continue  # of another kind of run
         system, counts = found["system"], found["counts"]
@@ -132,18 +132,17 @@ def software(root: Path) -> str:
     """What each change is run with: the pins of pyproject.toml, the versions of the workflow."""
     pyproject = (root / "pyproject.toml").read_text(encoding="utf-8")
     groups = toml_table.document(pyproject, "pyproject.toml").table("dependency-groups")
-    pins = dict(
-        str(entry).partition(";")[0].strip().split("==") for entry in groups.values("runtime")
-    )
+    whole, *edges = (_pins(groups.values(name)) for name in ("runtime", "floor", "ceiling"))
+    least = re.search(r'"torch>=([\d.]+)"', pyproject)
     workflow = (root / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     pythons = re.search(r"python: \[(.+)\]", workflow)
     runner = re.search(r"runs-on: (\S+)", workflow)
-    if pythons is None or runner is None:
-        raise ValueError("ci.yml: expected a list of Pythons and a runner, found none")
+    if pythons is None or runner is None or least is None:
+        raise ValueError("expected Pythons and a runner in ci.yml, a least torch: found none")
     rows = [
         ("Python", "3.10 and newer", pythons[1].replace('"', "")),
-        ("torch", "2.8 and newer", pins["torch"]),
-        ("Triton", "what that torch brings", pins["triton"]),
+        ("torch", f"{least[1]} and newer", _window("torch", whole, edges)),
+        ("Triton", "what that torch brings", _window("triton", whole, edges)),
         ("OS", "Linux with glibc 2.28 or newer", runner[1]),
         (
             "processor",
@@ -152,6 +151,16 @@ def software(root: Path) -> str:
         ),
     ]
     return table(("", "serves", "run with every change"), rows)
+
+
+def _pins(entries: tuple[object, ...]) -> dict[str, str]:
+    return dict(str(entry).partition(";")[0].strip().split("==") for entry in entries)
+
+
+def _window(name: str, whole: dict[str, str], edges: list[dict[str, str]]) -> str:
+    """What every test is run with, and the ends of what is served."""
+    oldest, newest = (pins[name] for pins in edges)
+    return f"{whole[name]}; attention, compiled and transformed too, also {oldest} and {newest}"
 
 
 def drivers(root: Path) -> str:

@@ -14,7 +14,6 @@ torch does without flashvar is written down, and fails nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -36,6 +35,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashvar.integrations import torch as ours
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks import environment, result_file
 
 SEQUENCE = 2
 NAMES = ("out", "dq", "dk", "dv")
@@ -219,7 +222,12 @@ def timed(mesh: DeviceMesh, rows: int, repeats: int) -> list[dict[str, Any]]:
         times = milliseconds(Case(mode, True, rotation, True, 16, chosen), mesh, rows, repeats)
         median = statistics.median(times)
         found.append(
-            {"attention": name, "rotation": rotation, "milliseconds": median, "all": times}
+            {
+                "attention": name,
+                "rotation": rotation,
+                "milliseconds": round(median, 2),
+                "all": [round(one, 2) for one in times],
+            }
         )
         if dist.get_rank() == 0:
             print(f"{name}, {rotation}: {median:.1f} ms", flush=True)
@@ -236,17 +244,17 @@ def gathered(mine: Any) -> list[Any]:
 def record(path: Path, mesh: DeviceMesh, checked: Any, times: Any, rows: int) -> None:
     on_cpu = mesh.device_type == "cpu"
     document = {
-        "device": "cpu" if on_cpu else torch.cuda.get_device_name(),
         "ranks": mesh.size(),
-        "torch": torch.__version__,
         "cudnn": None if on_cpu else torch.backends.cudnn.version(),
+        "environment": environment.gather(device=not on_cpu),
+        "clocks_after": {} if on_cpu else environment.clocks(),
         "forward_and_backward": {
             "problem": f"{rows} tokens, 16 heads, head dim 128, bfloat16, causal, balanced",
             "times": times,
         },
-        "checked": checked,
+        "cases": checked,
     }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    result_file.write(path, document)
 
 
 def main() -> int:

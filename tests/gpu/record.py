@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks import result_file
+
 Record = list[dict[str, Any]]
 
 
 def write(target: Path, about: dict[str, Any], record: Record) -> None:
-    """Write the JSON of one run; `about` says which part of the tests it was."""
+    """Write the record of one run; `about` says which part of the tests it was."""
     document = {
         **about,
         "forced_architecture": os.environ.get("FLASHVAR_FORCE_ARCH"),
@@ -22,7 +26,7 @@ def write(target: Path, about: dict[str, Any], record: Record) -> None:
         **summary(record),
         "cases": record,
     }
-    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    result_file.write(target, document)
 
 
 def summary(record: Record) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def summary(record: Record) -> dict[str, Any]:
     return {
         "counts": dict(Counter(case["outcome"] for case in record)),
         "counts_by_file": {name: dict(counts) for name, counts in sorted(by_file.items())},
-        "not_run": dict(Counter(c["reason"] for c in record if c["outcome"] == "skipped")),
+        "not_run": dict(Counter(c.get("reason") for c in record if c["outcome"] == "skipped")),
     }
 
 
@@ -46,8 +50,8 @@ def failures(record: Record) -> str:
     for case in record:
         if case["outcome"] == "failed":
             # Numbers differ from case to case where the reason is one.
-            alike = re.sub(r"[0-9][0-9.e+-]*", "N", case["reason"] or "no reason")
-            by_reason.setdefault(alike, []).append(f"{case['case']}: {case['reason']}")
+            alike = re.sub(r"[0-9][0-9.e+-]*", "N", case.get("reason") or "no reason")
+            by_reason.setdefault(alike, []).append(f"{case['case']}: {case.get('reason')}")
     paragraphs = (
         "\n  ".join([f"{len(cases)} x {reason}", *cases[:4]])
         for reason, cases in sorted(by_reason.items(), key=lambda item: -len(item[1]))
@@ -57,7 +61,7 @@ def failures(record: Record) -> str:
 
 def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
     """One document of the shards of one run; returns it."""
-    documents = [json.loads(part.read_text(encoding="utf-8")) for part in parts]
+    documents = [result_file.read(part) for part in parts]
     record = sorted(
         (case for document in documents for case in document["cases"]), key=lambda c: c["case"]
     )
@@ -68,7 +72,7 @@ def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
         **summary(record),
     }
     merged["cases"] = record
-    target.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    result_file.write(target, merged)
     return merged
 
 

@@ -1,12 +1,25 @@
-"""A committed copy of this project as it is now, to release from."""
+"""This checkout, where one test process builds at a time, and committed copies to release from."""
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other process of the tests builds in this checkout, and keep them waiting."""
+    lock = ROOT / "build" / "tests.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -28,12 +28,13 @@ def config() -> Config:
 
 @pytest.fixture(scope="session")
 def factory() -> Factory:
-    """`factory(root, *arguments)` runs `python -m flashvar_factory` there."""
+    """`factory(root, *arguments)` runs `python -m flashvar_factory` there, its own or this one."""
 
     def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        home = root if (root / "src" / "python").is_dir() else ROOT
         return subprocess.run(
             [sys.executable, "-m", "flashvar_factory", "--root", str(root), *arguments],
-            env={**os.environ, "PYTHONPATH": str(root / "src" / "python")},
+            env={**os.environ, "PYTHONPATH": str(home / "src" / "python")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -45,9 +46,17 @@ def factory() -> Factory:
 @pytest.fixture(scope="session")
 def dist(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of a release; objects of an earlier run are used again."""
-    folder = tmp_path_factory.mktemp("dist")
-    done = factory(ROOT, "wheels", "all", "--output", str(folder))
-    assert done.returncode == 0, done.stdout[-5000:]
+    from checkout import alone
+
+    run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent  # of all workers: the first one builds
+    folder = run / "dist"
+    with alone():
+        if not folder.is_dir():
+            done = factory(ROOT, "wheels", "all", "--output", str(run / "unfinished"))
+            assert done.returncode == 0, done.stdout[-5000:]
+            (run / "unfinished").rename(folder)
     return folder
 
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from checkout import alone
 from elftools.elf.elffile import ELFFile
 
 from flashvar import manifest
@@ -51,8 +52,9 @@ int main(int count, char** words) {
 @pytest.fixture(scope="module")
 def wheel(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("aarch64")
-    words = ("sm90", "hdim=32", "dtype=bf16", "platform=aarch64")
-    done = factory(ROOT, "wheels", *words, "--output", str(output))
+    words = ("sm90", "op=attention_fwd", "hdim=32", "dtype=bf16", "platform=aarch64")
+    with alone():
+        done = factory(ROOT, "wheels", *words, "--output", str(output))
     assert done.returncode == 0, done.stdout[-5000:]
     (made,) = output.glob("flashvar_sm90-*.whl")
     return made
@@ -68,7 +70,7 @@ def package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_name_and_manifest_are_of_the_target(wheel: Path, package: Path) -> None:
     assert wheel.name == (
-        f"flashvar_sm90-{VERSION}+bf16.hdim32-py3-none-manylinux_2_28_aarch64.whl"
+        f"flashvar_sm90-{VERSION}+attention.fwd.bf16.hdim32-py3-none-manylinux_2_28_aarch64.whl"
     )
     described = manifest.read(package / manifest.FILE_NAME)
     assert described.platform == "linux_aarch64"

@@ -14,21 +14,19 @@ import toolkits
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
-# The second of two shards: no wheel of the project itself.
-WHEEL = ("wheels", "sm_80,sm_86", "shard=2/2", "op=attention_fwd", "hdim=32", "dtype=bf16")
-DEVELOPMENT = ("build", "sm_86", "op=attention_fwd", "hdim=32", "dtype=bf16")
+# One kernel, which compiles in a second.
+KERNEL = ("sm_75", "dtype=fp32", "per_thread=1")
+WHEEL = ("wheels", *KERNEL)
+DEVELOPMENT = ("build", *KERNEL)
 AFRESH = "begins afresh"
 COMPILED = "Building CUDA object"
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources, in which nothing is built."""
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("variants.toml", "CMakeLists.txt", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    for name in ("cmake", "src"):
-        shutil.copytree(ROOT / name, folder / name)
+    """A copy of the small project, in which nothing is built."""
+    folder = tmp_path_factory.mktemp("other") / "vecadd"
+    shutil.copytree(Path(__file__).parent / "second_project", folder)
     toolkit = ROOT / "build" / "toolkit"
     if toolkit.is_dir():
         (folder / "build").mkdir()

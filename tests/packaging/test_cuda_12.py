@@ -85,6 +85,13 @@ template __global__ void sm90::attention::bwd_dq_kernel<Config>(
 """,
 }
 KERNELS_OF = {"sm80": ["sm80/attention/fwd", "sm80/attention/bwd"], "sm90": list(PROGRAMS)}
+# Each value with each value of the other two: dtype, head dims, plain or with modifiers.
+VARIANTS = [
+    ("bf16", "64, 64", True),
+    ("bf16", "192, 128", False),
+    ("fp16", "64, 64", False),
+    ("fp16", "192, 128", True),
+]
 PARTS = [
     pytest.param(target, part, id=f"{name}-{part}")
     for name, target in CONFIG.targets.items()
@@ -109,9 +116,7 @@ def nvrtc() -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize(("target", "part"), PARTS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("dims", ["64, 64", "192, 128"])
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "modifiers"])
+@pytest.mark.parametrize(("dtype", "dims", "plain"), VARIANTS)
 def test_device_code_compiles_with_nvrtc_12_9(
     target: Target, part: str, dtype: str, dims: str, plain: bool, nvrtc: ctypes.CDLL
 ) -> None:

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from checkout import alone
 
 from flashvar_factory import schema, version, wheel
 
@@ -37,7 +38,8 @@ def stand_in(folder: Path, name: str, release: str) -> None:
 def links(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's own wheel, and stand-ins for what it asks for."""
     folder = tmp_path_factory.mktemp("links")
-    wheel.pure(CONFIG, root=ROOT, output=folder)
+    with alone():
+        wheel.pure(CONFIG, root=ROOT, output=folder)
     stand_in(folder, "torch", "2.13.0")
     for target in CONFIG.targets.values():
         stand_in(folder, target.distribution, VERSION)

@@ -21,9 +21,9 @@ from flashvar import manifest, registry
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
-WORDS = ("build", "op=attention_fwd", "arch=sm_80", "hdim=64", "dtype=bf16")
+WORDS = ("build", "op=attention_fwd", "arch=sm_80", "hdim=32", "dtype=bf16")
 LOCK = "build/dev/sm_80/.lock"
-INSTANCE = "attention_fwd_bf16_hdim64"
+INSTANCE = "attention_fwd_bf16_hdim32"
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_ptx_is_added_on_request(factory: Factory, tree: Path, built: Path) -> N
     assert done.returncode == 0, done.stdout
     read = manifest.read(built / manifest.FILE_NAME)
     assert read.code_kinds == ("sass", "ptx")
-    assert read.version.endswith("+attention.fwd.bf16.hdim64.ptx")
+    assert read.version.endswith("+attention.fwd.bf16.hdim32.ptx")
     assert len(list(built.parent.glob("*.dist-info"))) == 1
 
 

@@ -20,7 +20,7 @@ from .conftest import ROOT, Factory
 def made(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of sdist and wheel."""
     folder = tmp_path_factory.mktemp("self-contained")
-    words = ("sm80", "hdim=32", "dtype=bf16")
+    words = ("sm80", "op=attention_fwd", "hdim=32", "dtype=bf16")
     done = factory(ROOT, "project", *words, "--output", str(folder / "project"))
     assert done.returncode == 0, done.stdout
     environment = {**os.environ, "CUDACXX": str(toolchain.find("auto", os.environ, ROOT).nvcc)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -200,5 +201,44 @@ def run(case: Case) -> str:
     return ""
 
 
+def named_backend() -> None:
+    """The public function, as users debug it."""
+    import torch
+
+    import flashvar
+
+    q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.half) for _ in range(3))
+    out = flashvar.attention(q, k, v, causal=True, backend="triton")
+    expected = flashvar.attention(q, k, v, causal=True, backend="reference")
+    torch.testing.assert_close(out, expected, atol=5e-3, rtol=5e-3)
+
+
+def hidden_by_value() -> None:
+    """Whole blocks of keys, the first ones too, whose every score is -inf."""
+    import torch
+
+    import flashvar
+
+    q, k, v = (torch.rand(1, 200, 1, 16, dtype=torch.half) + 0.5 for _ in range(3))
+    k[:, :140] = 0.0
+    k[:, :140, :, 0] = -torch.inf
+    out, lse = flashvar.attention(q, k, v, backend="triton", return_lse=True)
+    expected = flashvar.attention(q, k[:, 140:], v[:, 140:], backend="reference", return_lse=True)
+    torch.testing.assert_close((out, lse), expected, atol=5e-3, rtol=5e-3)
+
+
+CALLS = {call.__name__: call for call in (named_backend, hidden_by_value)}
+
+
+def said(call: Callable[[], None]) -> str:
+    """What is wrong with a call of the public function."""
+    try:
+        call()
+    except Exception as error:
+        return repr(error)
+    return ""
+
+
 if __name__ == "__main__":
-    json.dump({str(case): run(case) for case in CASES}, sys.stdout)
+    found = {name: said(call) for name, call in CALLS.items()}
+    json.dump(found | {str(case): run(case) for case in CASES}, sys.stdout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from importlib import import_module
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import result_file
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
@@ -24,8 +24,7 @@ def draw(folder: Path, *documents: dict[str, Any]) -> subprocess.CompletedProces
     files = []
     for index, document in enumerate(documents):
         files.append(str(folder / f"{index}.json"))
-        text = json.dumps({"schema": 1, "environment": CARD} | document)
-        Path(files[-1]).write_text(text, encoding="utf-8")
+        result_file.write(Path(files[-1]), {"schema": 2, "environment": CARD} | document)
     command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), *files, "--out"]
     return subprocess.run([*command, str(folder / "out")], capture_output=True, text=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -103,13 +104,26 @@ def test_every_variable_is_documented() -> None:
     assert read == set(re.findall(r"^\| `(FLASHVAR_[A-Z_]+)`", page, re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=ids)
-def test_python_of_a_page(page: Path, tmp_path: Path, bin_folder: Path) -> None:
-    (tmp_path / page.name).write_text(program(page, on_gpu=False), encoding="utf-8")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory, bin_folder: Path) -> dict[Path, list[object]]:
+    """Exit code and output of the Python of each page, which has a folder to itself."""
+    files = {page: tmp_path_factory.mktemp("page") / page.name for page in WITH_PYTHON}
+    for page, file in files.items():
+        file.write_text(program(page, on_gpu=False), encoding="utf-8")
     # What other packages deprecate among themselves is no fault of the page.
     warnings = ["-W", "error", "-W", "ignore::DeprecationWarning"]
-    done = run([sys.executable, *warnings, page.name], tmp_path, bin_folder)
+    runner = str(Path(__file__).with_name("forked.py"))
+    command = [sys.executable, *warnings, runner, *map(str, files.values())]
+    done = run(command, next(iter(files.values())).parent, bin_folder)
     assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout)
+    return {page: found[str(file)] for page, file in files.items()}
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=ids)
+def test_python_of_a_page(page: Path, ended: dict[Path, list[object]]) -> None:
+    code, printed = ended[page]
+    assert code == 0, printed
 
 
 # What several pages say runs once.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import result_file
+
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src" / "python"), "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(ROOT / "src" / "python"),
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
 def run(*words: str) -> str:
@@ -50,7 +55,7 @@ def test_the_benchmark_times_each_way(tmp_path: Path) -> None:
     target = tmp_path / "integrations.json"
     words = ("integrations", "--seconds", "0.01", "--json", str(target))
     run("benchmarks/run.py", *words)
-    document = json.loads(target.read_text(encoding="utf-8"))
+    document = result_file.read(target)
     assert document["benchmark"] == "integrations"
     rows = {row["way"]: row for row in document["rows"]}
     ways = ("direct", "transformers", "sdpa", "Attend", "xformers")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks import result_file
 
 ROOT = Path(__file__).parents[2]
 NO_DEVICE = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -33,10 +34,10 @@ def test_a_rehearsal_runs_on_the_cpu() -> None:
 
 def test_shards_together_are_the_whole(tmp_path: Path) -> None:
     target = tmp_path / "all.json"
-    words = ("-j", "3", "--seed", "5", "--results", str(target))
+    words = ("-j", "2", "--seed", "5", "--results", str(target))
     done = run("tests/gpu/shards.py", *words, "--", "-k", "test_forward and d40")
     assert done.returncode == 0, done.stdout
-    document = json.loads(target.read_text(encoding="utf-8"))
+    document = result_file.read(target)
     cases = [case["case"] for case in document["cases"]]
     assert len(cases) == len(set(cases))
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))

@@ -48,6 +48,28 @@ def test_compiles_into_one_graph(dynamic: bool) -> None:
     torch.testing.assert_close(out, expected)
 
 
+def test_compiled_transforms_go_to_torch() -> None:
+    q = qkv()[0].detach()
+    targets = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, q, q).square().sum()
+
+    gradient = torch.func.grad(loss)
+    expected = gradient(q)
+    torch._dynamo.reset()
+    with ours.activate(backend="reference"):
+        found = torch.compile(gradient, backend=backend, fullgraph=True)(q)
+        torch.compile(loss, backend=backend, fullgraph=True)(q)
+    torch.testing.assert_close(found, expected)
+    in_turn = [target for target in targets if "attention" in target]
+    assert ["flashvar" in target for target in in_turn] == [False, True]
+
+
 def test_compiled_code_notices_an_activation() -> None:
     targets = []
 
@@ -64,7 +86,7 @@ def test_compiled_code_notices_an_activation() -> None:
     assert any("flashvar" in target for target in targets)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_script_keeps_torchs_own() -> None:
     tensors = qkv()
     with ours.activate(backend="reference"):

@@ -17,6 +17,7 @@ from flashvar.cli import output
 
 SOURCES = Path(flashvar.__file__).parents[1]
 ROOT = SOURCES.parents[1]
+WITHOUT_TORCH = Path(__file__).with_name("without_torch")
 # Where something is to be printed, whatever the machine is.
 COMMANDS = {
     "doctor": ("flashvar", "doctor"),
@@ -33,19 +34,22 @@ every_command = pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS
 buffered = pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 
 
-def environment(path: Path = SOURCES, *, buffered: bool = True) -> dict[str, str]:
+def environment(*path: Path, buffered: bool = True) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if "FLASHVAR" not in name}
-    found |= {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}
+    found["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    found |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}
     return found if buffered else {**found, "PYTHONUNBUFFERED": "1"}
 
 
-def shell(words: tuple[str, ...], behind: str, *, buffered: bool) -> tuple[int, str]:
+def shell(
+    words: tuple[str, ...], behind: str, *path: Path, buffered: bool = True
+) -> tuple[int, str]:
     """Run a command with a redirection behind it; its exit code, and what stderr has."""
     line = f'"$0" -m "$@" {behind}; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(
         ["bash", "-c", line, sys.executable, *words],
         cwd=ROOT,
-        env=environment(buffered=buffered),
+        env=environment(SOURCES, *path, buffered=buffered),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,7 +65,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...], buffe
     process = subprocess.Popen(
         [sys.executable, "-m", *words],
         cwd=ROOT,
-        env=environment(buffered=buffered),
+        env=environment(SOURCES, WITHOUT_TORCH, buffered=buffered),
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
@@ -79,7 +83,7 @@ def is_argparse(words: tuple[str, ...]) -> bool:
 
 @every_command
 def test_a_closed_output_is_no_error(words: tuple[str, ...]) -> None:
-    code, complaints = shell(words, ">&-", buffered=True)
+    code, complaints = shell(words, ">&-")
     assert complaints == ""
     # Of the machine, not of the output: nothing but the reference, and no binary.
     assert code == (1 if words[1:] in {("doctor",), ("show",)} else 0)
@@ -91,15 +95,15 @@ def test_a_closed_output_is_no_error(words: tuple[str, ...]) -> None:
     "words", [words for words in COMMANDS.values() if not is_argparse(words)], ids=" ".join
 )
 def test_a_full_disk_is_told_in_a_sentence(words: tuple[str, ...], buffered: bool) -> None:
-    code, complaints = shell(words, ">/dev/full", buffered=buffered)
+    code, complaints = shell(words, ">/dev/full", WITHOUT_TORCH, buffered=buffered)
     said = f"{words[0]}: expected to write the output, found: No space left on device\n"
     assert (code, complaints) == (1, said)
 
 
 def test_errors_go_nowhere_where_stderr_is_closed() -> None:
-    code, _ = shell(("flashvar", "tune", "--head-dim", "65"), "2>&-", buffered=True)
+    code, _ = shell(("flashvar", "tune", "--head-dim", "65"), "2>&-")
     assert code == 1
-    assert shell(("flashvar", "docter"), ">&- 2>&-", buffered=True) == (2, "")
+    assert shell(("flashvar", "docter"), ">&- 2>&-") == (2, "")
 
 
 def test_an_error_of_a_file_is_not_one_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import simulated as sim
 import torch
-from benchmarks import cases, recorded
+from benchmarks import cases, recorded, result_file
 
 from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch
 from flashvar.cli.diagnosis import Report, examine
@@ -38,14 +38,14 @@ def test_the_record_is_what_the_benchmarks_found() -> None:
 
 
 def test_the_newest_run_of_a_gpu_counts_and_a_forced_one_never(tmp_path: Path) -> None:
-    run = json.loads((recorded.RESULTS / "attention-h200.json").read_text(encoding="utf-8"))
+    run = result_file.read(recorded.RESULTS / "attention-h200.json")
     for name, time, settings in (
         ("a", "2030-01-01", {}),
         ("b", "2020-01-01", {}),
         ("c", "2040-01-01", {"FLASHVAR_FORCE_ARCH": "sm_80"}),
     ):
         changed = {**run, "environment": {**run["environment"], "time": time, "settings": settings}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(changed), encoding="utf-8")
+        result_file.write(tmp_path / f"{name}.json", changed)
     found = recorded.derive(sorted(tmp_path.glob("*.json")))
     assert found["gpus"]["NVIDIA H200"]["time"] == "2030-01-01"
 

@@ -26,6 +26,7 @@ DEVICES = {
     (10, 0): 232448,
     (12, 0): 101376,
 }
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
 FLOATS = ("p_lse", "p_base", "p_delta", "p_slopes", "p_grad_bias")
 ABSENT = ("p_grad_lse", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
@@ -86,7 +87,7 @@ def compiled(
             attrs={(list(signature).index(name),): [["tt.divisibility", 16]] for name in pointers},
         ),
         target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
-        options={"num_warps": tile.warps, "num_stages": tile.stages},
+        options={name: arguments[name] for name in OPTIONS},
     )
 
 
@@ -137,6 +138,16 @@ def test_compiles_and_fits(
     assert TENSOR_CORES[capability[0]] in kernel.asm["ptx"]
     # What passes through the loop arrives asynchronously, 16 bytes at a time.
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, ", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("direction", tiles.DIRECTIONS)
+def test_products_are_fused_whatever_the_default_is(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    kernel = compiled.__wrapped__(direction, (8, 0), 32, features="bias")
+    assert kernel.metadata.enable_fp_fusion
+    assert "fma.rn.f32" in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize("direction", tiles.DIRECTIONS)

@@ -231,7 +231,7 @@ def test_calls_that_cannot_be(asked: Asked, words: str) -> None:
         (["--window", "--softcap"], replace(ASKED, features=frozenset({"window", "softcap"}))),
         (["--arch", "sm_90", "--all"], replace(ASKED, architecture="sm_90", everything=True)),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "asked",
 )
 def test_words_of_the_command(
     words: list[str], expected: Asked, monkeypatch: pytest.MonkeyPatch

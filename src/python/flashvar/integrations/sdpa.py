@@ -108,7 +108,7 @@ def why_not(
             return reason
         backward = backward or (_grad_enabled() and mask.requires_grad)
     if is_compiling() or not nothing_watches():
-        if not is_compiling() and (torch._C._functorch.peek_interpreter_stack() is not None):
+        if torch._C._are_functorch_transforms_active():
             return "a functorch transform, which may want second derivatives"
         if not is_compiling() and forward_ad._current_level >= 0:
             return "forward-mode derivatives may be wanted"

@@ -253,7 +253,8 @@ def _shown(onlooker: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     torch_flash.serve_dtensors()
     before = torch_flash.served()
     ours, mode = _scaled_dot_product_attention, mode_that_watches()
-    if mode is not None and any(kept is ours for kept in vars(mode).values()):
+    kept = getattr(mode, "__dict__", {}).values()
+    if any(value is ours for value in kept):
         # It was entered while this function was torch's, and knows no other.
         tensors = query, key, value
         return handle_torch_function(ours, tensors, *tensors, **_options(*given))

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
-from flashvar.integrations.transformers_check import causal_without_mask, counted
+from flashvar.integrations.transformers_check import called, causal_without_mask, under_way
 from flashvar.integrations.transformers_layout import (
     Layout,
     added,
@@ -79,8 +79,8 @@ def attention(
         BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
         ShapeError: a mask of any other rank.
     """
-    if not torch.compiler.is_compiling():
-        counted()
+    if not torch.compiler.is_compiling() and under_way:
+        called()
     if others.get("cache") is not None:
         key, value = _paged(module, key, value, others)
         attention_mask = None  # made of the queries alone
@@ -88,25 +88,17 @@ def attention(
         is_causal = getattr(module, "is_causal", True)
         if is_causal and attention_mask is None:
             is_causal = causal_without_mask(type(module))
-    layout = None
+    causal, plain = is_causal, sliding_window is None
     if attention_mask is not None:
-        layout = _attached(attention_mask, query, key)
-        if layout is None and isinstance(attention_mask, UnevaluatedMask):
-            attention_mask = attention_mask.values()
-    elif sliding_window is None:
-        layout = Layout(is_causal, (-1, -1), key.shape[2])
-    if (
-        layout is not None
-        and s_aux is position_bias is layout.rows is layout.bias is None
-        and layout.window == (-1, -1)
-        and layout.keys == key.shape[2]
-        and _is_plain(others, query)
-    ):
+        said = attached(attention_mask)
+        plain = said is not None and said.plain
+        causal = said.causal if said is not None else is_causal
+    if plain and s_aux is position_bias is None and _is_plain(others, query):
         # Small calls take as long as what is looked up here. What this refuses is looked at again.
         try:
             out = dense(
                 *(query, key, value),
-                causal=layout.causal,
+                causal=causal,
                 scale=scaling,
                 softcap=softcap or 0.0,
                 dropout_p=dropout,
@@ -116,12 +108,7 @@ def attention(
         except (BackendUnavailableError, InvalidInputError):
             pass
     call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
-    if layout is None and attention_mask is not None:
-        layout = _layout_of_mask(call, attention_mask, is_causal, sliding_window)
-    else:
-        keys = key.shape[2]
-        layout = layout or Layout(is_causal, _window(is_causal, sliding_window, keys), keys)
-        layout = _packed_layout(call, layout, others)
+    layout = _layout(call, attention_mask, is_causal, sliding_window, others)
     try:
         for name, why in _NOT_SERVED.items():
             if (given := others.get(name)) is not None and given is not False:
@@ -147,11 +134,24 @@ def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
     return known is not None and known[1] is None and known[0] == positions._version
 
 
-def _attached(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Layout | None:
-    """The layout of a mask that was made for such a call."""
-    layout = attached(mask)
-    made_for = (query.shape[0], 1, query.shape[2], key.shape[2])
-    return layout if layout is not None and mask.shape == made_for else None
+def _layout(
+    call: Call,
+    mask: torch.Tensor | None,
+    causal: bool,
+    sliding_window: int | None,
+    others: dict[str, Any],
+) -> Layout:
+    """What the mask of a layer comes to, and its other arguments where that says nothing."""
+    keys = call.key.shape[2]
+    if mask is None:
+        layout = Layout(causal, _window(causal, sliding_window, keys), keys)
+        return _packed_layout(call, layout, others)
+    known = attached(mask)
+    if known is not None and mask.shape == (call.query.shape[0], 1, call.query.shape[2], keys):
+        return _packed_layout(call, known, others)
+    if isinstance(mask, UnevaluatedMask):
+        mask = mask.values()
+    return _layout_of_mask(call, mask, causal, sliding_window)
 
 
 def _window(causal: bool, size: int | None, keys: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ classes of their own by name, and know none of ours; or compute attention withou
 from __future__ import annotations
 
 import sys
-import threading
 from functools import partial
 from typing import Any, Final
 
@@ -16,37 +15,45 @@ from transformers.modeling_utils import PreTrainedModel
 
 from flashvar.integrations.declining import decline
 
-__all__ = ["causal_without_mask", "chooses_a_class", "counted", "refused", "watch"]
+__all__ = [
+    "called",
+    "causal_without_mask",
+    "chooses_a_class",
+    "refused",
+    "under_way",
+    "watch",
+]
 
 _HANDLES: Final = "_flashvar_handles"
 
 
-class _Calls(threading.local):
-    """Calls of our attention function on this thread, and those before each forward under way."""
+class _Forward:
+    """A watched forward, and whether our attention function was called in it."""
 
-    made = 0
-
-    def __init__(self) -> None:
-        self.before: list[tuple[torch.nn.Module, int]] = []
-
-    def forget(self, model: torch.nn.Module) -> int | None:
-        """Take out the model's forward and what is left of later ones: calls before it, if known.
-
-        A hook in a compiled graph does not come here, and the other one of the pair may.
-        """
-        for place, (one, before) in enumerate(self.before):
-            if one is model:
-                del self.before[place:]
-                return before
-        return None
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.served = model, False
 
 
-_calls: Final = _Calls()
+# The watched forwards that have begun and not ended, outermost first.
+under_way: Final[list[_Forward]] = []
 
 
-def counted() -> None:
+def called() -> None:
     """Our attention function was called."""
-    _calls.made += 1
+    for forward in under_way:
+        forward.served = True
+
+
+def _over(model: torch.nn.Module) -> _Forward | None:
+    """Take out the model's forward, and what is left of later ones; None: it did not begin here.
+
+    A hook in a compiled graph does not come here, and the other one of its pair may.
+    """
+    for place, forward in enumerate(under_way):
+        if forward.model is model:
+            del under_way[place:]
+            return forward
+    return None
 
 
 _causal: Final[dict[type, bool]] = {}
@@ -111,16 +118,16 @@ def watch(model: PreTrainedModel, names: set[str]) -> None:
 
 def _begins(model: torch.nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling():
-        _calls.forget(model)
-        _calls.before.append((model, _calls.made))
+        _over(model)
+        under_way.append(_Forward(model))
 
 
 def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    before = _calls.forget(model)
+    forward = _over(model)
     # A part of another's forward, or an error.
-    if before is None or _calls.before or output is None:
+    if forward is None or under_way or output is None:
         return
     attentions = set()
     for module in model.modules():
@@ -129,6 +136,6 @@ def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) 
         if "Attention" in type(module).__name__:
             attentions.add(type(module).__name__)
     asks = model.config._attn_implementation in names
-    if asks and before == _calls.made and attentions:
+    if asks and attentions and not forward.served:
         reason = f"its layers ({', '.join(sorted(attentions))}) compute attention themselves"
         decline(type(model).__name__, reason, "the model's own")

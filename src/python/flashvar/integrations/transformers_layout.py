@@ -24,6 +24,7 @@ class Layout(NamedTuple):
     rows: Rows | None = None  # pack these
     # [batch or 1, heads or 1, seqlen_q or 1, keys]: added to the scores, or bool.
     bias: torch.Tensor | None = None
+    plain: bool = False  # known to be all keys, causal or not
 
     def to(self, device: torch.device) -> Layout:
         """The same, with its tensors on another device."""

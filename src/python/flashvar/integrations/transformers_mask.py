@@ -100,8 +100,12 @@ def _layout(pattern: Pattern, told: dict[str, Any]) -> Layout | None:
         seen = padding[:, kv_offset : kv_offset + keys].int()
         numbers = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
     else:
-        return Layout(pattern.causal, window, keys)
-    return padding_layout(numbers, q_length, pattern.causal, window)
+        numbers = None
+    layout = Layout(pattern.causal, window, keys)
+    if numbers is not None:
+        layout = padding_layout(numbers, q_length, pattern.causal, window)
+    whole = keys == kv_length and window == (-1, -1)
+    return layout._replace(plain=whole and layout.rows is layout.bias is None)
 
 
 def read(function: Callable[..., Any]) -> Pattern | None:

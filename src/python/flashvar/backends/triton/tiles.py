@@ -43,7 +43,7 @@ _FORWARD_WITH_BIAS: Final[_Table] = {
     128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     256: (Tile(64, 32, 8, 2),),
 }
-# First choices keep registers from spilling, or nearly so (ptxas of Triton 3.7).
+# First choices keep registers from spilling, or nearly so (ptxas of Triton 3.7 and 3.9).
 _AMPERE: Final[_Tables] = {
     "forward": {
         64: (Tile(128, 64, 4, 3),),
@@ -95,7 +95,11 @@ _HOPPER: Final[_Tables] = {
         192: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
-    "forward_with_bias": {**_FORWARD_WITH_BIAS, 128: (Tile(128, 32, 8, 2),)},
+    "forward_with_bias": {
+        **_FORWARD_WITH_BIAS,
+        128: (Tile(128, 32, 8, 2),),
+        256: (Tile(128, 16, 8, 3), Tile(64, 32, 8, 2)),
+    },
     "backward_q": {
         64: (Tile(64, 64, 4, 3),),
         128: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)),
