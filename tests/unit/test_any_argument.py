@@ -100,6 +100,7 @@ def activate(backend: Any) -> None:
 
 
 def register(name: Any) -> None:
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
     if not isinstance(name, str) or name == "flashvar":  # others are names too, and would stay
         transformers.register(name)
 

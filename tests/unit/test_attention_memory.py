@@ -7,77 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import scaled_dot_product_attention
+from saved_bytes import kept
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashvar
 from flashvar.integrations import torch as sdpa
-from flashvar.integrations import transformers as ours
 
 BATCH, ROWS, HEADS, HEADS_KV, DIM = 2, 64, 4, 2, 16
-
-
-def kept(call: Callable[[], torch.Tensor], *without: torch.Tensor) -> int:
-    """Bytes that the graph of a call keeps, each storage once."""
-    storages: dict[int, Any] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = call()
-    assert loss.requires_grad
-    own = {tensor.untyped_storage().data_ptr() for tensor in without}
-    return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
-
-
-def llama(attention: str) -> Any:
-    configuration = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=HEADS * DIM,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS_KV,
-        intermediate_size=96,
-    )
-    ours.register()
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(configuration)
-    model.set_attn_implementation(attention)
-    return model
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
-def test_a_llama_keeps_no_more(precision: str, padded: bool) -> None:
-    ids = torch.randint(1, 97, (BATCH, ROWS))
-    mask = torch.ones_like(ids)
-    if padded:
-        mask[0, 50:] = 0
-
-    def measured(attention: str, backend: Any = None) -> int:
-        model = llama(attention)
-        if precision == "bfloat16":
-            model.to(torch.bfloat16)
-        autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast")
-
-        def step() -> torch.Tensor:
-            with autocast:
-                loss: torch.Tensor = model(input_ids=ids, attention_mask=mask, labels=ids).loss
-            return loss
-
-        if backend is None:
-            return kept(step, *model.parameters())
-        with sdpa.activate(backend):
-            return kept(step, *model.parameters())
-
-    by_torch = measured("sdpa")
-    assert 0 < measured("flashvar") <= by_torch
-    assert 0 < measured("sdpa", "reference") <= by_torch
 
 
 def projected(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -138,7 +75,7 @@ def test_gradients_go_back_through_views_without_copies() -> None:
     with sdpa.activate("reference"):
 
         def by_sdpa(*x: torch.Tensor) -> torch.Tensor:
-            out = scaled_dot_product_attention(*x, enable_gqa=True)
+            out = functional.scaled_dot_product_attention(*x, enable_gqa=True)
             return out.transpose(1, 2).flatten(2)
 
         assert copies(by_sdpa) == []

@@ -20,8 +20,8 @@ from flashvar.integrations.serving import named
 from flashvar.integrations.torch_attribute import REPLACED, is_replaced_by_others
 from flashvar.ops.attention import BackendName
 from flashvar.ops.attention_options import is_number, truth
-from flashvar.ops.attention_tensors import check_tensor, rows_contiguous
-from flashvar.ops.attention_watchers import PLAIN, is_compiling
+from flashvar.ops.attention_tensors import check_tensor
+from flashvar.ops.attention_watchers import is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
 
@@ -100,7 +100,6 @@ class Attend(nn.Module):  # type: ignore[misc]
         if refused is not None:
             return refused
         dropout = self.dropout if self.training else 0.0
-        q, k, v = _readable(q, k, v)
         return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -133,7 +132,6 @@ class Attend(nn.Module):  # type: ignore[misc]
             out = attend_at_once(q, k, v, False, self.scale, self.backend)
             if out is not None:
                 return out
-        q, k, v = _readable(q, k, v)
         reason = self.why_not(q, k, v)
         if reason is None:
             return attend(q, k, v, None, dropout, False, self.scale, "bhsd", self.backend)
@@ -167,26 +165,6 @@ def _check(q: object, k: object, v: object) -> None:
     ):
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_tensor(name, tensor)
-
-
-def _readable(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The tensors as kernels read them: in the dtype of autocast, with contiguous rows."""
-    kind = q.device.type
-    dtype = None
-    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-    q, k, v = (_readable_one(x, dtype) for x in (q, k, v))
-    return q, k, v
-
-
-def _readable_one(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
-        return tensor
-    if dtype is not None and tensor.is_floating_point() and tensor.dtype != torch.float64:
-        tensor = tensor.to(dtype)
-    return rows_contiguous(tensor)
 
 
 def _written_out(
