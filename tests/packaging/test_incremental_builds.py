@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -51,7 +52,7 @@ def built(factory: Factory, tree: Path) -> Path:
 
 
 def header(tree: Path) -> Path:
-    return tree / "src" / "cuda" / "sm80" / "attention_fwd.cuh"
+    return tree / "src" / "cuda" / "sm80" / "attention" / "fwd.cuh"
 
 
 def test_nothing_to_do_is_nothing_done(factory: Factory, tree: Path, built: Path) -> None:
@@ -106,6 +107,18 @@ def test_failed_build_leaves_no_manifest(factory: Factory, tree: Path, built: Pa
     assert manifest.read(built / manifest.FILE_NAME).kernels[0].registers > 0
 
 
+def compiles(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the compiler is at work in the session of a program that a build started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    sessions = children.read_text(encoding="ascii").split()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            _, _, rest = file.read_text(encoding="utf-8").partition("(cicc) ")
+            if rest and rest.split()[3] in sessions:
+                return True
+    return False
+
+
 def interrupted(tree: Path, built: Path, number: signal.Signals) -> int:
     """Send a signal to a build whose compiler is at work; the exit code."""
     with header(tree).open("a", encoding="utf-8") as file:
@@ -116,9 +129,8 @@ def interrupted(tree: Path, built: Path, number: signal.Signals) -> int:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 30
-    while (built / manifest.FILE_NAME).exists() or not children.read_text(encoding="ascii"):
+    deadline = time.monotonic() + 60
+    while (built / manifest.FILE_NAME).exists() or not compiles(process):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
