@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import result_file
 
 needs_registry = pytest.mark.skipif(
     not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
@@ -54,7 +55,7 @@ def test_context_parallel(tmp_path: Path) -> None:
     """Activated before it or inside: outputs, gradients and who computed, of every setting."""
     results = tmp_path / "results.json"
     run_ranks(TESTS / "gpu" / "context_parallel.py", "--rehearse", "--results", str(results))
-    checked = json.loads(results.read_text(encoding="utf-8"))["checked"]
+    checked = result_file.read(results)["cases"]
     assert len(checked) == 14
     for case in checked:
         assert case["right"], case

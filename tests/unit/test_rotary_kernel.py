@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from interpreted_rotary import CASES, Case
+from interpreter import interpreted
 from test_triton_compile import stack_bytes
-from test_triton_interpreter import interpreted
 
 pytest.importorskip("triton", reason="triton is not installed")
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from interpreted_attention import CALLS, CASES, Case
+from interpreter import interpreted
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -17,21 +15,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 @pytest.fixture(scope="module")
 def found() -> dict[str, str]:
     """Case -> what was wrong; all of them in one process, which takes seconds to start."""
-    folder = Path(__file__).parent
-    sources = folder.parents[1] / "src" / "python"
-    finished = subprocess.run(
-        [sys.executable, str(folder / "interpreted_attention.py")],
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "PYTHONPATH": os.pathsep.join(map(str, (sources, folder.parent))),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    answers: dict[str, str] = json.loads(finished.stdout)
+    script = Path(__file__).with_name("interpreted_attention.py")
+    answers: dict[str, str] = json.loads(interpreted(str(script)))
     return answers
 
 
