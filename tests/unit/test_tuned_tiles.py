@@ -214,8 +214,8 @@ def test_launches_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     from dataclasses import replace
 
     from flashvar.backends.triton.attention import launch
-    from flashvar.ops.attention.inputs import inspect
     from flashvar.ops.attention.problem import Inputs, Options
+    from flashvar.ops.attention.validate import inspect
 
     monkeypatch.setattr(launch, "gather", lambda: MACHINE)
     q = torch.empty(1, 64, 2, 64, dtype=torch.half)

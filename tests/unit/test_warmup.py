@@ -90,7 +90,7 @@ def test_offline_command(
 def test_a_kind_is_a_call_with_its_features(features: tuple[str, ...]) -> None:
     import torch
 
-    from flashvar.ops.attention.inputs import inspect
+    from flashvar.ops.attention.validate import inspect
 
     kind = replace(PLAIN, causal=False, features=frozenset(features))
     problem = inspect(kernels.inputs_of(kind, torch.device("cpu")), kernels.options_of(kind))

@@ -20,7 +20,7 @@ from flashvar.integrations.transformers.own_path import Call, own_path
 from flashvar.integrations.transformers.rows import Rows, rows_of_positions
 from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
 from flashvar.ops.attention.api import attention as dense
-from flashvar.ops.attention.tensors import rows_contiguous
+from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.attention.varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"

@@ -15,11 +15,11 @@ from flashvar.backends.triton.absent_device import pretend
 from flashvar.backends.triton.attention import launch, tiles
 from flashvar.backends.triton.attention.tiles import Tile
 from flashvar.machine.shared_memory import SHARED_MEMORY
-from flashvar.ops.attention import run as attention_run
-from flashvar.ops.attention.inputs import inspect, inspect_backward
+from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.padding import pad_inputs
 from flashvar.ops.attention.plan import plan
 from flashvar.ops.attention.problem import Gradients, Inputs, Options
+from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.ops.attention.warmup import Kind
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,8 +73,8 @@ def run(kind: Kind, device: int) -> None:
     if not kind.training:
         plan(*inputs[:3], inputs[3:], options).run(inputs, with_lse=False)
     else:
-        out, lse = attention_run.forward(inputs, options)
-        attention_run.backward(out, None, inputs, out, lse, options, inputs.bias is not None)
+        out, lse = plans.forward(inputs, options)
+        plans.backward(out, None, inputs, out, lse, options, inputs.bias is not None)
     torch.cuda.synchronize(device)
 
 
