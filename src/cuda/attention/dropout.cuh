@@ -56,16 +56,16 @@ struct DropoutRng {
 
   // Rows are queries: the thread holds columns c and c + 1. Precondition: r % 16 < 8, c % 16 < 8,
   // c even.
-  __device__ __forceinline__ DropoutBits along_columns(uint32_t r, uint32_t c) const {
+  __device__ __forceinline__ DropoutBits draw(uint32_t r, uint32_t c) const {
     return philox(r / 16 * 8 + r % 8, c / 16 * 4 + c % 8 / 2, head_index, offset, key0, key1);
   }
 
   // Rows are keys: the thread holds queries r and r + 1 (r even) of key column c. One Philox call
   // covers the columns of two lanes: each computes one of the two queries, then they exchange
   // halves.
-  __device__ __forceinline__ DropoutBits along_rows(uint32_t r, uint32_t c) const {
+  __device__ __forceinline__ DropoutBits draw_transposed(uint32_t r, uint32_t c) const {
     bool const odd = c % 2 != 0;
-    DropoutBits const mine = along_columns(odd ? r + 1 : r, c & ~1u);
+    DropoutBits const mine = draw(odd ? r + 1 : r, c & ~1u);
     DropoutBits bits;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

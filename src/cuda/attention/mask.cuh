@@ -22,18 +22,18 @@ struct Mask {
   }
 
   // Query i sees keys [visible_begin(i), visible_end(i)), which may be empty.
-  __device__ __forceinline__ int32_t visible_begin(int32_t i) const {
+  __device__ __forceinline__ int32_t key_begin(int32_t i) const {
     return left == kUnbounded ? 0 : max(diagonal(i) - left, 0);
   }
-  __device__ __forceinline__ int32_t visible_end(int32_t i) const {
+  __device__ __forceinline__ int32_t key_end(int32_t i) const {
     return right == kUnbounded ? seqlen_k : max(min(diagonal(i) + right + 1, seqlen_k), 0);
   }
 
   // Key j is seen by queries [seeing_begin(j), seeing_end(j)), which may be empty.
-  __device__ __forceinline__ int32_t seeing_begin(int32_t j) const {
+  __device__ __forceinline__ int32_t query_begin(int32_t j) const {
     return right == kUnbounded ? 0 : max(j - right - seqlen_k + seqlen_q, 0);
   }
-  __device__ __forceinline__ int32_t seeing_end(int32_t j) const {
+  __device__ __forceinline__ int32_t query_end(int32_t j) const {
     if (left == kUnbounded) return seqlen_q;
     return max(
         static_cast<int32_t>(min(int64_t{j} + left - seqlen_k + seqlen_q + 1, int64_t{seqlen_q})),
@@ -42,8 +42,8 @@ struct Mask {
 
   // Whether some query of [first_query, last_query] does not see all keys [key_begin, key_end).
   __device__ __forceinline__ bool hides_any(int32_t first_query, int32_t last_query,
-                                            int32_t key_begin, int32_t key_end) const {
-    return key_end > visible_end(first_query) || key_begin < visible_begin(last_query);
+                                            int32_t first_key, int32_t end_key) const {
+    return end_key > key_end(first_query) || first_key < key_begin(last_query);
   }
 };
 

@@ -32,15 +32,15 @@ struct OnlineSoftmax {
   // Returns the factor that rescales previous sums and outputs; `shift` is what to subtract from
   // the exponents of the new block.
   __device__ __forceinline__ float advance(int r, float block_max, float scale_log2, float& shift) {
-    float const before = row_max[r];
-    float const highest = fmaxf(before, quad_max(block_max));
+    float const old_max = row_max[r];
+    float const new_max = fmaxf(old_max, quad_max(block_max));
     // A slightly larger maximum is ignored: P then reaches 2^kRescaleThreshold instead of 1, and
     // the output need not be rescaled.
-    row_max[r] = (highest - before) * scale_log2 <= kRescaleThreshold ? before : highest;
+    row_max[r] = (new_max - old_max) * scale_log2 <= kRescaleThreshold ? old_max : new_max;
     // -inf: the row has seen no key yet. Exponents are then taken relative to 0.
     shift = row_max[r] == -infinity() ? 0.f : row_max[r] * scale_log2;
     // Exactly 1 where the maximum stands: a rounded factor would accumulate over many blocks.
-    float const factor = before == row_max[r] ? 1.f : exp2_approx(before * scale_log2 - shift);
+    float const factor = old_max == row_max[r] ? 1.f : exp2_approx(old_max * scale_log2 - shift);
     row_sum[r] *= factor;
     return factor;
   }

@@ -1,6 +1,6 @@
-// Special registers, read again at every call (volatile). Values derived from threadIdx and
-// blockIdx are computed once and kept live across the main loop, in registers that its accumulators
-// need.
+// Reads special registers. The asm is volatile, so each call reads the register again. The compiler
+// would compute values derived from threadIdx and blockIdx once and keep them in registers across
+// the main loop, whose accumulators need these registers.
 #pragma once
 #include <cstdint>
 

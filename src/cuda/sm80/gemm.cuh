@@ -66,8 +66,8 @@ struct FragmentAddress {
   using Layout = Layout_;
   uint32_t address;
 
-  __device__ __forceinline__ uint32_t chunk(int delta) const {
-    return Layout::advance(address, delta);
+  __device__ __forceinline__ uint32_t chunk(int chunks) const {
+    return Layout::advance(address, chunks);
   }
 };
 
@@ -78,8 +78,8 @@ struct FragmentOffset {
   using Layout = Layout_;
   uint32_t tile, offset;
 
-  __device__ __forceinline__ uint32_t chunk(int delta) const {
-    return tile + Layout::advance(offset, delta);
+  __device__ __forceinline__ uint32_t chunk(int chunks) const {
+    return tile + Layout::advance(offset, chunks);
   }
 };
 

@@ -38,7 +38,7 @@ struct MnMajor {
 // d = A B over kSteps steps of 16, both from shared memory.
 template <class Dtype, int kN, int kSteps, class A, class B>
 __device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B& b) {
-  ptx::wgmma_pin(d);
+  ptx::wgmma_fence_operand(d);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B&
 template <class Dtype, int kN, int kSteps, class B>
 __device__ __forceinline__ void gemm_rs(float (&d)[kN / 2], const uint32_t (&a)[kSteps][4],
                                         const B& b) {
-  ptx::wgmma_pin(d);
+  ptx::wgmma_fence_operand(d);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {

@@ -150,10 +150,10 @@ using BwdScores = Accumulator<Config::kScoreKeys, Config::kScoreQueries>;
 
 // Which scores of the block's tile a warp computes: its first key and query.
 template <class Config>
-struct WarpScores {
+struct WarpTile {
   int warp, lane, key, query;
 
-  __device__ __forceinline__ WarpScores()
+  __device__ __forceinline__ WarpTile()
       : warp(ptx::thread_index() / 32),
         lane(ptx::thread_index() % 32),
         key(warp % Config::kScoreWarps * Config::kScoreKeys),
@@ -165,7 +165,7 @@ template <class Config>
 __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<Config>& rdP,
                                                const BwdArgs& args, const KeyTile& tile,
                                                int32_t head, int32_t m,
-                                               const WarpScores<Config>& own,
+                                               const WarpTile<Config>& warp_tile,
                                                const unsigned char* sK, const unsigned char* sV,
                                                const QueryStage<Config>& stage) {
   using Dtype = typename Config::Dtype;
@@ -174,24 +174,27 @@ __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<
   using LayoutK = typename Config::SmemLayoutK;
   using LayoutV = typename Config::SmemLayoutV;
   gemm_nt<Dtype, LayoutK, LayoutQ, Config::kHeadDim>(
-      rS, ptx::smem_address(sK) + own.key * LayoutK::kRowBytes,
-      ptx::smem_address(stage.q) + own.query * LayoutQ::kRowBytes);
+      rS, ptx::smem_address(sK) + warp_tile.key * LayoutK::kRowBytes,
+      ptx::smem_address(stage.q) + warp_tile.query * LayoutQ::kRowBytes);
   auto gemm_dp = [&] {
     gemm_nt<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
-        rdP, ptx::smem_address(sV) + own.key * LayoutV::kRowBytes,
-        ptx::smem_address(stage.grad_out) + own.query * LayoutDO::kRowBytes);
+        rdP, ptx::smem_address(sV) + warp_tile.key * LayoutV::kRowBytes,
+        ptx::smem_address(stage.grad_out) + warp_tile.query * LayoutDO::kRowBytes);
   };
   int32_t const first_query = m * Config::kBlockQ;
   Mask const mask = tile.mask(args);
   bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1, tile.first_key,
                                      tile.first_key + Config::kBlockKV);
-  int const lane_query = own.query + own.lane % 4 * 2;
-  BwdScoreOrigin const origin{
-      tile.batch, head,  first_query + lane_query, tile.first_key + own.key + own.lane / 4,
-      mask,       masked};
+  int const lane_query = warp_tile.query + warp_tile.lane % 4 * 2;
+  BwdScoreOrigin const origin{tile.batch,
+                              head,
+                              first_query + lane_query,
+                              tile.first_key + warp_tile.key + warp_tile.lane / 4,
+                              mask,
+                              masked};
   if constexpr (Config::kModifiers) {
     gemm_dp();
-    differentiate<true, Dtype>(
+    differentiate_with_modifiers<true, Dtype>(
         rS, rdP, args, origin,
         [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
         [&](int, int n, int e) { return stage.delta[lane_query + n * 8 + e % 2]; });
@@ -206,10 +209,10 @@ __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<
 
 // dV += P dO and dK += dS Q, with P and dS in registers or in shared memory.
 template <class Config, class GradK, class GradV>
-__device__ __forceinline__ void add_grad_kv(GradK& rdK, GradV& rdV, const BwdScores<Config>& rP,
-                                            const BwdScores<Config>& rdS, const unsigned char* sP,
-                                            const unsigned char* sdS, int warp,
-                                            const QueryStage<Config>& stage) {
+__device__ __forceinline__ void gemm_grad_kv(GradK& rdK, GradV& rdV, const BwdScores<Config>& rP,
+                                             const BwdScores<Config>& rdS, const unsigned char* sP,
+                                             const unsigned char* sdS, int warp,
+                                             const QueryStage<Config>& stage) {
   using Dtype = typename Config::Dtype;
   using LayoutS = typename Config::SmemLayoutS;
   uint32_t const columns = warp / Config::kGradKVWarps * 2;
@@ -280,8 +283,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   if (tile.first_key < tile.keys.count) {
     Mask const mask = tile.mask(args);
     int32_t const last_key = min(tile.first_key + Config::kBlockKV, tile.keys.count) - 1;
-    begin = mask.seeing_begin(tile.first_key) / Config::kBlockQ;
-    int32_t const end = (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
+    begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
+    int32_t const end = (mask.query_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
   }
   int32_t const last_step = steps * tile.heads - 1;
@@ -318,18 +321,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
           .load(args, sTile, next_head, next_m);
     }
-    WarpScores<Config> const own;
+    WarpTile<Config> const warp_tile;
     BwdScores<Config> rS, rdP;
-    compute_scores<Config>(rS, rdP, args, sTile, head, m, own, sK, sV, stage);
+    compute_scores<Config>(rS, rdP, args, sTile, head, m, warp_tile, sK, sV, stage);
 
-    auto in_scores = [&](int n) { return own.query / 8 + n; };
-    store_accumulator<Dtype, LayoutS>(sdS, rdP, own.key, 1.f, in_scores);
+    auto in_scores = [&](int n) { return warp_tile.query / 8 + n; };
+    store_accumulator<Dtype, LayoutS>(sdS, rdP, warp_tile.key, 1.f, in_scores);
     if constexpr (!Config::kScoresInRegisters) {
-      store_accumulator<Dtype, LayoutS>(sP, rS, own.key, 1.f, in_scores);
+      store_accumulator<Dtype, LayoutS>(sP, rS, warp_tile.key, 1.f, in_scores);
       __syncthreads();  // P and dS are visible to all warps
     }
 
-    add_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, own.warp, stage);
+    gemm_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, warp_tile.warp, stage);
     if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
       __syncthreads();  // dS is visible to all warps; all have read this step's queries
     }
@@ -337,7 +340,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       stage.load(args, sTile, next_head, next_m);
     }
 
-    if (args.grad_q_sum != nullptr) add_grad_q<Config>(args, sTile, head, m, sdS, sK, own.warp);
+    if (args.grad_q_sum != nullptr)
+      add_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
     head = next_head;
     m = next_m;
   }

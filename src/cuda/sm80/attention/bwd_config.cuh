@@ -61,10 +61,10 @@ constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, int shared_memory) {
 }
 
 // kModifiers: the kernel evaluates ScoreModifiers; it also takes unaligned tensors.
-template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kFeatures_>
+template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kModifiers_>
 struct BwdConfig {
   using Dtype = Dtype_;
-  static constexpr bool kModifiers = kFeatures_;
+  static constexpr bool kModifiers = kModifiers_;
   static constexpr BwdTile kTile = bwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 

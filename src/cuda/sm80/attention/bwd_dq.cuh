@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   int32_t begin_n, end_n;
   {
     Mask const mask = tile.mask(args);
-    begin_n = mask.visible_begin(tile.first_query) / Config::kBlockKV;
-    end_n = (mask.visible_end(tile.first_query + queries - 1) + Config::kBlockKV - 1) /
-            Config::kBlockKV;
+    begin_n = mask.key_begin(tile.first_query) / Config::kBlockKV;
+    end_n =
+        (mask.key_end(tile.first_query + queries - 1) + Config::kBlockKV - 1) / Config::kBlockKV;
   }
   load_any_tile<LayoutQ, Config>(sQ, args.q.data + tile.query_offset(args.q), args.q.seq_stride,
                                  queries, args.head_dim, args.aligned);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
         mask,
         mask.hides_any(sTile.first_query, sTile.first_query + Config::kBlockQ - 1, first_key,
                        first_key + Config::kBlockKV)};
-    differentiate<false, Dtype>(
+    differentiate_with_modifiers<false, Dtype>(
         rS, rdP, args, origin, [&](int, int, int e) { return lse_log2[e / 2]; },
         [&](int, int, int e) { return delta[e / 2]; });
     gemm_nn<Dtype, Config::kBlockKV, 1>(

@@ -71,7 +71,7 @@ struct BwdLaunch {
       while (problem.group % args.splits != 0) ++args.splits;
     }
     uint64_t end = 0;
-    auto take = [&](bool wanted, int64_t elements) -> float* {
+    auto allocate = [&](bool wanted, int64_t elements) -> float* {
       if (!wanted) return nullptr;
       unsigned char* const part = problem.workspace + end;
       end += (elements * sizeof(float) + 255) / 256 * 256;
@@ -79,12 +79,12 @@ struct BwdLaunch {
     };
     int64_t const tiles_q = problem.heads_q * args.query_tiles;
     int64_t const tiles_k = heads_kv * args.key_tiles;
-    args.lse_log2 = take(true, tiles_q * C::kBlockQ);
-    args.delta = take(true, tiles_q * C::kBlockQ);
+    args.lse_log2 = allocate(true, tiles_q * C::kBlockQ);
+    args.delta = allocate(true, tiles_q * C::kBlockQ);
     uint64_t const sums_begin = end;
-    args.grad_q_sum = take(!problem.deterministic, tiles_q * C::GradQ::kElements);
-    args.grad_k_sum = take(args.splits > 1, tiles_k * C::GradK::kElements);
-    args.grad_v_sum = take(args.splits > 1, tiles_k * C::GradV::kElements);
+    args.grad_q_sum = allocate(!problem.deterministic, tiles_q * C::GradQ::kElements);
+    args.grad_k_sum = allocate(args.splits > 1, tiles_k * C::GradK::kElements);
+    args.grad_v_sum = allocate(args.splits > 1, tiles_k * C::GradV::kElements);
     return {sums_begin, end};
   }
 
@@ -121,13 +121,12 @@ struct BwdLaunch {
         },
         args.key_tiles * heads_kv * args.splits);
     if (problem.deterministic) {
-      using Q = DqConfig;
       run(
           [&](int64_t blocks) {
-            return launch_kernel<bwd_dq_kernel<Q, C::kBlockQ>>(
-                args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
+            return launch_kernel<bwd_dq_kernel<DqConfig, C::kBlockQ>>(
+                args, {blocks, DqConfig::kThreads, DqConfig::kSharedMemory}, device, stream);
           },
-          QueryTile::tiles(problem, Q::kBlockQ) * problem.heads_q);
+          QueryTile::tiles(problem, DqConfig::kBlockQ) * problem.heads_q);
     } else {
       run(
           [&](int64_t blocks) {

@@ -38,9 +38,9 @@ __device__ __forceinline__ void apply_mask(Acc& rP, const BwdScoreOrigin& origin
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const key = origin.key + m * 16 + half * 8;
-      int32_t const begin = origin.mask.seeing_begin(key) - origin.query;
+      int32_t const begin = origin.mask.query_begin(key) - origin.query;
       int32_t const end =
-          key < origin.mask.seqlen_k ? origin.mask.seeing_end(key) - origin.query : INT32_MIN;
+          key < origin.mask.seqlen_k ? origin.mask.query_end(key) - origin.query : INT32_MIN;
 #pragma unroll
       for (int n = 0; n < rP.kMmaCols; ++n) {
 #pragma unroll
@@ -92,12 +92,11 @@ __device__ __forceinline__ void add_grad_bias(const ScoreGroup& g, const BwdArgs
 
 template <bool kTransposed>
 __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreModifiers& modifiers,
-                                     const DropoutRng& words, const BwdScoreOrigin& origin, int m,
+                                     const DropoutRng& rng, const BwdScoreOrigin& origin, int m,
                                      int n) {
   uint32_t const query = origin.query + score_query<kTransposed>(m, n, 0);
   uint32_t const key = origin.key + score_key<kTransposed>(m, n, 0);
-  DropoutBits const bits =
-      kTransposed ? words.along_rows(query, key) : words.along_columns(query, key);
+  DropoutBits const bits = kTransposed ? rng.draw_transposed(query, key) : rng.draw(query, key);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     int const row = i / 2 % 2, column = i / 4;  // halves of the 16 x 16 accumulator fragment
@@ -110,9 +109,9 @@ __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreModifiers& modifi
 // rS: S to P. rdP: dP to dS. lse_log2(m, n, e) and delta(m, n, e): those of the score's query. All
 // modifiers in one pass over eight scores, so that no intermediate is kept or computed twice.
 template <bool kTransposed, class Dtype, class Acc, class Lse, class Delta>
-__device__ __forceinline__ void differentiate(Acc& rS, Acc& rdP, const BwdArgs& args,
-                                              const BwdScoreOrigin& origin, Lse&& lse_log2,
-                                              Delta&& delta) {
+__device__ __forceinline__ void differentiate_with_modifiers(Acc& rS, Acc& rdP, const BwdArgs& args,
+                                                             const BwdScoreOrigin& origin,
+                                                             Lse&& lse_log2, Delta&& delta) {
   const ScoreModifiers& modifiers = args.modifiers;
 #pragma unroll
   for (int m = 0; m < rS.kMmaRows; ++m) {
@@ -151,7 +150,7 @@ __device__ __forceinline__ void differentiate(Acc& rS, Acc& rdP, const BwdArgs& 
         each([&](int i, int n, int e) {
           int32_t const query = origin.query + score_query<kTransposed>(m, n, e);
           int32_t const key = origin.key + score_key<kTransposed>(m, n, e);
-          if (key < origin.mask.visible_begin(query) || key >= origin.mask.visible_end(query)) {
+          if (key < origin.mask.key_begin(query) || key >= origin.mask.key_end(query)) {
             g.score[i] = -infinity();
           }
         });
@@ -161,8 +160,8 @@ __device__ __forceinline__ void differentiate(Acc& rS, Acc& rdP, const BwdArgs& 
         g.kept[i] = 1.f;
       });
       if (modifiers.rng != nullptr) {
-        DropoutRng const words(modifiers.rng, origin.batch * args.heads_q + origin.head);
-        drop<kTransposed>(g, modifiers, words, origin, m, n);
+        DropoutRng const rng(modifiers.rng, origin.batch * args.heads_q + origin.head);
+        drop<kTransposed>(g, modifiers, rng, origin, m, n);
       }
       each([&](int i, int n, int e) {
         g.grad[i] = g.score[i] * (g.kept[i] * g.grad[i] - delta(m, n, e));

@@ -28,7 +28,7 @@ namespace flashvar::sm80::attention {
 template <class Config>
 using Softmax = OnlineSoftmax<2 * Scores<Config>::kMmaRows>;
 
-inline constexpr bool kWhole = true;  // every key of the block exists
+inline constexpr bool kFullBlock = true;  // every key of the block exists
 
 // Loads key block n of K or V as a cp.async group.
 template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
@@ -43,8 +43,8 @@ __device__ __forceinline__ void load_block(unsigned char* smem, const uint16_t* 
 
 // rS = Q K^T; `sQ` points at the warp's first row.
 template <class Config>
-__device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned char* sQ,
-                                            const unsigned char* sK) {
+__device__ __forceinline__ void gemm_qk(Scores<Config>& rS, const unsigned char* sQ,
+                                        const unsigned char* sK) {
   using LayoutQ = typename Config::SmemLayoutQ;
   using LayoutK = typename Config::SmemLayoutK;
   gemm_nt<typename Config::Dtype, Config::kHeadDim>(
@@ -54,8 +54,8 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
 
 // rO += P V.
 template <class Config>
-__device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Config>& rP,
-                                            const unsigned char* sV) {
+__device__ __forceinline__ void gemm_pv(Output<Config>& rO, const Scores<Config>& rP,
+                                        const unsigned char* sV) {
   using Dtype = typename Config::Dtype;
   using LayoutV = typename Config::SmemLayoutV;
   gemm_nn<Dtype, Config::kBlockKV, 1>(
@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     if constexpr (Config::kModifiers) {
       prefetch_bias<Config>(problem, shared.tile, (n - 1) * kBlockKV);
     }
-    load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
-                                                    problem.head_dim);
+    load_block<LayoutK, kThreads, kAligned, kFullBlock>(sK, shared.gK, problem.k.seq_stride, n - 1,
+                                                        0, problem.head_dim);
   };
   int32_t n = blocks.end - 1;
   // Key blocks that only other warps' rows see: this warp loads and synchronises only. Not with two
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   for (; n >= blocks.begin; --n) {
     load_v(n);
     Scores<Config> rS;
-    multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
+    gemm_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     load_next_k(n);
 
@@ -230,14 +230,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     } else if (problem.score_sign != 1.f) {
       apply_sign<Config>(rS, problem.score_sign);
     }
-    if (shared.key_blocks.has_mask(n)) {
+    if (shared.key_blocks.needs_mask(n)) {
       apply_mask<Config>(rS, problem, shared.tile, warp_row, n * kBlockKV);
     }
     softmax_step<Config>(softmax, rS, rO, Config::kModifiers ? 1.f / kLn2 : problem.scale_log2);
     if constexpr (Config::kModifiers) {
       apply_dropout<Config>(rS, problem, shared.tile, warp_row, n * kBlockKV);
     }
-    multiply_pv<Config>(rO, rS, sV);
+    gemm_pv<Config>(rO, rS, sV);
   }
 
   store_output<Config, kAligned>(problem, softmax, rO, shared.tile, sO);

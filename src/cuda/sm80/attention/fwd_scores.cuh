@@ -122,12 +122,12 @@ __device__ __forceinline__ void apply_dropout(Scores<Config>& rP, const Problem&
   const ScoreModifiers& modifiers = problem.modifiers;
   if (modifiers.rng == nullptr) return;
   ScoreOrigin const origin(tile, warp_row, first_key);
-  DropoutRng const words(modifiers.rng, tile.batch * problem.heads_q + tile.head);
+  DropoutRng const rng(modifiers.rng, tile.batch * problem.heads_q + tile.head);
 #pragma unroll
   for (int m = 0; m < rP.kMmaRows; ++m) {
 #pragma unroll
     for (int n = 0; n < rP.kMmaCols; n += 2) {
-      DropoutBits const bits = words.along_columns(origin.row + m * 16, origin.column + n * 8);
+      DropoutBits const bits = rng.draw(origin.row + m * 16, origin.column + n * 8);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         int const row_half = i / 2 % 2, column_half = i / 4;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& pr
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row = origin.row + m * 16 + half * 8;
-      int32_t const end = mask.visible_end(row) - origin.column;
+      int32_t const end = mask.key_end(row) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
@@ -166,7 +166,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& pr
         }
       }
       if (mask.left == kUnbounded) continue;
-      int32_t const begin = mask.visible_begin(row) - origin.column;
+      int32_t const begin = mask.key_begin(row) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll

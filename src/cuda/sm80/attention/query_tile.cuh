@@ -14,17 +14,17 @@ using namespace flashvar::attention;  // what all architectures share
 // seen whole by all rows and need no mask.
 struct KeyBlockRange {
   int32_t begin, end;
-  int32_t all_begin, all_end;
+  int32_t full_begin, full_end;
 
   __device__ __forceinline__ KeyBlockRange(const Mask& mask, int32_t first_query,
                                            int32_t last_query, int32_t keys)
-      : begin(mask.visible_begin(first_query) / keys),
-        end((mask.visible_end(last_query) + keys - 1) / keys),
-        all_begin((mask.visible_begin(last_query) + keys - 1) / keys),
-        all_end(mask.visible_end(first_query) / keys) {}
+      : begin(mask.key_begin(first_query) / keys),
+        end((mask.key_end(last_query) + keys - 1) / keys),
+        full_begin((mask.key_begin(last_query) + keys - 1) / keys),
+        full_end(mask.key_end(first_query) / keys) {}
 
-  __device__ __forceinline__ bool has_mask(int32_t n) const {
-    return n < all_begin || n >= all_end;
+  __device__ __forceinline__ bool needs_mask(int32_t n) const {
+    return n < full_begin || n >= full_end;
   }
 };
 
@@ -76,7 +76,7 @@ struct QueryTile {
   __device__ __forceinline__ int32_t key_blocks_end(const Problem& problem, int32_t row,
                                                     int32_t rows, int32_t columns) const {
     if (first_query + row >= queries.count) return 0;
-    return (mask(problem).visible_end(first_query + row + rows - 1) + columns - 1) / columns;
+    return (mask(problem).key_end(first_query + row + rows - 1) + columns - 1) / columns;
   }
 
   __device__ __forceinline__ Mask mask(const Problem& problem) const {

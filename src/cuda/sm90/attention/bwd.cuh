@@ -38,7 +38,7 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
   PipelineState<Config::kStages> step;
   for (KeyWorkUnit work; work.unit < args.work_units; work.advance(args)) {
     KeyTile<Config> const tile(args, work);
-    if (!tile.exists() || !tile.seen()) continue;
+    if (!tile.exists() || !tile.has_queries()) continue;
     auto load_kv = [&] {
       // The previous tile has released K and V.
       ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::mbarrier_init(smem.full_tile(slot), 1);
       ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + 2);  // consumers and two load threads
     }
-    if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.want_tile(), 1);
+    if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.tile_request(), 1);
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
       ptx::mbarrier_init(smem.full_scores(stage), Config::kSplitsKeys ? warps : 128);
       ptx::mbarrier_init(smem.empty_scores(stage), Config::kSplitsKeys ? warps : 128);

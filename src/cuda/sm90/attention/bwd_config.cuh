@@ -23,9 +23,9 @@ enum class WorkSplit {
 struct BwdTile {
   int max_head_dim;  // supports head dims up to this, of queries and of values
   WorkSplit split;
-  int block_q;  // queries of one main-loop step
-  int stages;   // buffers of Q, and of dO
-  int scores;   // buffers of dS (kGemms: of P)
+  int block_q;       // queries of one main-loop step
+  int stages;        // buffers of Q, and of dO
+  int score_stages;  // buffers of dS (kGemms: of P)
 };
 
 // clang-format off
@@ -46,7 +46,7 @@ constexpr BwdTile bwd_tile(int head_dim) {
 
 // The head dim that the GEMMs compute: rounded up to half a column block up to 64, a quarter up to
 // 128, whole column blocks above, where accumulators are large. Missing columns are zeros.
-constexpr int product_dim(int head_dim) {
+constexpr int padded_head_dim(int head_dim) {
   int const step = head_dim <= kColBlockCols       ? kColBlockCols / 2
                    : head_dim <= 2 * kColBlockCols ? kColBlockCols / 4
                                                    : kColBlockCols;
@@ -65,8 +65,8 @@ struct BwdConfig {
       kSplitsKeys && kVariant != BwdVariant::kNoDq && kVariant != BwdVariant::kNoDqModifiers;
   // No wgmma is in flight between steps.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
-  static constexpr int kHeadDim = product_dim(kHeadDim_);
-  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
+  static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
   static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kBlockQ = kTile.block_q;
@@ -97,7 +97,7 @@ struct BwdConfig {
   static constexpr int kRowBytes = kBlockQ * 4;  // of LSE, and of delta
   // dS in 16 bits (kGemms: P in fp32), or nothing without dQ.
   static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
-  static constexpr int kScoreStages = kTile.scores;
+  static constexpr int kScoreStages = kTile.score_stages;
   static constexpr int kBarrierBytes = 1024;
   static constexpr int kSharedMemory = kBarrierBytes + kBytesK + kBytesV +
                                        kStages * (kBytesQ + kBytesGradOut) +
@@ -129,14 +129,14 @@ constexpr BwdDqTile bwd_dq_tile(int head_dim) {
   return {};
 }
 
-template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kFeatures_>
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kModifiers_>
 struct BwdDqConfig {
   using Dtype = Dtype_;
-  static constexpr bool kModifiers = kFeatures_;
+  static constexpr bool kModifiers = kModifiers_;
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
-  static constexpr int kHeadDim = product_dim(kHeadDim_);
-  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
+  static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
   static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kConsumers = 2;

@@ -17,8 +17,8 @@ enum class Modifier { kSoftcap, kAlibi, kDropout, kSeveral };
 
 // Calls `evaluate` with the call's Modifier as a constant.
 template <class Evaluate>
-__device__ __forceinline__ void with_modifiers(const ScoreModifiers& modifiers,
-                                               Evaluate&& evaluate) {
+__device__ __forceinline__ void dispatch_modifier(const ScoreModifiers& modifiers,
+                                                  Evaluate&& evaluate) {
   bool const softcap = modifiers.softcap != 0.f, alibi = modifiers.alibi_slopes != nullptr;
   bool const dropout = modifiers.rng != nullptr;
   if (alibi && !softcap && !dropout) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void differentiate_dropped(const float* factors, floa
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float const grad = __float_as_int(factors[i]) >= 0 ? grads[i] * scale : 0.f;
-    grads[i] = fabsf(factors[i]) * (grad - (i / Values::kEvery % 2 == 0 ? delta.x : delta.y));
+    grads[i] = fabsf(factors[i]) * (grad - (i / Values::kRepeat % 2 == 0 ? delta.x : delta.y));
   }
 }
 
@@ -48,13 +48,13 @@ __device__ __forceinline__ void differentiate_dropped(const float* factors, floa
 // rows from the first.
 template <class Config, Modifier kModifier, class Values>
 struct ModifierStep {
-  static constexpr bool kRowsAreKeys = Values::kEvery == 1;
+  static constexpr bool kRowsAreKeys = Values::kRepeat == 1;
   const ScoreModifiers& modifiers;
   float scale_log2;
   int32_t key, query;
   float slope_log2;  // ALiBi: -slope * log2(e)
   float distance;    // ALiBi: of the first score
-  DropoutRng words;
+  DropoutRng rng;
   // Always 0 (sign bit after cvt.relu, which turns -0 into +0). Added to the Philox counter two
   // fragments later as a false dependency; without it ptxas hoists Philox for all fragments and
   // spills.
@@ -74,7 +74,7 @@ struct ModifierStep {
       distance = alibi.distance(query, key);
     }
     if (has(Modifier::kDropout)) {
-      words = DropoutRng(modifiers.rng, tile.batch * problem.heads_q + head);
+      rng = DropoutRng(modifiers.rng, tile.batch * problem.heads_q + head);
     }
   }
 
@@ -95,15 +95,15 @@ struct ModifierStep {
       float2 const shift = lse.of_tile(2 * kk + j);
 #pragma unroll
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        exponent[i] = i / Values::kEvery % 2 == 0 ? -shift.x : -shift.y;
+        exponent[i] = i / Values::kRepeat % 2 == 0 ? -shift.x : -shift.y;
       }
     }
     if (has(Modifier::kAlibi)) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        float const on = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
-        exponent[i] =
-            fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + on : distance - on), exponent[i]);
+        float const offset = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
+        exponent[i] = fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + offset : distance - offset),
+                           exponent[i]);
       }
     }
     float p[8];
@@ -124,9 +124,9 @@ struct ModifierStep {
       }
     }
     if (has(Modifier::kDropout)) {
-      int32_t const on = 16 * kk + chain[kk % 2];
+      int32_t const offset = 16 * kk + chain[kk % 2];
       DropoutBits const bits =
-          kRowsAreKeys ? words.along_rows(query + on, key) : words.along_columns(query, key + on);
+          kRowsAreKeys ? rng.draw_transposed(query + offset, key) : rng.draw(query, key + offset);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         int const row_half = i / 2 % 2, column_half = i / 4;
@@ -155,7 +155,7 @@ struct ModifierStep {
         differentiate_dropped<Values>(&factors[4 * j], &grads[4 * j], modifiers.dropout_scale,
                                       sums);
       } else {
-        attention::differentiate<Values>(&factors[4 * j], &grads[4 * j], sums);
+        attention::differentiate_tile<Values>(&factors[4 * j], &grads[4 * j], sums);
       }
     }
   }
@@ -169,7 +169,7 @@ __device__ __forceinline__ void differentiate_with_modifiers(
     typename Scores<Config>::Packed& packed_p, typename Scores<Config>::Packed& packed_ds,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
     const Values& delta, int32_t first_key, int32_t first_query) {
-  with_modifiers(problem.modifiers, [&](auto modifier) {
+  dispatch_modifier(problem.modifiers, [&](auto modifier) {
     ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
@@ -182,11 +182,11 @@ __device__ __forceinline__ void differentiate_with_modifiers(
 
 // S to P, packed, and to the factor of dP - delta.
 template <class Config, class Values, class Tile>
-__device__ __forceinline__ void probabilities_with_modifiers(
+__device__ __forceinline__ void exponentiate_with_modifiers(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Packed& packed,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
     int32_t first_key, int32_t first_query) {
-  with_modifiers(problem.modifiers, [&](auto modifier) {
+  dispatch_modifier(problem.modifiers, [&](auto modifier) {
     ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {

@@ -22,9 +22,9 @@ namespace flashvar::sm90::attention {
 // Types of score accumulators, and of their 16-bit form as A operands.
 template <class Config>
 struct Scores {
-  static constexpr int kColumns = Config::kScoreColumns / 8;  // mma tiles per row
+  static constexpr int kMmaCols = Config::kScoreColumns / 8;  // mma tiles per row
   static constexpr int kSteps = Config::kScoreColumns / 16;
-  using Registers = float[4 * kColumns];
+  using Registers = float[4 * kMmaCols];
   using Packed = uint32_t[kSteps][4];
 
   // One 16 x 16 fragment: two adjacent mma tiles.
@@ -52,25 +52,25 @@ __device__ __forceinline__ void clear(float (&sums)[kCount]) {
 
 // Issues scores = keys queries^T: S^T = K Q^T, or dP^T = V dO^T, of 64 keys.
 template <class Config, int kDim>
-__device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
-                                                uint32_t keys, uint32_t queries) {
+__device__ __forceinline__ void gemm_scores_t(typename Scores<Config>::Registers& scores,
+                                              uint32_t keys, uint32_t queries) {
   gemm_ss<typename Config::Dtype, Config::kBlockQ, kDim / 16>(
       scores, KMajor<Config::kColBlockBytesKV>(keys), KMajor<Config::kColBlockBytesQ>(queries));
 }
 
 // Issues grad += scores rows: dV += P^T dO, or dK += dS^T Q.
 template <class Config, int kDim>
-__device__ __forceinline__ void multiply_grad(float (&grad)[kDim / 2],
-                                              const typename Scores<Config>::Packed& scores,
-                                              uint32_t rows) {
+__device__ __forceinline__ void gemm_grad_kv(float (&grad)[kDim / 2],
+                                             const typename Scores<Config>::Packed& scores,
+                                             uint32_t rows) {
   gemm_rs<typename Config::Dtype, kDim>(grad, scores, MnMajor<Config::kColBlockBytesQ>(rows));
 }
 
 // Issues a warpgroup's part of dQ = dS K.
 template <class Config>
-__device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols / 2],
-                                                uint32_t scores, uint32_t keys,
-                                                uint32_t warpgroup) {
+__device__ __forceinline__ void gemm_grad_q_part(float (&grad)[Config::kGradQCols / 2],
+                                                 uint32_t scores, uint32_t keys,
+                                                 uint32_t warpgroup) {
   if constexpr (Config::kSplitsRows) {
     scores += warpgroup * 64 * 128;
   } else {
@@ -93,26 +93,26 @@ __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_
   for (int half = 0; half < 2; ++half) {
     int32_t const key = first_key + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
     int32_t const start = first_query + static_cast<int32_t>(thread % 4 * 2);
-    int32_t const begin = mask.seeing_begin(key) - start;
-    int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
-    hide_scores<Scores<Config>::kColumns>(half, begin, end, clear);
+    int32_t const begin = mask.query_begin(key) - start;
+    int32_t const end = key < mask.seqlen_k ? mask.query_end(key) - start : INT32_MIN;
+    hide_scores<Scores<Config>::kMmaCols>(half, begin, end, clear);
   }
 }
 
 // S to P = exp2(S scale - LSE), masked.
 template <class Config>
 __device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers& scores,
-                                             float factor, uint32_t lse, const Mask& mask,
+                                             float scale_log2, uint32_t lse, const Mask& mask,
                                              int32_t first_key, int32_t first_query) {
   uint32_t const column = ptx::thread_index() % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+  for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
     float2 const shift = ptx::shared_load2(lse + (n * 8 + column) * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float* const pair = &scores[4 * n + 2 * half];
-      pair[0] = exp2_approx(pair[0] * factor - shift.x);
-      pair[1] = exp2_approx(pair[1] * factor - shift.y);
+      pair[0] = exp2_approx(pair[0] * scale_log2 - shift.x);
+      pair[1] = exp2_approx(pair[1] * scale_log2 - shift.y);
     }
   }
   mask_transposed<Config>(mask, first_key, first_query,
@@ -128,7 +128,7 @@ struct ColumnValues {
       : smem(first + ptx::thread_index() % 4 * 8) {}
 
   // Accumulator i of mma tile n uses .x where i / kEvery is even, else .y.
-  static constexpr int kEvery = 1;
+  static constexpr int kRepeat = 1;
   __device__ __forceinline__ float2 of_tile(int n) const {
     return ptx::shared_load2(smem + n * 32);
   }
@@ -138,27 +138,27 @@ struct ColumnValues {
 struct RowValues {
   float2 values;
 
-  static constexpr int kEvery = 2;
+  static constexpr int kRepeat = 2;
   __device__ __forceinline__ float2 of_tile(int) const { return values; }
 };
 
 // dP to dS = P (dP - delta), one mma tile.
 template <class Values>
-__device__ __forceinline__ void differentiate(const float* p, float* scores, float2 delta) {
+__device__ __forceinline__ void differentiate_tile(const float* p, float* scores, float2 delta) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    scores[i] = p[i] * (scores[i] - (i / Values::kEvery % 2 == 0 ? delta.x : delta.y));
+    scores[i] = p[i] * (scores[i] - (i / Values::kRepeat % 2 == 0 ? delta.x : delta.y));
   }
 }
 
 // dP to dS, all mma tiles; rows are keys, delta is in shared memory.
 template <class Config>
-__device__ __forceinline__ void differentiate_all(const typename Scores<Config>::Registers& p,
-                                                  typename Scores<Config>::Registers& scores,
-                                                  uint32_t delta) {
+__device__ __forceinline__ void differentiate_softmax(const typename Scores<Config>::Registers& p,
+                                                      typename Scores<Config>::Registers& scores,
+                                                      uint32_t delta) {
 #pragma unroll
-  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
-    differentiate<ColumnValues>(
+  for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
+    differentiate_tile<ColumnValues>(
         &p[4 * n], &scores[4 * n],
         ptx::shared_load2(delta + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
   }
@@ -166,8 +166,8 @@ __device__ __forceinline__ void differentiate_all(const typename Scores<Config>:
 
 // Stores dS^T transposed, as rows of queries: `to` is a column block of 64 keys.
 template <class Config>
-__device__ __forceinline__ void store_scores(uint32_t to,
-                                             const typename Scores<Config>::Packed& packed) {
+__device__ __forceinline__ void store_ds(uint32_t to,
+                                         const typename Scores<Config>::Packed& packed) {
   uint32_t const thread = ptx::thread_index();
   uint32_t const lane = thread % 32, tile = lane / 8, row = lane % 8;
   uint32_t const chunk = (thread / 32 % 4 * 2 + tile % 2) ^ row;  // eight keys of the row

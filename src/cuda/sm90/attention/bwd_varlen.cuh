@@ -38,7 +38,7 @@ struct VarlenKeyTile {
   int32_t begin, end;  // query blocks
   Span all;            // keys of the sequence, in use or not
   int32_t first_query_tile;
-  uint32_t seen_before;            // tiles of this CTA before this one that any query sees
+  uint32_t kv_loads;               // tiles of this CTA before this one that any query sees
   VarlenCoordinate queries, keys;  // of the sequence and of the tile
 
   __device__ __forceinline__ void fill(const BwdProblem& problem, const TileCoordinate& coordinate,
@@ -57,15 +57,15 @@ struct VarlenKeyTile {
     begin = end = 0;
     if (first_key >= used) return;
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
-    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
-    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    begin = mask.query_begin(first_key) / Config::kBlockQ;
+    end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
   // Last queries first: the first keys, which have the most work under a causal mask, start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
-  __device__ __forceinline__ bool seen() const { return begin < end; }
+  __device__ __forceinline__ bool has_queries() const { return begin < end; }
 
   __device__ __forceinline__ Span rows() const { return all; }
 
@@ -89,14 +89,14 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
   const BwdProblem& problem = args.problem;
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<kTileSlots> slot;
-  uint32_t seen = 0;
+  uint32_t kv_loads = 0;
   auto wait_slot = [&] { ptx::mbarrier_wait(smem.empty_tile(slot.stage()), slot.phase() ^ 1); };
-  auto take_unit = [&] {
+  auto next_unit = [&] {
     uint32_t unit = 0;
     if (first_lane) unit = atomicAdd(args.counters, 1);
     return __shfl_sync(0xffffffffu, unit, 0);
   };
-  for (uint32_t unit = take_unit(); unit < args.work_units; unit = take_unit()) {
+  for (uint32_t unit = next_unit(); unit < args.work_units; unit = next_unit()) {
     TileCoordinate coordinate;
     uint32_t head_kv = unit / args.units_per_head;
     uint32_t const number = unit % args.units_per_head;
@@ -114,14 +114,14 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
       wait_slot();
       VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
       tile.fill(problem, coordinate, head_kv, keys);
-      tile.seen_before = seen;
-      seen += tile.seen() ? 1 : 0;
+      tile.kv_loads = kv_loads;
+      kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
     }
     __syncwarp();
     if (!exists) continue;
     // Not earlier: another CTA might start the next unit sooner.
-    ptx::mbarrier_wait(smem.want_tile(), PipelineState<1>{slot.count}.phase());
+    ptx::mbarrier_wait(smem.tile_request(), PipelineState<1>{slot.count}.phase());
     slot.advance();
   }
   if (!first_lane) return;
@@ -191,8 +191,7 @@ __device__ __forceinline__ void zero_missing_col_blocks(const BwdProblem& proble
       col_blocks_of(problem.head_dim_v) >= Config::kColBlocksV) {
     return;
   }
-  for (uint32_t at = smem.k() + threadIdx.x * 16; at < smem.grad_scores(0);
-       at += Config::kThreads * 16) {
+  for (uint32_t at = smem.k() + threadIdx.x * 16; at < smem.ds(0); at += Config::kThreads * 16) {
     ptx::shared_store(at, 0.f, 0.f, 0.f, 0.f);
   }
   ptx::fence_async_proxy();  // stores are visible to TMA and wgmma
@@ -224,13 +223,13 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
     const auto& tile = tiles.tile(args, smem);
     // The next tile is requested a few microseconds before this one's last load.
     int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
-    auto request_next = [&](bool soon) {
-      if (kOperand == Operand::kKeys && soon) {
-        ptx::mbarrier_arrive(smem.want_tile());
+    auto request_next = [&](bool due) {
+      if (kOperand == Operand::kKeys && due) {
+        ptx::mbarrier_arrive(smem.tile_request());
       }
     };
     request_next(left <= kStepsAhead);
-    if (!tile.seen()) continue;
+    if (!tile.has_queries()) continue;
     // K or V after Q or dO: their stages are free while the previous tile still holds K and V.
     auto load_kv = [&] {
       ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the previous tile has released them

@@ -77,13 +77,13 @@ struct BwdWgmmaLaunch {
   }
 
  private:
-  static constexpr int64_t kFewestRows = 32;
-  static_assert(kFewestRows == 32, "the texts above say 32");
+  static constexpr int64_t kMinMeanQueries = 32;
+  static_assert(kMinMeanQueries == 32, "the texts above say 32");
 
   // Fewer queries per sequence than this on average: most of the workspace's tiles would be
   // padding.
   static bool are_short(const Sequences& sequences, int64_t batch) {
-    return sequences.offsets != nullptr && sequences.total < kFewestRows * batch;
+    return sequences.offsets != nullptr && sequences.total < kMinMeanQueries * batch;
   }
 
   template <class C>
@@ -114,10 +114,10 @@ struct BwdWgmmaLaunch {
     }
     args.units_per_head = static_cast<uint32_t>(units_per_head);
     args.work_units = static_cast<uint32_t>(heads * units_per_head);
-    using Queries = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
-    BwdDqArgs queries;
+    using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
+    BwdDqArgs dq_args;
     if (!C::kGradQ && error == cudaSuccess) {
-      error = make_dq_args<Queries>(queries, args, args.counters + 1, multiprocessors);
+      error = make_dq_args<DqConfig>(dq_args, args, args.counters + 1, multiprocessors);
     }
     if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
     if (error == cudaSuccess) {
@@ -130,7 +130,7 @@ struct BwdWgmmaLaunch {
       return launch_kernel<bwd_convert_kernel<C>>(
           args, {query_tiles * problem.heads_q, kConvertThreads, 0, true}, device, stream);
     } else {
-      return launch_dq<Queries>(queries, device, multiprocessors, stream);
+      return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
     }
   }
 

@@ -36,8 +36,8 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
     uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
-    if (!tile.sees()) {
-      WorkTile::request_next(smem);
+    if (!tile.has_keys()) {
+      WorkTile::release(smem);
       if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());
       q.advance();
       continue;
@@ -47,9 +47,9 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
         tile.row_q + tile.first_query, tile.head, batch_q);
     q.advance();
     // Not earlier: with the dynamic schedule another CTA might start that tile sooner.
-    int32_t const soon = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
+    int32_t const release_at = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
     for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
-      if (n == soon) WorkTile::request_next(smem);
+      if (n == release_at) WorkTile::release(smem);
       if (n >= tile.begin) {
         ptx::mbarrier_wait(smem.empty_k(k.stage()),
                            k.phase() ^ 1);  // S of this stage is complete
@@ -76,7 +76,7 @@ template <class Config>
 __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTileSmem<Config>& smem,
                                             uint32_t warpgroup) {
   const FwdProblem& problem = args.problem;
-  bool const tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
   uint32_t const next = (warpgroup + 1) % Config::kConsumers;
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;
@@ -87,12 +87,12 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
   };
   for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
        work_tile = WorkTile::receive(smem, q.count)) {
-    WorkTile::request_next(smem);
+    WorkTile::release(smem);
     QueryTile<Config> const tile(args, work_tile);
     FwdConsumer<Config> consumer;
     ptx::mbarrier_wait(smem.full_q(), q.phase());
     q.advance();
-    if (!tile.sees()) {
+    if (!tile.has_keys()) {
       release(smem.empty_q());
       consumer.store_output(problem, tile, warpgroup);
       continue;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     int32_t n = tile.end - 1;
     // Precondition: S(n) is complete. Releases K(n) (with the last: Q) and computes P(n).
     auto finish_scores = [&](auto is_first) {
-      ptx::wgmma_pin(consumer.rS);
+      ptx::wgmma_fence_operand(consumer.rS);
       if constexpr (Config::kLazy && !is_first.value) {
         consumer.lazy_softmax_step(problem, tile, warpgroup, n, sQ, smem.k(k.stage()));
         if (n == tile.begin) release(smem.empty_q());
@@ -114,7 +114,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     };
     // Precondition: P(n + 1) V(n + 1) is complete. Releases V(n + 1).
     auto finish_output = [&] {
-      ptx::wgmma_pin(consumer.rO);
+      ptx::wgmma_fence_operand(consumer.rO);
       release(smem.empty_v(v.stage()));
       v.advance();
     };
@@ -128,8 +128,8 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     // Key blocks that only other consumers see: wait before the release, so that no stage is
     // released twice in one phase. A block that zero_rows() completes is never skipped: all
     // consumers meet there.
-    bool const zeroes = tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
-    int32_t const own_end = zeroes ? tile.end : tile.end_of(warpgroup);
+    bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    int32_t const own_end = zero_tail ? tile.end : tile.key_blocks_end(warpgroup);
 #pragma unroll 1
     for (; n >= own_end; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
@@ -142,11 +142,11 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
       v.advance();
     }
     ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
-    consumer.multiply_qk(sQ, smem.k(k.stage()));
+    consumer.gemm_qk(sQ, smem.k(k.stage()));
     ptx::wgmma_wait<0>();
     finish_scores(std::true_type{});
     if constexpr (!Config::kEarlyWait) consumer.pack();
-    if (zeroes) {
+    if (zero_tail) {
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
       zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()),
                                              tile.mask.seqlen_k - n * Config::kBlockKV);
@@ -154,9 +154,9 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     for (--n; n >= tile.begin; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
       wait_order();
-      consumer.multiply_qk(sQ, smem.k(k.stage()));
+      consumer.gemm_qk(sQ, smem.k(k.stage()));
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
-      consumer.multiply_pv(smem.v(v.stage()));
+      consumer.gemm_pv(smem.v(v.stage()));
       signal_next();
       if constexpr (Config::kEarlyWait) {
         ptx::wgmma_wait<0>();
@@ -172,7 +172,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
       }
     }
     ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
-    consumer.multiply_pv(smem.v(v.stage()));
+    consumer.gemm_pv(smem.v(v.stage()));
     ptx::wgmma_wait<0>();
     finish_output();
     consumer.store_output(problem, tile, warpgroup);

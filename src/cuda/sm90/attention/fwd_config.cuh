@@ -41,7 +41,7 @@ inline constexpr FwdTile kFwdTiles[] = {
 // clang-format on
 
 // The smallest N of ptx::Wgmma that holds V's head dim.
-constexpr int columns_of_v(int head_dim_v) {
+constexpr int padded_head_dim_v(int head_dim_v) {
   int const step = head_dim_v <= 64 || head_dim_v > 128 ? 32 : 16;
   int const columns = (head_dim_v + step - 1) / step * step;
   return columns <= 192 ? columns : 256;
@@ -61,7 +61,7 @@ struct FwdConfig {
   static constexpr FwdTile kTile = fwd_tile(kVariant, kHeadDim_, kHeadDimV_);
   static constexpr bool kModifiers = kVariant == FwdVariant::kModifiers;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
-  static constexpr int kHeadDimV = columns_of_v(kHeadDimV_);
+  static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kConsumers = kTile.consumers;

@@ -26,11 +26,11 @@ namespace flashvar::sm90::attention {
 template <class Config>
 struct FwdConsumer {
   using Dtype = typename Config::Dtype;
-  static constexpr int kColumns = Config::kBlockKV / 8;  // mma tiles of a row of scores
-  static constexpr int kColumnsV = Config::kHeadDimV / 8;
-  float rS[4 * kColumns];
-  uint32_t rP[kColumns / 2][4];
-  float rO[4 * kColumnsV];
+  static constexpr int kMmaCols = Config::kBlockKV / 8;  // mma tiles of a row of scores
+  static constexpr int kMmaColsV = Config::kHeadDimV / 8;
+  float rS[4 * kMmaCols];
+  uint32_t rP[kMmaCols / 2][4];
+  float rO[4 * kMmaColsV];
   std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
   float factor[2];  // pending rescale of rO, per row
 
@@ -40,13 +40,13 @@ struct FwdConsumer {
   }
 
   // Issues rS = Q K^T.
-  __device__ __forceinline__ void multiply_qk(uint32_t sQ, uint32_t sK) {
+  __device__ __forceinline__ void gemm_qk(uint32_t sQ, uint32_t sK) {
     gemm_ss<Dtype, Config::kBlockKV, Config::kHeadDim / 16>(rS, KMajor<Config::kColBlockBytesQ>(sQ),
                                                             KMajor<Config::kColBlockBytesKV>(sK));
   }
 
   // Issues rO += P V.
-  __device__ __forceinline__ void multiply_pv(uint32_t sV) {
+  __device__ __forceinline__ void gemm_pv(uint32_t sV) {
     gemm_rs<Dtype, Config::kHeadDimV>(rO, rP, MnMajor<Config::kColBlockBytesKV>(sV));
   }
 
@@ -121,7 +121,7 @@ struct FwdConsumer {
   // P to operand registers. Precondition: the wgmma that reads the previous P is complete.
   __device__ __forceinline__ void pack() {
 #pragma unroll
-    for (int kk = 0; kk < kColumns / 2; ++kk) {
+    for (int kk = 0; kk < kMmaCols / 2; ++kk) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         rP[kk][i] = Dtype::pack(rS[8 * kk + 2 * i], rS[8 * kk + 2 * i + 1]);
@@ -134,7 +134,7 @@ struct FwdConsumer {
   __device__ __forceinline__ void rescale() {
     if (!__any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f)) return;
 #pragma unroll
-    for (int i = 0; i < 4 * kColumnsV; ++i) rO[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < 4 * kMmaColsV; ++i) rO[i] *= factor[i / 2 % 2];
   }
 
   // Normalises the warpgroup's rows and stores them and their LSE.
@@ -192,13 +192,13 @@ struct FwdConsumer {
 #pragma unroll
     for (float& x : highest) x = -infinity();
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
+    for (int i = 0; i < 4 * kMmaCols; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
   }
 
   __device__ __forceinline__ void exponentiate(float scale_log2, const float (&shift)[2],
                                                float (&sum)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) {
+    for (int i = 0; i < 4 * kMmaCols; ++i) {
       rS[i] = exp2_approx(rS[i] * scale_log2 - shift[i / 2 % 2]);
       sum[i % 4] += rS[i];
     }
@@ -222,7 +222,7 @@ struct FwdConsumer {
       softmax.row_sum[r] += block_sum[r] * factor[r];
     }
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) rS[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < 4 * kMmaCols; ++i) rS[i] *= factor[i / 2 % 2];
     if constexpr (Config::kEarlyWait) {
       pack();
       rescale();
@@ -245,7 +245,7 @@ struct FwdConsumer {
       uint32_t a[4];
       ptx::ldmatrix_x4(a, q + kk / 4 * Config::kColBlockBytesQ + chunk_q);
 #pragma unroll
-      for (int c = 0; c < kColumns; c += 2) {
+      for (int c = 0; c < kMmaCols; c += 2) {
         uint32_t b[4];
         ptx::ldmatrix_x4(b, k + kk / 4 * Config::kColBlockBytesKV + c * 8 * 128 + chunk_k);
 #pragma unroll
@@ -277,11 +277,11 @@ struct FwdConsumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row = first_row + row_of_warpgroup() + half * 8;
-      int32_t const own = first_key + threadIdx.x % 4 * 2;
-      int32_t const begin = kLeft ? mask.visible_begin(row) - own : INT32_MIN;
-      hide_scores<kColumns>(half, begin, mask.visible_end(row) - own, [&](int n, int half, int e) {
-        rS[4 * n + 2 * half + e] = -infinity();
-      });
+      int32_t const first_column = first_key + threadIdx.x % 4 * 2;
+      int32_t const begin = kLeft ? mask.key_begin(row) - first_column : INT32_MIN;
+      hide_scores<kMmaCols>(
+          half, begin, mask.key_end(row) - first_column,
+          [&](int n, int half, int e) { rS[4 * n + 2 * half + e] = -infinity(); });
     }
   }
 
@@ -303,7 +303,7 @@ struct FwdConsumer {
       Alibi const alibi(problem, tile.batch, tile.head, tile.mask.seqlen_q, tile.mask.seqlen_k);
       float const distance = alibi.distance(row, key);
 #pragma unroll
-      for (int i = 0; i < 4 * kColumns; ++i) {
+      for (int i = 0; i < 4 * kMmaCols; ++i) {
         float const bias = alibi(distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
         rS[i] = rS[i] * scale + bias;
       }
@@ -323,7 +323,7 @@ struct FwdConsumer {
                                            int32_t row, int32_t key, float scale) {
     Bias<Element> const bias(problem, tile.batch, tile.head);
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) {
+    for (int i = 0; i < 4 * kMmaCols; ++i) {
       rS[i] = rS[i] * scale + bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
     }
   }
@@ -333,12 +333,12 @@ struct FwdConsumer {
   __device__ __forceinline__ void apply_dropout(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
-    DropoutRng const words(problem.modifiers.rng, tile.batch * problem.heads_q + tile.head);
+    DropoutRng const rng(problem.modifiers.rng, tile.batch * problem.heads_q + tile.head);
     int32_t const row = first_row + row_of_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 2) {
-      DropoutBits const bits = words.along_columns(row, key + 8 * c);
+    for (int c = 0; c < kMmaCols; c += 2) {
+      DropoutBits const bits = rng.draw(row, key + 8 * c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         bool const kept = bits.keeps(i / 2 % 2, i % 2, i / 4, problem.modifiers.dropout_threshold);

@@ -68,14 +68,14 @@ struct KeyTile {
     if (work.second && block == number) first_key = count_k;
     mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
-    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
-    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    begin = mask.query_begin(first_key) / Config::kBlockQ;
+    end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
   __device__ __forceinline__ bool reversed() const { return !second; }
 
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
-  __device__ __forceinline__ bool seen() const { return begin < end; }
+  __device__ __forceinline__ bool has_queries() const { return begin < end; }
 
   // Rows of dK and dV that exist.
   __device__ __forceinline__ Span rows() const { return {0, mask.seqlen_k}; }

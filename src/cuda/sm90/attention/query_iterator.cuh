@@ -28,8 +28,8 @@ __device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, S
 template <class Tile>
 struct QueryIterator {
   const Tile& tile;
-  int32_t m, left;          // current query block; steps left, this one included
-  uint32_t number, before;  // query_tile() of the current and of the previous step, or kNone
+  int32_t m, left;            // current query block; steps left, this one included
+  uint32_t number, previous;  // query_tile() of the current and of the previous step, or kNone
 
   static constexpr uint32_t kNone = 0xffffffff;
 
@@ -38,16 +38,16 @@ struct QueryIterator {
         m(tile.reversed() ? tile.end - 1 : tile.begin),
         left(args.problem.group * (tile.end - tile.begin)),
         number(tile.query_tile(args, tile.head_kv * args.problem.group, m)),
-        before(kNone) {}
+        previous(kNone) {}
 
   __device__ __forceinline__ void advance(const BwdArgs& args) {
-    before = number;
+    previous = number;
     number += args.query_tiles;
     uint32_t const heads = args.problem.group * args.query_tiles;
     if (number >= (tile.head_kv + 1) * heads) {  // past the group's last head
-      int32_t const on = tile.reversed() ? -1 : 1;
-      m += on;
-      number += static_cast<uint32_t>(on) - heads;
+      int32_t const direction = tile.reversed() ? -1 : 1;
+      m += direction;
+      number += static_cast<uint32_t>(direction) - heads;
     }
     --left;
   }

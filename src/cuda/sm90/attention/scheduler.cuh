@@ -82,7 +82,7 @@ struct WorkTile {
     return {uniform(words.x), uniform(words.y), static_cast<int32_t>(uniform(words.z))};
   }
   template <class Config>
-  __device__ __forceinline__ static void request_next(const QueryTileSmem<Config>& smem) {
+  __device__ __forceinline__ static void release(const QueryTileSmem<Config>& smem) {
     ptx::mbarrier_arrive(smem.empty_work_tile());
   }
 };

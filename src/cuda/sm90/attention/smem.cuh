@@ -66,14 +66,14 @@ struct KeyTileSmem {
     return q(Config::kStages) + stage * Config::kBytesGradOut;
   }
   // dS: rows are queries, column blocks of 64 keys.
-  __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
+  __device__ __forceinline__ uint32_t ds(uint32_t stage) const {
     return grad_out(Config::kStages) + stage * Config::kBytesScores;
   }
   // WorkSplit::kGemms: P in fp32, from a thread of the first warpgroup to that of the second with
   // the same index.
-  __device__ __forceinline__ uint32_t p(uint32_t stage) const { return grad_scores(stage); }
+  __device__ __forceinline__ uint32_t p(uint32_t stage) const { return ds(stage); }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return grad_scores(Config::kScoreStages) + stage * Config::kRowBytes;
+    return ds(Config::kScoreStages) + stage * Config::kRowBytes;
   }
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
@@ -97,9 +97,9 @@ struct KeyTileSmem {
   __device__ __forceinline__ uint32_t empty_tile(uint32_t slot) const {
     return full_tile(slot) + 8;
   }
-  __device__ __forceinline__ uint32_t want_tile() const { return full_tile(kTileSlots); }
+  __device__ __forceinline__ uint32_t tile_request() const { return full_tile(kTileSlots); }
   __device__ __forceinline__ uint32_t tile(uint32_t slot) const {
-    return want_tile() + 16 + slot * kTileBytes;
+    return tile_request() + 16 + slot * kTileBytes;
   }
   __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
