@@ -1,10 +1,10 @@
 // Attention backward with mma.sync (FlashAttention-2's schedule: Dao, 2023).
 //
-// A block owns kBlockKV keys of one kv head and iterates over the queries that see them, of all
-// query heads of the group. Scores are computed transposed (rows are keys), so that P and dS are
-// laid out as operands of dV += P dO and dK += dS Q. dK and dV stay in registers to the end; each
-// step's dQ is added to fp32 sums in the workspace (deterministic mode: bwd_dq.cuh computes dQ).
-// Device code only; launched by bwd_launch.cuh.
+// A block owns kBlockKV keys of one kv head and iterates over the queries to which they are
+// visible, of all query heads of the group. Scores are computed transposed (rows are keys), so that
+// P and dS are laid out as operands of dV += P dO and dK += dS Q. dK and dV stay in registers to
+// the end. Each step's dQ is added to fp32 sums in the workspace; in deterministic mode bwd_dq.cuh
+// computes dQ. Device code only; launched by bwd_launch.cuh.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,8 @@
 
 namespace flashvar::sm80::attention {
 
-// load_tile for tensors that are aligned, or not: kernels with modifiers take both.
+// load_tile(), with or without alignment. Kernels with modifiers decide at run time, the others
+// take aligned tensors only.
 template <class Layout, class Config>
 __device__ __forceinline__ void load_any_tile(unsigned char* smem, const uint16_t* gmem,
                                               int64_t stride, int32_t rows, int32_t head_dim,
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load_any_tile(unsigned char* smem, const uint16_
   }
 }
 
-// Stores the first `rows` rows of a key tile; all warps take part.
+// Copies the first `rows` rows of a shared tile to global memory; all warps take part.
 template <class Layout, class Config>
 __device__ __forceinline__ void store_any_tile(uint16_t* gmem, int64_t stride,
                                                const unsigned char* smem, int32_t rows,
@@ -86,14 +87,14 @@ struct QueryStage {
   }
 };
 
-// Operand B of gemm_nn: a tile whose rows are k, from chunk `chunk` on.
+// Operand B of gemm_nn(): a tile whose rows are k, from chunk `chunk` on.
 template <class Layout>
 __device__ __forceinline__ FragmentAddress<Layout> first_columns(const unsigned char* tile,
                                                                  uint32_t chunk) {
   return {Layout::advance(ptx::smem_address(tile) + fragment_offset<Layout>(), chunk)};
 }
 
-// S to P = exp2(S scale - LSE).
+// Computes P = exp2(S scale - LSE) in place.
 template <class Acc>
 __device__ __forceinline__ void exponentiate(Acc& rS, float scale_log2, const float* lse_log2) {
 #pragma unroll
@@ -110,7 +111,7 @@ __device__ __forceinline__ void exponentiate(Acc& rS, float scale_log2, const fl
   }
 }
 
-// dP to dS = P (dP - delta).
+// Computes dS = P (dP - delta) in place of dP.
 template <class Acc>
 __device__ __forceinline__ void differentiate_softmax(Acc& rdP, const Acc& rP, const float* delta) {
 #pragma unroll
@@ -127,7 +128,8 @@ __device__ __forceinline__ void differentiate_softmax(Acc& rdP, const Acc& rP, c
   }
 }
 
-// Stores dK or dV: to its tensor through the shared tile `smem`, or added to the group's fp32 sum.
+// Stores dK or dV: to its tensor, through the shared tile `smem`, or, where several blocks share
+// the group, adds it to the fp32 sums.
 template <class Tile, class Layout, class Config, class Acc>
 __device__ __forceinline__ void store_grad(const BwdArgs& args, const KeyTile& tile,
                                            const Tensor& grad, float* sums, const Acc& c,
@@ -148,7 +150,7 @@ __device__ __forceinline__ void store_grad(const BwdArgs& args, const KeyTile& t
 template <class Config>
 using BwdScores = Accumulator<Config::kScoreKeys, Config::kScoreQueries>;
 
-// Which scores of the block's tile a warp computes: its first key and query.
+// A warp's part of the block's scores: its first key and query.
 template <class Config>
 struct WarpTile {
   int warp, lane, key, query;
@@ -160,7 +162,7 @@ struct WarpTile {
         query(warp / Config::kScoreWarps * Config::kScoreQueries) {}
 };
 
-// P and dS of query block m of a head, from S = K Q^T and dP = V dO^T (rows are keys).
+// Computes P and dS of query block m of a head, from S = K Q^T and dP = V dO^T (rows are keys).
 template <class Config>
 __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<Config>& rdP,
                                                const BwdArgs& args, const KeyTile& tile,
@@ -199,7 +201,7 @@ __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<
         [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
         [&](int, int n, int e) { return stage.delta[lane_query + n * 8 + e % 2]; });
   } else {
-    // No branch between these two, so that ptxas interleaves the exponentials with the GEMM.
+    // No branch between exponentials and GEMM, so that ptxas interleaves them.
     exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
     gemm_dp();
     if (masked) apply_mask(rS, origin);
@@ -245,7 +247,7 @@ __device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& t
   using GradQ = typename Config::GradQ;
   Accumulator<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
   rdQ.clear();
-  // dS is stored with keys as rows; ldmatrix.trans in B's matrix order gives operand A of dS^T.
+  // dS is stored with keys as rows; ldmatrix_x4_trans in B's matrix order gives operand A of dS^T.
   uint32_t const adS =
       LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(), GradQ::row(warp) / 8);
   gemm_nn<typename Config::Dtype, Config::kBlockKV, GradQ::kColWarps>(
@@ -257,6 +259,7 @@ __device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& t
   add_to_workspace<GradQ>(args.grad_q_sum + number * GradQ::kElements, rdQ, warp);
 }
 
+// The main kernel: dK and dV of a key tile and, unless deterministic, its part of dQ.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_kernel(const __grid_constant__ BwdArgs args) {
@@ -273,7 +276,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sdS = sV + LayoutV::kBytes;
   unsigned char* const sP = sdS + LayoutS::kBytes;
   unsigned char* const sStages = sdS + (Config::kScoresInRegisters ? 1 : 2) * LayoutS::kBytes;
-  // Main-loop constants, in shared memory because the accumulators leave no registers for them.
+  // Constants of the main loop, in shared memory because the accumulators leave no registers for
+  // them.
   KeyTile& sTile = *reinterpret_cast<KeyTile*>(sStages + Config::kStages * Config::kStageBytes);
 
   KeyTile const tile(args, Config::kBlockQ, Config::kBlockKV);
@@ -315,8 +319,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     uint32_t const stage_offset = Config::kStages == 2 ? step % 2 * Config::kStageBytes : 0;
     QueryStage<Config> const stage(sStages + stage_offset);
     ptx::cp_async_wait<0>();
-    __syncthreads();  // this step's queries (first: K, V and sTile too) are visible to all warps,
-                      // and all have finished the previous step
+    // This step's queries (first: K, V and sTile too) are visible to all warps. All warps have
+    // finished the previous step: the other stage, sP and sdS may be overwritten.
+    __syncthreads();
     if (Config::kStages == 2 && step < last_step) {
       QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
           .load(args, sTile, next_head, next_m);
@@ -346,7 +351,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     m = next_m;
   }
 
-  __syncthreads();  // all warps have read K and V, whose buffers dK and dV take now
+  __syncthreads();  // all warps have read K and V, whose buffers dK and dV now take
   store_grad<GradK, LayoutK, Config>(args, sTile, args.grad_k, args.grad_k_sum, rdK,
                                      args.modifiers.scale, args.head_dim, sK);
   store_grad<GradV, LayoutV, Config>(args, sTile, args.grad_v, args.grad_v_sum, rdV, 1.f,

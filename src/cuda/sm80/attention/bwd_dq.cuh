@@ -1,6 +1,6 @@
-// dQ in its own kernel, for the deterministic mode: a block owns kBlockQ queries of one head and
-// iterates over the keys they see, like the forward, so that no other block adds to its rows. It
-// recomputes the scores.
+// dQ in a kernel of its own, for the deterministic mode. A block owns kBlockQ queries of one head
+// and iterates over the keys visible to them, as in the forward, so that no other block adds to its
+// rows. It recomputes the scores.
 #pragma once
 #include <cstdint>
 
@@ -33,7 +33,7 @@ struct BwdDqConfig {
           : 1;
 };
 
-// kPaddedBlockQ: the query tile that args.lse_log2 and args.delta are padded to.
+// kPaddedBlockQ: queries of the tiles to which args.lse_log2 and args.delta are padded.
 template <class Config, int kPaddedBlockQ>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_dq_kernel(const __grid_constant__ BwdArgs args) {
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sdO = sQ + LayoutQ::kBytes;
   unsigned char* const sK = sdO + LayoutDO::kBytes;
   unsigned char* const sV = sK + LayoutK::kBytes;
-  // Main-loop constants, in shared memory because the accumulators leave no registers for them.
+  // Constants of the main loop, in shared memory because the accumulators leave no registers for
+  // them.
   QueryTile& sTile = *reinterpret_cast<QueryTile*>(sV + LayoutV::kBytes);
 
   QueryTile const tile(args, Config::kBlockQ);
@@ -85,7 +86,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   Accumulator<16, Config::kHeadDim> rdQ;
   rdQ.clear();
   for (int32_t n = begin_n; n < end_n; ++n) {
-    __syncthreads();  // all warps have read K and V of the previous step (first: sTile is written)
+    // All warps have read K and V of the previous step: K(n) and V(n) take their place. First step:
+    // sTile is written.
+    __syncthreads();
     int32_t const first_key = n * Config::kBlockKV;
     int32_t const rows = sTile.keys.count - first_key;
     load_any_tile<LayoutK, Config>(

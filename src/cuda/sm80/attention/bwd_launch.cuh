@@ -15,7 +15,7 @@
 namespace flashvar::sm80::attention {
 
 // The query heads of a group are split over several blocks while there are fewer blocks than this:
-// eight per SM of the largest devices, since under a mask blocks differ in length.
+// eight per SM of a device with 132 SMs (H100, H200), because blocks differ in length under a mask.
 inline constexpr int64_t kEnoughBlocks = 1056;
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
@@ -52,11 +52,13 @@ struct BwdLaunch {
   }
 
  private:
-  // Bytes of the workspace; the sums, [sums_begin, end), are zeroed before the main kernel.
+  // Offsets in the workspace, in bytes. The sums, [sums_begin, end), are zeroed before the main
+  // kernel.
   struct Workspace {
     uint64_t sums_begin, end;
   };
 
+  // Fills `args` with the problem, tile numbers and pointers into the workspace.
   template <class C>
   static Workspace plan(const BwdProblem& problem, BwdArgs& args) {
     static_cast<BwdProblem&>(args) = problem;

@@ -1,4 +1,4 @@
-// P and dS from S = q . k and dP = dO . v, element-wise, in either orientation of the scores.
+// Element-wise P and dS from S = q . k and dP = dO . v, with either orientation of the scores.
 #pragma once
 #include <cstdint>
 
@@ -20,7 +20,8 @@ struct BwdScoreOrigin {
   bool masked;  // the mask hides some scores of the tile
 };
 
-// Query and key of a lane's score relative to its first. kTransposed: rows are keys.
+// Query and key of element e of mma tile (m, n), relative to the lane's first score. kTransposed:
+// rows are keys, columns queries.
 template <bool kTransposed>
 __device__ __forceinline__ constexpr int score_query(int m, int n, int e) {
   return kTransposed ? n * 8 + e % 2 : m * 16 + e / 2 * 8;
@@ -30,7 +31,7 @@ __device__ __forceinline__ constexpr int score_key(int m, int n, int e) {
   return kTransposed ? m * 16 + e / 2 * 8 : n * 8 + e % 2;
 }
 
-// P = 0 where the query does not see the key; rows are keys. Keys past the end are seen by none.
+// Zeros P of hidden keys; rows are keys. Keys past the end are visible to no query.
 template <class Acc>
 __device__ __forceinline__ void apply_mask(Acc& rP, const BwdScoreOrigin& origin) {
 #pragma unroll
@@ -54,11 +55,12 @@ __device__ __forceinline__ void apply_mask(Acc& rP, const BwdScoreOrigin& origin
 
 // Eight scores of two adjacent mma tiles: element i is tile[n + i / 4][i % 4].
 struct ScoreGroup {
-  float score[8];  // S, then P after dropout
-  float grad[8];   // dP, then dS
+  float score[8];  // S; then P; then P after dropout
+  float grad[8];   // dP; then dS
   float kept[8];   // factor of dropout: 0 or dropout_scale
 };
 
+// Adds the bias to the scores of a group.
 template <bool kTransposed, class Element>
 __device__ __forceinline__ void add_bias(ScoreGroup& g, const BwdArgs& args,
                                          const BwdScoreOrigin& origin, int m, int n) {
@@ -70,6 +72,7 @@ __device__ __forceinline__ void add_bias(ScoreGroup& g, const BwdArgs& args,
   }
 }
 
+// Adds dS of a group to the gradient of the bias.
 template <bool kTransposed>
 __device__ __forceinline__ void add_grad_bias(const ScoreGroup& g, const BwdArgs& args,
                                               const BwdScoreOrigin& origin, int m, int n) {
@@ -90,6 +93,7 @@ __device__ __forceinline__ void add_grad_bias(const ScoreGroup& g, const BwdArgs
   }
 }
 
+// Sets g.kept of the group at mma tiles (m, n) and (m, n + 1).
 template <bool kTransposed>
 __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreModifiers& modifiers,
                                      const DropoutRng& rng, const BwdScoreOrigin& origin, int m,
@@ -106,8 +110,9 @@ __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreModifiers& modifi
   }
 }
 
-// rS: S to P. rdP: dP to dS. lse_log2(m, n, e) and delta(m, n, e): those of the score's query. All
-// modifiers in one pass over eight scores, so that no intermediate is kept or computed twice.
+// Computes P from S in rS, and dS from dP in rdP. lse_log2(m, n, e) and delta(m, n, e): those of
+// the element's query. All modifiers in one pass over eight scores, so that no intermediate is kept
+// or computed twice.
 template <bool kTransposed, class Dtype, class Acc, class Lse, class Delta>
 __device__ __forceinline__ void differentiate_with_modifiers(Acc& rS, Acc& rdP, const BwdArgs& args,
                                                              const BwdScoreOrigin& origin,

@@ -1,4 +1,5 @@
-// The query tile that a block owns: rows of one head of one sequence, and the key blocks they see.
+// The query tile that a block owns: rows of one head of one sequence, and the key blocks visible to
+// them.
 #pragma once
 #include <cstdint>
 
@@ -10,8 +11,8 @@ namespace flashvar::sm80::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Key blocks that some rows of a query tile see: [begin, end). Blocks of [all_begin, all_end) are
-// seen whole by all rows and need no mask.
+// Key blocks [begin, end) are visible to some row of a query tile. Those of [full_begin, full_end)
+// are visible as a whole to all rows: they need no mask.
 struct KeyBlockRange {
   int32_t begin, end;
   int32_t full_begin, full_end;
@@ -28,15 +29,15 @@ struct KeyBlockRange {
   }
 };
 
-// One grid dimension (y and z are limited to 65,535). Query tiles vary fastest, the last first:
-// under a causal mask it has the most work.
+// Query tile of this block. The grid has one dimension (y and z are limited to 65,535). Query tiles
+// vary fastest, and the last comes first: under a causal mask it has the most work.
 struct QueryTile {
   uint32_t batch, head;
   int32_t first_query;  // within its sequence; past its end: the block has no work
-  Span queries, keys;   // of the sequence; keys: those in use
+  Span queries, keys;   // of the sequence; keys: the keys in use
   bool is_spare;        // varlen: the one tile of each head that never has queries
 
-  // Tiles per head; varlen: one more than any lengths need, which writes the outside rows.
+  // Tiles per head. Varlen: one more than any lengths need; its block writes the outside rows.
   static __host__ __device__ int64_t tiles(const Problem& problem, int32_t rows) {
     return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
   }
@@ -72,7 +73,8 @@ struct QueryTile {
     return KeyBlockRange(mask(problem), first_query, last_query, columns);
   }
 
-  // End of the key blocks that `rows` rows from tile row `row` on see; 0 where no such row exists.
+  // End of the key blocks visible to `rows` rows from tile row `row` on; 0 where the sequence has
+  // no such row.
   __device__ __forceinline__ int32_t key_blocks_end(const Problem& problem, int32_t row,
                                                     int32_t rows, int32_t columns) const {
     if (first_query + row >= queries.count) return 0;
@@ -83,18 +85,19 @@ struct QueryTile {
     return {queries.count, keys.count, problem.window_left, problem.window_right};
   }
 
-  // Of the tile's first row, in a tensor with query rows.
+  // Offset of the tile's first row in a tensor with query rows.
   __device__ __forceinline__ int64_t query_offset(const Tensor& tensor) const {
     return batch * tensor.batch_stride + head * tensor.head_stride +
            int64_t{queries.first + first_query} * tensor.seq_stride;
   }
 
-  // Of the sequence's first row, in K or V.
+  // Offset of the sequence's first row in K or V.
   __device__ __forceinline__ int64_t key_offset(const Tensor& tensor, int32_t group) const {
     return batch * tensor.batch_stride + head / group * tensor.head_stride +
            keys.first * tensor.seq_stride;
   }
 
+  // Offset of the tile's first row in the LSE.
   __device__ __forceinline__ int64_t lse_offset(const Problem& problem) const {
     int64_t const row =
         problem.queries.offsets == nullptr
@@ -104,12 +107,13 @@ struct QueryTile {
   }
 };
 
-// Main-loop constants, kept in shared memory because the accumulators leave no registers for them.
+// Constants of the main loop, in shared memory because the accumulators leave no registers for
+// them.
 struct SharedQueryTile {
   QueryTile tile;
   KeyBlockRange key_blocks;
-  const uint16_t* gK;  // the sequence's first row
-  const uint16_t* gV;
+  const uint16_t* gK;  // the sequence's first row of K
+  const uint16_t* gV;  // likewise of V
 };
 
 }  // namespace flashvar::sm80::attention
