@@ -1,10 +1,10 @@
 // Attention backward with mma.sync (FlashAttention-2's schedule: Dao, 2023).
 //
 // A block owns kBlockKV keys of one kv head and iterates over the queries to which they are
-// visible, of all query heads of the group. Scores are computed transposed (rows are keys), so that
-// P and dS are laid out as operands of dV += P dO and dK += dS Q. dK and dV stay in registers to
-// the end. Each step's dQ is added to fp32 sums in the workspace; in deterministic mode bwd_dq.cuh
-// computes dQ. Device code only; launched by bwd_launch.cuh.
+// visible, of all query heads of the group. Scores are computed transposed, with keys as rows: here
+// P and dS stand for P^T and dS^T, which are laid out as operand A of dV += P dO and dK += dS Q. dK
+// and dV stay in registers to the end. Each step's dQ is added to fp32 sums in the workspace; in
+// deterministic mode bwd_dq.cuh computes dQ. Device code only; launched by bwd_launch.cuh.
 #pragma once
 #include <cstdint>
 

@@ -3,8 +3,8 @@
 // A block owns kBlockQ query rows of one head and iterates over the key blocks from the last to the
 // first, so that the partial block and the diagonal come first. A warp owns some of the rows and
 // all columns: the softmax needs no exchange between warps, and P goes from accumulators to
-// operands in registers. K and V have one buffer each: V(n) is loaded during S(n) = Q K(n)^T, K(n -
-// 1) during the softmax and P V. Device code only; launched by fwd_launch.cuh.
+// operands in registers. K and V have one buffer each: V(n) is loaded during S(n) = Q K(n)^T,
+// K(n-1) during the softmax and P V. Device code only; launched by fwd_launch.cuh.
 #pragma once
 #include <cstdint>
 
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   }
   auto load_v = [&](int32_t n) {
     ptx::cp_async_wait<0>();
-    // K(n) is visible to all warps (first: Q and `shared` too). All warps have read V(n + 1): its
+    // K(n) is visible to all warps (first: Q and `shared` too). All warps have read V(n+1), whose
     // buffer takes V(n).
     ptx::block_barrier_sync();
     load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   };
   auto load_next_k = [&](int32_t n) {
     ptx::cp_async_wait<0>();
-    // V(n) is visible to all warps. All warps have read K(n) (last: Q too): its buffer takes K(n -
-    // 1), or both O.
+    // V(n) is visible to all warps. All warps have read K(n) (last: Q too): its buffer takes
+    // K(n-1), or both take O.
     ptx::block_barrier_sync();
     if (n == blocks.begin) return;
     if constexpr (Config::kModifiers) {
