@@ -1,10 +1,10 @@
-// Consumers of WorkSplit::kGemms: dK and dV of 64 keys do not fit one warpgroup's registers, so the
-// first computes S, P and dV, the second dP, dS and dK; P goes through shared memory. dQ has a
-// kernel of its own.
+// Consumers of WorkSplit::kGemms. dK and dV of 64 keys do not fit one warpgroup's registers, so the
+// first consumer computes S, P and dV, the second dP, dS and dK; P goes through shared memory. dQ
+// has a kernel of its own.
 //
-// Each issues the first GEMM of the next step together with the second of this one. P is double
-// buffered, so that the first warpgroup runs ahead by its softmax, and one's GEMMs overlap the
-// other's element-wise work.
+// Each consumer issues the first GEMM of the next step together with the second GEMM of this step.
+// P has two buffers, so that the first consumer runs ahead by its softmax, and the GEMMs of one
+// overlap the element-wise work of the other.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -18,13 +18,13 @@
 
 namespace flashvar::sm90::attention {
 
-// A thread's P in a buffer, and the distance to that of the next mma tile.
+// Address of a thread's P in a buffer, and the distance in bytes to that of the next mma tile.
 __device__ __forceinline__ uint32_t p_slot(uint32_t buffer) {
   return buffer + ptx::thread_index() % 128 * 16;
 }
 inline constexpr uint32_t kPStep = 128 * 16;
 
-// The first warpgroup: S, P, dV.
+// The first consumer: S, P, dV.
 template <class Config>
 __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
                                                const KeyTileSmem<Config>& smem) {
@@ -43,17 +43,17 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
       typename S::Registers rS;
       QueryIterator it(args, tile);
       auto start_scores = [&] {
-        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
+        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
         gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k(), smem.q(step.stage()));
       };
-      // Precondition: S(i) complete. wgmma groups in flight: {dV(i), S(i+1)}.
+      // Step i. Precondition: S(i) complete. wgmma groups in flight: {dV(i), S(i+1)}.
       auto run_step = [&](auto last) {
         uint32_t const s = step.stage();
         int32_t const first_query = it.m * Config::kBlockQ;
         PipelineState<Config::kScoreStages> const p{step.count};
         typename S::Packed rP;
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));    // S has read Q
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO and LSE are loaded
         if constexpr (Config::kModifiers) {
           uint32_t const head = it.number / args.query_tiles;
           exponentiate_with_modifiers<Config>(
@@ -67,7 +67,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
           exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, tile.first_key, first_query);
           S::pack(rS, rP);
         }
-        // The second warpgroup has read this buffer.
+        // The second consumer has read the P that was in this buffer.
         ptx::mbarrier_wait(smem.empty_scores(p.stage()), p.phase() ^ 1);
         uint32_t const slot = p_slot(smem.p(p.stage()));
 #pragma unroll
@@ -75,26 +75,26 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
           ptx::shared_store(slot + n * kPStep, rS[4 * n], rS[4 * n + 1], rS[4 * n + 2],
                             rS[4 * n + 3]);
         }
-        ptx::mbarrier_arrive(smem.full_scores(p.stage()));
+        ptx::mbarrier_arrive(smem.full_scores(p.stage()));  // P is written
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
         step.advance();
         it.advance(args);
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_fence_operand(rdV);
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         if constexpr (!last.value) {
           ptx::wgmma_wait<0>();
           ptx::wgmma_fence_operand(rS);
         }
       };
-      ptx::mbarrier_wait(smem.full_k(), kv.phase());
+      ptx::mbarrier_wait(smem.full_k(), kv.phase());  // K is loaded
       start_scores();
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(rS);
       while (it.left > 1) run_step(std::false_type{});
       run_step(std::true_type{});
-      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
+      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // K is read
       kv.advance();
     }
     store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(),
@@ -103,7 +103,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
   }
 }
 
-// The second warpgroup: dP, dS, dK.
+// The second consumer: dP, dS, dK.
 template <class Config>
 __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
                                                const KeyTileSmem<Config>& smem) {
@@ -121,15 +121,15 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
       typename S::Registers rdP;
       int32_t left = problem.group * (tile.end - tile.begin);
       auto start_dp = [&] {
-        ptx::mbarrier_wait(smem.full_grad_out(step.stage()), step.phase());
+        ptx::mbarrier_wait(smem.full_grad_out(step.stage()), step.phase());  // dO, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v(), smem.grad_out(step.stage()));
       };
-      // Precondition: dP(i) complete. wgmma groups in flight: {dK(i), dP(i+1)}.
+      // Step i. Precondition: dP(i) complete. wgmma groups in flight: {dK(i), dP(i+1)}.
       auto run_step = [&](auto last) {
         uint32_t const s = step.stage();
         PipelineState<Config::kScoreStages> const p{step.count};
         typename S::Packed rdS;
-        ptx::mbarrier_wait(smem.full_scores(p.stage()), p.phase());
+        ptx::mbarrier_wait(smem.full_scores(p.stage()), p.phase());  // P is written
         uint32_t const slot = p_slot(smem.p(p.stage()));
 #pragma unroll
         for (int n = 0; n < S::kMmaCols; ++n) {
@@ -144,29 +144,29 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
             differentiate_tile<ColumnValues>(row, &rdP[4 * n], sums);
           }
         }
-        ptx::mbarrier_arrive(smem.empty_scores(p.stage()));
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_scores(p.stage()));  // P is read
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));        // dO and delta are read
         S::pack(rdP, rdS);
-        ptx::mbarrier_wait(smem.full_q(s), step.phase());
+        ptx::mbarrier_wait(smem.full_q(s), step.phase());  // Q is loaded
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         step.advance();
         --left;
         if constexpr (!last.value) start_dp();
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_fence_operand(rdK);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         if constexpr (!last.value) {
           ptx::wgmma_wait<0>();
           ptx::wgmma_fence_operand(rdP);
         }
       };
-      ptx::mbarrier_wait(smem.full_v(), kv.phase());
+      ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded
       start_dp();
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(rdP);
       while (left > 1) run_step(std::false_type{});
       run_step(std::true_type{});
-      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
+      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // V is read
       kv.advance();
     }
     store_grad<Config, Config::kHeadDim>(problem.grad_k, tile.batch, tile.head_kv, tile.rows(), rdK,

@@ -1,5 +1,5 @@
-// Consumers of WorkSplit::kKeys: each of two warpgroups owns 64 keys and their dK and dV. With
-// kGradQ each computes half of every dQ, from the dS of both, which goes through shared memory.
+// Consumers of WorkSplit::kKeys: each of the two owns 64 keys and their dK and dV. With kGradQ each
+// computes half of every dQ, from the dS of both, which goes through shared memory.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -14,8 +14,9 @@
 
 namespace flashvar::sm90::attention {
 
-// One consumer warpgroup. Longer than a screen because its steps are closures over the accumulators
-// and pipeline states, all of which are live in each: they read in the order in which they run.
+// One consumer warpgroup. Over 100 lines, because its steps are closures over the accumulators and
+// pipeline states, all of which are live in each of them. They are written in the order in which
+// they run.
 template <class Config>
 __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
                                                  const KeyTileSmem<Config>& smem,
@@ -27,7 +28,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a col_block
+  uint32_t const offset = warpgroup * 64 * 128;  // bytes, of the warpgroup's rows in a column block
   for (KeyTiles<Config> tiles; tiles.has_tile(args, smem); tiles.advance(args, smem)) {
     const auto& tile = tiles.tile(args, smem);
     if (!tile.exists()) continue;
@@ -40,29 +41,31 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
       typename S::Registers rS;
       QueryIterator it(args, tile);
       auto start_scores = [&] {
-        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
+        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
         gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
       };
       auto start_grad_q = [&](float (&rdQ)[Config::kGradQCols / 2], const ScoreState& scores) {
+        // dS of both consumers is written.
         ptx::mbarrier_wait(smem.full_scores(scores.stage()), scores.phase());
         gemm_grad_q_part<Config>(rdQ, smem.ds(scores.stage()), smem.k(), warpgroup);
       };
       auto publish_ds = [&](const typename S::Packed& rdS, const ScoreState& scores) {
-        // dQ from this buffer is complete
+        // dQ, for which both consumers read the dS that was in this buffer, is complete.
         ptx::mbarrier_wait(smem.empty_scores(scores.stage()), scores.phase() ^ 1);
         store_ds<Config>(smem.ds(scores.stage()) + warpgroup * Config::kColBlockBytesQ, rdS);
-        ptx::fence_async_proxy();
-        __syncwarp();
+        ptx::fence_async_proxy();  // dS is visible to wgmma
+        __syncwarp();              // all lanes have written dS
         if (first_lane) ptx::mbarrier_arrive(smem.full_scores(scores.stage()));
       };
-      // Precondition: S(i) complete. wgmma groups in flight, in order: {dP(i)}, {dQ(i-1), dV(i)},
-      // {dV(i), dK(i)}, {dK(i), S(i+1)}.
+      // Step i, software pipelined. `first`, `last`: of the tile. Precondition: S(i) complete.
+      // wgmma groups in flight, in order:
+      // {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i), S(i+1)}.
       auto run_step = [&](auto first, auto last) {
         uint32_t const s = step.stage();
         ScoreState const scores{step.count}, previous{step.count - 1};
         typename S::Registers rdP;
         typename S::Packed rP, rdS;
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
         exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key,
                              it.m * Config::kBlockQ);
@@ -86,20 +89,20 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         step.advance();
         it.advance(args);
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_fence_operand(rdK);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         if constexpr (!last.value) {
           ptx::wgmma_wait<0>();
           ptx::wgmma_fence_operand(rS);
         }
       };
-      // kSerial: no software pipelining, one copy of the code, since evaluating modifiers is long.
-      // The tensor cores run the other warpgroup's GEMMs meanwhile.
+      // kSerial: step i without software pipelining. One instance of the code, because evaluating
+      // modifiers is long. Meanwhile the tensor cores run the other consumer's GEMMs.
       auto run_serial_step = [&] {
         uint32_t const s = step.stage(), head = it.number / args.query_tiles;
         int32_t const first_query = it.m * Config::kBlockQ;
@@ -107,7 +110,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
         typename S::Registers rdP;
         typename S::Packed rP, rdS;
         start_scores();
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rS);
@@ -130,7 +133,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
           publish_ds(rdS, scores);
-          // In the first step the result is garbage and is not added.
+          // In the tile's first step the result is garbage and is not added.
           if (later) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
           gemm_grad_q_part<Config>(rdQ, smem.ds(previous.stage()), smem.k(), warpgroup);
         }
@@ -146,20 +149,20 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rdK);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         step.advance();
         it.advance(args);
       };
-      ptx::mbarrier_wait(smem.full_k(), kv.phase());
+      ptx::mbarrier_wait(smem.full_k(), kv.phase());  // K is loaded
       if constexpr (Config::kSerial) {
-        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded
         while (it.left > 0) run_serial_step();
       } else {
         start_scores();
-        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rS);
         if (it.left == 1) {
@@ -170,7 +173,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
           run_step(std::false_type{}, std::true_type{});
         }
       }
-      if constexpr (Config::kGradQ) {
+      if constexpr (Config::kGradQ) {  // dQ of the last step
         float rdQ[Config::kGradQCols / 2];
         ScoreState const previous{step.count - 1};
         start_grad_q(rdQ, previous);
@@ -179,7 +182,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
         if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
         add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
       }
-      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
+      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // K and V are read
       kv.advance();
     }
     store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(),

@@ -10,8 +10,8 @@
 
 namespace flashvar::sm90::attention {
 
-// The kernel's arguments. `keys`: those of the dK and dV kernel, with which it shares LSE and
-// delta. `counter` is zeroed by the preprocess kernel.
+// Fills the dQ kernel's arguments. `bwd_args`: those of the dK and dV kernel, with which it shares
+// LSE and delta. `counter`: zeroed by the preprocess kernel.
 template <class Config>
 cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* counter,
                          int multiprocessors) {

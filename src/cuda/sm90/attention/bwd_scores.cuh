@@ -1,8 +1,8 @@
 // GEMMs, softmax derivatives and epilogues of the backward's consumer warpgroups.
 //
-// In the dK and dV kernel scores are transposed (rows are keys, columns queries), so that P^T and
-// dS^T are A operands of dV += P^T dO and dK += dS^T Q in registers; only dS goes through shared
-// memory, for dQ = dS K.
+// In the dK and dV kernel scores are transposed, with keys as rows and queries as columns, so that
+// P^T and dS^T are operand A of dV += P^T dO and dK += dS^T Q in registers. Only dS goes through
+// shared memory, for dQ = dS K.
 #pragma once
 #include <cstdint>
 
@@ -19,15 +19,16 @@
 
 namespace flashvar::sm90::attention {
 
-// Types of score accumulators, and of their 16-bit form as A operands.
+// Score accumulators of a thread (Registers: kMmaCols mma tiles of four), and their 16-bit form as
+// operand A (Packed: kSteps fragments).
 template <class Config>
 struct Scores {
-  static constexpr int kMmaCols = Config::kScoreColumns / 8;  // mma tiles per row
-  static constexpr int kSteps = Config::kScoreColumns / 16;
+  static constexpr int kMmaCols = Config::kScoreColumns / 8;  // mma tiles of 8 columns
+  static constexpr int kSteps = Config::kScoreColumns / 16;   // k-steps of 16
   using Registers = float[4 * kMmaCols];
   using Packed = uint32_t[kSteps][4];
 
-  // One 16 x 16 fragment: two adjacent mma tiles.
+  // Packs one 16 x 16 fragment: two adjacent mma tiles.
   static __device__ __forceinline__ void pack(const float* scores, uint32_t (&packed)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -38,7 +39,7 @@ struct Scores {
 #pragma unroll
     for (int kk = 0; kk < kSteps; ++kk) pack(&scores[8 * kk], packed[kk]);
   }
-  // Zeros the element in column `e` and row half `half` of mma tile n.
+  // Zeros element `e` (0 or 1) of row half `half` of mma tile n.
   static __device__ __forceinline__ void clear(Packed& packed, int n, int half, int e) {
     packed[n / 2][n % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0x0000ffffu;
   }
@@ -50,7 +51,7 @@ __device__ __forceinline__ void clear(float (&sums)[kCount]) {
   for (float& sum : sums) sum = 0.f;
 }
 
-// Issues scores = keys queries^T: S^T = K Q^T, or dP^T = V dO^T, of 64 keys.
+// Issues S^T = K Q^T, or dP^T = V dO^T, of 64 keys.
 template <class Config, int kDim>
 __device__ __forceinline__ void gemm_scores_t(typename Scores<Config>::Registers& scores,
                                               uint32_t keys, uint32_t queries) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void gemm_scores_t(typename Scores<Config>::Registers
       scores, KMajor<Config::kColBlockBytesKV>(keys), KMajor<Config::kColBlockBytesQ>(queries));
 }
 
-// Issues grad += scores rows: dV += P^T dO, or dK += dS^T Q.
+// Issues dV += P^T dO, or dK += dS^T Q.
 template <class Config, int kDim>
 __device__ __forceinline__ void gemm_grad_kv(float (&grad)[kDim / 2],
                                              const typename Scores<Config>::Packed& scores,
@@ -66,7 +67,7 @@ __device__ __forceinline__ void gemm_grad_kv(float (&grad)[kDim / 2],
   gemm_rs<typename Config::Dtype, kDim>(grad, scores, MnMajor<Config::kColBlockBytesQ>(rows));
 }
 
-// Issues a warpgroup's part of dQ = dS K.
+// Issues a warpgroup's half of dQ = dS K: half of its rows, or half of its columns.
 template <class Config>
 __device__ __forceinline__ void gemm_grad_q_part(float (&grad)[Config::kGradQCols / 2],
                                                  uint32_t scores, uint32_t keys,
@@ -80,8 +81,8 @@ __device__ __forceinline__ void gemm_grad_q_part(float (&grad)[Config::kGradQCol
       grad, KMajor<Config::kColBlockBytesQ>(scores), MnMajor<Config::kColBlockBytesKV>(keys));
 }
 
-// Calls clear(n, half, e) for the thread's scores that the mask hides; rows are keys. n, half, e:
-// mma tile, row half, column.
+// Calls clear(n, half, e) for the thread's hidden scores: element e of row half `half` of mma tile
+// n. Rows are keys.
 template <class Config, class Clear>
 __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_key,
                                                 int32_t first_query, Clear&& clear) {
@@ -99,7 +100,7 @@ __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_
   }
 }
 
-// S to P = exp2(S scale - LSE), masked.
+// Computes P = exp2(S scale - LSE) in place, with 0 for hidden keys; rows are keys.
 template <class Config>
 __device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers& scores,
                                              float scale_log2, uint32_t lse, const Mask& mask,
@@ -119,7 +120,7 @@ __device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers&
                           [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
 }
 
-// LSE or delta of a thread's scores where rows are keys: per mma tile two queries' values, in
+// LSE or delta for a thread's scores where columns are queries: two values per mma tile, read from
 // shared memory.
 struct ColumnValues {
   uint32_t smem;
@@ -127,14 +128,14 @@ struct ColumnValues {
   __device__ __forceinline__ explicit ColumnValues(uint32_t first)
       : smem(first + ptx::thread_index() % 4 * 8) {}
 
-  // Accumulator i of mma tile n uses .x where i / kEvery is even, else .y.
+  // Accumulator i of an mma tile uses .x where i / kRepeat is even, else .y.
   static constexpr int kRepeat = 1;
   __device__ __forceinline__ float2 of_tile(int n) const {
     return ptx::shared_load2(smem + n * 32);
   }
 };
 
-// The same where rows are queries: the thread's two rows.
+// LSE or delta for a thread's scores where rows are queries: the values of its two rows.
 struct RowValues {
   float2 values;
 
@@ -142,7 +143,7 @@ struct RowValues {
   __device__ __forceinline__ float2 of_tile(int) const { return values; }
 };
 
-// dP to dS = P (dP - delta), one mma tile.
+// Computes dS = P (dP - delta) in place of dP (`scores`), for one mma tile.
 template <class Values>
 __device__ __forceinline__ void differentiate_tile(const float* p, float* scores, float2 delta) {
 #pragma unroll
@@ -151,7 +152,8 @@ __device__ __forceinline__ void differentiate_tile(const float* p, float* scores
   }
 }
 
-// dP to dS, all mma tiles; rows are keys, delta is in shared memory.
+// Computes dS in place of dP (`scores`), for all mma tiles; rows are keys, `delta` is the address
+// in shared memory.
 template <class Config>
 __device__ __forceinline__ void differentiate_softmax(const typename Scores<Config>::Registers& p,
                                                       typename Scores<Config>::Registers& scores,
@@ -164,7 +166,8 @@ __device__ __forceinline__ void differentiate_softmax(const typename Scores<Conf
   }
 }
 
-// Stores dS^T transposed, as rows of queries: `to` is a column block of 64 keys.
+// Stores a warpgroup's dS^T transposed, so that rows are queries. `to`: the column block of its 64
+// keys.
 template <class Config>
 __device__ __forceinline__ void store_ds(uint32_t to,
                                          const typename Scores<Config>::Packed& packed) {
@@ -178,12 +181,12 @@ __device__ __forceinline__ void store_ds(uint32_t to,
   }
 }
 
-// Offset of a thread's four elements of an mma tile in a warpgroup's part of dQ's sums.
+// Offset of a thread's four accumulators of an mma tile in a warpgroup's part of the sums of dQ.
 __device__ __forceinline__ uint32_t grad_q_offset(uint32_t thread, uint32_t tile) {
   return (tile * 128 + thread) * 4;
 }
 
-// Adds a warpgroup's part of a dQ tile to the sums in the workspace.
+// Adds a warpgroup's part of a tile of dQ to the sums in the workspace, atomically.
 template <class Config>
 __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to) {
   uint32_t const thread = ptx::thread_index() % 128;
@@ -194,7 +197,7 @@ __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCol
   }
 }
 
-// Converts a warpgroup's 64 rows of a gradient and stores them, from sequence row `first` on.
+// Converts a warpgroup's 64 rows of a gradient and stores them from row `first` of the sequence on.
 // `rows`: those of the sequence in the tensor.
 template <class Config, int kDim>
 __device__ __forceinline__ void store_grad(const Tensor& tensor, uint32_t batch, uint32_t head,

@@ -1,7 +1,7 @@
-// Registers and steps of a consumer warpgroup of the forward.
+// FwdConsumer: registers and steps of a consumer warpgroup of the forward.
 //
-// Accumulators of m64nN: warp w holds rows 16 w to 16 w + 15; a thread holds rows lane / 4 and
-// lane / 4 + 8 of these, and columns 2 (lane % 4) and 2 (lane % 4) + 1 of every eight.
+// Accumulators of m64nN: warp w holds rows 16 w to 16 w + 15. A thread holds rows lane / 4 and lane
+// / 4 + 8 of these, and columns 2 (lane % 4) and 2 (lane % 4) + 1 of every eight.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -26,13 +26,14 @@ namespace flashvar::sm90::attention {
 template <class Config>
 struct FwdConsumer {
   using Dtype = typename Config::Dtype;
-  static constexpr int kMmaCols = Config::kBlockKV / 8;  // mma tiles of a row of scores
+  // mma tiles of 8 columns in a row of scores, and of the output.
+  static constexpr int kMmaCols = Config::kBlockKV / 8;
   static constexpr int kMmaColsV = Config::kHeadDimV / 8;
-  float rS[4 * kMmaCols];
-  uint32_t rP[kMmaCols / 2][4];
+  float rS[4 * kMmaCols];        // S, then P
+  uint32_t rP[kMmaCols / 2][4];  // P in 16 bits, operand A of P V
   float rO[4 * kMmaColsV];
   std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
-  float factor[2];  // pending rescale of rO, per row
+  float factor[2];  // per row, by which rO is still to be rescaled
 
   __device__ __forceinline__ FwdConsumer() {
 #pragma unroll
@@ -50,14 +51,14 @@ struct FwdConsumer {
     gemm_rs<Dtype, Config::kHeadDimV>(rO, rP, MnMajor<Config::kColBlockBytesKV>(sV));
   }
 
-  // Scores of key block n to P, relative to the updated running maximum.
+  // Computes P of key block n from S in rS, relative to the updated running maximum.
   template <bool kFirst>
   __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, uint32_t warpgroup,
                                                int32_t n) {
     finalize_scores(problem, tile, warpgroup, n);
     float const scale_log2 = scale_log2_of(problem);
-    // Separate maxima and sums of even and odd columns: two dependent chains instead of one; ptxas
+    // Separate maxima and sums of even and odd columns: two dependency chains instead of one. ptxas
     // does not reassociate.
     float highest[4];
     column_maxima(highest);
@@ -79,8 +80,9 @@ struct FwdConsumer {
     if constexpr (Config::kEarlyWait && !kFirst) rescale();
   }
 
-  // The same relative to the running maximum of previous blocks, where that suffices. `sQ` and
-  // `sK`: the operands, from which the scores are recomputed if P overflows.
+  // Computes P relative to the running maximum of the previous blocks, where that suffices;
+  // otherwise as softmax_step(). `sQ` and `sK`: the operands, from which the scores are recomputed
+  // if P overflows.
   __device__ __forceinline__ void lazy_softmax_step(const FwdProblem& problem,
                                                     const QueryTile<Config>& tile,
                                                     uint32_t warpgroup, int32_t n, uint32_t sQ,
@@ -108,17 +110,17 @@ struct FwdConsumer {
     softmax_step<false>(problem, tile, warpgroup, n);
   }
 
-  // Always 0; a false dependency on all of P. ptxas hoists the wait for P V to the start of its
-  // basic block, before the softmax that should overlap it; it does not reorder shared-memory
-  // accesses, so an mbarrier address that depends on P keeps the wait behind the softmax. Head dim
-  // 64 is 1 % faster without: its GEMMs are short, and packing P fills the latency of the
-  // exponentials.
+  // Always 0: a false dependency on all of P, to be added to an mbarrier address. ptxas hoists the
+  // wait for P V to the start of its basic block, before the softmax that should overlap with P V;
+  // but it does not reorder shared-memory accesses, so an mbarrier address that depends on P keeps
+  // the wait behind the softmax. Not up to head dim 64, which is 1 % faster without: its GEMMs are
+  // short, and packing P fills the latency of the exponentials.
   __device__ __forceinline__ uint32_t zero_after_softmax() const {
     if constexpr (Config::kHeadDim <= 64) return 0;
     return softmax.row_sum[0] + softmax.row_sum[1] < 0.f ? 1 : 0;
   }
 
-  // P to operand registers. Precondition: the wgmma that reads the previous P is complete.
+  // Packs P into rP. Precondition: the wgmma that reads the previous P is complete.
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int kk = 0; kk < kMmaCols / 2; ++kk) {
@@ -137,10 +139,11 @@ struct FwdConsumer {
     for (int i = 0; i < 4 * kMmaColsV; ++i) rO[i] *= factor[i / 2 % 2];
   }
 
-  // Normalises the warpgroup's rows and stores them and their LSE.
+  // Normalises the warpgroup's rows of the output and stores them and their LSE.
   __device__ __forceinline__ void store_output(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, uint32_t warpgroup) {
-    // Special registers are read again: hoisted addresses would take registers of the main loop.
+    // Special registers are read again here: hoisted addresses would take registers of the main
+    // loop.
     int const thread = ptx::thread_index() % 128;
     int const lane = thread % 32;
     bool const varlen = problem.queries.offsets != nullptr;
@@ -165,13 +168,13 @@ struct FwdConsumer {
   }
 
  private:
-  // Modified scores are scaled already, in natural-log units.
+  // What exponents are multiplied by. Modified scores are already scaled, in natural-log units.
   static __device__ __forceinline__ float scale_log2_of(const FwdProblem& problem) {
     return Config::kModifiers && problem.modifiers.modifies_scores() ? 1.f / kLn2
                                                                      : problem.scale_log2;
   }
 
-  // Modifiers, sign and mask.
+  // Applies modifiers, sign of the scale and mask to S.
   __device__ __forceinline__ void finalize_scores(const FwdProblem& problem,
                                                   const QueryTile<Config>& tile, uint32_t warpgroup,
                                                   int32_t n) {
@@ -188,6 +191,7 @@ struct FwdConsumer {
     }
   }
 
+  // Maxima of the thread's scores: [2 * row + column % 2].
   __device__ __forceinline__ void column_maxima(float (&highest)[4]) const {
 #pragma unroll
     for (float& x : highest) x = -infinity();
@@ -195,6 +199,7 @@ struct FwdConsumer {
     for (int i = 0; i < 4 * kMmaCols; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
   }
 
+  // Computes P = exp2(S scale_log2 - shift) in rS, and adds it to `sum`: [2 * row + column % 2].
   __device__ __forceinline__ void exponentiate(float scale_log2, const float (&shift)[2],
                                                float (&sum)[4]) {
 #pragma unroll
@@ -205,7 +210,7 @@ struct FwdConsumer {
   }
 
   // Raises the running maximum of rows whose sum of P exceeds kMaxRowSum, and rescales P; other
-  // rows stay bitwise unchanged. False, with nothing changed, where P overflowed.
+  // rows stay bitwise unchanged. Returns false, with nothing changed, where P overflowed.
   __device__ __forceinline__ bool raise_running_max(const float (&block_sum)[2]) {
     float highest[4], top[2];
     column_maxima(highest);
@@ -230,7 +235,7 @@ struct FwdConsumer {
     return true;
   }
 
-  // rS = Q K^T again, each warp on its own (mma.sync: wgmma needs all four warps).
+  // Computes rS = Q K^T again, each warp by itself with mma.sync: wgmma needs all four warps.
   __device__ __forceinline__ void recompute_scores(uint32_t sQ, uint32_t sK) {
     int const lane = ptx::thread_index() % 32;
     uint32_t const q = sQ + (ptx::thread_index() / 32 % 4 * 16 + lane % 16) * 128;
@@ -239,7 +244,7 @@ struct FwdConsumer {
     for (float& score : rS) score = 0.f;
 #pragma unroll 1
     for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
-      // Swizzled 16-byte chunks of a row.
+      // Swizzled offsets of 16-byte chunks in a row.
       uint32_t const chunk_q = ((kk % 4 * 2 + lane / 16) ^ (lane % 8)) * 16;
       uint32_t const chunk_k = ((kk % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
       uint32_t a[4];
@@ -257,11 +262,12 @@ struct FwdConsumer {
     }
   }
 
+  // The thread's first row within the warpgroup's 64.
   static __device__ __forceinline__ int row_of_warpgroup() {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
-  // -inf for keys that a row does not see.
+  // Sets scores of hidden keys to -inf.
   __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
                                              int32_t first_key) {
     if (mask.left == kUnbounded) {
@@ -285,14 +291,14 @@ struct FwdConsumer {
     }
   }
 
-  // q . k to scores in natural-log units.
+  // Applies scale, softcap, ALiBi and bias: from q . k to scores in natural-log units.
   __device__ __forceinline__ void modify_scores(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
     const ScoreModifiers& modifiers = problem.modifiers;
     int32_t const row = first_row + row_of_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
-    float scale = modifiers.scale;  // still to be applied
+    float scale = modifiers.scale;  // what is still to be multiplied by; 1 once applied
     if (modifiers.softcap != 0.f) {
       Softcap const softcap(modifiers, scale);
 #pragma unroll
@@ -328,8 +334,8 @@ struct FwdConsumer {
     }
   }
 
-  // Zeros dropped elements of P, after they were added to the row sums. store_output() applies the
-  // factor of the kept ones.
+  // Zeros the dropped elements of P. The row sums already have them. store_output() applies
+  // dropout_scale.
   __device__ __forceinline__ void apply_dropout(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
