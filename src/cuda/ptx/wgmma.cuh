@@ -75,7 +75,7 @@ struct Wgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 
-// kA to kG: numbers of the asm operands behind the accumulators. ss: a, b, accumulate, trans-b. rs:
+// kA to kG: numbers of the asm operands after the accumulators. ss: a, b, accumulate, trans-b. rs:
 // the four registers of a, b, accumulate, trans-b. kTransB: b is MN-major (its rows are k, as those
 // of V), else K-major (its columns are k, as those of K).
 #define FLASHVAR_WGMMA(kN_, kDtype, kName, kA, kB, kC, kD, kE, kF, kG, kRegisters, ...)        \

@@ -158,7 +158,7 @@ struct BwdDqConfig {
 
   static constexpr int kColBlockBytesQ = kBlockQ * 128;
   static constexpr int kColBlockBytesKV = kBlockKV * 128;
-  static constexpr int kGradOutOffset = kColBlocks * kColBlockBytesQ;  // dO lies behind Q
+  static constexpr int kGradOutOffset = kColBlocks * kColBlockBytesQ;  // dO lies after Q
   static constexpr int kBytesQ = kGradOutOffset + kColBlocksV * kColBlockBytesQ;
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;

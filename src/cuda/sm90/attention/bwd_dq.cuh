@@ -141,7 +141,7 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
   using S = Scores<Config>;
   const BwdProblem& problem = args.problem;
   float const scale_log2 = problem.score_sign * problem.scale_log2;
-  // Behind a sequence's last key the tensor may hold other data than zeros.
+  // Past a sequence's last key the tensor may hold other data than zeros.
   bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
   PipelineState<1> q;
   PipelineState<Config::kStages> k;

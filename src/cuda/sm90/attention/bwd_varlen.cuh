@@ -21,7 +21,7 @@ struct VarlenCoordinate {
   int32_t row, end;
   uint32_t batch;
 
-  // Coordinates of row `row` of a sequence. `span`: the sequence's rows, behind which TMA writes
+  // Coordinates of row `row` of a sequence. `span`: the sequence's rows, after which TMA writes
   // zeros.
   __device__ __forceinline__ VarlenCoordinate(const Sequences& sequences, const Span& span,
                                               uint32_t batch, int32_t row)

@@ -77,7 +77,7 @@ template <class Config>
 __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTileSmem<Config>& smem,
                                             uint32_t warpgroup) {
   const FwdProblem& problem = args.problem;
-  // Behind a sequence's last key the tensor may hold other data than zeros.
+  // Past a sequence's last key the tensor may hold other data than zeros.
   bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
   uint32_t const next = (warpgroup + 1) % Config::kConsumers;
   PipelineState<1> q;

@@ -113,7 +113,7 @@ struct FwdConsumer {
   // Always 0: a false dependency on all of P, to be added to an mbarrier address. ptxas hoists the
   // wait for P V to the start of its basic block, before the softmax that should overlap with P V;
   // but it does not reorder shared-memory accesses, so an mbarrier address that depends on P keeps
-  // the wait behind the softmax. Not up to head dim 64, which is 1 % faster without: its GEMMs are
+  // the wait after the softmax. Not up to head dim 64, which is 1 % faster without: its GEMMs are
   // short, and packing P fills the latency of the exponentials.
   __device__ __forceinline__ uint32_t zero_after_softmax() const {
     if constexpr (Config::kHeadDim <= 64) return 0;

@@ -15,7 +15,7 @@ namespace flashvar::sm90::attention {
 // barrier of consumer i.
 enum : uint32_t { kZeroed = 1, kOrder = 2 };
 
-// CTAs that own query tiles (forward, dQ): Q (in the dQ kernel with dO behind it), rings of K and
+// CTAs that own query tiles (forward, dQ): Q (in the dQ kernel with dO after it), rings of K and
 // V.
 template <class Config>
 struct QueryTileSmem {
@@ -119,7 +119,7 @@ struct KeyTileSmem {
 };
 
 // Zeros rows [first, kBlockKV) of a tile of V (dQ kernel: of K), by all consumers. Needed where the
-// tensor holds other data behind the sequence's last key: P (dQ kernel: dS) is 0 there, but 0 * inf
+// tensor holds other data after the sequence's last key: P (dQ kernel: dS) is 0 there, but 0 * inf
 // is not.
 template <class Config, int kColBlocks>
 __device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {

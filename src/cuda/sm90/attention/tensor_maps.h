@@ -9,8 +9,8 @@ using namespace flashvar::attention;  // what all architectures share
 
 // Encodes maps whose boxes are one column block (128 bytes) of `rows` rows of one head.
 //
-// Clipped maps are for varlen tensors, where rows behind a sequence's end belong to the next
-// sequence: a coordinate says where a box must end, and TMA writes zeros behind that. The tensor's
+// Clipped maps are for varlen tensors, where rows after a sequence's end belong to the next
+// sequence: a coordinate says where a box must end, and TMA writes zeros after that. The tensor's
 // R rows are two dimensions of the map, both with the stride of rows. The first has R elements and
 // clips the box; the second shifts it. The map's base address lies R rows in front of the tensor.
 // Row r of a sequence of n rows that ends at tensor row `end` has the coordinates {column, R - n +
