@@ -1,6 +1,6 @@
-// Reads special registers. The asm is volatile, so each call reads the register again. The compiler
-// would compute values derived from threadIdx and blockIdx once and keep them in registers across
-// the main loop, whose accumulators need these registers.
+// Reads special registers. The asm is volatile, so each call reads the register again. threadIdx
+// and blockIdx would cost registers instead: the compiler computes values derived from them once
+// and keeps those across the main loop, whose accumulators need the registers.
 #pragma once
 #include <cstdint>
 

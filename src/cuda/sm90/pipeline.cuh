@@ -34,7 +34,7 @@ struct PipelineState {
 // Loads a tile from row `row` on of one head, all columns, by one elected lane of a converged warp.
 // Completes on the mbarrier `full`.
 template <int kColBlocks, int kColBlockBytes>
-__device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map, uint32_t full,
+__device__ __forceinline__ void load_tile(uint32_t smem, const CUtensorMap* map, uint32_t full,
                                           ptx::CacheHint hint, int32_t row, uint32_t head,
                                           uint32_t batch) {
   if (!ptx::elect_one()) return;

@@ -93,7 +93,8 @@ struct BwdConfig {
   static constexpr int kColBlockBytesKV = kBlockKV * 128;
   static constexpr int kBytesQ = kColBlocks * kColBlockBytesQ;
   static constexpr int kBytesGradOut = kColBlocksV * kColBlockBytesQ;
-  // Column blocks of K. dQ += dS K reads as many as dQ's accumulators have, head dim or not.
+  // Column blocks of K: as many as dQ's accumulators have, because dQ = dS K reads them all. Those
+  // beyond the head dim are zeros.
   static constexpr int kColBlocksK =
       kGradQ && !kSplitsRows ? kTile.max_head_dim / kColBlockCols : kColBlocks;
   static constexpr int kBytesK = kColBlocksK * kColBlockBytesKV;

@@ -51,9 +51,9 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
       continue;
     }
     int32_t const row_q = tile.row_q + tile.first_query;
-    load_rows<Config::kColBlocks, Config::kColBlockBytesQ>(
+    load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
         smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst, row_q, tile.head, batch_q);
-    load_rows<Config::kColBlocksV, Config::kColBlockBytesQ>(
+    load_tile<Config::kColBlocksV, Config::kColBlockBytesQ>(
         smem.q() + Config::kGradOutOffset, &args.grad_out, smem.full_q(),
         ptx::CacheHint::kEvictFirst, row_q, tile.head, batch_q);
     // The work tile is released here, and no earlier: with the dynamic schedule the scheduler would
@@ -64,13 +64,13 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
       int32_t const row_k = tile.row_k + n * Config::kBlockKV;
       // dQ, which read this stage, is complete.
       ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);
-      load_rows<Config::kColBlocks, Config::kColBlockBytesKV>(
+      load_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
           smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast, row_k,
           tile.head_kv, batch_k);
       k.advance();
       // dP, which read this stage, is complete.
       ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);
-      load_rows<Config::kColBlocksV, Config::kColBlockBytesKV>(
+      load_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
           smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast, row_k,
           tile.head_kv, batch_k);
       v.advance();

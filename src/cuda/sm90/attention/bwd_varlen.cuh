@@ -123,8 +123,8 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
     }
     __syncwarp();
     if (!exists) continue;
-    // The next unit is taken only on request: taken earlier, it might wait here while another CTA
-    // is idle.
+    // The next unit is taken only when a load thread requests it: taken earlier, it might wait here
+    // while another CTA is idle.
     ptx::mbarrier_wait(smem.tile_request(), PipelineState<1>{slot.count}.phase());
     slot.advance();
   }
@@ -205,9 +205,10 @@ __device__ __forceinline__ void zero_missing_col_blocks(const BwdProblem& proble
 // Loads a tile's column blocks from row `row` on, relative to `at`. Completes on the mbarrier
 // `full`, which also expects `extra` bytes of other loads.
 template <int kColBlocks, int kColBlockBytes>
-__device__ __forceinline__ void load_varlen(uint32_t smem, const CUtensorMap* map, uint32_t full,
-                                            int32_t head_dim, const VarlenCoordinate& at,
-                                            int32_t row, uint32_t head, uint32_t extra = 0) {
+__device__ __forceinline__ void load_tile_varlen(uint32_t smem, const CUtensorMap* map,
+                                                 uint32_t full, int32_t head_dim,
+                                                 const VarlenCoordinate& at, int32_t row,
+                                                 uint32_t head, uint32_t extra = 0) {
   int32_t const col_blocks = col_blocks_of(head_dim);
   ptx::mbarrier_arrive_expect(full, col_blocks * kColBlockBytes + extra);
 #pragma unroll
@@ -244,10 +245,10 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
       kv.advance();
       if constexpr (kOperand == Operand::kKeys) {
-        load_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
+        load_tile_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
             smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
       } else {
-        load_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
+        load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
       }
     };
@@ -258,13 +259,13 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       if constexpr (kOperand == Operand::kKeys) {
         // dK, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);
-        load_varlen<Config::kColBlocks, Config::kColBlockBytesQ>(smem.q(s), &args.q, smem.full_q(s),
-                                                                 problem.head_dim, tile.queries,
-                                                                 m * Config::kBlockQ, head);
+        load_tile_varlen<Config::kColBlocks, Config::kColBlockBytesQ>(
+            smem.q(s), &args.q, smem.full_q(s), problem.head_dim, tile.queries, m * Config::kBlockQ,
+            head);
       } else {
         // dV, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-        load_varlen<Config::kColBlocksV, Config::kColBlockBytesQ>(
+        load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesQ>(
             smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), problem.head_dim_v,
             tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
         load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
@@ -280,8 +281,8 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
 template <class Config>
 __device__ __forceinline__ void bwd_produce_varlen(const BwdArgs& args,
                                                    const KeyTileSmem<Config>& smem) {
-  ptx::griddepcontrol_wait();  // preprocess kernel: LSE and delta are written, the counter is
-                               // zeroed
+  // The preprocess kernel is complete: LSE and delta are written, the counter is zeroed.
+  ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
     bwd_load_operand<Config, Operand::kKeys>(args, smem);
   } else if (threadIdx.x == 32) {

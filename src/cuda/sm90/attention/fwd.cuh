@@ -42,7 +42,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       q.advance();
       continue;
     }
-    load_rows<Config::kColBlocks, Config::kColBlockBytesQ>(
+    load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
         smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
         tile.row_q + tile.first_query, tile.head, batch_q);
     q.advance();
@@ -54,7 +54,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       if (n >= tile.begin) {
         // S, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);
-        load_rows<Config::kColBlocks, Config::kColBlockBytesKV>(
+        load_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
             smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
         k.advance();
@@ -62,7 +62,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       if (n + 1 < tile.end) {
         // P V, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);
-        load_rows<Config::kColBlocksV, Config::kColBlockBytesKV>(
+        load_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
         v.advance();

@@ -263,7 +263,7 @@ struct FwdConsumer {
   }
 
   // The thread's first row within the warpgroup's 64.
-  static __device__ __forceinline__ int row_of_warpgroup() {
+  static __device__ __forceinline__ int row_in_warpgroup() {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
@@ -282,7 +282,7 @@ struct FwdConsumer {
                                              int32_t first_key) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t const row = first_row + row_of_warpgroup() + half * 8;
+      int32_t const row = first_row + row_in_warpgroup() + half * 8;
       int32_t const first_column = first_key + threadIdx.x % 4 * 2;
       int32_t const begin = kLeft ? mask.key_begin(row) - first_column : INT32_MIN;
       hide_scores<kMmaCols>(
@@ -296,7 +296,7 @@ struct FwdConsumer {
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
     const ScoreModifiers& modifiers = problem.modifiers;
-    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const row = first_row + row_in_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
     float scale = modifiers.scale;  // what is still to be multiplied by; 1 once applied
     if (modifiers.softcap != 0.f) {
@@ -340,7 +340,7 @@ struct FwdConsumer {
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
     DropoutRng const rng(problem.modifiers.rng, tile.batch * problem.heads_q + tile.head);
-    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const row = first_row + row_in_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int c = 0; c < kMmaCols; c += 2) {
