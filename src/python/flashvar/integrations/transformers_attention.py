@@ -9,7 +9,7 @@ import torch
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
 from flashvar.integrations.torch_attribute import splits_sequences
-from flashvar.integrations.transformers_check import called, causal_without_mask, under_way
+from flashvar.integrations.transformers_check import called, causal_without_mask
 from flashvar.integrations.transformers_in_parts import attention_of_the_whole
 from flashvar.integrations.transformers_layout import (
     Layout,
@@ -82,7 +82,7 @@ def attention(
             context_parallel, in which the call lies, has no such attention.
         ShapeError: a mask of any other rank.
     """
-    if not torch.compiler.is_compiling() and under_way:
+    if not torch.compiler.is_compiling():
         called()
     in_parts = splits_sequences()
     if others.get("cache") is not None and not in_parts:
