@@ -27,6 +27,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import attend, diffusers, transformers
 from flashvar.integrations import torch as ours
+from flashvar.integrations.torch import attribute
 from flashvar.integrations.transformers import attention as transformers_attention
 
 LENGTH = 16
@@ -110,7 +111,7 @@ def attention(mesh: DeviceMesh, one: Attention, dim: int) -> list[float]:
     """Output and gradients of full attention, whose sequence lies in this dimension."""
     tensors = [torch.randn(2, 4, LENGTH, 8).transpose(2, dim).contiguous() for _ in "qkvw"]
     leaves = [x.transpose(2, dim).requires_grad_() for x in tensors[:3]]
-    out = ours.torch_attribute.OWN(*leaves).transpose(2, dim)
+    out = attribute.OWN(*leaves).transpose(2, dim)
     expected = torch.autograd.grad(out, leaves, tensors[3])
     wanted = [out.detach(), *(x.transpose(2, dim) for x in expected)]
     with in_parts(mesh, tensors, [dim] * 4, balanced=False):
