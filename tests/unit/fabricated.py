@@ -14,7 +14,7 @@ import simulated
 import zstandard
 
 from flashvar.manifest import LibraryFile, Manifest
-from flashvar_factory import archive
+from flashvar_factory.inspect import archive
 
 X86_64, CUDA = 62, 190
 SYMBOL = struct.Struct("<IBBHQQ")

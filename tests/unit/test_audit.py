@@ -18,10 +18,11 @@ from fabricated import Image, Wheel
 
 from flashvar.manifest import Manifest
 from flashvar.variant import Architecture
-from flashvar_factory import audit, schema
+from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.platform_tag import Policy
+from flashvar_factory.config import schema
 from flashvar_factory.errors import AuditError
 
 ROOT = Path(__file__).parents[2]

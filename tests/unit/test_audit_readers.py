@@ -8,11 +8,11 @@ import fabricated
 import pytest
 from fabricated import Image, Library, Section
 
-from flashvar_factory import elf
-from flashvar_factory.audit import cubin, dynamic, fatbin, platform_tag
-from flashvar_factory.audit.dynamic import Undefined
+from flashvar_factory.audit import platform_tag
 from flashvar_factory.audit.platform_tag import Version
 from flashvar_factory.errors import BuildError, ToolchainError
+from flashvar_factory.inspect import cubin, dynamic, elf, fatbin
+from flashvar_factory.inspect.dynamic import Undefined
 
 
 def read(*images: Image) -> list[fatbin.Image]:

@@ -11,8 +11,9 @@ import pytest
 import simulated
 from fabricated import Image, Wheel
 
-from flashvar_factory import archive, audit
+from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.inspect import archive
 
 PAPER = fabricated.manifest()
 OWN = fabricated.images("80", PAPER)

@@ -1,4 +1,4 @@
-"""Is a wheel what it says it is? Facts first, then one table of checks: needs no CUDA toolkit.
+"""Audits wheels: gathers facts, then runs one table of checks. Needs no CUDA toolkit.
 
 The checks of any wheel are made for any wheel; those of the factory's own wheels where a wheel
 says, or variants.toml says, that it is one.

@@ -1,4 +1,4 @@
-"""Is a wheel's archive whole, safe to unpack, and what its RECORD says? True of every wheel."""
+"""Checks of every wheel's archive: whole, safe to unpack, and as its RECORD lists it."""
 
 from __future__ import annotations
 

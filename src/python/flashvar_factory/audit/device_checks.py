@@ -1,4 +1,4 @@
-"""Is the device code of a wheel that of the one architecture it is said to be for?"""
+"""Checks that all device code of a wheel is for its one architecture."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from flashvar.manifest import Manifest
 from flashvar.variant import Architecture
-from flashvar_factory.audit import fatbin
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.audit.stated import pairs
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.inspect import fatbin
 
 _EXTRA = re.compile(r"sm[1-9]\d+")
 
@@ -22,24 +22,24 @@ _EXTRA = re.compile(r"sm[1-9]\d+")
 def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """Machine code, manifest, file name, entry point, label and variants.toml agree."""
     known = expected.architecture(wheel.name)
-    for library, stated in pairs(wheel):
-        yield from _machine_code(library, stated)
-        if known is not None and stated.architecture != known:
-            yield _differs(wheel, f"code {known.code} as variants.toml says", stated)
+    for library, described in pairs(wheel):
+        yield from _machine_code(library, described)
+        if known is not None and described.architecture != known:
+            yield _differs(wheel, f"code {known.code} as variants.toml says", described)
         for source, extra in _names(wheel):
-            if extra != stated.architecture.extra:
-                yield _differs(wheel, f"code for {extra} as {source} says", stated)
+            if extra != described.architecture.extra:
+                yield _differs(wheel, f"code for {extra} as {source} says", described)
         for name, folder in wheel.entry_points.items():
-            if folder == library.folder and name != stated.architecture.name:
-                yield _differs(wheel, f"code for {name} as its entry point says", stated)
-        real = f"{stated.architecture.extra.removeprefix('sm')}_real"
+            if folder == library.folder and name != described.architecture.name:
+                yield _differs(wheel, f"code for {name} as its entry point says", described)
+        real = f"{described.architecture.extra.removeprefix('sm')}_real"
         for label, values in _variants(wheel):
             if label != wheel.name.label or values != [real]:
-                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", stated)
+                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", described)
 
 
-def _machine_code(library: Library, stated: Manifest) -> Iterator[Finding]:
-    code = stated.architecture.code
+def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
+    code = described.architecture.code
     sass = [image for image in library.images if image.kind == fatbin.SASS]
     if not sass:
         yield Finding(
@@ -85,8 +85,8 @@ def _variants(wheel: Wheel) -> list[tuple[str, object]]:
         return [("variant.json", "unreadable")]
 
 
-def _differs(wheel: Wheel, wanted: str, stated: Manifest) -> Finding:
-    found: Architecture = stated.architecture
+def _differs(wheel: Wheel, wanted: str, described: Manifest) -> Finding:
+    found: Architecture = described.architecture
     return Finding(
         "architecture",
         wheel.path.name,
@@ -97,10 +97,10 @@ def _differs(wheel: Wheel, wanted: str, stated: Manifest) -> Finding:
 def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """No PTX in a release; elsewhere it is there if and only if the manifest says so."""
     del expected
-    for library, stated in pairs(wheel):
+    for library, described in pairs(wheel):
         count = sum(image.kind == fatbin.PTX for image in library.images)
         is_release = "+" not in wheel.name.version
-        if count and (is_release or "ptx" not in stated.code_kinds):
+        if count and (is_release or "ptx" not in described.code_kinds):
             wanted = "no PTX in a release" if is_release else "no PTX, as the manifest says"
             yield Finding(
                 "ptx",
@@ -108,5 +108,5 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 f"expected {wanted}, found {count} images of it: on other devices it would compile "
                 "at first use; leave ptx=1 and -virtual architectures out",
             )
-        if not count and "ptx" in stated.code_kinds:
+        if not count and "ptx" in described.code_kinds:
             yield Finding("ptx", library.path, "expected PTX, as the manifest says, found none")

@@ -1,4 +1,4 @@
-"""What must hold for a wheel, beside what it says of itself?"""
+"""What the project expects of its wheels, beside what each states of itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final
 
 from flashvar.variant import Architecture
-from flashvar_factory.archive import Name
-from flashvar_factory.schema import Config
+from flashvar_factory.config.schema import Config
+from flashvar_factory.inspect.archive import Name
 
 # All head dims of an architecture, forward and backward, fit.
 BUDGET: Final = 20_000_000

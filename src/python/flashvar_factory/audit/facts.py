@@ -1,4 +1,4 @@
-"""What is in a wheel? Everything that the checks judge, gathered once, in memory."""
+"""Gathers everything the checks judge of a wheel, once and in memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from flashvar import manifest
-from flashvar_factory import archive, elf, manifest_writer
-from flashvar_factory.audit import cubin, dynamic, fatbin
-from flashvar_factory.audit.dynamic import Dynamic
+from flashvar_factory.build import manifest_writer
 from flashvar_factory.errors import BuildError, PackagingError
+from flashvar_factory.inspect import archive, cubin, dynamic, elf, fatbin
+from flashvar_factory.inspect.dynamic import Dynamic
 
 _METADATA: Final = ("RECORD", "entry_points.txt", "variant.json")
 _RECORDS_SUFFIX: Final = ".kernels"  # of the section of kernel facts: .<project>.kernels

@@ -1,4 +1,4 @@
-"""Does a wheel of the factory hold manifests, and what they say?"""
+"""Checks that a wheel of the factory holds what its manifests describe."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from flashvar.errors import ManifestError
 from flashvar.manifest import FILE_NAME, Manifest
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.fatbin import SASS
 from flashvar_factory.audit.finding import Finding, some
-from flashvar_factory.audit.stated import manifests, pairs
+from flashvar_factory.audit.manifests import manifests, pairs
+from flashvar_factory.inspect.fatbin import SASS
 
 
 def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -29,45 +29,45 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "manifest", f"{folder}/{FILE_NAME}", f"expected {name}'s manifest, found none"
             )
-    for folder, stated in found.items():
+    for folder, described in found.items():
         where = f"{folder}/{FILE_NAME}"
-        if isinstance(stated, ManifestError):
-            yield Finding("manifest", where, f"{stated}; build it again")
+        if isinstance(described, ManifestError):
+            yield Finding("manifest", where, f"{described}; build it again")
             continue
         beside = [library for library in wheel.libraries if library.folder == folder]
-        for what, wanted, value in _rows(wheel, stated, beside):
+        for what, wanted, value in _rows(wheel, described, beside):
             if wanted != value:
                 yield Finding("manifest", where, f"expected {what} {wanted}, found {value}")
 
 
 def _rows(
-    wheel: Wheel, stated: Manifest, beside: list[Library]
+    wheel: Wheel, described: Manifest, beside: list[Library]
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the library (or its name), and of the manifest."""
-    library = stated.library
+    library = described.library
     files = [one.path.rpartition("/")[2] for one in beside]
     yield "libraries beside it", [library.file], files
     for one in beside:
         yield f"bytes of {library.file}", one.size, library.bytes
         yield f"sha256 of {library.file}", one.sha256, library.sha256
-        yield "platform", f"linux_{one.dynamic.machine}", stated.platform
+        yield "platform", f"linux_{one.dynamic.machine}", described.platform
     if wheel.name.label is not None:  # a variant of the project has the project's version
-        yield "version", wheel.name.version, stated.version.partition("+")[0]
+        yield "version", wheel.name.version, described.version.partition("+")[0]
     else:
-        yield "version", wheel.name.version, stated.version
-        yield "distribution", wheel.name.distribution, stated.distribution.replace("-", "_")
+        yield "version", wheel.name.version, described.version
+        yield "distribution", wheel.name.distribution, described.distribution.replace("-", "_")
 
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The manifest's kernels are the library's: on the host's side, and on the device's."""
     del expected
-    for library, stated in pairs(wheel):
-        yield from _on_host(library, stated)
-        yield from _on_device(library, stated)
+    for library, described in pairs(wheel):
+        yield from _on_host(library, described)
+        yield from _on_device(library, described)
 
 
-def _on_host(library: Library, stated: Manifest) -> Iterator[Finding]:
-    named, held = {row.name for row in stated.kernels}, set(library.kernels or ())
+def _on_host(library: Library, described: Manifest) -> Iterator[Finding]:
+    named, held = {row.name for row in described.kernels}, set(library.kernels or ())
     if named - held:
         yield Finding(
             "kernels",
@@ -82,21 +82,21 @@ def _on_host(library: Library, stated: Manifest) -> Iterator[Finding]:
         )
 
 
-def _on_device(library: Library, stated: Manifest) -> Iterator[Finding]:
-    for message in _device_faults(library, stated):
+def _on_device(library: Library, described: Manifest) -> Iterator[Finding]:
+    for message in _device_faults(library, described):
         yield Finding("kernels", library.path, message)
 
 
-def _device_faults(library: Library, stated: Manifest) -> Iterator[str]:
+def _device_faults(library: Library, described: Manifest) -> Iterator[str]:
     held = Counter(function.name for image in library.images for function in image.functions or ())
-    claims = Counter(name for row in stated.kernels for name in row.functions)
+    claims = Counter(name for row in described.kernels for name in row.functions)
     closed = sum(image.kind == SASS and image.functions is None for image in library.images)
     if closed:
         yield (
             f"expected device code plain or compressed by zstd, found {closed} images that are "
             "not; compile with --compress-mode=size"
         )
-    for row in stated.kernels:
+    for row in described.kernels:
         missing = [name for name in row.functions if name not in held]
         if missing:
             yield f"expected device code of {row.name}, found none of {some(missing)}"

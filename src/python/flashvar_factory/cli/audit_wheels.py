@@ -1,4 +1,4 @@
-"""Prove that wheels are what they say they are; no CUDA toolkit needed."""
+"""Prove that wheels are what they claim to be; no CUDA toolkit needed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from flashvar_factory import audit, schema
+from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.config import schema
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashvar_factory import manifest_writer
+from flashvar_factory.build import manifest_writer
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What does an index say of one file? Its hash, and what its own metadata declares."""
+"""The entry of one file in an index: its hash, and what its own metadata declares."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.utils import canonicalize_name
 
 from flashvar_factory.errors import PackagingError
 
@@ -31,14 +33,9 @@ class Entry(NamedTuple):
         return None if self.metadata is None else hashlib.sha256(self.metadata).hexdigest()
 
 
-def normalized(name: str) -> str:
-    """The name of a project as an address spells it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def project_of(file: str) -> str:
     """The project that a wheel, an sdist or a list of variants belongs to, by its file name."""
-    return normalized(file.split("-")[0])
+    return canonicalize_name(file.split("-")[0])
 
 
 def read(path: Path, content: bytes) -> Entry:
@@ -54,8 +51,8 @@ def read(path: Path, content: bytes) -> Entry:
         raise PackagingError(f"{path}: expected {kind}, found: {error}") from error
     headers = HeaderParser().parsestr(metadata.decode("utf-8"))
     name, version = str(headers["Name"]), str(headers["Version"])
-    said = path.name.removesuffix(".tar.gz").split("-")[1:2]
-    if normalized(name) != project_of(path.name) or said != [version]:
+    of_name = path.name.removesuffix(".tar.gz").split("-")[1:2]
+    if canonicalize_name(name) != project_of(path.name) or of_name != [version]:
         raise PackagingError(f"{path}: expected the metadata to agree, found {name} {version}")
     return entry._replace(
         version=version,
