@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.manifests import pairs
-from flashvar_factory.inspect import fatbin
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import fatbin, json_text
 
 _EXTRA = re.compile(r"sm[1-9]\d+")
 
@@ -26,6 +26,7 @@ def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield from _machine_code(library, described)
         if known is not None and described.architecture != known:
             yield _differs(wheel, f"code {known.code} as variants.toml says", described)
+        yield from _entries(library)
         for source, extra in _names(wheel):
             if extra != described.architecture.extra:
                 yield _differs(wheel, f"code for {extra} as {source} says", described)
@@ -64,6 +65,24 @@ def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
         )
 
 
+def _entries(library: Library) -> Iterator[Finding]:
+    """The containers state what is in them: drivers choose an image by its entry."""
+    for image in library.images:
+        if image.kind not in (fatbin.SASS, fatbin.PTX):
+            yield Finding(
+                "architecture",
+                library.path,
+                f"expected machine code or PTX, found an image of kind {image.kind}",
+            )
+        elif image.entry_code != image.code:
+            yield Finding(
+                "architecture",
+                library.path,
+                f"expected an entry for {image.code}, as its machine code states, found one for "
+                f"{image.entry_code}",
+            )
+
+
 def _names(wheel: Wheel) -> Iterator[tuple[str, str]]:
     """Architectures in the file's name, and what part of it says so."""
     last = wheel.name.distribution.rpartition("_")[2]
@@ -79,9 +98,9 @@ def _variants(wheel: Wheel) -> list[tuple[str, object]]:
     if text is None:
         return []
     try:
-        rows: dict[str, Any] = json.loads(text)["variants"]
+        rows: dict[str, Any] = json_text.parse(text.encode(), "variant.json")["variants"]
         return [(label, row.get("nvidia", {}).get("sm_arch")) for label, row in rows.items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (PackagingError, KeyError, TypeError, AttributeError):
         return [("variant.json", "unreadable")]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,7 +53,7 @@ def configure(
     toolkit = Toolkit("nvcc", toolchain.version)
     facts = render.Facts(
         version=labelled,
-        source=source.gather(root, _identity(build, labelled, toolkit, lineinfo)),
+        source=source.gather(root, source.identity(build, labelled, toolkit, lineinfo=lineinfo)),
         toolkit=toolkit,
         lineinfo=lineinfo,
     )
@@ -85,10 +84,3 @@ def write_if_changed(path: Path, text: str) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return True
-
-
-def _identity(build: Build, labelled: str, toolkit: Toolkit, lineinfo: bool) -> str:
-    """What of the plan reaches the binary: no paths."""
-    names = [kernel.name for kernel in build.kernels]
-    parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
-    return json.dumps([*parts, vars(toolkit), build.platform, lineinfo])

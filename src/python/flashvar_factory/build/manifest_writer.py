@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,15 @@ from flashvar import manifest
 from flashvar.variant import Architecture, Kernel
 from flashvar_factory.build import ptxas_report
 from flashvar_factory.errors import BuildError
-from flashvar_factory.inspect import elf
-
-# struct KernelFacts of the CUDA sources: row, kernel, family, when, threads, shared memory, tile.
-_FACTS = struct.Struct("<64s32s16s160s2i4i")
-_ALIGNMENT = 4  # of its integers
+from flashvar_factory.inspect import dynamic, elf, kernel_facts
 
 
 def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) -> None:
     """Write `output`; BuildError when plan, library and reports contradict each other."""
     plan = json.loads(plan_json.read_text(encoding="utf-8"))
+    _check_exports(library, plan["project"], {row["op"] for row in plan["kernels"]})
     kernels = [Kernel(row["op"], tuple(row["axes"].items())) for row in plan["kernels"]]
-    facts = read_facts(library, f".{plan['project']}.kernels")
+    facts = kernel_facts.read(library, f".{plan['project']}.kernels")
     expected = {kernel.name for kernel in kernels}
     if set(facts) != expected:
         raise BuildError(
@@ -62,31 +58,16 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
     partial.replace(output)
 
 
-def read_facts(library: Path, section: str) -> dict[str, tuple[manifest.Launch, ...]]:
-    """The records that the library keeps in `section`, by row of the kernel table."""
-    return parse_facts(elf.section(library, section) or b"", f"{library}, {section}")
-
-
-def parse_facts(records: bytes, where: str) -> dict[str, tuple[manifest.Launch, ...]]:
-    """The records of a section that came from `where`, by row; each row's in their order."""
-    facts: dict[str, tuple[manifest.Launch, ...]] = {}
-    offset = 0
-    while offset < len(records):
-        if records[offset] == 0:  # padding: the compiler may align records beyond their size
-            offset += _ALIGNMENT
-            continue
-        if offset + _FACTS.size > len(records):
-            raise BuildError(
-                f"{where}: expected records of {_FACTS.size} bytes, found {len(records) - offset} "
-                "bytes at its end"
-            )
-        *texts, threads, shared_memory, a, b, c, d = _FACTS.unpack_from(records, offset)
-        row, kernel, family, when = (text.partition(b"\0")[0].decode() for text in texts)
-        tile = tuple(size for size in (a, b, c, d) if size)
-        launch = manifest.Launch(kernel, family, when, tile, threads, shared_memory)
-        facts[row] = (*facts.get(row, ()), launch)
-        offset += _FACTS.size
-    return facts
+def _check_exports(library: Path, project: str, ops: set[str]) -> None:
+    """Refuse a library whose functions nobody finds: the build hides what is not marked."""
+    exported = dynamic.read(elf.parse(library.read_bytes(), library), str(library)).exported
+    names = {f"{project}_{name}" for name in ("abi_version", "build_info", *ops)}
+    if missing := sorted(names - set(exported)):
+        raise BuildError(
+            f"{library}: expected the exported functions {', '.join(missing)}, found "
+            f"{', '.join(exported) or 'none'}; declare each as\n"
+            f'  extern "C" __attribute__((visibility("default"))) ... {missing[0]}(...)'
+        )
 
 
 def _usage(objects_dir: Path, kernel: Kernel) -> ptxas_report.Usage:

@@ -98,7 +98,7 @@ repair-wheel-command = \
 def group_of(name: str) -> list[str]:
     """The pins of a dependency group of the factory's own pyproject.toml."""
     path = source.HOME / "pyproject.toml"
-    document = toml_table.document(path.read_text(encoding="utf-8"), path.name)
+    document = toml_table.document(toml_table.read(path), path.name)
     return _pins(name, document.table("dependency-groups"))
 
 

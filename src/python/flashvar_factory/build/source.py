@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flashvar.manifest import Source
+from flashvar.manifest import Source, Toolkit
+from flashvar_factory.config.expand import Build
 
 CMAKE: Final = "cmake"
 # In a copy of a checkout's sources: its revision, and whether it differed from that.
@@ -25,6 +26,13 @@ def gather(root: Path, plan: str) -> Source:
     """Revision and dirtiness of the checkout at `root`, and the hash of its sources and `plan`."""
     revision, dirty = _recorded(root) or _git(root)
     return Source(revision, dirty, _hash(root, plan))
+
+
+def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
+    """What of the plan reaches the binary: no paths."""
+    names = [kernel.name for kernel in build.kernels]
+    parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
+    return json.dumps([*parts, vars(toolkit), build.platform, lineinfo])
 
 
 def record(root: Path, output: Path) -> None:
@@ -49,6 +57,14 @@ def committed(root: Path) -> int | None:
 def changes(root: Path) -> list[str]:
     """What differs from the revision, a line of `git status --short` each."""
     return _run(root, "status", "--porcelain").splitlines()
+
+
+def listed(root: Path) -> frozenset[str] | None:
+    """The files of the checkout at `root`, by their names there; None outside a checkout."""
+    if committed(root) is None:
+        return None
+    names = _run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    return frozenset(name for name in names if name and (root / name).is_file())
 
 
 @functools.cache

@@ -12,6 +12,8 @@ from flashvar_factory.config import names
 from flashvar_factory.config.suggestions import listed
 from flashvar_factory.config.toml_table import Table, Value
 
+# Kernels are compiled for some of an axis's values; more than this is a mistake.
+_MOST_VALUES = 65_536
 _LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
 _PAIR = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)", re.ASCII)
 
@@ -151,6 +153,8 @@ def _axis(name: str, table: Table, ops: Sequence[str]) -> Axis:
     if high < low:
         raise table.wrong("max", f"at least min, {low}", high)
     integers = range(low, high + 1, step)
+    if len(integers) > _MOST_VALUES:
+        raise table.wrong("max", f"at most {_MOST_VALUES:,} values of an axis", len(integers))
     if pairs and len(integers) < 2:
         raise table.wrong("pairs", "at least two integers to pair", len(integers))
     return Axis(name, integers=integers, pairs=pairs)

@@ -42,6 +42,7 @@ class Project:
     version_file: str  # relative to variants.toml; holds `__version__ = "..."`
     license: str  # SPDX expression of the binary distributions
     smoke: str | None = None  # a script, relative to variants.toml, that tries what is installed
+    spill_bytes: int = 0  # that a thread of a released kernel may spill
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,7 @@ class Config:
 
 def read(path: Path) -> Config:
     """Read `variants.toml`; ConfigurationError that names the key on anything off."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: expected a readable file, found: {error}") from error
-    config = parse(text, path.name)
+    config = parse(toml_table.read(path), path.name)
     _check_sources(config, path)
     return config
 
@@ -145,8 +142,9 @@ def _project(table: Table) -> Project:
             if "smoke" in table.rest
             else None
         ),
+        spill_bytes=table.positive("spill_bytes") if "spill_bytes" in table.rest else 0,
     )
-    table.end(also=["smoke"])
+    table.end(also=["smoke", "spill_bytes"])
     return project
 
 

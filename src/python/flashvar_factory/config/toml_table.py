@@ -6,7 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from typing import Any, Final
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names as naming
@@ -16,13 +18,43 @@ from flashvar_factory.errors import ToolchainError
 Value = str | int
 
 
+_SHOWN: Final = 200
+# Bytes of a file; ours has 3,000.
+LIMIT: Final = 1 << 20
+# What an `int` of C++ holds: an axis ends up there.
+LARGEST: Final = 2**31 - 1
+
+
+def read(path: Path) -> str:
+    """The text of a file; ConfigurationError when there is no such, or one that is too large."""
+    try:
+        if not path.is_file():  # a named pipe would be waited for
+            raise ConfigurationError(f"{path}: expected a file, found none")
+        with path.open("rb") as file:
+            content = file.read(LIMIT + 1)
+        if len(content) > LIMIT:
+            raise ConfigurationError(f"{path}: expected at most {LIMIT:,} bytes, found more")
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: expected a readable file, found: {error}") from error
+
+
 def document(text: str, file: str) -> Table:
     """The whole of a TOML document; `file` is what errors call it."""
-    reader = _reader()
+    return Table(_load(text, file), "", file)
+
+
+def plain(path: Path) -> dict[str, Any]:
+    """The document at `path` as it is."""
+    return _load(read(path), path.name)
+
+
+def _load(text: str, file: str) -> dict[str, Any]:
     try:
-        return Table(reader.loads(text), "", file)
-    except reader.TOMLDecodeError as error:
+        loaded: dict[str, Any] = _reader().loads(text)
+    except (ValueError, RecursionError) as error:  # of a number of 5,000 digits, of deep arrays
         raise ConfigurationError(f"{file}: expected TOML, found: {error}") from error
+    return loaded
 
 
 def _reader() -> ModuleType:
@@ -35,6 +67,12 @@ def _reader() -> ModuleType:
     raise ToolchainError(
         "expected a reader of TOML, found none in this Python: pip install tomli, or use 3.11"
     )
+
+
+def _shown(value: object) -> str:
+    """A value in a message: its beginning."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 class Table:
@@ -50,7 +88,7 @@ class Table:
 
     def wrong(self, key: str | None, expected: str, found: object) -> ConfigurationError:
         """The error for the value of `key` (of the table itself for None)."""
-        return ConfigurationError(f"{self.path(key)}: expected {expected}, found {found!r}")
+        return ConfigurationError(f"{self.path(key)}: expected {expected}, found {_shown(found)}")
 
     def path(self, key: str | None) -> str:
         """`file: table.key`."""
@@ -89,10 +127,10 @@ class Table:
         return value
 
     def positive(self, key: str) -> int:
-        """An integer above zero."""
+        """An integer above zero that C++ can count to."""
         value = self.take(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise self.wrong(key, "an integer above 0", value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+            raise self.wrong(key, f"an integer from 1 to {LARGEST}", value)
         return value
 
     def flag(self, key: str) -> bool:

@@ -28,10 +28,7 @@ Yanks = Mapping[str, Mapping[str, str]]  # project -> version or file name -> re
 
 def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
     """The content of the file; ConfigurationError when it names another project, or is no TOML."""
-    try:
-        document = toml_table.document(path.read_text(encoding="utf-8"), path.name).rest
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: expected TOML, found: {error}") from error
+    document = toml_table.document(toml_table.read(path), path.name).rest
     known = sorted({canonicalize_name(project) for project in projects})
     yanks: dict[str, dict[str, str]] = {}
     for name, value in document.items():

@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import core_metadata
+from flashvar_factory.inspect import core_metadata, zip_file
 
 # The first moment a zip archive can name, for builds that were given no SOURCE_DATE_EPOCH.
 EARLIEST: Final = 315532800
@@ -57,13 +57,21 @@ def parse_name(file: str) -> Name:
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """The files of a wheel by name; PackagingError when it is no whole zip archive."""
+    """The files of a wheel by name; PackagingError when it is no plain zip archive."""
+    files: dict[str, bytes] = {}
+    for member in zip_file.members(path):
+        if member.name in files:
+            raise PackagingError(f"{path}: expected one {member.name!r}, found two")
+        if not member.is_folder:
+            files[member.name] = _content(path, member)
+    return files
+
+
+def _content(path: Path, member: zip_file.Member) -> bytes:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = (name for name in archive.namelist() if not name.endswith("/"))
-            return {name: archive.read(name) for name in names}
-    except (OSError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        raise PackagingError(f"{path}: expected a whole wheel, found: {error}") from error
+        return member.read()
+    except PackagingError as error:
+        raise PackagingError(f"{path}: {error}") from None
 
 
 def metadata(path: Path) -> Metadata:

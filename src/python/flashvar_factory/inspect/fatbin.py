@@ -16,9 +16,12 @@ from flashvar_factory.errors import BuildError, ToolchainError
 SECTIONS: Final = (".nv_fatbin", "__nv_relfatbin")
 SASS: Final = "sass"
 PTX: Final = "ptx"
+# The first bytes of a container: magic, version 1, a header of 16 bytes.
+START: Final = b"\x50\xed\x55\xba\x01\x00\x10\x00"
+# Bytes of one image, opened; the largest of ours has 0.6 MB.
+IMAGE_BYTES: Final = 1 << 28
 
-_MAGIC: Final = 0xBA55ED50
-_CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of the header, bytes of the entries
+_CONTAINER = struct.Struct("<8sQ")  # START, bytes of the entries
 # kind, version, bytes of the header, of the payload, of it without padding if compressed, options,
 # minor, major, architecture, offset and length of a name, flags, zero, bytes once opened
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
@@ -53,44 +56,55 @@ def images(section: memoryview, where: str) -> list[Image]:
     """Every image of a section; BuildError when the section is cut short, or is something else."""
     found: list[Image] = []
     position = 0
-    try:
-        while position < len(section):
-            if section[position : position + 8] == bytes(8)[: len(section) - position]:
-                position += 8  # containers are aligned
-                continue
-            magic, _, header, size = _CONTAINER.unpack_from(section, position)
-            if magic != _MAGIC:
-                raise BuildError(
-                    f"{where}: expected device code at byte {position} of its section, found "
-                    f"{magic:#010x}; it is damaged, or of a newer toolkit than this audit knows"
-                )
-            end = position + header + size
-            found += _entries(section[:end], position + header, end)
-            position = end
-    except (struct.error, IndexError) as error:
-        raise BuildError(
-            f"{where}: expected whole device code, found it cut short at byte {position}"
-        ) from error
+    while position < len(section):
+        padding = bytes(section[position : position + 8])
+        if not any(padding):
+            position += 8  # containers are aligned
+            continue
+        if padding != START:
+            raise BuildError(
+                f"{where}: expected device code at byte {position} of its section, found "
+                f"{padding.hex()}; it is damaged, or of a newer toolkit than this audit knows"
+            )
+        if position + _CONTAINER.size > len(section):
+            raise _cut_short(where, position)
+        _, size = _CONTAINER.unpack_from(section, position)
+        start = position + _CONTAINER.size
+        position = start + size
+        if position > len(section):
+            raise _cut_short(where, start)
+        found += _entries(section[start:position], where)
     return found
 
 
-def _entries(section: memoryview, position: int, end: int) -> Iterator[Image]:
-    if len(section) < end:
-        raise IndexError(end)
-    while position < end:
-        row = _ENTRY.unpack_from(section, position)
+def _entries(entries: memoryview, where: str) -> Iterator[Image]:
+    position = 0
+    while position < len(entries):
+        if position + _ENTRY.size > len(entries):
+            raise _cut_short(where, position)
+        row = _ENTRY.unpack_from(entries, position)
         kind, header, size, compressed, architecture, flags = (row[i] for i in (0, 2, 3, 4, 8, 11))
         start, position = position + header, position + header + size
-        if position > end or header < _ENTRY.size:
-            raise IndexError(position)
-        stored = compressed or size
+        if position > len(entries) or header < _ENTRY.size:
+            raise _cut_short(where, start)
+        squeezed = bool(flags & (_ZSTD | _LZ4))
+        stored = compressed if squeezed else size
+        if not 0 < stored <= size or any(entries[start + stored : position]):
+            raise BuildError(
+                f"{where}: expected {stored} of {size} bytes to be an image of device code and the "
+                "rest zeros, found other bytes"
+            )
         yield Image(
             kind=_KINDS.get(kind, str(kind)),
             code=f"{architecture}{''.join(s for bit, s in _SUFFIXES.items() if flags & bit)}",
             compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else None,
-            stored=section[start : start + stored],
-            opened_bytes=row[13] or stored,
+            stored=entries[start : start + stored],
+            opened_bytes=row[13] if squeezed else stored,
         )
+
+
+def _cut_short(where: str, position: int) -> BuildError:
+    return BuildError(f"{where}: expected whole device code, found it cut short at byte {position}")
 
 
 def _unpack(data: memoryview, size: int) -> bytes:
@@ -101,9 +115,14 @@ def _unpack(data: memoryview, size: int) -> bytes:
             "expected the library zstandard, which opens compressed device code, found none; "
             "pip install zstandard"
         ) from None
+    if size > IMAGE_BYTES:
+        raise BuildError(f"expected at most {IMAGE_BYTES:,} bytes of device code, found {size:,}")
     try:
-        content: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
-    except zstandard.ZstdError as error:
+        # As a stream: what a frame states of its own size would be allocated at once.
+        unpacker = zstandard.ZstdDecompressor(max_window_size=IMAGE_BYTES)
+        with unpacker.stream_reader(data, read_across_frames=False) as stream:
+            content: bytes = stream.read(size + 1)
+    except (zstandard.ZstdError, MemoryError) as error:
         raise BuildError(f"expected device code compressed by zstd, found: {error}") from error
     if len(content) != size:
         raise BuildError(f"expected {size} bytes of device code, found {len(content)}")
