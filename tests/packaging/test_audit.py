@@ -296,4 +296,5 @@ def test_cuobjdump_sees_the_same(
         for size, name in re.findall(row, ask(cuobjdump, "-elf", file), re.MULTILINE)
     }
     assert code
-    assert {function for image in library.images for function in image.functions or ()} == code
+    held = (function for image in library.images for function in image.functions or ())
+    assert {(function.name, function.size) for function in held} == code

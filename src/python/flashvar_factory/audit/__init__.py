@@ -6,7 +6,7 @@ says, or variants.toml says, that it is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -99,6 +99,17 @@ def require(reports: Iterable[Report]) -> None:
     if failed:
         count = sum(len(report.findings) for report in failed)
         names = ", ".join(report.wheel.path.name for report in failed)
+        raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
+
+
+def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
+    """AuditError that counts the faults of sdists, each printed, if there is one."""
+    for path, found in findings.items():
+        print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
+    failed = [path.name for path, found in findings.items() if found]
+    if failed:
+        count = sum(map(len, findings.values()))
+        names = ", ".join(failed)
         raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
 
 

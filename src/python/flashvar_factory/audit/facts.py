@@ -159,7 +159,9 @@ def gather(path: Path) -> Wheel:
                 texts[member.name] = content.decode("utf-8")
         except UnicodeDecodeError as error:
             damaged.append(f"{member.name}: expected UTF-8, found: {error}")
-        except (BuildError, PackagingError) as error:
+        except PackagingError as error:
+            damaged.append(f"expected a whole zip archive, found {error}")
+        except BuildError as error:
             damaged.append(str(error))
     return Wheel(
         path=path,

@@ -16,13 +16,12 @@ from flashvar import manifest
 from flashvar.variant import Architecture, Kernel
 from flashvar_factory.build import ptxas_report
 from flashvar_factory.errors import BuildError
-from flashvar_factory.inspect import dynamic, elf, kernel_facts
+from flashvar_factory.inspect import kernel_facts
 
 
 def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) -> None:
     """Write `output`; BuildError when plan, library and reports contradict each other."""
     plan = json.loads(plan_json.read_text(encoding="utf-8"))
-    _check_exports(library, plan["project"], {row["op"] for row in plan["kernels"]})
     kernels = [Kernel(row["op"], tuple(row["axes"].items())) for row in plan["kernels"]]
     facts = kernel_facts.read(library, f".{plan['project']}.kernels")
     expected = {kernel.name for kernel in kernels}
@@ -56,18 +55,6 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
     partial = output.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(output)
-
-
-def _check_exports(library: Path, project: str, ops: set[str]) -> None:
-    """Refuse a library whose functions nobody finds: the build hides what is not marked."""
-    exported = dynamic.read(elf.parse(library.read_bytes(), library), str(library)).exported
-    names = {f"{project}_{name}" for name in ("abi_version", "build_info", *ops)}
-    if missing := sorted(names - set(exported)):
-        raise BuildError(
-            f"{library}: expected the exported functions {', '.join(missing)}, found "
-            f"{', '.join(exported) or 'none'}; declare each as\n"
-            f'  extern "C" __attribute__((visibility("default"))) ... {missing[0]}(...)'
-        )
 
 
 def _usage(objects_dir: Path, kernel: Kernel) -> ptxas_report.Usage:

@@ -29,7 +29,7 @@ def read(path: Path) -> str:
     """The text of a file; ConfigurationError when there is no such, or one that is too large."""
     try:
         if not path.is_file():  # a named pipe would be waited for
-            raise ConfigurationError(f"{path}: expected a file, found none")
+            raise ConfigurationError(f"{path}: expected a readable file, found none")
         with path.open("rb") as file:
             content = file.read(LIMIT + 1)
         if len(content) > LIMIT:

@@ -56,6 +56,15 @@ class Dynamic:
 
 def read(file: elf.Elf, where: str) -> Dynamic:
     """Read a parsed file; BuildError when its tables are cut short."""
+    try:
+        return _read(file, where)
+    except BuildError as error:
+        raise BuildError(
+            f"{where}: expected whole dynamic tables, found damaged ones: {error}"
+        ) from None
+
+
+def _read(file: elf.Elf, where: str) -> Dynamic:
     rows, strings = tags(file)
     symbols, undefined = _symbols(file)
 
@@ -144,4 +153,4 @@ def _needed_versions(table: memoryview, strings: bytes, where: str) -> dict[int,
 
 
 def _damaged(where: str) -> BuildError:
-    return BuildError(f"{where}: expected whole dynamic tables, found damaged ones")
+    return BuildError(f"{where}: expected whole entries, found one cut short")

@@ -61,10 +61,13 @@ def images(section: memoryview, where: str) -> list[Image]:
         if not any(padding):
             position += 8  # containers are aligned
             continue
+        if START.startswith(padding) and padding != START:
+            raise _cut_short(where, position)
         if padding != START:
+            magic = int.from_bytes(padding[:4], "little")
             raise BuildError(
                 f"{where}: expected device code at byte {position} of its section, found "
-                f"{padding.hex()}; it is damaged, or of a newer toolkit than this audit knows"
+                f"{magic:#010x}; it is damaged, or of a newer toolkit than this audit knows"
             )
         if position + _CONTAINER.size > len(section):
             raise _cut_short(where, position)

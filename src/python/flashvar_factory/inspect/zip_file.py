@@ -91,7 +91,7 @@ def members(path: Path) -> list[Member]:
     try:
         found_members = list(_members(memoryview(content)))
     except PackagingError as error:
-        raise PackagingError(f"{path}: expected a plain zip archive, found {error}") from None
+        raise PackagingError(f"{path}: expected a whole zip archive, found {error}") from None
     total = sum(member.size for member in found_members)
     if total > TOTAL_BYTES or total > max(_SMALL, RATIO * size):
         raise PackagingError(
@@ -175,6 +175,8 @@ def why_not_canonical(member: Member) -> str | None:
     if member.is_folder and member.size:
         return "a folder with content"
     if name.startswith("/"):
+        return "an absolute path"
+    if name[1:2] == ":":
         return "an absolute path"
     parts = name.split("/")
     if ".." in parts:
