@@ -275,11 +275,16 @@ def images(code: str, described: Manifest) -> list[Image]:
     return [Image(code, device_code(row, code)) for row in described.kernels]
 
 
-def device_code(row: KernelRow, code: str, **changes: Any) -> bytes:
+def device_code(row: KernelRow, built_for: str, **changes: Any) -> bytes:
     """The cubin of a kernel."""
-    facts = {"code": code, "toolkit": "13.0.88", "registers": row.registers, "threads": 128}
+    facts: dict[str, Any] = {
+        "code": built_for,
+        "toolkit": "13.0.88",
+        "registers": row.registers,
+        "threads": 128,
+    }
     facts["stack"] = row.stack_bytes
-    number = int(code.rstrip("af"))
+    number = int(built_for.rstrip("af"))
     return cubin(dict.fromkeys(row.functions, 1000), number, **{**facts, **changes})
 
 

@@ -206,7 +206,7 @@ def _image(image: fatbin.Image, where: str) -> Image:
     # entry knows of an "a".
     suffix = image.code.lstrip("0123456789")
     number = image.code if held is None else f"{held.number}{suffix}"
-    if held is not None and held.code is not None and held.code.rstrip("af") == str(held.number):
+    if held is not None and held.code is not None:
         number = held.code
     return Image(
         kind=image.kind,

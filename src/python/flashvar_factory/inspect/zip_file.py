@@ -132,12 +132,12 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
         raise PackagingError("a damaged central directory")
     raw = bytes(data[position + _CENTRAL.size : name_end])
     name = _name(raw, flags)
+    if method not in (_STORED, _DEFLATED):
+        raise PackagingError(f"{name!r} compressed by method {method}, not stored or deflated")
     if extra_size or comment_size or disk or flags & ~_UTF8:
         raise PackagingError(
             f"{name!r} with extra fields, a comment, encryption or a data descriptor"
         )
-    if method not in (_STORED, _DEFLATED):
-        raise PackagingError(f"{name!r} compressed by method {method}, not stored or deflated")
     if method == _STORED and stored != size:
         raise PackagingError(f"{name!r} stored in {stored:,} bytes, of which there are {size:,}")
     if size > MEMBER_BYTES or size > max(_SMALL, RATIO * stored):
