@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flashvar.manifest import Manifest
 from flashvar_factory.errors import PackagingError, ToolchainError
-from flashvar_factory.inspect import archive
+from flashvar_factory.inspect import archive, json_text
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
@@ -88,9 +88,10 @@ def read(wheel: Path) -> dict[str, str]:
         )
     for name, text in documents.items():
         try:
+            json_text.parse(text.encode(), name)
             error: object = validator.validate_str(text)
-        except ValueError as no_json:
-            error = no_json
+        except (PackagingError, ValueError, RecursionError) as broken:
+            error = broken
         if error is not None:
             raise PackagingError(f"{wheel}: {name}: expected CycloneDX 1.6, found: {error}")
     return documents
@@ -98,7 +99,7 @@ def read(wheel: Path) -> dict[str, str]:
 
 def _documents(files: Mapping[str, bytes]) -> dict[str, str]:
     matches = ((_FOLDER.fullmatch(name), data) for name, data in files.items())
-    return {match["name"]: data.decode("utf-8") for match, data in matches if match}
+    return {match["name"]: archive.text(data, match[0]) for match, data in matches if match}
 
 
 def _wheel(manifest: Manifest, license_expression: str) -> Component:

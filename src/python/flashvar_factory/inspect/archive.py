@@ -58,28 +58,49 @@ def parse_name(file: str) -> Name:
 
 def read(path: Path) -> dict[str, bytes]:
     """The files of a wheel by name; PackagingError when it is no plain zip archive."""
+    try:
+        return _files(zip_file.members(path))
+    except PackagingError as error:
+        raise PackagingError(f"{path}: expected a whole wheel, found: {error}") from None
+
+
+def parse(content: bytes, where: Path) -> dict[str, bytes]:
+    """The same of the bytes of a wheel that came from `where`."""
+    try:
+        return _files(zip_file.parse(content, where))
+    except PackagingError as error:
+        raise PackagingError(f"{where}: expected a whole wheel, found: {error}") from None
+
+
+def _files(members: list[zip_file.Member]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
-    for member in zip_file.members(path):
+    for member in members:
         if member.name in files:
-            raise PackagingError(f"{path}: expected one {member.name!r}, found two")
+            raise PackagingError(f"expected one {member.name!r}, found two")
         if not member.is_folder:
-            files[member.name] = _content(path, member)
+            files[member.name] = member.read()
     return files
 
 
-def _content(path: Path, member: zip_file.Member) -> bytes:
+def text(content: bytes, where: str) -> str:
+    """The text of a file; PackagingError when it is not UTF-8."""
     try:
-        return member.read()
-    except PackagingError as error:
-        raise PackagingError(f"{path}: {error}") from None
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PackagingError(f"{where}: expected UTF-8, found: {error}") from None
 
 
 def metadata(path: Path) -> Metadata:
     """The METADATA of a wheel; PackagingError when it has not one, or a wrong one."""
-    found = [data for name, data in read(path).items() if _METADATA.fullmatch(name)]
+    return core_metadata.read(metadata_file(read(path), path), str(path))
+
+
+def metadata_file(files: Mapping[str, bytes], where: Path) -> bytes:
+    """The bytes of METADATA among the files of a wheel."""
+    found = [data for name, data in files.items() if _METADATA.fullmatch(name)]
     if len(found) != 1:
-        raise PackagingError(f"{path}: expected a wheel with one METADATA, found {len(found)}")
-    return core_metadata.read(found[0], str(path))
+        raise PackagingError(f"{where}: expected a wheel with one METADATA, found {len(found)}")
+    return found[0]
 
 
 def epoch() -> int:

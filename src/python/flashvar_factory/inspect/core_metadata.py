@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata
+from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata, parse_email
 from packaging.requirements import Requirement
 
 from flashvar_factory.errors import PackagingError
@@ -29,6 +29,11 @@ def read(content: bytes, where: str) -> Metadata:
     except (InvalidMetadata, ValueError, RecursionError) as error:
         found = " ".join(str(error).split())
     raise PackagingError(f"{where}: expected valid core metadata, found: {found}")
+
+
+def requires_python(content: bytes) -> str | None:
+    """Requires-Python as it is written, which an index repeats; None where it is not stated."""
+    return parse_email(content)[0].get("requires_python")
 
 
 def extra_of(requirement: Requirement) -> str | None:

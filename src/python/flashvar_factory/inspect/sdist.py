@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import tarfile
 import zlib
@@ -16,6 +17,7 @@ MEMBERS: Final = 20_000
 TOTAL_BYTES: Final = 1 << 28
 RATIO: Final = 100
 _SMALL: Final = 1 << 22
+_DAMAGED = (OSError, tarfile.TarError, EOFError, ValueError, zlib.error, OverflowError)
 
 
 def read(path: Path) -> dict[str, bytes]:
@@ -25,18 +27,27 @@ def read(path: Path) -> dict[str, bytes]:
             raise PackagingError(
                 f"{path}: expected an sdist of at most {FILE_BYTES:,} bytes, found none"
             )
-        return _files(path)
-    except (OSError, tarfile.TarError, EOFError, ValueError, zlib.error, OverflowError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PackagingError(f"{path}: expected a readable file, found: {error}") from None
+    return parse(content, path)
+
+
+def parse(content: bytes, path: Path) -> dict[str, bytes]:
+    """The same of the bytes of an sdist that came from `path`."""
+    try:
+        return _files(content, path)
+    except _DAMAGED as error:
         raise PackagingError(f"{path}: expected a whole gzipped tar, found: {error}") from None
 
 
-def _files(path: Path) -> dict[str, bytes]:
+def _files(packed: bytes, path: Path) -> dict[str, bytes]:
     folder = f"{path.name.removesuffix('.tar.gz')}/"
-    limit = min(TOTAL_BYTES, max(_SMALL, RATIO * path.stat().st_size))
+    limit = min(TOTAL_BYTES, max(_SMALL, RATIO * len(packed)))
     files: dict[str, bytes] = {}
     total = 0
     # As a stream: nothing is read before the sizes in front of it were looked at.
-    with tarfile.open(path, mode="r|gz") as opened:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r|gz") as opened:
         for member in opened:
             total += member.size
             if total > limit or len(files) >= MEMBERS:

@@ -88,17 +88,22 @@ def members(path: Path) -> list[Member]:
         content = path.read_bytes()
     except OSError as error:
         raise PackagingError(f"{path}: expected a readable file, found: {error}") from error
+    return parse(content, path)
+
+
+def parse(content: bytes, where: str | Path) -> list[Member]:
+    """The members of an archive that came from `where`."""
     try:
-        found_members = list(_members(memoryview(content)))
+        found = list(_members(memoryview(content)))
     except PackagingError as error:
-        raise PackagingError(f"{path}: expected a whole zip archive, found {error}") from None
-    total = sum(member.size for member in found_members)
-    if total > TOTAL_BYTES or total > max(_SMALL, RATIO * size):
+        raise PackagingError(f"{where}: expected a whole zip archive, found {error}") from None
+    total = sum(member.size for member in found)
+    if total > TOTAL_BYTES or total > max(_SMALL, RATIO * len(content)):
         raise PackagingError(
-            f"{path}: expected at most {TOTAL_BYTES:,} bytes of content and {RATIO} times the "
-            f"archive's, found {total:,} in {size:,}"
+            f"{where}: expected at most {TOTAL_BYTES:,} bytes of content and {RATIO} times the "
+            f"archive's, found {total:,} in {len(content):,}"
         )
-    return found_members
+    return found
 
 
 def _members(data: memoryview) -> Iterator[Member]:

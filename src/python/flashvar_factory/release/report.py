@@ -78,7 +78,7 @@ def _manifest(file: Path) -> manifest.Manifest | None:
         if name.endswith(f"/{manifest.FILE_NAME}")
     )
     content = next(texts, None)
-    return None if content is None else manifest.parse(content.decode())
+    return None if content is None else manifest.parse(archive.text(content, str(file)))
 
 
 def text(found: Mapping[str, Any]) -> str:

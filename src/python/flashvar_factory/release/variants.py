@@ -144,7 +144,7 @@ def _binary(wheel: Path) -> Binary:
         archive.parse_name(wheel.name).tag,
         _below(files, rf"{re.escape(package)}/"),
         _below(files, r"[^/]+\.dist-info/sboms/"),
-        manifest.parse(files[found[0]].decode("utf-8")),
+        manifest.parse(archive.text(files[found[0]], f"{wheel}: {found[0]}")),
     )
 
 
@@ -199,7 +199,7 @@ def _retagged(wheel: bytes, tag: str) -> bytes:
     """WHEEL of a wheel for one platform."""
     kept = [
         line
-        for line in wheel.decode("utf-8").splitlines()
+        for line in archive.text(wheel, "WHEEL").splitlines()
         if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))
     ]
     return "\n".join([*kept, "Root-Is-Purelib: false", f"Tag: {tag}", ""]).encode()
