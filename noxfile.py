@@ -18,9 +18,10 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError  # noqa: E402
-from flashvar_factory import container, environment, native, schema, toolchain, words  # noqa: E402
 from flashvar_factory.cli.selected import Selected  # noqa: E402
+from flashvar_factory.config import native, schema, selection_arguments  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
+from flashvar_factory.toolchain import container, environment, nvcc  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -255,7 +256,7 @@ def check_words(session: nox.Session) -> None:
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:
         config = schema.read(ROOT / schema.FILE_NAME)
-        selected = Selected(ROOT, config, words.parse(list(said), config))
+        selected = Selected(ROOT, config, selection_arguments.parse(list(said), config))
         _ = selected.for_development() if session.name == "build-dev" else selected.for_release()
     except FlashvarError as error:
         environment.remove_unless_whole(Path(session.virtualenv.location))
@@ -285,13 +286,13 @@ def install_toolkit(session: nox.Session) -> None:
     """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do."""
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
-        toolchain.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
     except ToolchainError as error:
         if forced == "toolkit=system":
             session.error(str(error))
         session.log("no CUDA compiler that will do on this machine: it comes from PyPI")
-        folder = str(ROOT / toolchain.PYPI_FOLDER)
-        requirements = nox.project.dependency_groups(PYPROJECT, toolchain.GROUP)
+        folder = str(ROOT / nvcc.PYPI_FOLDER)
+        requirements = nox.project.dependency_groups(PYPROJECT, nvcc.GROUP)
         session.install("--target", folder, *requirements, env=PIP_AND_UV)
 
 

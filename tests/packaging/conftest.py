@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import schema
-from flashvar_factory.schema import Config
+from flashvar_factory.config import schema
+from flashvar_factory.config.schema import Config
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -18,16 +18,17 @@ from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
 from flashvar.binaries.variant import Kernel
-from flashvar_factory import audit, schema, version
+from flashvar_factory import audit
 from flashvar_factory.audit import expectations
-from flashvar_factory.expand import expand, select_all
-from flashvar_factory.schema import Target
-from flashvar_factory.words import Words
+from flashvar_factory.config import schema, version
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.schema import Target
+from flashvar_factory.config.selection_arguments import SelectionArguments
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
 VERSION = version.read(CONFIG, ROOT)
-BUILDS = expand(CONFIG, select_all(Words(), CONFIG))
+BUILDS = expand(CONFIG, select_all(SelectionArguments(), CONFIG))
 
 every_target = pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
 KERNELS = {

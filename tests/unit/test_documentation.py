@@ -13,7 +13,7 @@ import pytest
 from documented import PROGRAMS, ROOT, Block, blocks, pages, program, why_not_run
 
 from flashvar import cli
-from flashvar_factory import schema, words
+from flashvar_factory.config import schema, selection_arguments
 
 EVERY = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in EVERY if block.language == "sh"]
@@ -153,7 +153,7 @@ def test_words_of_a_selection(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for said in re.findall(rf"nox -s (?:{sessions}) -- ([\w=.,/ -]+)", text):
         chosen = [word for word in said.split() if not word.startswith("-")]
-        words.parse([word.rstrip(".,") for word in chosen], config)
+        selection_arguments.parse([word.rstrip(".,") for word in chosen], config)
 
 
 @pytest.mark.parametrize("page", pages(), ids=ids)

@@ -13,7 +13,7 @@ from typing import Final
 
 from flashvar.binaries.variant import Architecture
 
-# Of the requirements that flashvar_factory.extras writes: all are for Linux.
+# Of the requirements that flashvar_factory.config.extras writes: all are for Linux.
 _EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
