@@ -177,8 +177,8 @@ def _scaled_dot_product_attention(
         return _own(query, key, value, *given)
     if is_compiling():
         if (mode := mode_that_watches()) is not None:
-            reason = f"the mode {type(mode).__name__} is to see it"
-            return _shown_without_graph(reason, query, key, value, *given)
+            name = type(mode).__name__
+            return _shown_without_graph(f"the mode {name} is to see it", query, key, value, *given)
     elif (onlooker := _onlooker(query, key, value, attn_mask)) is not None:
         return _shown(onlooker, query, key, value, *given)
     bottom_right = False
