@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -283,17 +284,28 @@ def install(session: nox.Session, group: str, *, editable: bool = False) -> None
 
 
 def install_toolkit(session: nox.Session) -> None:
-    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do."""
+    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do.
+
+    Again where it would take one from there of other pins.
+    """
+    folder = ROOT / nvcc.PYPI_FOLDER
+    requirements = nox.project.dependency_groups(PYPROJECT, nvcc.GROUP)
+    pins = "\n".join(requirements)
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
-        nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        found = nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        if environment.holds(folder, pins) or not found.nvcc.is_relative_to(folder.resolve()):
+            return
+        session.log(f"{folder} does not hold the pinned CUDA compiler: it comes from PyPI again")
     except ToolchainError as error:
         if forced == "toolkit=system":
             session.error(str(error))
         session.log("no CUDA compiler that will do on this machine: it comes from PyPI")
-        folder = str(ROOT / nvcc.PYPI_FOLDER)
-        requirements = nox.project.dependency_groups(PYPROJECT, nvcc.GROUP)
-        session.install("--target", folder, *requirements, env=PIP_AND_UV)
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("--target", str(folder), *requirements, env=PIP_AND_UV)
+    (folder / environment.STAMP).write_text(pins, encoding="utf-8")
 
 
 def dev_python(session: nox.Session) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flashvar_factory.errors import ToolchainError
 from flashvar_factory.toolchain import driver, nvcc
+
+ROOT = Path(__file__).parents[2]
 
 
 def fake_nvcc(home: Path, version: str | None) -> Path:
@@ -102,3 +107,53 @@ def test_minimum_driver(
 ) -> None:
     found = driver.minimum(toolkit, kinds)
     assert (found.cuda, found.display) == (cuda, display)
+
+
+class Session:
+    """What noxfile.py asks of nox, with an nvcc for what is installed."""
+
+    posargs = ("toolkit=pypi",)
+
+    def __init__(self) -> None:
+        self.installed: list[str] = []
+
+    def log(self, text: str) -> None:
+        """Nobody reads it."""
+
+    def install(self, *words: str, env: object) -> None:
+        target, folder, *requirements = words
+        assert target == "--target"
+        assert not Path(folder).exists()  # pip leaves there what is there
+        fake_nvcc(Path(folder, "nvidia", "cu13"), "13.0.88")
+        self.installed += requirements
+
+
+@pytest.fixture(scope="module")
+def noxfile() -> Any:
+    made = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert made is not None
+    assert made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
+
+
+def test_a_toolkit_of_other_pins_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noxfile: Any
+) -> None:
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+
+    def installed(pins: str) -> list[str]:
+        groups = {"dependency-groups": {nvcc.GROUP: [pins]}}
+        monkeypatch.setattr(noxfile, "PYPROJECT", groups)
+        session = Session()
+        noxfile.install_toolkit(session)
+        return session.installed
+
+    assert installed("cuda-toolkit==13.0.2") == ["cuda-toolkit==13.0.2"]
+    assert installed("cuda-toolkit==13.0.2") == []
+    assert installed("cuda-toolkit==13.1.0") == ["cuda-toolkit==13.1.0"]
+    assert installed("cuda-toolkit==13.1.0") == []
+    shutil.rmtree(tmp_path / "build")
+    fake_nvcc(tmp_path / "build" / "toolkit" / "nvidia" / "cu13", "13.0.88")
+    assert installed("cuda-toolkit==13.1.0") == ["cuda-toolkit==13.1.0"]  # who knows what that was
