@@ -17,7 +17,7 @@ import pytest
 from flashvar_factory import archive, audit, elf, schema
 from flashvar_factory.audit import expectations, fatbin
 from flashvar_factory.expand import expand, select_all
-from flashvar_factory.schema import Target
+from flashvar_factory.schema import Config, Target
 from flashvar_factory.words import Words
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -147,13 +147,13 @@ def test_nothing_against_a_real_wheel(number: int, built: Built, factory: Factor
 
 
 @pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
-def test_nothing_against_a_release(target: Target, dist: Path) -> None:
+def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -> None:
     (wheel,) = dist.glob(f"{target.distribution.replace('-', '_')}-*.whl")
-    report = audit.audit(wheel, expectations.of(CONFIG))
+    report = audit.audit(wheel, expectations.of(config))
     assert report.findings == ()
     assert report.architectures == (f"sm_{target.architecture.code}",)
     spent = {(key.op, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
-    (build,) = expand(CONFIG, select_all(Words(architectures=(target.architecture.name,)), CONFIG))
+    (build,) = expand(config, select_all(Words(architectures=(target.architecture.name,)), config))
     assert spent == {(kernel.op, kernel.axes) for kernel in build.kernels}
 
 

@@ -6,17 +6,16 @@ import os
 import re
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_few_steps_on_the_cpu(tmp_path: Path) -> None:
+def test_a_few_steps_on_the_cpu(tmp_path: Path, python: str) -> None:
     target = tmp_path / "samples.png"
     words = ["--steps", "30", "--batch", "8", "--backend", "reference", "--image", str(target)]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "unet_diffusion.py"), *words],
+        [python, str(ROOT / "examples" / "unet_diffusion.py"), *words],
         capture_output=True,
         text=True,
         env=os.environ
