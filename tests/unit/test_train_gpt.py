@@ -29,7 +29,7 @@ def example() -> ModuleType:
 
 def test_a_few_steps_on_the_cpu(tmp_path: Path, python: str) -> None:
     target = tmp_path / "curves.json"
-    words = ["--steps", "4", "--batch", "2", "--length", "64", "--json", str(target)]
+    words = ["--steps", "4", "--batch", "1", "--length", "32", "--json", str(target)]
     words += ["--attention", "sdpa-flash", "--attention", "flashvar-reference"]
     done = subprocess.run(
         [python, str(EXAMPLE), *words],
