@@ -99,6 +99,15 @@ def tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
+@nox.session(name="every-wheel", reuse_venv=True)
+def every_wheel(session: nox.Session) -> None:
+    """Test the wheels of a whole release, where `tests` makes do with a sample of its kernels."""
+    install(session, "test")
+    install_toolkit(session)
+    files = [f"tests/packaging/test_{name}.py" for name in ("wheels", "audit", "sbom")]
+    session.run("python", "-m", "pytest", *files, "--every-wheel", *session.posargs)
+
+
 @nox.session(reuse_venv=True)
 def floor(session: nox.Session) -> None:
     """Test what knows torch from inside beside the oldest torch that is served."""
