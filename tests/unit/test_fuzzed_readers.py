@@ -115,7 +115,7 @@ def check(read: Read, content: bytes, folder: Path) -> None:
     except FlashvarError as error:
         said = str(error)
     assert not said or "expected" in said or "unknown" in said
-    assert len(said) < 5000
+    assert len(said) < 12_000  # a damaged name of 5,000 digits may be said twice
 
 
 @cache
