@@ -120,38 +120,6 @@ MISTAKES = {
     ),
     "a number of 5,000 digits": ("schema = 1", f"schema = {'9' * 5000}", ["expected TOML"]),
     "deep arrays": ("schema = 1", f"schema = {'[' * 5000}", ["expected TOML"]),
-    "below the minimum of a family": (
-        'code = "80", family',
-        'code = "75", family',
-        ["sm_80.code", "'75'"],
-    ),
-    "an architecture below its family": (
-        "\nsm_80 =",
-        '\nsm_75 = { code = "75", family = "sm80", shared_memory = 65536, distribution = "x" }\nsm_80 =',
-        ["sm_75.code", "code '80' or higher, which family sm80 begins with", "found '75'"],
-    ),
-    "an architecture of another family": (
-        "\nsm_80 =",
-        '\nsm_100 = { code = "100a", family = "sm90", shared_memory = 65536, distribution = "x" }\n'
-        "sm_80 =",
-        ["sm_100.code", "code '90a', the only one that family sm90 compiles for", "found '100a'"],
-    ),
-    "an axis beyond its families": (
-        "max = 256",
-        "max = 512",
-        ["attention_fwd.axes.head_dim.max", "256 or lower, which family sm80", "found 512"],
-    ),
-    "a family's limit of no axis": (
-        "largest = { head_dim",
-        "largest = { head_dims",
-        ["families.sm80.largest.head_dims", "did you mean 'head_dim'"],
-    ),
-    "a key of a family that is none": (
-        'sm80 = { min = "80"',
-        'sm80 = { mini = "80"',
-        ["families.sm80.mini", "did you mean 'min'"],
-    ),
-    "spills as text": ("smoke = ", 'spill_bytes = "x"\nsmoke = ', ["project.spill_bytes", "'x'"]),
     "an architecture twice": ("\nsm_86 =", "\nsm_80 =", ["expected TOML", "overwrite"]),
 }
 

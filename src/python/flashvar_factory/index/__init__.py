@@ -27,8 +27,9 @@ def write(
     """Make `site` anew from every file of `wheels` and `also`; the names of the projects.
 
     `also` are folders of earlier releases or of wheel variants, `yanked` is a yanked.toml. Files
-    are copied. Of an index that is `whole`, what `yanked` names has to be there. The site is what `pip install --index-url` takes, over HTTP or as a file:// address.
-    Beside each page lies the same as JSON, for servers that send its content type.
+    are copied. The site is what `pip install --index-url` takes, over HTTP or as a file:// address.
+    Beside each page lies the same as JSON, for servers that send its content type. Of an index that
+    is `whole`, everything that `yanked` names has to be there.
     """
     files = _files([wheels, *also])
     if not any(file.suffix == ".whl" for file in files.values()):

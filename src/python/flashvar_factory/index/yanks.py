@@ -49,10 +49,10 @@ def require_used(yanks: Yanks, projects: Mapping[str, Iterable[Entry]], file: st
         known = {one for entry in entries for one in (entry.file, str(entry.version))}
         for key in reasons:
             if key not in known:
+                names = listed(sorted(known)) or "none"
                 raise ConfigurationError(
-                    f"{file}: {project}: expected a version or a file that is listed "
-                    f"({listed(sorted(known)) or 'none'}), found {key!r}{did_you_mean(key, known)}; list "
-                    "earlier releases with --also"
+                    f"{file}: {project}: expected a version or a file that is listed ({names}), "
+                    f"found {key!r}{did_you_mean(key, known)}; list earlier releases with --also"
                 )
 
 
