@@ -790,3 +790,16 @@ def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: P
 
 def test_the_table_is_long() -> None:
     assert len(FAULTS) >= 170
+
+
+def test_folders_that_auditwheel_adds_are_no_fault(tmp_path: Path) -> None:
+    """A repaired wheel has entries for its folders, which RECORD does not list."""
+    path = Wheel(described()).write(tmp_path)
+    files = archive.read(path)
+    folders = {f"{name.rpartition('/')[0]}/" for name in files} | {f"{INFO}/"}
+    with zipfile.ZipFile(path, "w") as opened:
+        for name in sorted(folders):
+            opened.writestr(_info(name, 0o40755), b"")
+        for name, content in files.items():
+            opened.writestr(_info(name), content)
+    assert faults(path, expected()) == []

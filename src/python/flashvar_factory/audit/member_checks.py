@@ -26,7 +26,9 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     wanted = {f"{stem}/lib{stem}.so", f"{stem}/{FILE_NAME}", *(f"{info}/{f}" for f in _METADATA)}
     wanted |= {f"{info}/sboms/{sbom.file_name(described)}" for _, described in pairs(wheel)}
     wanted |= set(_licenses(wheel))
-    found = {entry.name for entry in wheel.entries}
+    # auditwheel, when it repairs a wheel, adds entries for the folders.
+    folders = {f"{name.rpartition('/')[0]}/" for name in wanted} | {f"{info}/"}
+    found = {entry.name for entry in wheel.entries} - folders
     for name in sorted(found - wanted):
         yield Finding(
             "members",
