@@ -61,7 +61,7 @@ FLOOR = [
 @nox.session(name="build-dev", reuse_venv=True)
 def build_dev(session: nox.Session) -> None:
     """Build kernels into a development environment: `-- hdim=64 arch=native ptx=1 jobs=2`."""
-    check_words(session)
+    check_selection(session)
     install(session, "dev", editable=True)
     install_toolkit(session)
     session.run("python", "-m", "flashvar_factory", "develop", *session.posargs)
@@ -91,7 +91,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Test without a GPU: the unit tests, and the wheels; pytest's own words after `--`."""
+    """Test without a GPU: the unit tests, and the wheels; pytest's own arguments after `--`."""
     install(session, "test")
     install_toolkit(session)
     # A file is one worker's, for its tests share what they build.
@@ -217,7 +217,7 @@ def index(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def cibuildwheel(session: nox.Session) -> None:
     """Build a wheel in a manylinux container, repair, audit and load it: `-- sm80 hdim=32`."""
-    check_words(session)
+    check_selection(session)
     why_not = container.choose(container.gather(os.environ)).why_not
     if sys.version_info < (3, 11):
         why_not = "expected Python 3.11 or newer for cibuildwheel, found an older one"
@@ -237,21 +237,21 @@ def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
 
 def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
     """Run a command of the factory that compiles."""
-    check_words(session)
+    check_selection(session)
     install(session, group)
     install_toolkit(session)
-    words = ("python", "-m", "flashvar_factory", command, *session.posargs)
-    session.run(*words, env=WITH_SOURCES)
+    command_line = ("python", "-m", "flashvar_factory", command, *session.posargs)
+    session.run(*command_line, env=WITH_SOURCES)
 
 
 def run_on_wheels(session: nox.Session, group: str, command: str) -> None:
     """Run a command of the factory on the wheels that are named, else on those of dist/."""
     install(session, group)
-    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
-    session.run("python", "-m", "flashvar_factory", command, *words, env=WITH_SOURCES)
+    wheels = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
+    session.run("python", "-m", "flashvar_factory", command, *wheels, env=WITH_SOURCES)
 
 
-def check_words(session: nox.Session) -> None:
+def check_selection(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from flashvar import manifest
 from flashvar.errors import ManifestError
@@ -12,13 +13,15 @@ from flashvar_factory.audit.facts import Library, Wheel
 
 def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
     """Every manifest, or what is wrong with it, by its folder."""
-    found: dict[str, Manifest | ManifestError] = {}
-    for folder, text in wheel.manifests.items():
-        try:
-            found[folder] = manifest.parse(text)
-        except ManifestError as error:
-            found[folder] = error
-    return found
+    return {folder: _parsed(text) for folder, text in wheel.manifests.items()}
+
+
+@lru_cache(maxsize=8)  # every check asks; a wheel of the factory has one
+def _parsed(text: str) -> Manifest | ManifestError:
+    try:
+        return manifest.parse(text)
+    except ManifestError as error:
+        return error
 
 
 def pairs(wheel: Wheel) -> Iterator[tuple[Library, Manifest]]:
