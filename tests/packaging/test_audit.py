@@ -179,14 +179,14 @@ def test_another_architecture(built: Built, factory: Factory, tmp_path: Path) ->
     other = built.other[LIBRARY.replace("80", "86")]
     files = described({**built.plain, LIBRARY: other})
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"architecture", "kernels"})
+    assert (code, checks) == (6, {"architecture", "derived", "kernels", "loading"})
     assert "expected machine code for sm_80 alone, found 1 images for sm_86" in said
 
 
 def test_ptx(built: Built, factory: Factory, tmp_path: Path) -> None:
     files = described({**built.plain, LIBRARY: built.ptx[LIBRARY]})
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"ptx"})
+    assert (code, checks) == (6, {"derived", "ptx"})
     assert "expected no PTX, as the manifest says, found 1 images of it" in said
 
 
@@ -236,7 +236,7 @@ def test_tampered_record(built: Built, factory: Factory, tmp_path: Path) -> None
         for name, content in files.items():
             opened.writestr(name, content)
     code, checks, said = failing(factory, path)
-    assert (code, checks) == (6, {"record", "manifest"})
+    assert (code, checks) == (6, {"record", "manifest", "sbom"})
     assert "the file was changed after the wheel was made" in said
 
 
@@ -247,7 +247,7 @@ def test_kernel_that_is_not_there(built: Built, factory: Factory, tmp_path: Path
     document["kernels"].append(ghost)
     files = {**built.plain, MANIFEST: json.dumps(document).encode()}
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"kernels"})
+    assert (code, checks) == (6, {"derived", "kernels"})
     assert "expected attention_fwd_bf16_hdim64, as the manifest says, found no such kernels" in said
     assert "expected device code of attention_fwd_bf16_hdim64, found none of _Zghost" in said
 

@@ -47,7 +47,7 @@ from flashvar_factory.inspect import (
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
-SECONDS = 10  # for one input: the slowest takes 0.1 s
+SECONDS = 60  # for one input: the slowest takes 0.1 s, the import of a validator seconds
 GIGABYTES = 4  # beside what the process has when a test begins
 NUMBERS = (0, 1, 7, 8, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 WORDS = (b"\0", b"\xff\xfe", b'"', b"\n\n", b"=", b",", b"..", b"[" * 3000, b"9" * 5000)
