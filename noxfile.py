@@ -181,8 +181,8 @@ def reproduce(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
-    """Prove that wheels are what they say: those of dist/, or `-- X.whl --json --budget BYTES`."""
-    run_on_wheels(session, "audit", "audit")
+    """Prove that dist/ is what it claims to be, or `-- X.whl --json --budget BYTES`."""
+    run_on_files(session, "audit", "audit", "*.whl", "*.tar.gz")
 
 
 @nox.session(reuse_venv=True)
@@ -196,7 +196,7 @@ def smoke(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def sbom(session: nox.Session) -> None:
     """Check and print what the wheels of dist/ are made of, or `-- X.whl --json`."""
-    run_on_wheels(session, "build", "sbom")
+    run_on_files(session, "build", "sbom", "*.whl")
 
 
 @nox.session(reuse_venv=True)
@@ -244,11 +244,12 @@ def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
     session.run(*command_line, env=WITH_SOURCES)
 
 
-def run_on_wheels(session: nox.Session, group: str, command: str) -> None:
-    """Run a command of the factory on the wheels that are named, else on those of dist/."""
+def run_on_files(session: nox.Session, group: str, command: str, *patterns: str) -> None:
+    """Run a command of the factory on the files that are named, else on those of dist/."""
     install(session, group)
-    wheels = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
-    session.run("python", "-m", "flashvar_factory", command, *wheels, env=WITH_SOURCES)
+    made = [path for pattern in patterns for path in (ROOT / "dist").glob(pattern)]
+    files = session.posargs or sorted(map(str, made))
+    session.run("python", "-m", "flashvar_factory", command, *files, env=WITH_SOURCES)
 
 
 def check_selection(session: nox.Session) -> None:

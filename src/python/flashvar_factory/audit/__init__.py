@@ -105,7 +105,8 @@ def require(reports: Iterable[Report]) -> None:
 def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
     """AuditError that counts the faults of sdists, each printed, if there is one."""
     for path, found in findings.items():
-        print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
+        if found:
+            print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
     failed = [path.name for path, found in findings.items() if found]
     if failed:
         count = sum(map(len, findings.values()))
