@@ -23,6 +23,7 @@ from flashvar_factory.audit import (
     platform_checks,
     sbom_checks,
     source_checks,
+    variant_checks,
 )
 from flashvar_factory.audit.expectations import BUDGET, Expectations
 from flashvar_factory.audit.facts import Wheel
@@ -56,6 +57,7 @@ _OF_THE_PROJECT: Final[tuple[Check, ...]] = (
     metadata_checks.wheel_file,
     source_checks.sources,
     source_checks.declared,
+    variant_checks.variant,
 )
 _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     member_checks.members,
@@ -64,6 +66,7 @@ _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     metadata_checks.wheel_file,
     metadata_checks.entries,
     sbom_checks.bill,
+    variant_checks.variant,
     manifest_checks.manifest,
     manifest_checks.derived,
     kernel_checks.kernels,

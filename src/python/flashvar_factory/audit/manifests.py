@@ -9,6 +9,8 @@ from flashvar import manifest
 from flashvar.errors import ManifestError
 from flashvar.manifest import Manifest
 from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import json_text
 
 
 def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
@@ -19,9 +21,12 @@ def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
 @lru_cache(maxsize=8)  # every check asks; a wheel of the factory has one
 def _parsed(text: str) -> Manifest | ManifestError:
     try:
+        json_text.parse(text.encode(), manifest.FILE_NAME)
         return manifest.parse(text)
     except ManifestError as error:
         return error
+    except PackagingError as error:
+        return ManifestError(str(error))
 
 
 def pairs(wheel: Wheel) -> Iterator[tuple[Library, Manifest]]:
