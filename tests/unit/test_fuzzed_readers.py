@@ -317,6 +317,8 @@ FOUND: dict[str, tuple[str, bytes]] = {
     "deep SBOM": ("SBOM", b"[" * 100_000),
     "container of zeros": ("fatbin", fatbin.START + bytes(8) + fatbin.START + bytes(72)),
     "no input": ("sdist", b""),
+    "gzip that ends in a name": ("sdist", b"\x1f\x8b\x08\x08" + bytes(6)),
+    "gzip that ends in a comment": ("index of an sdist", b"\x1f\x8b\x08\x10" + bytes(6)),
 }
 
 
