@@ -21,12 +21,13 @@ def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
 @lru_cache(maxsize=8)  # every check asks; a wheel of the factory has one
 def _parsed(text: str) -> Manifest | ManifestError:
     try:
-        json_text.parse(text.encode(), manifest.FILE_NAME)
-        return manifest.parse(text)
+        described = manifest.parse(text)
+        json_text.parse(text.encode(), manifest.FILE_NAME)  # no key twice
     except ManifestError as error:
         return error
     except PackagingError as error:
         return ManifestError(str(error))
+    return described
 
 
 def pairs(wheel: Wheel) -> Iterator[tuple[Library, Manifest]]:
