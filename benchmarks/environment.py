@@ -91,7 +91,7 @@ def _device() -> dict[str, Any]:
 
 def _binaries() -> list[dict[str, Any]]:
     """The binaries that flashvar finds here, as their manifests describe them."""
-    from flashvar import registry
+    from flashvar.binaries import registry
 
     manifests = [binary.manifest for binary in registry.installed().binaries]
     return [

@@ -69,7 +69,7 @@ def _registering() -> dict[str, Callable[[], object]]:
     """What registers, done once already."""
     from flashvar.errors import IntegrationError
     from flashvar.integrations import torch as sdpa
-    from flashvar.integrations import transformers
+    from flashvar.integrations import transformers as transformers
 
     try:
         transformers.register()

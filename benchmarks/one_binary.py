@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Final
 
 _VARIABLE: Final = "FLASHVAR_FORCE_ARCH"
-_KEPT: Final = ("_plans", "_backward_plans")  # of flashvar.ops.attention_plan
+_KEPT: Final = ("_plans", "_backward_plans")  # of flashvar.ops.attention.plan
 
 
 class OneBinary:
@@ -52,7 +52,7 @@ class OneBinary:
 
 
 def _plans() -> ModuleType:
-    from flashvar.ops import attention_plan
+    from flashvar.ops.attention import plan as attention_plan
 
     return attention_plan
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from flashvar.integrations import transformers
+from flashvar.integrations import transformers as transformers
 
 END = 0  # of a document, where the tokens are bytes
 LEAVE_OUT = -100  # label of a token that nobody has to predict

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # In the folder of the installation: which binaries are there, and that their libraries open.
 FOUND = """
-from flashvar import loader
+from flashvar.binaries import loader
 for binary in loader.open_all().binaries:
     print(binary.architecture.name, ", ".join(row.name for row in binary.manifest.kernels))
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from flashvar.manifest import Manifest
+from flashvar.binaries.manifest import Manifest
 from flashvar_factory import archive
 
 PLATFORM = f"manylinux_2_28_{platform.machine()}"

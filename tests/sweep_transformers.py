@@ -26,8 +26,9 @@ from tiny_transformers import BATCH, LENGTH, classes, inputs, made
 from transformers import AttentionInterface
 
 from flashvar.errors import FlashvarError
-from flashvar.integrations import declining, transformers_attention
+from flashvar.integrations import fallback
 from flashvar.integrations import transformers as integration
+from flashvar.integrations.transformers import attention as transformers_attention
 
 TABLE = Path(__file__).with_name("transformers_sweep.txt")
 SECONDS = 120
@@ -245,7 +246,7 @@ def judge(kind: Any) -> Verdict:
     logger, handler = logging.getLogger("flashvar"), logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    declining._said.clear()
+    fallback._said.clear()
     calls = 0
 
     def counted(*arguments: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks import result_file
 from tables import table
 
-from flashvar.variant import Architecture
+from flashvar.binaries.variant import Architecture
 from flashvar_factory import driver, schema, toml_table
 
 RESULTS: Final = Path("tests", "gpu", "results")

@@ -102,10 +102,10 @@ def _kernel(item: pytest.Item) -> str:
 
 def _lacking() -> str | None:
     """Why nothing compiled would be tested here; None where a binary serves the device."""
-    from flashvar import registry
-    from flashvar.selection import select
-    from flashvar.system import gather
-    from flashvar.verdicts import Overrides, Request
+    from flashvar.binaries import registry
+    from flashvar.machine.system import gather
+    from flashvar.selection.request import Overrides, Request
+    from flashvar.selection.rules import select
 
     if not torch.cuda.is_available():
         return _NO_DEVICE

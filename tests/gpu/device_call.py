@@ -12,10 +12,10 @@ import torch
 from oracle import Call, assert_gradients_right, assert_right
 
 import flashvar
-from flashvar import registry
-from flashvar.decide import choose
-from flashvar.variant import Architecture
-from flashvar.verdicts import Request, Verdict
+from flashvar.binaries import registry
+from flashvar.binaries.variant import Architecture
+from flashvar.selection.request import Request, Verdict
+from flashvar.selection.resolve import choose
 
 # The CPU only in a rehearsal (conftest.py).
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -77,8 +77,8 @@ def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-    from flashvar import registry
-    from flashvar.system import gather
+    from flashvar.binaries import registry
+    from flashvar.machine.system import gather
 
     return {
         "system": asdict(gather()),

@@ -22,10 +22,10 @@ from features import dense, slopes
 from oracle import Call, assert_gradients_right, assert_right
 
 import flashvar
-from flashvar import registry
-from flashvar.decide import choose
+from flashvar.binaries import registry
 from flashvar.errors import BackendUnavailableError, DeviceError, DtypeError, ShapeError
-from flashvar.verdicts import Request
+from flashvar.selection.request import Request
+from flashvar.selection.resolve import choose
 
 needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 

@@ -13,10 +13,10 @@ from device_call import skip_unless_compiled
 from torch.profiler import ProfilerActivity, profile
 
 import flashvar
-from flashvar.decide import choose
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops import attention_plan
-from flashvar.verdicts import Request
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.selection.request import Request
+from flashvar.selection.resolve import choose
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 

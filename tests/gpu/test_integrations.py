@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashvar.integrations import torch as sdpa
-from flashvar.integrations import torch_flash
 from flashvar.integrations.attend import Attend
 from flashvar.integrations.documents import Documents
-from flashvar.ops import attention_run
+from flashvar.integrations.torch import flash as torch_flash
+from flashvar.ops.attention import run as attention_run
 
 OWN = functional.scaled_dot_product_attention
 # A model's outputs and gradients in bfloat16 may differ from its own path by so much of the

@@ -16,7 +16,7 @@ from flashvar.compat.flash_attn.layers.rotary import (
     apply_rotary_emb_qkv_,
 )
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
-from flashvar.ops import rotary_library
+from flashvar.ops.rotary import torch_library as rotary_library
 
 pytestmark = pytest.mark.usefixtures("seed")
 ON_DEVICE = pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernel or its allocator")
@@ -264,7 +264,7 @@ def test_a_graph_is_replayed() -> None:
 
 @ON_DEVICE
 def test_in_place_takes_no_memory_and_few_kernels_are_compiled() -> None:
-    from flashvar.backends.triton.rotary import rotary_kernel
+    from flashvar.backends.triton.rotary.kernel import rotary_kernel
 
     cos, sin = tables(64, torch.bfloat16)
     device = torch.cuda.current_device()

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the package transformers is not inst
 
 import training_memory as memory
 
-from flashvar.integrations import transformers_attention
+from flashvar.integrations.transformers import attention as transformers_attention
 
 pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="counts the CUDA allocator's bytes")
 # What the allocator rounds, and a log-sum-exp in another shape.

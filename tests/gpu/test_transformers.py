@@ -21,11 +21,15 @@ from small_models import (
     with_gradients,
 )
 
-from flashvar.integrations import (
-    declining,
-    transformers,
-    transformers_attention,
-    transformers_own_path,
+from flashvar.integrations import fallback
+from flashvar.integrations.transformers import (
+    attention as transformers_attention,
+)
+from flashvar.integrations.transformers import (
+    own_path as transformers_own_path,
+)
+from flashvar.integrations.transformers import (
+    registration as transformers,
 )
 
 LENGTH = 150
@@ -129,7 +133,7 @@ def test_float32_goes_the_models_own_way(
 ) -> None:
     """No kernel takes it; the reference does."""
     monkeypatch.setattr(transformers_attention, "own_path", transformers_own_path.own_path)
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
     given, counts = inputs("mistral", LENGTH, "left")
     model, given = on_device(small_model("mistral", LENGTH), given, torch.float32)
     exact = results(model, given, counts)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flashvar
-from flashvar.variant import Architecture
+from flashvar.binaries.variant import Architecture
 
 SOURCES = Path(flashvar.__file__).parents[1]
 CALLS = """

@@ -15,7 +15,7 @@ import pytest
 from checkout import alone
 from elftools.elf.elffile import ELFFile
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import native, schema, version
 
 from .conftest import ROOT, Factory

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from documented import ROOT, blocks
 
-from flashvar import manifest as manifests
+from flashvar.binaries import manifest as manifests
 
 SIZE, ABI = 344, 2
 OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)

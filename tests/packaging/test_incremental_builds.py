@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import toolkits
 
-from flashvar import manifest, registry
+from flashvar.binaries import manifest, registry
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 

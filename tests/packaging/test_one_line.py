@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import extras, schema
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import sbom, schema
 from flashvar_factory.schema import Target
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Path(__file__).parent / "second_project"

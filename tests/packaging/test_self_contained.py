@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import develop, toolchain
 
 from .conftest import ROOT, Factory

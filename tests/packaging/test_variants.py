@@ -25,7 +25,7 @@ FORCE_DRIVER = "NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION"
 # What flashvar itself says of the binaries in a folder, with nothing else on the path.
 ASK = """
 import json, sys
-from flashvar import loader, registry
+from flashvar.binaries import loader, registry
 found = registry.installed()
 print(json.dumps({
     "binaries": [[b.architecture.name, b.candidate.origin] for b in found.binaries],

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from flashvar import manifest
-from flashvar.variant import Kernel
+from flashvar.binaries import manifest
+from flashvar.binaries.variant import Kernel
 from flashvar_factory import audit, schema, version
 from flashvar_factory.audit import expectations
 from flashvar_factory.expand import expand, select_all

@@ -16,7 +16,8 @@ VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
 @pytest.fixture
 def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what was found and refused, before and after, and what the environment says."""
-    from flashvar import decide, registry
+    from flashvar.binaries import registry
+    from flashvar.selection import resolve as decide
 
     for name in VARIABLES:
         monkeypatch.delenv(f"FLASHVAR_{name}", raising=False)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import simulated
 import zstandard
 
-from flashvar.manifest import LibraryFile, Manifest
+from flashvar.binaries.manifest import LibraryFile, Manifest
 from flashvar_factory import archive
 
 X86_64, CUDA = 62, 190

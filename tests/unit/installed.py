@@ -8,8 +8,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from flashvar.manifest import ABI, LibraryFile, Manifest
-from flashvar.registry import Binary, Candidate
+from flashvar.binaries.manifest import ABI, LibraryFile, Manifest
+from flashvar.binaries.registry import Binary, Candidate
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "c++", "g++"))), None)
 

@@ -98,9 +98,9 @@ def run(case: Case) -> str:
     from oracle import Call, assert_gradients_right, assert_right
 
     from flashvar.backends.triton import prepare_attention_bwd, prepare_attention_fwd
-    from flashvar.ops.attention_inputs import inspect, inspect_backward
-    from flashvar.ops.attention_problem import Gradients, Inputs, Options
-    from flashvar.verdicts import Verdict
+    from flashvar.ops.attention.inputs import inspect, inspect_backward
+    from flashvar.ops.attention.problem import Gradients, Inputs, Options
+    from flashvar.selection.request import Verdict
 
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)

@@ -95,8 +95,8 @@ def made(case: Case) -> torch.Tensor:
 
 
 def wrong(case: Case) -> str:
-    from flashvar.backends.triton.rotary_launch import launch
-    from flashvar.ops.rotary import Rotation, formula
+    from flashvar.backends.triton.rotary.launch import launch
+    from flashvar.ops.rotary.rotation import Rotation, formula
 
     torch.manual_seed(0)
     x = made(case)

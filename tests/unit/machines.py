@@ -7,9 +7,9 @@ from pathlib import Path
 
 import simulated as sim
 
-from flashvar import advice
-from flashvar.registry import Candidate, Inventory, Refusal
-from flashvar.system import System
+from flashvar.binaries import advice
+from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.machine.system import System
 
 EVERY_WHEEL = sim.inventory("80", "86", "89", "90a")  # flashvar[all]
 NO_WHEEL = sim.inventory()

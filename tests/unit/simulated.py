@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashvar.manifest import (
+from flashvar.binaries.extras import Offers
+from flashvar.binaries.manifest import (
     ABI,
     KernelRow,
     Launch,
@@ -16,11 +17,10 @@ from flashvar.manifest import (
     Source,
     Toolkit,
 )
-from flashvar.offers import Offers
-from flashvar.registry import Binary, Candidate, Inventory
-from flashvar.system import Device, System, platform_tag
-from flashvar.variant import Architecture, Kernel
-from flashvar.verdicts import Decision, Request, Verdict
+from flashvar.binaries.registry import Binary, Candidate, Inventory
+from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.machine.system import Device, System, platform_tag
+from flashvar.selection.request import Decision, Request, Verdict
 
 KIB = 1024
 HEAD_DIMS = (32, 64, 128, 256)

@@ -14,14 +14,14 @@ import pytest
 import torch
 from abi_structs import declared
 
-from flashvar.backends import cuda
-from flashvar.backends.reference import backward, forward
+from flashvar.backends.cuda import attention as cuda
+from flashvar.backends.reference.attention import backward, forward
+from flashvar.binaries.registry import Binary
 from flashvar.errors import FlashvarError
-from flashvar.ops import attention_plan
-from flashvar.ops.attention_inputs import inspect
-from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
-from flashvar.registry import Binary
-from flashvar.verdicts import Request, Verdict
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.attention.inputs import inspect
+from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
+from flashvar.selection.request import Request, Verdict
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _CAUSAL, _LEFT, _RIGHT, _DETERMINISTIC = 1, 2, 4, 8

@@ -9,9 +9,9 @@ import pytest
 import simulated as sim
 from documented import ROOT, pages
 
-from flashvar import advice
-from flashvar.selection import select
-from flashvar.verdicts import Overrides, Request
+from flashvar.binaries import advice
+from flashvar.selection.request import Overrides, Request
+from flashvar.selection.rules import select
 
 NO_RELEASE = "No release is published yet"
 # A command, up to the end of its line or of its code.

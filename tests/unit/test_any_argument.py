@@ -16,7 +16,7 @@ from flashvar.compat.flash_attn import bert_padding
 from flashvar.compat.flash_attn.layers import rotary
 from flashvar.errors import FlashvarError
 from flashvar.integrations import torch as sdpa
-from flashvar.integrations import transformers
+from flashvar.integrations import transformers as transformers
 from flashvar.integrations.attend import Attend
 from flashvar.integrations.documents import Documents
 from flashvar.integrations.xformers import memory_efficient_attention

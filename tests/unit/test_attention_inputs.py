@@ -17,8 +17,8 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
-from flashvar.ops import attention_inputs
-from flashvar.ops.attention_problem import Inputs, Options, Problem, Strides
+from flashvar.ops.attention import inputs as attention_inputs
+from flashvar.ops.attention.problem import Inputs, Options, Problem, Strides
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

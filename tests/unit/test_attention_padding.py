@@ -10,8 +10,9 @@ import torch
 
 import flashvar
 from flashvar.backends import reference
-from flashvar.ops import attention_padding, attention_plan
-from flashvar.ops.attention_problem import Problem
+from flashvar.ops.attention import padding as attention_padding
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.attention.problem import Problem
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ import simulated as sim
 import torch
 
 import flashvar
-from flashvar import loader
-from flashvar.ops import attention_plan, attention_trace
-from flashvar.ops.attention_inputs import inspect, inspect_backward
-from flashvar.ops.attention_problem import Gradients, Inputs, Options
-from flashvar.registry import Binary
-from flashvar.verdicts import Verdict
+from flashvar.binaries import loader
+from flashvar.binaries.registry import Binary
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.attention import trace as attention_trace
+from flashvar.ops.attention.inputs import inspect, inspect_backward
+from flashvar.ops.attention.problem import Gradients, Inputs, Options
+from flashvar.selection.request import Verdict
 
 KERNEL = sim.kernel(dtype="bf16", head_dim=64)
 BINARY = Verdict(

@@ -16,8 +16,8 @@ import simulated
 from audited import faults
 from fabricated import Image, Wheel
 
-from flashvar.manifest import Manifest
-from flashvar.variant import Architecture
+from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.variant import Architecture
 from flashvar_factory import audit, schema
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations

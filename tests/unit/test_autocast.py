@@ -10,7 +10,7 @@ import torch
 
 import flashvar
 from flashvar.flash_attn import flash_attn_func
-from flashvar.integrations import torch_flash
+from flashvar.integrations.torch import flash as torch_flash
 
 DTYPES = [torch.float16, torch.bfloat16]
 RNG = torch.tensor([5, 7])

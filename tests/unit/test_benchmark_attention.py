@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashvar.ops import attention_plan
+from flashvar.ops.attention import plan as attention_plan
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from flashvar.compat.flash_attn.layers.rotary import (
 )
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.rotary import checked
+from flashvar.ops.rotary.rotation import checked
 
 BOTH = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 ANGLES = torch.linspace(0, 6, 45).view(9, 5)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from abi_structs import HEADER, declared
 
-from flashvar import loader
-from flashvar.backends import cuda
+from flashvar.backends.cuda import attention as cuda
+from flashvar.binaries import loader
+from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention_inputs import inspect, inspect_backward
-from flashvar.ops.attention_problem import Gradients, Inputs, Options, Problem
-from flashvar.registry import Binary
-from flashvar.verdicts import Verdict
+from flashvar.ops.attention.inputs import inspect, inspect_backward
+from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
+from flashvar.selection.request import Verdict
 
 STRUCTS = ("flashvar_call", "flashvar_tensor", "flashvar_attention_problem")
 FWD, BWD = "flashvar_attention_fwd_params", "flashvar_attention_bwd_params"

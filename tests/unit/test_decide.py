@@ -9,9 +9,10 @@ import pytest
 import simulated as sim
 from installed import COMPILER, compile_library, library_source, put_binary
 
-from flashvar import advice, decide
+from flashvar.binaries import advice
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
-from flashvar.verdicts import Request
+from flashvar.selection import resolve as decide
+from flashvar.selection.request import Request
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 

@@ -8,13 +8,13 @@ import pytest
 import simulated as sim
 from installed import put_binary
 
-from flashvar import advice, registry
 from flashvar._version import __version__
+from flashvar.binaries import advice, registry
+from flashvar.binaries.registry import Candidate, Inventory, Refusal
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
-from flashvar.registry import Candidate, Inventory, Refusal
-from flashvar.system import System
-from flashvar.verdicts import Overrides
+from flashvar.machine.system import System
+from flashvar.selection.request import Overrides
 
 ALL = sim.inventory("80", "86", "89", "90a")
 NOTHING = sim.inventory()

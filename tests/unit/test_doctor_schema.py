@@ -11,11 +11,11 @@ import pytest
 import simulated as sim
 from machines import MACHINES, Machine
 
+from flashvar.binaries.registry import Inventory
 from flashvar.cli import diagnosis, main, speed
 from flashvar.cli.diagnosis import examine
 from flashvar.cli.speed import CELLS, Result, Speed
-from flashvar.registry import Inventory
-from flashvar.verdicts import Overrides
+from flashvar.selection.request import Overrides
 
 SCHEMA = json.loads(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

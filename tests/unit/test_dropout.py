@@ -7,7 +7,7 @@ import torch
 from philox import kept
 
 import flashvar
-from flashvar.backends.reference.dropout import growth, keeps, philox, threshold
+from flashvar.backends.reference.attention.dropout import growth, keeps, philox, threshold
 
 # Counter, key and result of Philox 4x32 with 7 rounds, from Random123's known answers.
 KNOWN = {

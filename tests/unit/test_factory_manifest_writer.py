@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import elf, manifest_writer, ptxas_report
 from flashvar_factory.errors import BuildError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matrix import TEXT
 
+from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
-from flashvar.variant import Kernel
 from flashvar_factory import configure, schema, version
 from flashvar_factory.axes import Axis
 from flashvar_factory.expand import Build, expand, select_all

@@ -14,7 +14,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
 from simulated import manifest
 
-from flashvar.manifest import Source
+from flashvar.binaries.manifest import Source
 from flashvar_factory import sbom, wheel
 from flashvar_factory.cli import main
 from flashvar_factory.errors import PackagingError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, TEXT, project
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar.errors import ConfigurationError
 from flashvar_factory import schema
 from flashvar_factory.errors import ToolchainError

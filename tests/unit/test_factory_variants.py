@@ -13,8 +13,8 @@ import paper_wheels
 import pytest
 import simulated
 
-from flashvar import manifest
-from flashvar.manifest import MinimumDriver
+from flashvar.binaries import manifest
+from flashvar.binaries.manifest import MinimumDriver
 from flashvar_factory import archive, schema, variants
 from flashvar_factory.cli import main
 from flashvar_factory.errors import PackagingError

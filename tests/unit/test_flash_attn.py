@@ -72,7 +72,7 @@ def test_arguments_keep_their_places() -> None:
 
 
 def test_packed_inputs_are_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashvar.ops import flash_attention
+    from flashvar.ops.attention import flash_attn as flash_attention
 
     seen: list[torch.Tensor] = []
     call = flash_attention.call

@@ -10,11 +10,11 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import attend as module
-from flashvar.integrations import declining
+from flashvar.integrations import fallback
 from flashvar.integrations.attend import Attend, Facts, decide
-from flashvar.selection import select
-from flashvar.system import Device
-from flashvar.verdicts import Request
+from flashvar.machine.system import Device
+from flashvar.selection.request import Request
+from flashvar.selection.rules import select
 
 WHEELS = sim.inventory("80", "86", "89", "90a")
 DEVICES = {
@@ -32,7 +32,7 @@ DEVICES = {
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
     monkeypatch.delenv("FLASHVAR_BACKEND", raising=False)
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
 
 
 def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from flashvar.errors import BackendUnavailableError, IntegrationError
-from flashvar.integrations import declining
 from flashvar.integrations import diffusers as ours
+from flashvar.integrations import fallback
 from flashvar.integrations import torch as sdpa
 
 with warnings.catch_warnings():  # it reads attributes that torch deprecates
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
     active = attention_dispatch._AttentionBackendRegistry._active_backend
     yield
     attention_dispatch._AttentionBackendRegistry._active_backend = active

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from flashvar.errors import BackendUnavailableError, ConfigurationError, InvalidInputError
-from flashvar.integrations import declining
+from flashvar.integrations import fallback
 from flashvar.integrations import torch as ours
 
 OWN = functional.scaled_dot_product_attention
@@ -23,7 +23,7 @@ OWN = functional.scaled_dot_product_attention
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
     yield
     ours.deactivate()
     assert functional.scaled_dot_product_attention is OWN

@@ -9,7 +9,7 @@ import torch
 from sdpa_calls import B, D, H, L, computed, made
 from torch.nn import functional
 
-from flashvar.integrations import torch as ours
+from flashvar.integrations.torch import activation as ours
 
 
 @pytest.mark.parametrize("wants_gradients", [False, True])

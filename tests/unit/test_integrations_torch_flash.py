@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import torch as sdpa
-from flashvar.integrations import torch_flash as ours
+from flashvar.integrations.torch import flash as ours
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.nn.attention, "restore_flash_attention_impl"),

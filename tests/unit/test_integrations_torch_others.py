@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from flashvar.integrations import declining
-from flashvar.integrations import torch as ours
+from flashvar.integrations import fallback
 from flashvar.integrations.attend import Attend
+from flashvar.integrations.torch import activation as ours
 
 OWN = torch._C._nn.scaled_dot_product_attention
 Q, K, V = torch.randn(3, 1, 2, 6, 8)
@@ -28,7 +28,7 @@ Q, K, V = torch.randn(3, 1, 2, 6, 8)
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
     yield
     ours.deactivate()
     assert functional.scaled_dot_product_attention is OWN

@@ -9,9 +9,9 @@ import pytest
 import simulated as sim
 from installed import COMPILER, compile_library, library_source, put_binary
 
-from flashvar import loader, registry
+from flashvar.binaries import loader, registry
+from flashvar.binaries.registry import Binary
 from flashvar.errors import BinaryError
-from flashvar.registry import Binary
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_registry"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import simulated as sim
 
-from flashvar import manifest as manifests
+from flashvar.binaries import manifest as manifests
 from flashvar.errors import ManifestError
 
 WHOLE = sim.manifest("90a")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.offers import Offers, read
+from flashvar.binaries.extras import Offers, read
 from flashvar_factory import extras, schema
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import simulated as sim
 
-from flashvar import advice
+from flashvar.binaries import advice
+from flashvar.binaries.registry import Inventory
 from flashvar.errors import ConfigurationError
-from flashvar.registry import Inventory
-from flashvar.selection import select
-from flashvar.system import System
-from flashvar.verdicts import Decision, Overrides, Request, Verdict
+from flashvar.machine.system import System
+from flashvar.selection.request import Decision, Overrides, Request, Verdict
+from flashvar.selection.rules import select
 
 ALL = sim.inventory("80", "86", "89", "90a")
 BF16_64 = Request("attention_fwd", "bf16", 0, 64)

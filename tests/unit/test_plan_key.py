@@ -16,10 +16,10 @@ import torch
 from simulated_binary import SimulatedBinary
 
 from flashvar.errors import FlashvarError
-from flashvar.ops import attention_plan
-from flashvar.ops.attention_call import call as attention
-from flashvar.ops.attention_plan import NO_EXTRAS
-from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.attention.call import call as attention
+from flashvar.ops.attention.plan import NO_EXTRAS
+from flashvar.ops.attention.problem import Inputs, Options
 
 # Fields of Inputs and of Options, and what is asked of the backward.
 Call = dict[str, Any]

@@ -9,7 +9,7 @@ import torch
 from oracle import Call, assert_right
 
 import flashvar
-from flashvar.backends.reference import forward, scores
+from flashvar.backends.reference.attention import forward, scores
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LENGTHS = [(1, 1), (1, 9), (9, 1), (5, 5), (7, 33), (33, 7)]

@@ -10,7 +10,7 @@ import torch
 from oracle import Call, assert_gradients_right, assert_right
 
 import flashvar
-from flashvar.backends.reference import scores
+from flashvar.backends.reference.attention import scores
 
 Options = dict[str, Any]
 

@@ -9,10 +9,10 @@ import pytest
 import simulated as sim
 from installed import put_binary, put_wheel
 
-from flashvar import registry
 from flashvar._version import __version__
-from flashvar.manifest import ABI, Manifest
-from flashvar.registry import Candidate, Inventory, take_stock
+from flashvar.binaries import registry
+from flashvar.binaries.manifest import ABI, Manifest
+from flashvar.binaries.registry import Candidate, Inventory, take_stock
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 

@@ -37,8 +37,9 @@ def compiled(capability: int, x: torch.Tensor, pairs: int, **options: Any) -> An
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from flashvar.backends.triton import rotary, rotary_launch
-    from flashvar.ops.rotary import checked
+    from flashvar.backends.triton.rotary import kernel as rotary
+    from flashvar.backends.triton.rotary import launch as rotary_launch
+    from flashvar.ops.rotary.rotation import checked
 
     asked: dict[str, Any] = {}
 

@@ -16,7 +16,7 @@ from flashvar.cli import doctor_page, main, page_text, screen
 from flashvar.cli.diagnosis import examine
 from flashvar.cli.page import Page, Section, Table, rows
 from flashvar.cli.speed import CELLS, Result, Speed, record_of
-from flashvar.verdicts import Overrides
+from flashvar.selection.request import Overrides
 
 PAGE = Page(
     "All is well.",

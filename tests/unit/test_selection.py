@@ -7,12 +7,12 @@ import pytest
 import simulated as sim
 from simulated import BF16_64, chosen, verdict
 
-from flashvar import advice
-from flashvar.offers import Offers
-from flashvar.registry import Candidate, Inventory, Refusal
-from flashvar.selection import select
-from flashvar.system import Device, System
-from flashvar.verdicts import Request
+from flashvar.binaries import advice
+from flashvar.binaries.extras import Offers
+from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.machine.system import Device, System
+from flashvar.selection.request import Request
+from flashvar.selection.rules import select
 
 ALL = sim.inventory("80", "86", "89", "90a")
 OLD_DRIVER = {"driver_cuda": (12, 8), "driver_display": "570.86.15"}

@@ -8,11 +8,11 @@ import pytest
 import simulated as sim
 from simulated import BF16_64, chosen, verdict
 
-from flashvar.manifest import KernelRow
-from flashvar.registry import Inventory
-from flashvar.selection import select
-from flashvar.variant import pair_words
-from flashvar.verdicts import Request
+from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.registry import Inventory
+from flashvar.binaries.variant import pair_words
+from flashvar.selection.request import Request
+from flashvar.selection.rules import select
 
 ALL = sim.inventory("80", "86", "89", "90a")
 

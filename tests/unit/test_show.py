@@ -14,9 +14,9 @@ from installed import put_binary
 from test_doctor import SHADOWED
 
 import flashvar
+from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.registry import Inventory
 from flashvar.cli import main, page_text, show
-from flashvar.manifest import Manifest
-from flashvar.registry import Inventory
 
 SOURCES = Path(flashvar.__file__).parents[1]
 

@@ -16,7 +16,7 @@ from benchmarks import cases, recorded, result_file
 from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.cli.speed import CELLS, RECORDED, Cell, Result, Speed
-from flashvar.verdicts import Overrides
+from flashvar.selection.request import Overrides
 
 H200 = sim.system(sim.H200)
 

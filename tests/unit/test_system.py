@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashvar import driver, system
-from flashvar.system import Device, System
+from flashvar.machine import driver, system
+from flashvar.machine.system import Device, System
 
 look: Callable[[], System] = system.gather.__wrapped__
 

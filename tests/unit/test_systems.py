@@ -14,8 +14,8 @@ from machines import MACHINES, Machine
 
 from flashvar import cli
 from flashvar.cli import diagnosis
-from flashvar.selection import select
-from flashvar.verdicts import Request
+from flashvar.selection.request import Request
+from flashvar.selection.rules import select
 
 every_machine = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashvar
 from flashvar.errors import ShapeError
-from flashvar.ops import attention_call, attention_plan
-from flashvar.ops.attention_plan import NO_EXTRAS
-from flashvar.ops.attention_problem import Options
-from flashvar.ops.torch_library import attention_fwd
+from flashvar.ops.attention import call as attention_call
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.attention.plan import NO_EXTRAS
+from flashvar.ops.attention.problem import Options
+from flashvar.ops.attention.torch_library import attention_fwd
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # Torch's own opcheck copies the inputs, and reads .grad of the copies.

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import flashvar
 from flashvar.backends import reference
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops import attention_plan
-from flashvar.ops.attention_flops import visible_pairs
-from flashvar.ops.attention_plan import NO_EXTRAS
-from flashvar.ops.attention_problem import BackwardProblem, Inputs, Options
-from flashvar.ops.torch_library import attention_fwd
+from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.attention.flops import visible_pairs
+from flashvar.ops.attention.plan import NO_EXTRAS
+from flashvar.ops.attention.problem import BackwardProblem, Inputs, Options
+from flashvar.ops.attention.torch_library import attention_fwd
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RNG = torch.tensor([5, 6])

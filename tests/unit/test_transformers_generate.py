@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_models import DECODERS, inputs, padding_mask, small_model
 
-from flashvar.integrations import transformers
+from flashvar.integrations import transformers as transformers
 
 LENGTH, NEW = 9, 8
 

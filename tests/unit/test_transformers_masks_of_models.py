@@ -10,8 +10,9 @@ import transformers as upstream
 from small_models import PADDINGS, padding_mask
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.integrations import declining, transformers
-from flashvar.integrations.transformers_attention import attention
+from flashvar.integrations import fallback
+from flashvar.integrations import transformers as transformers
+from flashvar.integrations.transformers.attention import attention
 
 LENGTH = 12
 _SIZES = {"vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -33,7 +34,7 @@ MODELS: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
 
 
 def made(name: str, implementation: str) -> Any:

@@ -9,7 +9,12 @@ import torch
 from small_models import cases, inputs, small_model, with_gradients
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.integrations import transformers, transformers_attention
+from flashvar.integrations.transformers import (
+    attention as transformers_attention,
+)
+from flashvar.integrations.transformers import (
+    registration as transformers,
+)
 
 LENGTH = 18
 

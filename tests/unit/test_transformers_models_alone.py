@@ -12,7 +12,13 @@ import torch
 import transformers as upstream
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.integrations import declining, transformers, transformers_check
+from flashvar.integrations import fallback
+from flashvar.integrations.transformers import (
+    check as transformers_check,
+)
+from flashvar.integrations.transformers import (
+    registration as transformers,
+)
 
 LENGTH = 12
 _SIZES = {"vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -68,7 +74,7 @@ OWN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
 
 
 def made(name: str, options: dict[str, Any], by: str = "flashvar") -> Any:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from small_models import DECODERS, VOCABULARY, small_model
 
-from flashvar.integrations import transformers
-from flashvar.integrations.transformers_layout import padding_layout, visible
-from flashvar.integrations.transformers_rows import rows_of, rows_of_positions
-from flashvar.integrations.transformers_unevaluated import UnevaluatedMask, attached
+from flashvar.integrations import transformers as transformers
+from flashvar.integrations.transformers.layout import padding_layout, visible
+from flashvar.integrations.transformers.rows import rows_of, rows_of_positions
+from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
 
 LENGTHS = (7, 1, 13, 3)
 TOTAL = sum(LENGTHS)

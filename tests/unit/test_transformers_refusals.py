@@ -20,10 +20,11 @@ from transformers.masking_utils import (
 )
 
 from flashvar.errors import BackendUnavailableError, ShapeError
-from flashvar.integrations import declining, transformers
-from flashvar.integrations.transformers_attention import attention
-from flashvar.integrations.transformers_mask import attention_mask, read
-from flashvar.integrations.transformers_unevaluated import attached
+from flashvar.integrations import fallback
+from flashvar.integrations import transformers as transformers
+from flashvar.integrations.transformers.attention import attention
+from flashvar.integrations.transformers.mask import attention_mask, read
+from flashvar.integrations.transformers.unevaluated import attached
 
 LENGTH = 12
 
@@ -31,7 +32,7 @@ LENGTH = 12
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(declining, "_said", set())
+    monkeypatch.setattr(fallback, "_said", set())
 
 
 def layer() -> Any:
@@ -79,7 +80,7 @@ def test_what_only_eager_does_needs_one() -> None:
 def test_a_named_backend_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from flashvar.ops import attention_plan
+    from flashvar.ops.attention import plan as attention_plan
 
     monkeypatch.setenv("FLASHVAR_BACKEND", "cuda")
     attention_plan._choose.cache_clear()
@@ -160,7 +161,7 @@ def test_functions_that_are_not_known_are_evaluated() -> None:
 def test_functions_of_another_version_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.masking_utils import sliding_window_causal_mask_function
 
-    from flashvar.integrations import transformers_mask
+    from flashvar.integrations.transformers import mask as transformers_mask
 
     def renamed(cells: dict[str, Any]) -> Any:
         return cells["a name of the future"]

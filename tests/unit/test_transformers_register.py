@@ -15,7 +15,8 @@ from small_models import inputs, output, small_model
 
 import flashvar
 from flashvar.errors import IntegrationError, InvalidInputError
-from flashvar.integrations import requirement, transformers
+from flashvar.integrations import requirement
+from flashvar.integrations import transformers as transformers
 
 LENGTH = 12
 
@@ -29,7 +30,7 @@ def test_nothing_is_registered_by_import() -> None:
     code = (
         "import flashvar.integrations.transformers, sys\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-        "import flashvar.integrations.transformers_attention\n"
+        "import flashvar.integrations.transformers.attention\n"
         "from transformers.modeling_utils import AttentionInterface\n"
         "assert 'flashvar' not in AttentionInterface()\n"
     )
@@ -85,7 +86,7 @@ def test_the_loader_of_kernels_takes_ours(monkeypatch: pytest.MonkeyPatch) -> No
     from transformers.integrations import hub_kernels
     from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 
-    from flashvar.integrations import transformers_kernel
+    from flashvar.integrations.transformers import kernel as transformers_kernel
 
     monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True, raising=False)
     monkeypatch.setattr(hub_kernels, "_kernels_available", True, raising=False)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from flashvar.backends.triton import tiles
-from flashvar.ops.attention_inputs import inspect, inspect_backward
-from flashvar.ops.attention_problem import Inputs, Options
+from flashvar.backends.triton.attention import tiles
+from flashvar.ops.attention.inputs import inspect, inspect_backward
+from flashvar.ops.attention.problem import Inputs, Options
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
@@ -46,8 +46,8 @@ def compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from flashvar.backends.triton import launch
-    from flashvar.backends.triton.arguments import backward_arguments, forward_arguments
+    from flashvar.backends.triton.attention import launch
+    from flashvar.backends.triton.attention.arguments import backward_arguments, forward_arguments
 
     kernel = getattr(launch, f"attention_{direction.replace('forward', 'fwd')}_kernel".replace(
         "backward", "bwd"

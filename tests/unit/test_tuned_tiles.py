@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from flashvar import errors
-from flashvar.backends.triton import measure, tiles, tuned
-from flashvar.backends.triton.tiles import Tile
+from flashvar.backends.triton.attention import measure, tiles, tuned
+from flashvar.backends.triton.attention.tiles import Tile
 from flashvar.cli import tune
-from flashvar.system import Device, System
+from flashvar.machine.system import Device, System
 
 H200 = Device(0, "NVIDIA H200", (9, 0), 232448, 132, 1 << 37)
 MACHINE = System(devices=(H200,), triton="3.7.1")
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(
 
 WRITER = """
 import sys
-from flashvar.backends.triton import tuned
+from flashvar.backends.triton.attention import tuned
 for number in range(5):
     tuned.keep(sys.argv[1], {f"forward {number}": tuned.Tile(64, 64, 4, 2)})
 """
@@ -205,9 +205,9 @@ def test_launches_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     pytest.importorskip("triton")
     from dataclasses import replace
 
-    from flashvar.backends.triton import launch
-    from flashvar.ops.attention_inputs import inspect
-    from flashvar.ops.attention_problem import Inputs, Options
+    from flashvar.backends.triton.attention import launch
+    from flashvar.ops.attention.inputs import inspect
+    from flashvar.ops.attention.problem import Inputs, Options
 
     monkeypatch.setattr(launch, "gather", lambda: MACHINE)
     q = torch.empty(1, 64, 2, 64, dtype=torch.half)

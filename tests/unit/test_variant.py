@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashvar.variant import Architecture, Kernel
+from flashvar.binaries.variant import Architecture, Kernel
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import simulated as sim
 
+from flashvar.binaries.registry import Inventory
 from flashvar.cli import main, page_text, warmup
 from flashvar.cli.warmup import Asked
 from flashvar.errors import BackendUnavailableError, InvalidInputError
-from flashvar.registry import Inventory
-from flashvar.system import System, gather
+from flashvar.machine.system import System, gather
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
+from flashvar.backends.triton.warmup import FEATURES, SHARED_MEMORY, Kind  # noqa: E402
+
 from flashvar.backends.triton import tiles  # noqa: E402
 from flashvar.backends.triton import warmup as kernels  # noqa: E402
-from flashvar.backends.triton.warmup import FEATURES, SHARED_MEMORY, Kind  # noqa: E402
 
 PLAIN = Kind("bf16", 64, 64, True, False)
 ASKED = Asked(((64, 64), (128, 128)), ("bf16",))
@@ -80,7 +81,7 @@ def test_offline_command(
 def test_a_kind_is_a_call_with_its_features(features: tuple[str, ...]) -> None:
     import torch
 
-    from flashvar.ops.attention_inputs import inspect
+    from flashvar.ops.attention.inputs import inspect
 
     kind = replace(PLAIN, causal=False, features=frozenset(features))
     problem = inspect(kind.inputs(torch.device("cpu")), kind.options)

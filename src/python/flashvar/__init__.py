@@ -10,6 +10,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from flashvar import ops
 from flashvar._version import __version__
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
         NotServedError,
         ShapeError,
     )
-    from flashvar.ops.attention import attention
-    from flashvar.ops.attention_varlen import attention_varlen
+    from flashvar.ops import *  # noqa: F403
 
 __all__ = [
     "BackendUnavailableError",
@@ -44,10 +44,8 @@ __all__ = [
     "NotServedError",
     "ShapeError",
     "__version__",
-    "attention",
-    "attention_varlen",
 ]
-
+__all__ += ops.__all__
 
 if os.environ.get("FLASHVAR_LOG"):
     importlib.import_module("flashvar.log")
@@ -57,7 +55,7 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562) and keep it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "flashvar.errors" if name.endswith("Error") else f"flashvar.ops.{name}"
+    home = ops.HOMES.get(name, "flashvar.errors")
     try:
         module = importlib.import_module(home)
     except ModuleNotFoundError as error:

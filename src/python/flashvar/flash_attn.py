@@ -18,7 +18,7 @@ Everywhere:
 * `return_attn_probs`: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
   seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
   [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128, whose
-  sign says what was dropped; `flashvar.ops.attention_weights` has the rest.
+  sign says what was dropped; `flashvar.ops.attention.dropout_mask` has the rest.
 
 Errors are those of `flashvar.attention`. The batch must not be empty.
 """
@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.flash_attention import Answer, Wanted, Window, dense, unpacked, varlen
+from flashvar.ops.attention.flash_attn import Answer, Wanted, Window, dense, unpacked, varlen
 
 __all__ = [
     "flash_attn_func",

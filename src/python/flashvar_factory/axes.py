@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flashvar.binaries.variant import SECOND
 from flashvar.errors import ConfigurationError
-from flashvar.variant import SECOND
 from flashvar_factory import names
 from flashvar_factory.spelling import listed
 from flashvar_factory.toml_table import Table, Value

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from flashvar import manifest, registry
+from flashvar.binaries import manifest, registry
 from flashvar_factory import at_work, cmake
 from flashvar_factory.configure import Plan, configure, write_if_changed
 from flashvar_factory.expand import Build

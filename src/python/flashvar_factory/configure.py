@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.manifest import Toolkit
+from flashvar.binaries.manifest import Toolkit
 from flashvar_factory import render, source, version
 from flashvar_factory.errors import BuildError
 from flashvar_factory.expand import Build

@@ -7,7 +7,7 @@ import json
 import sysconfig
 from pathlib import Path
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar.errors import BinaryError
 from flashvar_factory.configure import write_if_changed
 

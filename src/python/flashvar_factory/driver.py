@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flashvar.manifest import MinimumDriver
+from flashvar.binaries.manifest import MinimumDriver
 
 # CUDA version -> the driver branch that first reports it (CUDA Toolkit release notes, table 3).
 BRANCHES: Final = {

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.errors import ConfigurationError
-from flashvar.variant import Architecture, Kernel
 from flashvar_factory import native
 from flashvar_factory.axes import Axis
 from flashvar_factory.schema import Config

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashvar import manifest
-from flashvar.variant import Architecture, Kernel
+from flashvar.binaries import manifest
+from flashvar.binaries.variant import Architecture, Kernel
 from flashvar_factory import elf, ptxas_report
 from flashvar_factory.errors import BuildError
 

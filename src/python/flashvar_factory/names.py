@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from flashvar.manifest import FIXED_KERNEL_KEYS
-from flashvar.variant import SHORT_AXES
+from flashvar.binaries.manifest import FIXED_KERNEL_KEYS
+from flashvar.binaries.variant import SHORT_AXES
 
 # What the words of a selection are, beside the axes.
 SELECTION: Final = ("arch", "op", "ptx", "jobs", "toolkit", "cache", "shard", "platform")

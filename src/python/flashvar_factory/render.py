@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.manifest import Source, Toolkit
-from flashvar.variant import Kernel
+from flashvar.binaries.manifest import Source, Toolkit
+from flashvar.binaries.variant import Kernel
 from flashvar_factory import driver, source
 from flashvar_factory.axes import Op
 from flashvar_factory.cross import Cross

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flashvar.manifest import Manifest
+from flashvar.binaries.manifest import Manifest
 from flashvar_factory import archive
 from flashvar_factory.errors import PackagingError, ToolchainError
 

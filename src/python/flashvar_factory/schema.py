@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from flashvar.binaries.variant import Architecture
 from flashvar.errors import ConfigurationError
-from flashvar.variant import Architecture
 from flashvar_factory import axes, toml_table
 from flashvar_factory.axes import Axis, Op
 from flashvar_factory.spelling import did_you_mean, listed

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flashvar.manifest import Source
+from flashvar.binaries.manifest import Source
 
 CMAKE: Final = "cmake"
 # In a copy of a checkout's sources: its revision, and whether it differed from that.

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from flashvar import manifest
-from flashvar.manifest import Manifest
+from flashvar.binaries import manifest
+from flashvar.binaries.manifest import Manifest
 from flashvar_factory import archive
 from flashvar_factory.errors import PackagingError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
-from flashvar.variant import Kernel
 from flashvar_factory.expand import Build, Selection, expand
 from flashvar_factory.schema import Config
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
+from flashvar.binaries.variant import SHORT_AXES
 from flashvar.errors import ConfigurationError
-from flashvar.variant import SHORT_AXES
 from flashvar_factory import names
 from flashvar_factory.axes import Axis
 from flashvar_factory.schema import PLATFORMS, Config

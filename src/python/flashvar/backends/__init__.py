@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 if TYPE_CHECKING:
     import torch
 
-    from flashvar.ops.attention_problem import BackwardProblem, Gradients, Inputs, Problem
-    from flashvar.verdicts import Verdict
+    from flashvar.ops.attention.problem import BackwardProblem, Gradients, Inputs, Problem
+    from flashvar.selection.request import Verdict
 
 BACKENDS: Final = {
-    "cuda": "flashvar.backends.cuda",
+    "cuda": "flashvar.backends.cuda.attention",
     "triton": "flashvar.backends.triton",
     "reference": "flashvar.backends.reference",
 }

@@ -9,14 +9,14 @@ from importlib import resources
 from itertools import product
 from typing import Any, Final
 
-from flashvar import loader
 from flashvar._version import __version__
+from flashvar.binaries import loader
+from flashvar.binaries.manifest import Rule
+from flashvar.binaries.registry import Binary, Inventory, Refusal
 from flashvar.cli.speed import Speed
-from flashvar.manifest import Rule
-from flashvar.registry import Binary, Inventory, Refusal
-from flashvar.selection import select
-from flashvar.system import System, gather
-from flashvar.verdicts import Decision, Overrides, Request, Verdict
+from flashvar.machine.system import System, gather
+from flashvar.selection.request import Decision, Overrides, Request, Verdict
+from flashvar.selection.rules import select
 
 # Describes `Report.to_json`; no path, for flashvar may run from an archive.
 SCHEMA_FILE: Final = resources.files(__package__) / "doctor.schema.json"

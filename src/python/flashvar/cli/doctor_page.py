@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import DTYPE, OURS, PEERS, SEQLEN, TOKENS, WIDTH, Speed
-from flashvar.fitness import dim_words, dotted
-from flashvar.manifest import KernelRow, Rule
-from flashvar.system import System
-from flashvar.verdicts import Decision, Verdict
+from flashvar.machine.system import System
+from flashvar.selection.compatibility import dim_words, dotted
+from flashvar.selection.request import Decision, Verdict
 
 # Below this part of the record something is wrong with the card, not with the measurement.
 _SLOW = 0.85

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from flashvar import registry
 from flashvar._version import __version__
+from flashvar.binaries import registry
+from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.registry import Binary, Inventory, Refusal
+from flashvar.binaries.variant import Architecture
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
 from flashvar.errors import ConfigurationError
-from flashvar.fitness import dotted
-from flashvar.manifest import KernelRow
-from flashvar.registry import Binary, Inventory, Refusal
-from flashvar.variant import Architecture
+from flashvar.selection.compatibility import dotted
 
 _SCHEMA = 1
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
-from flashvar.fitness import HEAD_DIM_MAX, HEAD_DIM_STEP
-from flashvar.system import Device, System, gather
+from flashvar.machine.system import Device, System, gather
+from flashvar.selection.compatibility import HEAD_DIM_MAX, HEAD_DIM_STEP
 
 if TYPE_CHECKING:
-    from flashvar.backends.triton.measure import Measurement, Timer
+    from flashvar.backends.triton.attention.measure import Measurement, Timer
 
 
 def run(
@@ -39,7 +39,7 @@ def run(
                 f"{head_dim}: "
                 "tune the one that your tensors are padded to"
             )
-    from flashvar.backends.triton import measure, tiles, tuned
+    from flashvar.backends.triton.attention import measure, tiles, tuned
 
     timer = timer or measure.DeviceTimer(number)
     name = tuned.machine(system.triton, device.name)

@@ -10,19 +10,19 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flashvar import loader
+from flashvar.binaries import loader
+from flashvar.binaries.registry import Inventory
+from flashvar.binaries.variant import Architecture
 from flashvar.cli import progress, screen
 from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
 from flashvar.errors import BackendUnavailableError, InvalidInputError
-from flashvar.fitness import HEAD_DIM_STEP
-from flashvar.registry import Inventory
-from flashvar.selection import select
-from flashvar.system import Device, System, gather
-from flashvar.variant import Architecture
-from flashvar.verdicts import Overrides, Request
+from flashvar.machine.system import Device, System, gather
+from flashvar.selection.compatibility import HEAD_DIM_STEP
+from flashvar.selection.request import Overrides, Request
+from flashvar.selection.rules import select
 
 if TYPE_CHECKING:
-    from flashvar.backends.triton.warmup import Kind
+    from flashvar.backends.triton.attention.warmup import Kind
 
 _SCHEMA: Final = 1
 _KIND, _KINDS = "kind of call", "kinds of calls"
@@ -133,7 +133,7 @@ def page(report: Report) -> Page:
 
 
 def _kinds(asked: Asked) -> Iterator[Kind]:
-    from flashvar.backends.triton.warmup import Kind
+    from flashvar.backends.triton.attention.warmup import Kind
 
     for dims in asked.dims:
         if not all(1 <= dim <= 256 for dim in dims):
@@ -160,7 +160,7 @@ def _device(asked: Asked, system: System) -> Device:
                 "name it, --arch sm_XY, to compile without it"
             )
         return device
-    from flashvar.backends.triton.warmup import SHARED_MEMORY
+    from flashvar.backends.triton.attention.warmup import SHARED_MEMORY
 
     try:
         capability = Architecture.parse(asked.architecture).capability
@@ -209,7 +209,7 @@ def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
 
 
 def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
-    from flashvar.backends.triton import warmup
+    from flashvar.backends.triton.attention import warmup
 
     start = time.perf_counter()
     try:

@@ -13,15 +13,15 @@ from torch import nn
 from torch.nn import functional
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.integrations.declining import decline
-from flashvar.integrations.sdpa import attend, attend_at_once
-from flashvar.integrations.sdpa import why_not as why_not_served
+from flashvar.integrations.fallback import decline
 from flashvar.integrations.serving import named
-from flashvar.integrations.torch_attribute import REPLACED, is_replaced_by_others
-from flashvar.ops.attention import BackendName
-from flashvar.ops.attention_options import is_number, truth
-from flashvar.ops.attention_tensors import check_tensor
-from flashvar.ops.attention_watchers import is_compiling
+from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
+from flashvar.integrations.torch.sdpa import attend, attend_at_once
+from flashvar.integrations.torch.sdpa import why_not as why_not_served
+from flashvar.ops.attention.api import BackendName
+from flashvar.ops.attention.options import is_number, truth
+from flashvar.ops.attention.tensors import check_tensor
+from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.integrations.declining import decline
+from flashvar.integrations.fallback import decline
 from flashvar.integrations.requirement import unmet
-from flashvar.integrations.sdpa import attend, why_not
-from flashvar.integrations.torch_attribute import REPLACED, is_replaced_by_others
-from flashvar.ops.attention_watchers import is_compiling
+from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
+from flashvar.integrations.torch.sdpa import attend, why_not
+from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["NAME", "register"]
 

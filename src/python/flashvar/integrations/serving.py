@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from flashvar.decide import choose
 from flashvar.errors import BackendUnavailableError
-from flashvar.fitness import HEAD_DIM_STEP
-from flashvar.ops.attention_tensors import DTYPES, KERNEL_DTYPES
-from flashvar.verdicts import Overrides, Request
+from flashvar.ops.attention.tensors import DTYPES, KERNEL_DTYPES
+from flashvar.selection.compatibility import HEAD_DIM_STEP
+from flashvar.selection.request import Overrides, Request
+from flashvar.selection.resolve import choose
 
 __all__ = ["named", "unserved"]
 

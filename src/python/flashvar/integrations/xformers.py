@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DtypeError, InvalidInputError, ShapeError
-from flashvar.integrations.sdpa import attend
-from flashvar.ops.attention import attention
-from flashvar.ops.attention_tensors import check_strided
-from flashvar.ops.attention_varlen import attention_varlen
+from flashvar.integrations.torch.sdpa import attend
+from flashvar.ops.attention.api import attention
+from flashvar.ops.attention.tensors import check_strided
+from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["memory_efficient_attention"]
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from flashvar.manifest import Manifest
-from flashvar.variant import Architecture
+from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.variant import Architecture
 from flashvar_factory.audit import fatbin
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel

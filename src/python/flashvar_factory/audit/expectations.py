@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from flashvar.variant import Architecture
+from flashvar.binaries.variant import Architecture
 from flashvar_factory.archive import Name
 from flashvar_factory.schema import Config
 

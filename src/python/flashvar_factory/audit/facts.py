@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import archive, elf, manifest_writer
 from flashvar_factory.audit import cubin, dynamic, fatbin
 from flashvar_factory.audit.dynamic import Dynamic

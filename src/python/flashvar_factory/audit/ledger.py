@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flashvar.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow
 from flashvar_factory.audit.facts import Image, Library, Wheel
 from flashvar_factory.audit.fatbin import PTX
 from flashvar_factory.audit.stated import pairs

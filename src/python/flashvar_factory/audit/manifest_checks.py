@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from flashvar.binaries.manifest import FILE_NAME, Manifest
 from flashvar.errors import ManifestError
-from flashvar.manifest import FILE_NAME, Manifest
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.fatbin import SASS

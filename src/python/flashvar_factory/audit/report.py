@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from flashvar.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow
 from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.fatbin import SASS
 from flashvar_factory.audit.finding import Finding

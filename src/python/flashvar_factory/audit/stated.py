@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashvar import manifest
+from flashvar.binaries import manifest
+from flashvar.binaries.manifest import Manifest
 from flashvar.errors import ManifestError
-from flashvar.manifest import Manifest
 from flashvar_factory.audit.facts import Library, Wheel
 
 

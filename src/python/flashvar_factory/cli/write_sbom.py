@@ -6,7 +6,7 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import archive, sbom
 
 

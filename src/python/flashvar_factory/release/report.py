@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar import manifest
+from flashvar.binaries import manifest
 from flashvar_factory import archive
 from flashvar_factory.release import members
 from flashvar_factory.release.pipeline import Release, files_of

@@ -1,7 +1,1 @@
-"""Attention through Triton: no binary needed, compiled for the device at the first call."""
-
-from __future__ import annotations
-
-from flashvar.backends.triton.launch import prepare_attention_bwd, prepare_attention_fwd
-
-__all__ = ["prepare_attention_bwd", "prepare_attention_fwd"]
+"""The ops in Triton: no binary needed, compiled for the device at the first call."""

@@ -20,10 +20,10 @@ from flashvar.flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from flashvar.ops.attention_call import draw_rng_state
-from flashvar.ops.attention_options import plain_scale, unbounded_below
-from flashvar.ops.attention_problem import Inputs, Options
-from flashvar.ops.attention_weights import block_of_keys, dropped_weights
+from flashvar.ops.attention.call import draw_rng_state
+from flashvar.ops.attention.dropout_mask import block_of_keys, dropped_weights
+from flashvar.ops.attention.options import plain_scale, unbounded_below
+from flashvar.ops.attention.problem import Inputs, Options
 
 __all__ = [
     "_flash_attn_backward",

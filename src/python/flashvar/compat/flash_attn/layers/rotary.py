@@ -11,9 +11,9 @@ import torch
 
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import DeviceError, InvalidInputError, ShapeError
-from flashvar.ops.attention_tensors import check_strided, refuses_unknown_kinds
-from flashvar.ops.rotary import checked, turn
-from flashvar.ops.rotary_library import rotate_in_place
+from flashvar.ops.attention.tensors import check_strided, refuses_unknown_kinds
+from flashvar.ops.rotary.rotation import checked, turn
+from flashvar.ops.rotary.torch_library import rotate_in_place
 
 __all__ = [
     "ApplyRotaryEmb",

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.attention_options import truth
-from flashvar.ops.attention_tensors import refuses_unknown_kinds
-from flashvar.ops.rotary import checked
-from flashvar.ops.rotary_library import rotate, rotate_in_place
+from flashvar.ops.attention.options import truth
+from flashvar.ops.attention.tensors import refuses_unknown_kinds
+from flashvar.ops.rotary.rotation import checked
+from flashvar.ops.rotary.torch_library import rotate, rotate_in_place
 
 __all__ = ["apply_rotary", "rotary_kernel"]  # noqa: F822
 
@@ -52,7 +52,7 @@ def apply_rotary(
 def __getattr__(name: str) -> Any:
     """The kernel, which needs Triton, when it is asked for."""
     if name == "rotary_kernel":
-        from flashvar.backends.triton.rotary import rotary_kernel
+        from flashvar.backends.triton.rotary.kernel import rotary_kernel
 
         return rotary_kernel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

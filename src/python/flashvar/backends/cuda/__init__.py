@@ -1,0 +1,1 @@
+"""Compiled kernels, called through the C ABI of src/cuda/abi."""

@@ -1,0 +1,322 @@
+"""Attention through a compiled binary: the C structs of `attention.h`, each filled in one go."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from flashvar.binaries import loader, manifest
+from flashvar.binaries.loader import Library
+from flashvar.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from flashvar.backends import BackwardLaunch, Launch
+    from flashvar.ops.attention.problem import (
+        BackwardProblem,
+        BiasStrides,
+        Gradients,
+        Inputs,
+        Problem,
+    )
+    from flashvar.selection.request import Verdict
+
+_TENSOR: Final = "Qqqq"  # data, batch, sequence and head stride
+# flashvar_call: struct_size abi_version device reserved; then stream workspace workspace_size.
+_HEAD: Final = struct.Struct("<IIiI")
+_CALL: Final = f"{_HEAD.size}sQQQ"
+# flashvar_attention_problem: what never changes in one problem, then what a call brings.
+_SIZES: Final = struct.Struct(
+    "<qqqqq"  # batch seqlen_q seqlen_k total_q total_k
+    "iiiiII"  # heads_q heads_kv head_dim head_dim_v dtype flags
+    "ffiifI"  # scale softcap window_left window_right dropout_p bias_dtype
+)
+# cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes alibi_batch_stride rng bias
+_PROBLEM: Final = struct.Struct(f"<{_SIZES.size}sQQQQqQ{_TENSOR}")
+# flashvar_attention_fwd_params: q, k, v and out, then lse.
+_FORWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
+# flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
+# lse and grad_lse.
+_BACKWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
+_NO_TENSOR: Final = (0, 0, 0, 0)
+_ALIGNED: Final = 256  # an address that is not NULL, for a size that depends on no other
+
+_ABI_VERSION: Final = manifest.ABI
+_DTYPES: Final = {"bf16": 0, "fp16": 1}
+_CAUSAL: Final = 1
+_WINDOW_LEFT: Final = 2
+_WINDOW_RIGHT: Final = 4
+_DETERMINISTIC: Final = 8
+_BIAS_FLOAT32: Final = 1
+
+
+def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
+    """Bind the binary that the verdict names and everything of the struct but the addresses."""
+    library, device = _binary(problem, verdict)
+    return _forward(
+        problem, device, library.attention_fwd, _forward_workspace(problem, device, library)
+    )
+
+
+def explain_attention_fwd(
+    problem: Problem, verdict: Verdict
+) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
+    """A function that says which kernels the binary launches for a call, and why."""
+    library, device = _binary(problem, verdict)
+    said: list[str] = []
+    ask = _forward(
+        problem, device, lambda packed: said.append(library.attention_fwd_explain(packed)), 0
+    )
+
+    def explain(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> str:
+        ask(inputs, out, lse)
+        return said.pop()
+
+    return explain
+
+
+def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+    """Bind the binary, and ask it once how much workspace the problem wants."""
+    library, device = _binary(problem.forward, verdict)
+    return _backward(problem, device, library.attention_bwd, library.attention_bwd_workspace)
+
+
+def explain_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Callable[..., str]:
+    """As `explain_attention_fwd`; the function takes what a BackwardLaunch takes."""
+    library, device = _binary(problem.forward, verdict)
+    said: list[str] = []
+    ask = _backward(
+        problem,
+        device,
+        lambda packed: said.append(library.attention_bwd_explain(packed)),
+        lambda packed: 0,
+    )
+
+    def explain(*call: Any) -> str:
+        ask(*call)
+        return said.pop()
+
+    return explain
+
+
+def _forward(
+    problem: Problem, device: int, run: Callable[[bytes], None], workspace_size: int
+) -> Launch:
+    stream_of = torch._C._cuda_getCurrentRawStream
+    pack = _FORWARD.pack
+    head = _head(_FORWARD, device)
+    q_strides, k_strides, v_strides, out_strides = (
+        struct.pack("<qqq", *strides) for strides in (problem.q, problem.k, problem.v, problem.out)
+    )
+    constant, tail = _tail(problem)
+
+    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        workspace = (
+            torch.empty(workspace_size, dtype=torch.uint8, device=out.device)
+            if workspace_size
+            else None
+        )
+        run(
+            pack(
+                head,
+                stream_of(device),
+                0 if workspace is None else workspace.data_ptr(),
+                workspace_size,
+                inputs[0].data_ptr(),
+                q_strides,
+                inputs[1].data_ptr(),
+                k_strides,
+                inputs[2].data_ptr(),
+                v_strides,
+                out.data_ptr(),
+                out_strides,
+                0 if lse is None else lse.data_ptr(),
+                constant or tail(inputs),
+            )
+        )
+
+    return launch
+
+
+def _forward_workspace(problem: Problem, device: int, library: Library) -> int:
+    """Asked before there is a call: the size depends on no address but on which are NULL."""
+    strides = struct.pack("<qqq", *problem.q)
+    packed = _FORWARD.pack(
+        _head(_FORWARD, device), *(0, 0, 0), *((_ALIGNED, strides) * 4), 0, _placeholder(problem)
+    )
+    return library.attention_fwd_workspace(packed)
+
+
+def _backward(
+    problem: BackwardProblem,
+    device: int,
+    run: Callable[[bytes], None],
+    workspace_of: Callable[[bytes], int],
+) -> BackwardLaunch:
+    forward = problem.forward
+    stream_of = torch._C._cuda_getCurrentRawStream
+    pack = _BACKWARD.pack
+    head = _head(_BACKWARD, device)
+    q_strides, k_strides, v_strides, out_strides, grad_out_strides = (
+        struct.pack("<qqq", *strides)
+        for strides in (forward.q, forward.k, forward.v, forward.out, problem.grad_out)
+    )
+    grad_q_strides, grad_k_strides, grad_v_strides = (
+        struct.pack("<qqq", *strides)
+        for strides in (problem.grad_q, problem.grad_k, problem.grad_v)
+    )
+    grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
+    constant, tail = _tail(forward)
+    wanted: list[int] = []
+
+    def launch(
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
+    ) -> None:
+        end = constant or tail(inputs)
+
+        def packed(workspace: int, size: int) -> bytes:
+            return pack(
+                head,
+                stream_of(device),
+                workspace,
+                size,
+                inputs[0].data_ptr(),
+                q_strides,
+                inputs[1].data_ptr(),
+                k_strides,
+                inputs[2].data_ptr(),
+                v_strides,
+                out.data_ptr(),
+                out_strides,
+                grad_out.data_ptr(),
+                grad_out_strides,
+                grads[0].data_ptr(),
+                grad_q_strides,
+                grads[1].data_ptr(),
+                grad_k_strides,
+                grads[2].data_ptr(),
+                grad_v_strides,
+                _address(grads[3]),
+                grad_bias_strides,
+                lse.data_ptr(),
+                _address(grad_lse),
+                end,
+            )
+
+        if not wanted:
+            wanted.append(workspace_of(packed(0, 0)))
+        size = wanted[0]
+        if size == 0:
+            run(packed(0, 0))
+            return
+        workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
+        run(packed(workspace.data_ptr(), size))
+
+    return launch
+
+
+def _head(params: struct.Struct, device: int) -> bytes:
+    return _HEAD.pack(params.size, _ABI_VERSION, device, 0)
+
+
+def _binary(problem: Problem, verdict: Verdict) -> tuple[Library, int]:
+    if verdict.binary is None or problem.device is None:
+        raise BackendUnavailableError(
+            "the cuda backend serves CUDA tensors through an installed binary, got "
+            f"{verdict.candidate}: run `flashvar doctor` to see what is installed"
+        )
+    return loader.load(verdict.binary), problem.device
+
+
+def _sizes(problem: Problem) -> bytes:
+    flags = _CAUSAL if problem.window_right == 0 else 0
+    flags |= _WINDOW_LEFT if problem.window_left >= 0 else 0
+    flags |= _WINDOW_RIGHT if problem.window_right > 0 else 0
+    flags |= _DETERMINISTIC if problem.deterministic else 0
+    return _SIZES.pack(
+        problem.batch,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.total_q or 0,
+        problem.total_k or 0,
+        problem.heads_q,
+        problem.heads_kv,
+        problem.head_dim,
+        problem.head_dim_v,
+        _DTYPES[problem.dtype],
+        flags,
+        problem.scale,
+        problem.softcap,
+        max(problem.window_left, 0),
+        max(problem.window_right, 0),
+        problem.dropout_p,
+        _BIAS_FLOAT32 if problem.bias_dtype == "fp32" else 0,
+    )
+
+
+def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
+    """The problem's struct where it is the same at every call, else None; and that of one call."""
+    sizes, pack = _sizes(problem), _PROBLEM.pack
+    alibi_stride = problem.alibi_batch_stride or 0
+
+    def tail(inputs: Inputs) -> bytes:
+        return pack(
+            sizes,
+            _address(inputs.cu_seqlens_q),
+            _address(inputs.cu_seqlens_k),
+            _address(inputs.seqused_k),
+            _address(inputs.alibi_slopes),
+            alibi_stride,
+            # The ABI has the generator's state exactly where something is dropped.
+            _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
+            *_bias(inputs.bias, problem.bias),
+        )
+
+    if _has_tensors(problem):
+        return None, tail
+    return pack(sizes, 0, 0, 0, 0, alibi_stride, 0, *_NO_TENSOR), tail
+
+
+def _placeholder(problem: Problem) -> bytes:
+    """The problem's struct with an address wherever a call has one."""
+    return _PROBLEM.pack(
+        _sizes(problem),
+        _ALIGNED if problem.total_q is not None else 0,
+        _ALIGNED if problem.total_k is not None else 0,
+        _ALIGNED if problem.has_seqused_k else 0,
+        _ALIGNED if problem.alibi_batch_stride is not None else 0,
+        problem.alibi_batch_stride or 0,
+        _ALIGNED if problem.dropout_p > 0 else 0,
+        *((0, 0, 0, 0) if problem.bias is None else (_ALIGNED, *_bias_strides(problem.bias))),
+    )
+
+
+def _has_tensors(problem: Problem) -> bool:
+    return (
+        problem.total_q is not None
+        or problem.total_k is not None
+        or problem.has_seqused_k
+        or problem.bias is not None
+        or problem.alibi_batch_stride is not None
+        or problem.dropout_p > 0
+    )
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _bias(tensor: torch.Tensor | None, strides: BiasStrides | None) -> tuple[int, int, int, int]:
+    return (_address(tensor), *_bias_strides(strides))
+
+
+def _bias_strides(strides: BiasStrides | None) -> tuple[int, int, int]:
+    """In the order of the struct: batch, query, heads."""
+    return (0, 0, 0) if strides is None else (strides.batch, strides.query, strides.heads)

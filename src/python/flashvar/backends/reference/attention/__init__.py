@@ -1,0 +1,46 @@
+"""Attention in plain torch operations: right everywhere, fast nowhere.
+
+Serves CPU tensors, and any device when it is named. Float32 throughout, float64 for float64 inputs.
+Scores exist for one chunk of query rows at a time, so memory stays linear in the length of k.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashvar.backends.reference.attention.backward import attention_bwd
+from flashvar.backends.reference.attention.forward import attention_fwd
+
+if TYPE_CHECKING:
+    import torch
+
+    from flashvar.backends import BackwardLaunch, Launch
+    from flashvar.ops.attention.problem import BackwardProblem, Gradients, Inputs, Problem
+    from flashvar.selection.request import Verdict
+
+
+def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
+    """Bind the problem; nothing is there to choose."""
+    del verdict
+
+    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        attention_fwd(problem, inputs, out, lse)
+
+    return launch
+
+
+def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+    """Bind the problem; sums are made in one order, so every backward is deterministic."""
+    del verdict
+
+    def launch(
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
+    ) -> None:
+        attention_bwd(problem.forward, inputs, out, lse, grad_out, grad_lse, grads)
+
+    return launch

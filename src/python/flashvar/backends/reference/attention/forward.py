@@ -1,0 +1,56 @@
+"""Softmax of the scores times the values, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashvar.backends.reference.attention.scores import (
+    compute_dtype,
+    dropout_factors,
+    row_chunks,
+    scores,
+    times,
+    without_autocast,
+)
+from flashvar.backends.reference.attention.sequences import (
+    of_keys,
+    of_lse,
+    of_outputs,
+    of_queries,
+    parts,
+)
+
+if TYPE_CHECKING:
+    from flashvar.ops.attention.problem import Inputs, Problem
+
+
+@without_autocast
+def attention_fwd(
+    problem: Problem, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None
+) -> None:
+    """Write the output and its log-sum-exp; see `flashvar.attention`."""
+    out.zero_()
+    if lse is not None:
+        lse.fill_(-torch.inf)
+    dtype = compute_dtype(problem)
+    for part in parts(problem, inputs):
+        if part.seqlen_k == 0:
+            continue
+        queries, outs = of_queries(problem, inputs.q, part), of_outputs(problem, out, part)
+        keys = of_keys(problem, inputs.k, part).to(dtype)
+        values = of_keys(problem, inputs.v, part).to(dtype)
+        for rows in row_chunks(problem, part):
+            found = scores(problem, inputs, part, rows, queries[..., rows, :].to(dtype), keys).final
+            row_max = found.amax(-1, keepdim=True)
+            # A row that sees no key has maximum -inf; 0 keeps the difference from being NaN.
+            weights = torch.exp(found - row_max.masked_fill(row_max == -torch.inf, 0.0))
+            row_sum = weights.sum(-1, keepdim=True)
+            kept = dropout_factors(problem, inputs, part, rows, dtype)
+            if kept is not None:
+                weights = weights * kept
+            sums = times(weights, values) / row_sum.masked_fill(row_sum == 0.0, 1.0)
+            outs[..., rows, :] = sums.to(out.dtype)
+            if lse is not None:
+                of_lse(problem, lse, part)[..., rows] = (row_max + row_sum.log())[..., 0]

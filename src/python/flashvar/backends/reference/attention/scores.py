@@ -1,0 +1,124 @@
+"""The scores of a few query rows against all keys of their sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+from flashvar.backends.reference.attention.dropout import growth, keeps
+
+if TYPE_CHECKING:
+    from flashvar.backends.reference.attention.sequences import Part
+    from flashvar.ops.attention.problem import Inputs, Problem
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+# Scores that are held at once: 64 MiB of float32.
+_SCORES_AT_ONCE: Final = 1 << 24
+
+
+class Scores(NamedTuple):
+    """[batch, heads_kv, group, rows, seqlen_k] each."""
+
+    final: torch.Tensor  # -inf where a key is hidden
+    capped: torch.Tensor  # before bias and mask
+
+
+def row_chunks(problem: Problem, part: Part) -> Iterator[slice]:
+    """Ranges of the query rows of a part, few enough for their scores to be held."""
+    sequences = part.batch.stop - part.batch.start
+    per_row = max(1, sequences * problem.heads_q * part.seqlen_k)
+    step = max(1, _SCORES_AT_ONCE // per_row)
+    for start in range(0, part.seqlen_q, step):
+        yield slice(start, min(start + step, part.seqlen_q))
+
+
+def compute_dtype(problem: Problem) -> torch.dtype:
+    """What is computed in."""
+    return problem.lse_dtype
+
+
+def without_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function, in which autocast lowers no product: it had its turn with the inputs."""
+
+    @wraps(function)
+    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        with torch._C._DisableAutocast():
+            return function(*arguments, **options)
+
+    return wrapped
+
+
+def folded(tensor: torch.Tensor) -> torch.Tensor:
+    """[batch, heads_kv, group * rows, n]: one product for all heads that share keys."""
+    return tensor.flatten(2, 3)
+
+
+def times(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[batch, heads_kv, group, rows, n] times [batch, heads_kv, n, m], keys not repeated."""
+    return (folded(left) @ right).unflatten(2, left.shape[2:4])
+
+
+def scores(
+    problem: Problem,
+    inputs: Inputs,
+    part: Part,
+    rows: slice,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+) -> Scores:
+    """The scores of `queries`, which are `rows` of the part, against `keys`."""
+    capped = times(queries, keys.mT) * problem.scale
+    if problem.softcap > 0:
+        capped = problem.softcap * torch.tanh(capped / problem.softcap)
+    final = capped
+    if inputs.bias is not None:
+        final = final + bias_of(problem, inputs.bias, part, rows).to(final.dtype)
+    diagonal, key = _places(part, rows, queries.device)
+    if inputs.alibi_slopes is not None:
+        slopes = inputs.alibi_slopes.expand(problem.batch, -1)[part.batch]
+        slopes = slopes.unflatten(1, (problem.heads_kv, -1)).to(final.dtype)
+        final = final - slopes[..., None, None] * (diagonal - key).abs()
+    if problem.window_left >= 0:
+        final = final.masked_fill(key < diagonal - problem.window_left, -torch.inf)
+    if problem.window_right >= 0:
+        final = final.masked_fill(key > diagonal + problem.window_right, -torch.inf)
+    return Scores(final, capped)
+
+
+def bias_of(problem: Problem, bias: torch.Tensor, part: Part, rows: slice) -> torch.Tensor:
+    """View [batch or 1, heads_kv or 1, group or 1, rows, seqlen_k] of a bias or its gradient."""
+    if bias.shape[0] > 1:
+        bias = bias[part.batch]
+    bias = bias[:, :, rows, part.keys]
+    if bias.shape[1] == 1:
+        return bias[:, :, None]
+    return bias.unflatten(1, (problem.heads_kv, -1))
+
+
+def dropout_factors(
+    problem: Problem, inputs: Inputs, part: Part, rows: slice, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """What weights are multiplied by, [batch, heads_kv, group, rows, seqlen_k]; None: nothing."""
+    rng_state = inputs.rng_state
+    if problem.dropout_p == 0 or rng_state is None:
+        return None
+    device = rng_state.device
+    batch = torch.arange(part.batch.start, part.batch.stop, device=device)
+    head = torch.arange(problem.heads_q, device=device)
+    places = (batch[:, None] * problem.heads_q + head).unflatten(1, (problem.heads_kv, -1))
+    row = torch.arange(rows.start, rows.stop, device=device)
+    column = torch.arange(part.seqlen_k, device=device)
+    kept = keeps(rng_state, places, row, column, problem.dropout_p)
+    return kept.to(dtype) * growth(problem.dropout_p)
+
+
+def _places(part: Part, rows: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Diagonal keys of the rows, as a column, and the keys."""
+    query = torch.arange(rows.start, rows.stop, device=device)
+    key = torch.arange(part.seqlen_k, device=device)
+    return (query + (part.seqlen_k - part.seqlen_q))[:, None], key

@@ -1,0 +1,95 @@
+"""Which rows belong together: the parts of a call that are dense attention each.
+
+A dense call is one part; packed sequences and sequences with a length of their own are one part
+each. Rows of packed tensors that no sequence names are in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from flashvar.ops.attention.problem import Inputs, Problem
+
+
+class Part(NamedTuple):
+    """Ranges of batch entries, query rows and key rows."""
+
+    batch: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def seqlen_q(self) -> int:
+        """How many queries each sequence has."""
+        return int(self.queries.stop - self.queries.start)
+
+    @property
+    def seqlen_k(self) -> int:
+        """How many keys each sequence has."""
+        return int(self.keys.stop - self.keys.start)
+
+
+def parts(problem: Problem, inputs: Inputs) -> Iterator[Part]:
+    """The parts of a call; reads offsets and lengths on the host."""
+    if problem.total_q is None and inputs.seqused_k is None:
+        yield Part(slice(0, problem.batch), slice(0, problem.seqlen_q), slice(0, problem.seqlen_k))
+        return
+    queries = _ranges(inputs.cu_seqlens_q, problem.batch, problem.total_q, problem.seqlen_q)
+    keys = _ranges(inputs.cu_seqlens_k, problem.batch, problem.total_k, problem.seqlen_k)
+    used = None if inputs.seqused_k is None else inputs.seqused_k.tolist()
+    for index, (rows, columns) in enumerate(zip(queries, keys, strict=True)):
+        if used is not None:
+            length = min(max(used[index], 0), columns.stop - columns.start)
+            columns = slice(columns.start, columns.start + length)
+        yield Part(slice(index, index + 1), rows, columns)
+
+
+def heads_first(tensor: torch.Tensor, layout: str, batch: slice, rows: slice) -> torch.Tensor:
+    """View [batch, heads, rows, head_dim] of a part."""
+    if tensor.dim() == 3:  # packed
+        return tensor[rows].transpose(0, 1)[None]
+    if layout == "bhsd":
+        return tensor[batch, :, rows]
+    return tensor[batch, rows].transpose(1, 2)
+
+
+def of_queries(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """View [batch, heads_kv, group, rows, head_dim] of q: heads that share keys are together."""
+    return _grouped(problem, heads_first(tensor, problem.layout, part.batch, part.queries))
+
+
+def of_outputs(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """The same of the output, or of its gradient."""
+    return _grouped(problem, heads_first(tensor, problem.layout_out, part.batch, part.queries))
+
+
+def of_keys(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """View [batch, heads_kv, rows, head_dim]."""
+    return heads_first(tensor, problem.layout, part.batch, part.keys)
+
+
+def of_lse(problem: Problem, lse: torch.Tensor, part: Part) -> torch.Tensor:
+    """View [batch, heads_kv, group, rows]."""
+    if problem.total_q is not None:
+        view = lse[None, :, part.queries]
+    else:
+        view = lse[part.batch, :, part.queries]
+    return view.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))
+
+
+def _ranges(
+    offsets: torch.Tensor | None, batch: int, total: int | None, length: int
+) -> list[slice]:
+    if offsets is None or total is None:
+        return [slice(0, length)] * batch
+    bounds = [min(max(offset, 0), total) for offset in offsets.tolist()]
+    return [slice(start, max(start, stop)) for start, stop in pairwise(bounds)]
+
+
+def _grouped(problem: Problem, heads: torch.Tensor) -> torch.Tensor:
+    return heads.unflatten(1, (problem.heads_kv, problem.heads_q // problem.heads_kv))

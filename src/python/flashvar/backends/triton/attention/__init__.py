@@ -1,0 +1,7 @@
+"""Attention through Triton: no binary needed, compiled for the device at the first call."""
+
+from __future__ import annotations
+
+from flashvar.backends.triton.attention.launch import prepare_attention_bwd, prepare_attention_fwd
+
+__all__ = ["prepare_attention_bwd", "prepare_attention_fwd"]

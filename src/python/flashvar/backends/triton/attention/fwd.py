@@ -1,0 +1,302 @@
+"""The Triton forward kernel: the same algorithm and the same features as the CUDA kernels.
+
+Names: `i_` index, `o_` offset, `p_` pointer, `m_` mask, `b_` block. One program computes one block
+of query rows of one head. Online softmax in base 2 (FlashAttention-2, Dao 2023): the scale and
+log2(e) are one positive factor, applied in the multiply-add of the exponent, unless scores are
+modified on the way (MODIFIED). Offsets are 64 bits wide.
+"""
+# Constants of the compiler are upper case, as in all of Triton.
+# ruff: noqa: N803, N806
+
+# Triton's own language has no annotations that mypy could check.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flashvar.backends.triton.attention.matrices import (
+    clear_rows,
+    load_rows,
+    store_rows,
+    times_transposed,
+    zeros,
+)
+from flashvar.backends.triton.attention.scores import LOG2E, kept, modified, visible
+from flashvar.backends.triton.attention.sequences import outside, place, span
+
+
+@triton.jit
+def _attend(
+    b_acc,  # [BLOCK_Q, HEAD_V] float32, not yet divided by the row sum
+    b_acc_tail,  # [BLOCK_Q, TAIL_V]
+    b_max,  # [BLOCK_Q] float32: maximum of the scores times log2(e) so far
+    b_sum,  # [BLOCK_Q] float32: sum of the weights so far
+    b_q,  # [BLOCK_Q, HEAD]
+    b_q_tail,  # [BLOCK_Q, TAIL]
+    p_k,  # key 0, dim 0 of the head
+    p_v,
+    p_bias,
+    p_rng,
+    k_stride,  # between keys, int64
+    v_stride,
+    bias_query,
+    i_query,
+    start,
+    stop,
+    gap_at,  # with MASKED and LEFT: place from which on this many more are left out
+    gap,
+    seqlen_q,
+    seqlen_k,
+    window_left,
+    window_right,
+    scale_log2,
+    softcap_in,
+    softcap_out,
+    slope,
+    place_of_head,
+    dropout_threshold,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold keys `start` to `stop` into the state; without MASKED every row sees all of them."""
+    MODIFIED: tl.constexpr = SOFTCAP or ALIBI or (p_bias is not None)
+    o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
+    diagonal = seqlen_k - seqlen_q
+    for i_place in range(start, stop, BLOCK_KV):
+        i_key = i_place
+        if MASKED and LEFT:
+            i_key += tl.where(i_place >= gap_at, gap, 0)
+        left = seqlen_k - i_key
+        o_key = i_key + tl.arange(0, BLOCK_KV)[None, :]
+        b_k, b_k_tail = load_rows(
+            p_k + i_key * k_stride, k_stride, left, BLOCK_KV, HEAD_DIM, HEAD, TAIL, MASKED
+        )
+        b_s = times_transposed(b_q, b_q_tail, b_k, b_k_tail, TAIL)
+        if MODIFIED:
+            b_s, _ = modified(
+                b_s, o_query, o_key, diagonal, seqlen_q, seqlen_k, scale_log2, softcap_in,
+                softcap_out, p_bias, bias_query, slope, SOFTCAP, ALIBI,
+            )  # fmt: skip
+        if MASKED:
+            m_visible = visible(
+                o_query, o_key, diagonal, seqlen_k, window_left, window_right, LEFT, RIGHT
+            )
+            b_s = tl.where(m_visible, b_s, float("-inf"))
+        b_highest = tl.max(b_s, 1)
+        if not MODIFIED:
+            b_highest = b_highest * scale_log2
+        b_new = tl.maximum(b_max, b_highest)
+        # A row that has seen nothing yet, or only -inf: 0 keeps -inf - -inf from becoming NaN.
+        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+        if MODIFIED:
+            b_p = tl.exp2(b_s - b_base[:, None])
+        else:
+            b_p = tl.exp2(b_s * scale_log2 - b_base[:, None])
+        b_rescale = tl.exp2(b_max - b_base)
+        b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
+        b_max = b_new
+        if p_rng is not None:
+            b_p = tl.where(kept(o_query, o_key, p_rng, place_of_head, dropout_threshold), b_p, 0.0)
+        b_p = b_p.to(b_q.dtype)
+        b_v, b_v_tail = load_rows(
+            p_v + i_key * v_stride, v_stride, left, BLOCK_KV, HEAD_DIM_V, HEAD_V, TAIL_V, MASKED
+        )
+        b_acc = tl.dot(b_p, b_v, b_acc * b_rescale[:, None])
+        if TAIL_V > 0:
+            b_acc_tail = tl.dot(b_p, b_v_tail, b_acc_tail * b_rescale[:, None])
+    return b_acc, b_acc_tail, b_max, b_sum
+
+
+# Rows start on 16 bytes, and strides are passed in units of that many 16-bit elements: so the
+# compiler knows it whatever the head dim.
+STRIDE_UNIT = tl.constexpr(8)
+
+# Nothing is specialised on these: they change from call to call.
+RUNTIME = [
+    *("batch", "heads_q", "group", "seqlen_q", "seqlen_k", "total_q", "total_k"),
+    *("window_left", "window_right", "scale", "scale_log2", "softcap_in", "softcap_out"),
+    *("lse_batch", "lse_head", "bias_batch", "bias_head", "bias_query", "slopes_batch"),
+    *("dropout_threshold", "dropout_scale"),
+    *(
+        f"{name}_{axis}"
+        for name in ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v")
+        for axis in ("batch", "row", "head")
+    ),
+    *("grad_bias_batch", "grad_bias_head", "grad_bias_query", "bias_batches", "bias_heads"),
+]
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def attention_fwd_kernel(
+    p_q,  # [batch, seqlen_q, heads_q, HEAD_DIM]; strides in units of STRIDE_UNIT elements
+    p_k,  # [batch, seqlen_k, heads_q / group, HEAD_DIM]
+    p_v,  # [batch, seqlen_k, heads_q / group, HEAD_DIM_V]
+    p_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V], written
+    p_lse,  # [batch, heads_q, seqlen_q] float32, written; may be None
+    p_bias,  # [batch, heads_q, seqlen_q, seqlen_k]; strides in elements; may be None
+    p_slopes,  # [batch, heads_q] float32; may be None
+    p_rng,  # int64 [2]; may be None
+    p_offsets_q,  # int32 [batch + 1]; None: q is dense
+    p_offsets_k,  # int32 [batch + 1]; None: k and v are dense
+    p_used_k,  # int32 [batch]; may be None
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    out_batch,
+    out_row,
+    out_head,
+    lse_batch,
+    lse_head,
+    bias_batch,
+    bias_head,
+    bias_query,
+    slopes_batch,
+    batch,
+    heads_q,
+    group,  # query heads that share a key head
+    seqlen_q,
+    seqlen_k,
+    total_q,
+    total_k,
+    window_left,
+    window_right,
+    scale_log2,  # |scale| * log2(e), positive; with its sign where scores are modified
+    softcap_in,
+    softcap_out,
+    dropout_threshold,
+    dropout_scale,
+    SIGN: tl.constexpr,  # of the scale: 1, -1 or 0
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,  # whether windows end on the left
+    RIGHT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+):
+    """One block of query rows; the grid is all of them, on one axis."""
+    i_batch, i_head, i_block, i_tile = place(
+        p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
+    )
+    o_rows = tl.arange(0, BLOCK_Q)
+    out_stride = out_row.to(tl.int64) * STRIDE_UNIT
+    p_out += i_head.to(tl.int64) * out_head * STRIDE_UNIT
+    if p_lse is not None:
+        p_lse += i_head.to(tl.int64) * lse_head
+    if p_offsets_q is not None:
+        i_row = i_tile * BLOCK_Q
+        m_outside = outside(p_offsets_q, batch, total_q, i_row + o_rows)
+        if tl.max(m_outside.to(tl.int32), 0) > 0:
+            clear_rows(
+                p_out + i_row * out_stride, out_stride, m_outside,
+                BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
+            )  # fmt: skip
+            if p_lse is not None:
+                tl.store(p_lse + i_row + o_rows, float("-inf"), mask=m_outside)
+    first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
+    first_k, _, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
+    blocks = tl.cdiv(seqlen_q, BLOCK_Q)
+    if p_offsets_q is not None:  # noqa: SIM102 - the outer one is for the compiler
+        if i_block >= blocks:
+            return
+    if RIGHT:
+        i_block = blocks - 1 - i_block  # the longest first: less of a tail at the end
+    i_query = i_block * BLOCK_Q
+    place_of_head = i_batch * heads_q + i_head
+    i_batch = i_batch.to(tl.int64)
+    i_head = i_head.to(tl.int64)
+    i_head_kv = i_head // group
+
+    q_stride = q_row.to(tl.int64) * STRIDE_UNIT
+    k_stride = k_row.to(tl.int64) * STRIDE_UNIT
+    v_stride = v_row.to(tl.int64) * STRIDE_UNIT
+    p_q += (i_batch * q_batch + i_head * q_head) * STRIDE_UNIT + (first_q + i_query) * q_stride
+    p_k += (i_batch * k_batch + i_head_kv * k_head) * STRIDE_UNIT + first_k * k_stride
+    p_v += (i_batch * v_batch + i_head_kv * v_head) * STRIDE_UNIT + first_k * v_stride
+    p_out += i_batch * out_batch * STRIDE_UNIT + (first_q + i_query) * out_stride
+    bias_query = bias_query.to(tl.int64)
+    if p_bias is not None:
+        p_bias += i_batch * bias_batch + i_head * bias_head
+    slope = 0.0
+    if p_slopes is not None:
+        slope = tl.load(p_slopes + i_batch * slopes_batch + i_head) * LOG2E
+
+    left = seqlen_q - i_query
+    b_q, b_q_tail = load_rows(p_q, q_stride, left, BLOCK_Q, HEAD_DIM, HEAD, TAIL, True)
+    if SIGN != 1:
+        b_q = (b_q * SIGN).to(p_q.dtype.element_ty)
+        b_q_tail = (b_q_tail * SIGN).to(p_q.dtype.element_ty)
+    b_acc, b_acc_tail = zeros(BLOCK_Q, HEAD_V, TAIL_V)
+    b_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    b_sum = tl.zeros([BLOCK_Q], tl.float32)
+
+    # Keys from `start` to `stop` are seen by some row of the block, those from `unmasked` to
+    # `masked` by every one.
+    start = 0
+    unmasked = 0
+    masked = seqlen_k
+    stop = seqlen_k
+    diagonal = i_query + seqlen_k - seqlen_q
+    if RIGHT:
+        stop = tl.minimum(stop, tl.maximum(diagonal + BLOCK_Q + window_right, 0))
+        masked = tl.minimum(masked, tl.maximum(diagonal + 1 + window_right, 0))
+    if LEFT:
+        start = tl.maximum(diagonal - window_left, 0) // BLOCK_KV * BLOCK_KV
+        unmasked = tl.maximum(diagonal + BLOCK_Q - 1 - window_left, 0)
+        unmasked = tl.minimum(tl.cdiv(unmasked, BLOCK_KV) * BLOCK_KV, tl.maximum(start, stop))
+    masked = tl.maximum(masked // BLOCK_KV * BLOCK_KV, unmasked)
+    gap = masked - unmasked
+    if not LEFT:
+        start = masked
+        gap = 0
+    b_acc, b_acc_tail, b_max, b_sum = _attend(
+        b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
+        k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
+        HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
+    )  # fmt: skip
+    b_acc, b_acc_tail, b_max, b_sum = _attend(
+        b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
+        k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
+        seqlen_q, seqlen_k,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
+        HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
+    )  # fmt: skip
+
+    # A row that saw nothing has sum 0: its output is 0 and its log-sum-exp -inf.
+    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
+    b_scale = 1.0 / b_sum
+    if p_rng is not None:
+        b_scale = b_scale * dropout_scale
+    m_rows = o_rows < left
+    store_rows(
+        p_out, out_stride, m_rows, b_acc * b_scale[:, None], b_acc_tail * b_scale[:, None],
+        BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
+    )  # fmt: skip
+    if p_lse is not None:
+        p_lse += i_batch * lse_batch + first_q + i_query
+        tl.store(p_lse + o_rows, (b_max + tl.log2(b_sum)) / LOG2E, mask=m_rows)

@@ -1,0 +1,59 @@
+"""Which binaries can be had from pip: the extras of the installed flashvar, and where they serve.
+
+An extra of another platform installs nothing, without a word from pip: advice must not name it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+from flashvar.binaries.variant import Architecture
+
+# Of the requirements that flashvar_factory.extras writes: all are for Linux.
+_EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
+_MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
+
+
+@dataclass(frozen=True)
+class Offers:
+    """Extras of architectures, e.g. "smXY"; none at all where flashvar runs from bare sources."""
+
+    here: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()  # made for other platforms alone
+
+
+NO_OFFERS: Final = Offers()
+
+
+def of_installed(platform: str) -> Offers:
+    """Those of the installed flashvar, for a platform such as "linux_x86_64"."""
+    try:
+        stated = metadata.metadata("flashvar")
+    except metadata.PackageNotFoundError:
+        return NO_OFFERS
+    extras = stated.get_all("Provides-Extra") or []
+    return read(extras, stated.get_all("Requires-Dist") or [], platform)
+
+
+def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> Offers:
+    """The architectures among extras, told apart by the markers of the requirements."""
+    served: dict[str, set[str]] = {}
+    for requirement in requirements:
+        platforms = {f"linux_{machine}" for machine in _MACHINE.findall(requirement)}
+        for extra in _EXTRA.findall(requirement):
+            served.setdefault(extra, set()).update(platforms)
+    every = frozenset(extra for extra in extras if _is_architecture(extra))
+    # Without a marker it is for every platform.
+    here = frozenset(extra for extra in every if platform in (served.get(extra) or {platform}))
+    return Offers(here, every - here)
+
+
+def _is_architecture(extra: str) -> bool:
+    try:
+        return Architecture.parse(extra).extra == extra
+    except ValueError:
+        return False

@@ -1,0 +1,332 @@
+"""What a binary says about itself: `manifest.json`, read strictly and written back.
+
+Schema 2. A manifest lies beside the library it describes; it holds everything that choosing a
+kernel needs, so that choosing opens no library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flashvar.binaries.strict_json import Table, wrong
+from flashvar.binaries.variant import SECOND, Architecture, Kernel, pair_words
+from flashvar.errors import ManifestError
+
+FILE_NAME: Final = "manifest.json"
+SCHEMA: Final = 2
+# The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar speaks.
+ABI: Final = 2
+
+_LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
+# Of a kernel's row; every other key is an axis.
+FIXED_KERNEL_KEYS: Final = frozenset(
+    {
+        "op",
+        "name",
+        "family",
+        "tile",
+        "threads",
+        "shared_memory",
+        "registers",
+        "spill_bytes",
+        "stack_bytes",
+        "functions",
+        "launches",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the binary was compiled from."""
+
+    revision: str | None  # git commit; None outside a checkout
+    dirty: bool | None  # uncommitted changes; None outside a checkout
+    hash: str  # sha256 of the CUDA sources and the plan, hex
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What compiled it."""
+
+    compiler: str
+    version: str
+
+
+@dataclass(frozen=True)
+class MinimumDriver:
+    """The oldest driver that runs it."""
+
+    cuda: tuple[int, int]  # the CUDA version the driver must report
+    display: str  # the driver branch that first reports it, e.g. "580"
+
+
+@dataclass(frozen=True)
+class LibraryFile:
+    """The shared library beside the manifest."""
+
+    file: str  # a bare file name
+    bytes: int
+    sha256: str  # hex
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One device function that a row of a kernel table launches."""
+
+    kernel: str
+    family: str  # of instructions: "wgmma" or "mma.sync"
+    when: str  # which calls take the row's kernels of this family
+    tile: tuple[int, ...]
+    threads: int  # per block
+    shared_memory: int  # dynamic, bytes per block
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When the calls that a kernel serves take a family of instructions."""
+
+    family: str
+    when: str
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One row of the binary's kernel table and what its main kernel needs to launch."""
+
+    op: str
+    axes: tuple[tuple[str, str | int], ...]  # e.g. (("dtype", "bf16"), ("head_dim", 64))
+    name: str
+    family: str
+    tile: tuple[int, ...]
+    threads: int  # per block
+    shared_memory: int  # dynamic, bytes per block
+    registers: int  # per thread
+    spill_bytes: int  # per thread
+    stack_bytes: int  # per thread
+    functions: tuple[str, ...] = ()  # the device functions it launches, mangled
+    launches: tuple[Launch, ...] = ()  # the main kernel first
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The families of its kernels, that of a plain call first."""
+        return tuple(dict.fromkeys(Rule(one.family, one.when) for one in self.launches))
+
+    @property
+    def dtype(self) -> str | None:
+        """The value of the axis dtype; None when the op has none."""
+        value = dict(self.axes).get("dtype")
+        return value if isinstance(value, str) else None
+
+    @property
+    def head_dim(self) -> int | None:
+        """The value of the axis head_dim; None when the op has none."""
+        value = dict(self.axes).get("head_dim")
+        return value if isinstance(value, int) else None
+
+    @property
+    def head_dim_v(self) -> int | None:
+        """The head dim of the values: the axis's second integer; head_dim where there is one."""
+        value = dict(self.axes).get(f"head_dim{SECOND}")
+        return value if isinstance(value, int) else self.head_dim
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Both head dims; 0 where the op has none."""
+        return self.head_dim or 0, self.head_dim_v or 0
+
+    @property
+    def dim_words(self) -> str:
+        """`64`, or `192x128` where the values have their own."""
+        return pair_words(*self.dims)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole `manifest.json`."""
+
+    abi: int
+    project: str
+    version: str  # of the project; a local label marks a build of a subset
+    distribution: str
+    source: Source
+    architecture: Architecture
+    code_kinds: tuple[str, ...]  # ("sass",) or ("sass", "ptx")
+    toolkit: Toolkit
+    minimum_driver: MinimumDriver
+    platform: str
+    library: LibraryFile
+    kernels: tuple[KernelRow, ...]
+
+    def to_json(self) -> str:
+        """The text that `parse` reads back to an equal manifest."""
+        document = {
+            "schema": SCHEMA,
+            "abi": self.abi,
+            "project": self.project,
+            "version": self.version,
+            "distribution": self.distribution,
+            "source": vars(self.source),
+            "architecture": self.architecture.name,
+            "code": self.architecture.code,
+            "code_kinds": self.code_kinds,
+            "toolkit": vars(self.toolkit),
+            "minimum_driver": vars(self.minimum_driver),
+            "platform": self.platform,
+            "library": vars(self.library),
+            "kernels": [_kernel_to_json(row) for row in self.kernels],
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+
+def read(path: Path) -> Manifest:
+    """Parse the manifest at `path`; ManifestError, naming the file, on anything off."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: expected a manifest, found no file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: expected a readable manifest, found: {error}") from error
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error
+
+
+def parse(text: str) -> Manifest:
+    """Check every key of a manifest and return it; ManifestError names key, expected and found."""
+    try:
+        document: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"expected JSON, found something else: {error}") from error
+    top = Table(document, "")
+    schema = top.integer("schema")
+    if schema != SCHEMA:
+        raise ManifestError(f"schema: expected {SCHEMA}, found {schema}")
+    manifest = Manifest(
+        abi=top.integer("abi"),
+        project=top.text("project"),
+        version=top.text("version"),
+        distribution=top.text("distribution"),
+        source=_source(top.table("source")),
+        architecture=_architecture(top),
+        code_kinds=_code_kinds(top),
+        toolkit=_toolkit(top.table("toolkit")),
+        minimum_driver=_minimum_driver(top.table("minimum_driver")),
+        platform=top.text("platform"),
+        library=_library(top.table("library")),
+        kernels=tuple(_kernel(row) for row in top.tables("kernels")),
+    )
+    top.end()
+    names = [row.name for row in manifest.kernels]
+    for name in names:
+        if names.count(name) > 1:
+            raise ManifestError(f"kernels: expected each kernel once, found {name} more than once")
+    return manifest
+
+
+def _source(table: Table) -> Source:
+    revision, dirty = table.take("revision"), table.take("dirty")
+    if revision is not None and not isinstance(revision, str):
+        raise wrong(table.path("revision"), "a commit or null", revision)
+    if dirty is not None and not isinstance(dirty, bool):
+        raise wrong(table.path("dirty"), "true, false or null", dirty)
+    source = Source(revision, dirty, table.sha256("hash"))
+    table.end()
+    return source
+
+
+def _architecture(top: Table) -> Architecture:
+    name, code = top.text("architecture"), top.text("code")
+    try:
+        architecture = Architecture.parse(code)
+    except ValueError as error:
+        raise ManifestError(f"code: {error}") from None
+    if (architecture.name, architecture.code) != (name, code):
+        raise wrong("architecture", f"{architecture.name!r} for code {code!r}", name)
+    return architecture
+
+
+def _code_kinds(top: Table) -> tuple[str, ...]:
+    kinds = top.take("code_kinds")
+    if kinds not in (["sass"], ["sass", "ptx"]):
+        raise wrong("code_kinds", '["sass"] or ["sass", "ptx"]', kinds)
+    return ("sass", "ptx") if kinds == ["sass", "ptx"] else ("sass",)
+
+
+def _toolkit(table: Table) -> Toolkit:
+    toolkit = Toolkit(table.text("compiler"), table.text("version"))
+    table.end()
+    return toolkit
+
+
+def _minimum_driver(table: Table) -> MinimumDriver:
+    version = table.integers("cuda")
+    if len(version) != 2:
+        raise wrong(table.path("cuda"), "[major, minor]", list(version))
+    driver = MinimumDriver((version[0], version[1]), table.text("display"))
+    table.end()
+    return driver
+
+
+def _library(table: Table) -> LibraryFile:
+    file = table.text("file")
+    if not _LIBRARY.fullmatch(file):
+        raise wrong(table.path("file"), "the bare name of a .so file", file)
+    library = LibraryFile(file, table.integer("bytes"), table.sha256("sha256"))
+    table.end()
+    return library
+
+
+def _kernel(table: Table) -> KernelRow:
+    axes: list[tuple[str, str | int]] = []
+    for key in [key for key in table.rest if key not in FIXED_KERNEL_KEYS]:
+        value = table.take(key)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise wrong(table.path(key), "an axis value, a string or an integer", value)
+        axes.append((key, value))
+    kernel = Kernel(table.text("op"), tuple(axes))
+    name = table.text("name")
+    if name != kernel.name:
+        raise wrong(table.path("name"), f"{kernel.name!r}, after the op and its axes", name)
+    return KernelRow(
+        op=kernel.op,
+        axes=kernel.axes,
+        name=name,
+        family=table.text("family"),
+        tile=table.integers("tile"),
+        threads=table.integer("threads"),
+        shared_memory=table.integer("shared_memory"),
+        registers=table.integer("registers"),
+        spill_bytes=table.integer("spill_bytes"),
+        stack_bytes=table.integer("stack_bytes"),
+        functions=table.texts("functions") if "functions" in table.rest else (),
+        launches=(
+            tuple(_launch(one) for one in table.tables("launches"))
+            if "launches" in table.rest
+            else ()
+        ),
+    )
+
+
+def _launch(table: Table) -> Launch:
+    launch = Launch(
+        kernel=table.text("kernel"),
+        family=table.text("family"),
+        when=table.text("when"),
+        tile=table.integers("tile"),
+        threads=table.integer("threads"),
+        shared_memory=table.integer("shared_memory"),
+    )
+    table.end()
+    return launch
+
+
+def _kernel_to_json(row: KernelRow) -> dict[str, object]:
+    special = ("op", "axes", "launches")
+    fixed = {key: value for key, value in vars(row).items() if key not in special}
+    if row.launches:
+        fixed["launches"] = [vars(one) for one in row.launches]
+    return {"op": row.op, **dict(row.axes), **fixed}

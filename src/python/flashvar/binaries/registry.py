@@ -1,0 +1,224 @@
+"""Which binaries are installed here, and which of the folders found may be trusted.
+
+Looking is cheap: manifests are read and files are measured, no library is opened. For one
+architecture the first candidate wins in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary
+embedded in flashvar itself. Whoever loses stays listed with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from flashvar._version import __version__
+from flashvar.binaries import advice
+from flashvar.binaries import extras as offers
+from flashvar.binaries import manifest as manifests
+from flashvar.binaries.advice import public
+from flashvar.binaries.extras import NO_OFFERS, Offers
+from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.variant import Architecture
+from flashvar.errors import ManifestError
+from flashvar.machine.system import platform_tag
+
+ENTRY_POINT_GROUP: Final = "flashvar.binaries"
+LIB_DIR: Final = "FLASHVAR_LIB_DIR"
+# Who put a development build where a wheel would be, as its INSTALLER says.
+DEVELOPMENT: Final = "flashvar_factory"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A folder that may hold a binary, and who says so."""
+
+    directory: Path
+    origin: str  # for people, e.g. "wheel <name> <version>"
+    repair: str  # the command or the step that replaces it
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A candidate whose manifest was read and whose library has the size it should have."""
+
+    candidate: Candidate
+    manifest: Manifest
+
+    @property
+    def library(self) -> Path:
+        """The shared library."""
+        return self.candidate.directory / self.manifest.library.file
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the library was compiled for."""
+        return self.manifest.architecture
+
+    @property
+    def skew(self) -> str | None:
+        """How its version differs from flashvar's, local labels aside; None when it does not."""
+        found = public(self.manifest.version)
+        if found == public(__version__):
+            return None
+        return (
+            f"{self.candidate.origin} holds version {found}, flashvar is {public(__version__)}; "
+            f"for the same version of both: {self.candidate.repair}"
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A candidate that is not used, and why."""
+
+    candidate: Candidate
+    architecture: str | None  # None when its manifest could not be read
+    reason: str
+    fix: str | None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything found: at most one usable binary per architecture, and all the others."""
+
+    binaries: tuple[Binary, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    offers: Offers = NO_OFFERS  # what `pip install flashvar[...]` would add
+
+
+_refused: dict[Path, str] = {}
+
+
+@cache
+def installed() -> Inventory:
+    """The inventory of this process, looked up once."""
+    found = list(candidates(os.environ))
+    return take_stock(found, refused=_refused, offers=offers.of_installed(platform_tag()))
+
+
+def refuse(binary: Binary, reason: str) -> Inventory:
+    """Stop trusting a binary (its library did not load); the next of its architecture moves up."""
+    _refused[binary.candidate.directory] = reason
+    installed.cache_clear()
+    return installed()
+
+
+def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    """Every folder that claims to be a binary, in order of precedence, each once."""
+    seen: set[str] = set()
+    for candidate in (*_in_lib_dir(environ), *_in_wheels(), *_embedded()):
+        resolved = os.path.realpath(candidate.directory)  # of a loop of links too
+        if resolved not in seen:
+            seen.add(resolved)
+            yield candidate
+
+
+def take_stock(
+    found: Iterable[Candidate],
+    *,
+    refused: Mapping[Path, str] | None = None,
+    offers: Offers = NO_OFFERS,
+) -> Inventory:
+    """Judge candidates given in order of precedence; `refused` names those known not to load."""
+    binaries: dict[str, Binary] = {}
+    refusals: list[Refusal] = []
+    for candidate in found:
+        try:
+            binary = Binary(candidate, manifests.read(candidate.directory / manifests.FILE_NAME))
+        except ManifestError as error:
+            refusals.append(Refusal(candidate, None, str(error), candidate.repair))
+            continue
+        name = binary.architecture.name
+        fault = _fault(binary) or (refused or {}).get(candidate.directory)
+        if fault is not None:
+            refusals.append(Refusal(candidate, name, fault, candidate.repair))
+        elif name in binaries:
+            reason = f"shadowed by {binaries[name].candidate.origin}, which comes first"
+            refusals.append(Refusal(candidate, name, reason, None))
+        else:
+            binaries[name] = binary
+    in_order = sorted(binaries.values(), key=lambda binary: binary.architecture)
+    return Inventory(tuple(in_order), tuple(refusals), offers)
+
+
+def _fault(binary: Binary) -> str | None:
+    """Why a binary cannot be used, as far as its files tell without opening the library."""
+    manifest = binary.manifest
+    if manifest.abi != manifests.ABI:
+        return f"expected ABI {manifests.ABI}, found {manifest.abi}"
+    if manifest.platform != platform_tag():
+        return f"expected a library for {platform_tag()}, found one for {manifest.platform}"
+    try:
+        size = binary.library.stat().st_size
+    except OSError as error:
+        return f"expected {manifest.library.file} beside its manifest, found: {error.strerror}"
+    if size != manifest.library.bytes:
+        expected = manifest.library.bytes
+        return f"expected {manifest.library.file} to have {expected} bytes, found {size}"
+    return None
+
+
+def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    named = environ.get(LIB_DIR)
+    if not named:
+        return
+    folder = Path(named)
+    try:
+        own = (folder / manifests.FILE_NAME).is_file()
+        children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
+    except OSError:  # it may not be looked into, or its name is too long
+        own, children = False, []
+    # With no manifest anywhere the folder itself stays the candidate, so that the mistake is shown.
+    for directory in [folder] if own or not children else children:
+        origin = f"{LIB_DIR} ({directory})"
+        yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}")
+
+
+def _in_wheels() -> Iterator[Candidate]:
+    # `entry_points()` would hide the second of two distributions with one name, and would parse
+    # every package's file: a foreign malformed one must not matter here.
+    for distribution in metadata.distributions():
+        entries = _entries(distribution)
+        if not entries:
+            continue
+        name = distribution.metadata["Name"] or "without a name"
+        developed = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
+        for architecture, folder in entries:
+            directory = Path(str(distribution.locate_file(folder)))
+            again = (
+                f"nox -s build-dev -- arch={architecture}"
+                if developed
+                else advice.install_again(name, architecture)
+            )
+            yield Candidate(directory, f"wheel {name} {distribution.version}", again)
+
+
+def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
+    """Our group of a distribution's entry points, name and value; none that cannot be read."""
+    section = ""
+    entries = []
+    for line in map(str.strip, _read(distribution, "entry_points.txt").splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{ENTRY_POINT_GROUP}]" and "=" in line and line.isprintable():
+            name, _, value = line.partition("=")
+            entries.append((name.strip(), value.strip()))
+    return entries
+
+
+def _read(distribution: metadata.Distribution, file: str) -> str:
+    """A file of a distribution's metadata; empty where it cannot be read."""
+    try:
+        return distribution.read_text(file) or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _embedded() -> Iterator[Candidate]:
+    folder = Path(__file__).parents[1] / "_binaries"
+    again = f"install the wheel variant of flashvar {public(__version__)} again"
+    for path in sorted(folder.glob(f"*/{manifests.FILE_NAME}")):
+        yield Candidate(path.parent, "embedded in flashvar", again)

@@ -1,0 +1,318 @@
+"""Flashvar behind torch.nn.functional.scaled_dot_product_attention.
+
+    import flashvar.integrations.torch
+
+    with flashvar.integrations.torch.activate():    # or activate() ... deactivate()
+        model(batch)
+
+What flashvar does not serve goes to torch's own, and `last_reason` says why. So do calls that a
+mode, a tensor subclass or somebody else's replacement of the function is to see: below torch's
+dispatcher flashvar then computes what torch gives its flash attention (`torch_flash`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch.overrides import handle_torch_function
+
+from flashvar.integrations.fallback import decline
+from flashvar.integrations.serving import named
+from flashvar.integrations.torch import attribute as torch_attribute
+from flashvar.integrations.torch import flash as torch_flash
+from flashvar.integrations.torch.sdpa import attend, attend_at_once, kind_but_plain, why_not
+from flashvar.ops.attention.api import BackendName, attention
+from flashvar.ops.attention.options import plain_scale
+from flashvar.ops.dispatch_modes import is_compiling, mode_that_watches, nothing_watches
+
+__all__ = [
+    "SERVED",
+    "SERVED_BELOW",
+    "Activation",
+    "activate",
+    "active",
+    "deactivate",
+    "last_reason",
+    "report",
+]
+
+SERVED: Final = "served by flashvar"
+SERVED_BELOW: Final = "served by flashvar below torch's dispatcher"
+_ON_CPU: Final = (
+    "CPU tensors, where torch's own is faster; activate(backend='reference') takes them"
+)
+_SWITCHED_OFF: Final = "flash attention is switched off (torch.nn.attention.sdpa_kernel)"
+
+_torchs_own: Final = torch_attribute.OWN
+
+_stack: list[Activation] = []
+# What the innermost activation says, where a call finds it fastest.
+_active = False
+_backend: BackendName = "auto"
+_on_cpu = False
+_had_fastpath = True
+_counts: Counter[str] = Counter()
+_last: str | None = None
+
+
+class Activation:
+    """One `activate()`: a context manager, which undoes it at its end."""
+
+    def __init__(self, backend: BackendName) -> None:
+        self.backend = backend
+        self.on_cpu = named(backend) != "auto"
+
+    def __enter__(self) -> Activation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self in _stack:
+            _stack.remove(self)
+            _switch()
+
+
+def activate(backend: BackendName = "auto") -> Activation:
+    """Put flashvar behind torch.nn.functional.scaled_dot_product_attention, in this process.
+
+    Every call is judged by itself. Calls that flashvar does not serve go to torch's own, with one
+    line in the log for each reason, or raise with FLASHVAR_STRICT=1; calls on the CPU go there
+    silently unless a backend is named. The fused inference path of torch.nn.MultiheadAttention and
+    TransformerEncoder, which asks nobody, is switched off meanwhile.
+
+    Modules that took the function out of torch.nn.functional before keep torch's own, and calls
+    that a mode, a tensor subclass (DTensor) or another replacement of the function is to see go
+    there too. Where torch has a registry of flash attentions, from 2.11 on, flashvar becomes the
+    one in use, so that all of them reach it on CUDA devices, also where torch would take cuDNN's
+    although flash attention is not switched off.
+
+    Args:
+        backend: As in `flashvar.attention`; "reference" serves on the CPU too.
+
+    Returns:
+        A context manager that undoes this at its end; without `with`, it lasts until `deactivate`.
+
+    Raises:
+        ConfigurationError: the backend has no such name.
+    """
+    activation = Activation(backend)
+    _stack.append(activation)
+    _switch()
+    return activation
+
+
+def deactivate() -> None:
+    """Undo every `activate`; does nothing where there was none."""
+    if _stack:
+        _stack.clear()
+        _switch()
+
+
+def active() -> bool:
+    """Whether scaled_dot_product_attention is flashvar's now."""
+    return _active
+
+
+def last_reason() -> str | None:
+    """Why the last call went to torch's own; None where flashvar served it, or before any.
+
+    Calls in code that torch.compile compiled are not counted.
+    """
+    return _last
+
+
+def report() -> dict[str, int]:
+    """How many calls there were since the first `activate`, by what became of them.
+
+    Of SERVED_BELOW are those that torch's dispatcher brought: one may be a step of a call, as in
+    torch's context_parallel.
+    """
+    below = torch_flash.served()
+    return {**_counts, SERVED_BELOW: below} if below else dict(_counts)
+
+
+def _switch() -> None:
+    """Make torch as the innermost activation wants it."""
+    global _active, _backend, _on_cpu, _had_fastpath
+    if not _stack:
+        _active = False
+        torch_attribute.take_away()
+        torch.backends.mha.set_fastpath_enabled(_had_fastpath)
+        torch_flash.switch_off()
+        return
+    _backend, _on_cpu = _stack[-1].backend, _stack[-1].on_cpu
+    torch_flash.switch_on(_backend, _on_cpu)
+    if not _active:
+        _active = True
+        _counts.clear()
+        _had_fastpath = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch_attribute.put(_scaled_dot_product_attention)
+
+
+def _scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """scaled_dot_product_attention, by flashvar where it serves (flashvar.integrations.torch)."""
+    if attn_mask is None and dropout_p == 0.0 and _active and not _flash_is_off():
+        out = attend_at_once(query, key, value, is_causal, scale, _backend, _on_cpu)
+        if out is not None:
+            _note(None)
+            return out
+    given = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if not _active:  # somebody kept the function
+        return _own(query, key, value, *given)
+    if is_compiling():
+        if mode_that_watches() is not None:
+            return _own(query, key, value, *given)
+    elif (onlooker := _onlooker(query, key, value, attn_mask)) is not None:
+        return _shown(onlooker, query, key, value, *given)
+    bottom_right = False
+    if attn_mask is not None and _is_causal_bias(attn_mask) and not is_causal:
+        square = attn_mask.seq_len_q == attn_mask.seq_len_kv
+        bottom_right = attn_mask.variant.name == "LOWER_RIGHT" and not square
+        is_causal, attn_mask = True, None
+    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if not is_compiling():
+        _note(reason)
+    if reason is None and bottom_right:
+        return attention(
+            query,
+            key,
+            value,
+            causal=True,
+            scale=plain_scale(scale),
+            dropout_p=dropout_p,
+            layout="bhsd",
+            backend=_backend,
+        )
+    if reason is None:
+        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, "bhsd", _backend)
+    if bottom_right:
+        shape = query.shape[-2], key.shape[-2]
+        seen = torch.ones(shape, dtype=torch.bool, device=query.device)
+        attn_mask, is_causal = seen.tril(shape[1] - shape[0]), False
+    return _own(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+# By this name torch.distributed's context_parallel puts its own in the place of what it found.
+_scaled_dot_product_attention.__name__ = "scaled_dot_product_attention"
+
+
+def _own(query: Any, key: Any, value: Any, *given: Any) -> Any:
+    return _torchs_own(query, key, value, **_options(*given))
+
+
+def _options(
+    attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> dict[str, Any]:
+    """The arguments that are not torch's defaults, as who sees a call may know these alone."""
+    options: dict[str, Any] = {}
+    if attn_mask is not None:
+        options["attn_mask"] = attn_mask
+    if dropout_p != 0.0:
+        options["dropout_p"] = dropout_p
+    if is_causal:
+        options["is_causal"] = is_causal
+    if scale is not None:
+        options["scale"] = scale
+    if enable_gqa:
+        options["enable_gqa"] = enable_gqa
+    return options
+
+
+def _onlooker(query: Any, key: Any, value: Any, mask: Any) -> str | None:
+    """Who else is to see a call with such tensors, None where nobody is."""
+    odd = kind_but_plain(query) or kind_but_plain(key) or kind_but_plain(value)
+    if odd is not None:
+        return f"a tensor is of the kind {odd.__name__}"
+    if mask is not None and (odd := kind_but_plain(mask)) and not _is_causal_bias(mask):
+        return f"attn_mask is of the kind {odd.__name__}"
+    if nothing_watches():
+        return None
+    mode = mode_that_watches()
+    return None if mode is None else f"the mode {type(mode).__name__} is to see it"
+
+
+def _shown(onlooker: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
+    """Torch's own, where others see the call; flashvar may compute what they leave of it."""
+    global _last
+    torch_flash.serve_dtensors()
+    before = torch_flash.served()
+    ours, mode = _scaled_dot_product_attention, mode_that_watches()
+    kept = getattr(mode, "__dict__", {}).values()
+    if any(value is ours for value in kept):
+        # It was entered while this function was torch's, and knows no other.
+        tensors = query, key, value
+        return handle_torch_function(ours, tensors, *tensors, **_options(*given))
+    with torch_attribute.read_as_own():
+        out = _own(query, key, value, *given)
+    if torch_flash.served() > before:
+        _last = None
+    else:
+        _note(onlooker if _on_cpu or _is_on_device(query) else _ON_CPU)
+    return out
+
+
+def _is_on_device(tensor: Any) -> bool:
+    with torch._C.DisableTorchFunction():  # modes are to see the call alone
+        return isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"
+
+
+def _is_causal_bias(mask: Any) -> bool:
+    """Whether a mask is torch's CausalBias, whose module takes a second to import."""
+    kind = type(mask)
+    return kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias"
+
+
+def _why_not(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    gqa: bool,
+) -> str | None:
+    if not (_on_cpu or q.device.type != "cpu"):
+        return _ON_CPU
+    if _flash_is_off():
+        return _SWITCHED_OFF
+    return why_not(q, k, v, mask, dropout_p, causal, gqa, "bhsd", _backend)
+
+
+def _flash_is_off() -> bool:
+    return not torch._C._get_flash_sdp_enabled()
+
+
+# While torch.compile traces, what holds then is kept, as torch's own choice of a kernel is.
+_flash_is_off._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _note(reason: str | None) -> None:
+    global _last
+    _last = reason
+    _counts[reason or SERVED] += 1
+    if reason is not None and reason is not _ON_CPU:
+        decline("scaled_dot_product_attention", reason, "torch's own")
+
+
+# torch.jit.script takes it for torch's own.
+if hasattr(torch.jit, "_builtins"):
+    torch.jit._builtins._register_builtin(
+        _scaled_dot_product_attention, "aten::scaled_dot_product_attention"
+    )

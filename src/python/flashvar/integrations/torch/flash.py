@@ -1,0 +1,361 @@
+"""Flashvar as the flash attention below torch's dispatcher.
+
+Of torch 2.11 and newer, which have a registry (torch.nn.attention.register_flash_attention_impl).
+Wherever torch itself chooses flash attention on a CUDA device, in C++ as well, flashvar computes:
+so do the steps of torch.distributed's context_parallel and the parts of a DTensor. cuDNN's, which
+torch prefers on newer devices, is flashvar's too unless flash attention is switched off. Calls that
+flashvar does not serve keep the kernel that was there.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.serving import unserved
+from flashvar.ops.attention import run as attention_run
+from flashvar.ops.attention.api import BackendName
+from flashvar.ops.attention.call import draw_rng_state
+from flashvar.ops.attention.problem import Inputs, Options
+
+__all__ = ["NAME", "Implementation", "serve_dtensors", "served", "switch_off", "switch_on"]
+
+NAME: Final = "flashvar"
+_FLASH: Final = "_scaled_dot_product_flash_attention"
+_CUDNN: Final = "_scaled_dot_product_cudnn_attention"
+_ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"
+_DTENSORS: Final = "torch.distributed.tensor"
+
+# A seed of cuDNN's that lies there in its memory says that flashvar computed the forward, whose
+# backward may then be flashvar's: cuDNN has no use for it without dropout.
+_PLACE_OF_OURS: Final = 1
+
+# What was active before flashvar, to be put back.
+_before: list[str | None] = []
+_on_cpu: list[Implementation] = []
+_backend: BackendName = "auto"
+_wants_cpu = False
+_served = 0
+
+
+def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
+    """Make flashvar torch's flash attention; False where this torch has no such registry.
+
+    With `on_cpu` also that of DTensors on the CPU, for which torch itself has none.
+    """
+    global _backend, _wants_cpu, _served
+    registry: Any = torch.nn.attention
+    if not (
+        hasattr(registry, "register_flash_attention_impl")
+        and hasattr(registry, "restore_flash_attention_impl")
+        and hasattr(torch.library, "get_kernel")
+        and torch.version.hip is None  # its kernels keep another state of dropout
+    ):
+        return False
+    _backend, _wants_cpu = backend, on_cpu
+    current = registry.current_flash_attention_impl()
+    if current != NAME:
+        registry.register_flash_attention_impl(NAME, register_fn=Implementation)
+        registry.activate_flash_attention_impl(NAME)
+        _before.append(current)
+        _served = 0
+    serve_dtensors()
+    return True
+
+
+def switch_off() -> None:
+    """Put back what was there before `switch_on`; does nothing without one."""
+    global _wants_cpu
+    _wants_cpu = False
+    serve_dtensors()
+    if not _before:
+        return
+    registry: Any = torch.nn.attention
+    before = _before.pop()
+    if registry.current_flash_attention_impl() == NAME:
+        registry.restore_flash_attention_impl()
+        if before is not None:
+            registry.activate_flash_attention_impl(before)
+
+
+def served() -> int:
+    """How many forwards flashvar computed here since it was switched on."""
+    return _served
+
+
+def serve_dtensors() -> None:
+    """Serve them on the CPU too where that is wanted, once there are any."""
+    wanted = _wants_cpu and _DTENSORS in sys.modules
+    if wanted and not _on_cpu:
+        _on_cpu.append(Implementation("CPU"))
+    elif _on_cpu and not wanted:
+        _on_cpu.pop().remove()
+
+
+class Implementation:
+    """The kernels of torch's flash attention at one dispatch key, until `remove`."""
+
+    def __init__(self, key: str = "CUDA") -> None:
+        self._library: Any = torch.library.Library("aten", "IMPL")
+        self._replaced: dict[str, Any] = {}
+        self._replace(_FLASH, key, self._forward)
+        self._replace(f"{_FLASH}_backward", key, self._backward)
+        self._replace(_CUDNN, key, self._cudnn_forward)
+        self._replace(f"{_CUDNN}_backward", key, self._cudnn_backward)
+        if key == "CPU":
+            self._replace(_ON_CPU, "AutogradCPU", self._for_cpu)
+
+    def remove(self) -> None:
+        """Put torch's own kernels back."""
+        self._library._destroy()
+
+    def _replace(self, name: str, key: str, kernel: Callable[..., Any]) -> None:
+        self._replaced[name] = _kernel(getattr(torch.ops.aten, name).default, key)
+        with warnings.catch_warnings():  # torch warns of what is wanted here: a kernel replaced
+            warnings.simplefilter("ignore", UserWarning)
+            self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+
+    def _own(self, name: str, reason: str, keys: Any, words: tuple[Any, ...], scale: Any) -> Any:
+        """The kernel that was there."""
+        kernel = self._replaced[name]
+        if kernel is None:
+            raise BackendUnavailableError(
+                f"expected a flash attention of torch's own for a call with {reason}, found none: "
+                "leave it to another one, with torch.nn.attention.sdpa_kernel"
+            )
+        return kernel.call_boxed(keys, *words, scale=scale)
+
+    def _forward(
+        self,
+        keys: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        reason = "a debug mask is wanted" if return_debug_mask else _why_not(q, v)
+        if reason is not None:
+            words = (q, k, v, dropout_p, is_causal, return_debug_mask)
+            return self._own(_FLASH, reason, keys, words, scale)
+        state = draw_rng_state(q) if dropout_p > 0 else None
+        out, lse = _attend(q, k, v, dropout_p, is_causal, scale, state)
+        if state is None:
+            state = torch.empty(2, dtype=torch.int64, device=q.device)
+        return (
+            out,
+            lse,
+            None,
+            None,
+            q.shape[2],
+            k.shape[2],
+            state.view(torch.uint64),
+            torch.empty((), dtype=torch.uint64, device=q.device),
+            torch.empty(0, dtype=q.dtype, device=q.device),
+        )
+
+    def _backward(
+        self,
+        keys: Any,
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        cum_seq_q: Any,
+        cum_seq_k: Any,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        rng_state: torch.Tensor,
+        unused: Any,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        reason = _why_not(q, v)
+        if reason is not None:
+            words = (grad_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p)
+            rest = (is_causal, rng_state, unused)
+            return self._own(f"{_FLASH}_backward", reason, keys, (*words, *rest), scale)
+        state = rng_state.view(torch.int64) if dropout_p > 0 else None
+        return _gradients(grad_out, q, k, v, out, lse, dropout_p, is_causal, scale, state)
+
+    def _cudnn_forward(
+        self,
+        keys: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_bias: torch.Tensor | None,
+        compute_log_sumexp: bool,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        reason: str | None = None
+        if not torch._C._get_flash_sdp_enabled():
+            reason = "flash attention switched off"
+        elif attn_bias is not None or dropout_p > 0 or return_debug_mask:
+            reason = "a mask, dropout or a debug mask"
+        elif is_causal and q.shape[2] != k.shape[2]:  # from the top left corner, unlike flash's
+            reason = "a causal mask that is not square"
+        reason = reason or _why_not(q, v)
+        if reason is not None:
+            words = (q, k, v, attn_bias, compute_log_sumexp, dropout_p, is_causal)
+            return self._own(_CUDNN, reason, keys, (*words, return_debug_mask), scale)
+        out, lse = _attend(q, k, v, 0.0, is_causal, scale, None)
+        seeds = torch.empty(_PLACE_OF_OURS + 1, dtype=torch.int64, device=q.device)
+        sizes = q.shape[2], k.shape[2]
+        seed, offset = seeds[_PLACE_OF_OURS], torch.empty_like(seeds[0])
+        return out, lse.unsqueeze(-1), None, None, *sizes, seed, offset, None
+
+    def _cudnn_backward(
+        self,
+        keys: Any,
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        philox_seed: torch.Tensor,
+        philox_offset: torch.Tensor,
+        attn_bias: Any,
+        cum_seq_q: Any,
+        cum_seq_k: Any,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        reason = _why_not(q, v)
+        if philox_seed.storage_offset() != _PLACE_OF_OURS:
+            reason = "a forward of cuDNN's"
+        if reason is not None:
+            words = (grad_out, q, k, v, out, lse, philox_seed, philox_offset, attn_bias)
+            rest = (cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
+            return self._own(f"{_CUDNN}_backward", reason, keys, (*words, *rest), scale)
+        return _gradients(grad_out, q, k, v, out, lse.squeeze(-1), 0.0, is_causal, scale, None)
+
+    def _for_cpu(
+        self,
+        keys: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        attn_mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        """Torch's choice on the CPU, which DTensor knows nothing of; flash attention it knows."""
+        kinds = sys.modules.get(_DTENSORS)
+        if kinds is not None and isinstance(q, kinds.DTensor) and attn_mask is None:
+            flash = getattr(torch.ops.aten, _FLASH).default
+            return flash(q, k, v, dropout_p, is_causal, scale=scale)[:2]
+        own = self._replaced[_ON_CPU]
+        return own.call_boxed(keys, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    causal: bool,
+    scale: float | None,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, in the strides of q, and the log-sum-exp [batch, heads, sequence]."""
+    global _served
+    turn, options = _layout(q, dropout_p, causal, scale)
+    out, lse = attention_run.forward(Inputs(turn(q), turn(k), turn(v), rng_state=state), options)
+    _served += 1
+    return _laid_out(turn(out), q), lse
+
+
+def _gradients(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dropout_p: float,
+    causal: bool,
+    scale: float | None,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """Those of q, k and v, each in the strides of its tensor."""
+    turn, options = _layout(q, dropout_p, causal, scale)
+    inputs = Inputs(turn(q), turn(k), turn(v), rng_state=state)
+    grads = attention_run.backward(
+        turn(grad_out), None, inputs, turn(out), lse, options, wants_bias=False
+    )
+    pairs = zip((q, k, v), grads[:3], strict=True)
+    return tuple(_laid_out(turn(grad), tensor) for tensor, grad in pairs)
+
+
+def _kernel(op: Any, key: str) -> Any:
+    """The kernel that a key has now, or None."""
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
+        return None
+    return torch.library.get_kernel(op, key)
+
+
+def _why_not(q: torch.Tensor, v: torch.Tensor) -> str | None:
+    if v.shape[3] != q.shape[3]:  # torch promises an output in the shape of q
+        return "a head dim of v that differs"
+    return unserved(q.dtype, q.device, q.shape[3], v.shape[3], True, _backend)
+
+
+def _layout(
+    q: torch.Tensor, dropout_p: float, causal: bool, scale: float | None
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Options]:
+    """How to turn [batch, heads, sequence, head_dim] so that the output need not be copied."""
+    options = Options(causal=causal, dropout_p=dropout_p, scale=scale, backend=_backend)
+    if q.stride(1) < q.stride(2):
+        return _swapped, options
+    return _as_it_is, options._replace(layout="bhsd")
+
+
+def _swapped(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor in the strides that torch promises its compiler: those of the input, dense."""
+    strides = _dense(tuple(like.shape), like.stride())
+    found = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if all(size == 1 or have == want for size, have, want in found):
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+@lru_cache
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    found: tuple[int, ...] = torch.empty_like(
+        torch.empty_strided(shape, strides, device="meta")
+    ).stride()
+    return found

@@ -1,0 +1,238 @@
+"""What scaled_dot_product_attention asks for, in the words of flashvar.attention.
+
+Its semantics are torch's: a causal mask is aligned to the top left corner, a boolean mask is True
+where a key is seen, a mask is broadcast.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Final
+
+import torch
+from torch.autograd import forward_ad
+
+from flashvar.integrations.serving import unserved
+from flashvar.ops.attention.api import BackendName, Layout, attention
+from flashvar.ops.attention.call import call_plain
+from flashvar.ops.attention.options import plain_scale
+from flashvar.ops.attention.plan import NO_EXTRAS
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
+
+__all__ = ["attend", "attend_at_once", "kind_but_plain", "why_not"]
+
+_grad_enabled: Final = torch.is_grad_enabled
+
+
+def attend_at_once(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    backend: BackendName,
+    on_cpu: bool = True,
+) -> torch.Tensor | None:
+    """`attend` of tensors [batch, heads, sequence, head_dim] that are alike, in a moment.
+
+    Most calls are such. None where `why_not` has to be asked, and on the CPU without `on_cpu`.
+    """
+    if is_compiling() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+        return None
+    if q.is_nested or k.is_nested or v.is_nested or not nothing_watches():
+        return None
+    if not _are_strided(q, k, v):
+        return None
+    shape, dtype, device = q.shape, q.dtype, q.device
+    if not on_cpu and device.type == "cpu":
+        return None
+    if shape != k.shape or shape != v.shape or len(shape) != 4 or 0 in shape:
+        return None
+    if k.dtype is not dtype or v.dtype is not dtype or k.device != device or v.device != device:
+        return None
+    strides = q.stride()
+    if strides[3] != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return None
+    backward = (q.requires_grad or k.requires_grad or v.requires_grad) and _grad_enabled()
+    if unserved(dtype, device, shape[3], shape[3], backward, backend) is not None:
+        return None
+    rows_first = _has_rows_first(shape, strides)
+    layout = "bhsd->bshd" if rows_first else "bhsd"
+    options = (causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend, None, None)
+    out, _ = call_plain(q, k, v, NO_EXTRAS, options, False)
+    return out.transpose(1, 2) if rows_first else out
+
+
+def why_not(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    gqa: bool,
+    layout: Layout,
+    backend: BackendName,
+) -> str | None:
+    """Why flashvar does not serve a call, None where it does; `attend` takes what is served."""
+    odd = kind_but_plain(q) or kind_but_plain(k) or kind_but_plain(v)
+    if odd is not None:
+        return f"a tensor is of the kind {odd.__name__}"
+    if q.is_nested or k.is_nested or v.is_nested or not _are_strided(q, k, v):
+        return "a tensor is nested or sparse"
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        return f"tensors of {len(q_shape)}, {len(k_shape)} and {len(v_shape)} dimensions, not 4"
+    heads = 1 if layout == "bhsd" else 2
+    fits = k_shape == v_shape or k_shape[:3] == v_shape[:3]
+    if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
+        return "the batch, the head dim or v does not fit, so torch would broadcast"
+    if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
+        return "the heads of q and k differ, without enable_gqa or a whole ratio"
+    cast = _autocast_dtype(q.device.type)
+    dtype = _after(cast, q)
+    if (
+        k.device != q.device
+        or v.device != q.device
+        or not dtype == _after(cast, k) == _after(cast, v)
+    ):
+        return "q, k and v differ in dtype or device"
+    if not 0 <= dropout_p < 1:
+        return "dropout_p is not a probability below 1"
+    if not (q_shape[1] and q_shape[2] and k_shape[1] and k_shape[2] and q_shape[0]):
+        return "a tensor is empty"
+    backward = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if mask is not None:
+        reason = _why_not_mask(mask, q, k_shape, causal, layout, cast)
+        if reason is not None:
+            return reason
+        backward = backward or (_grad_enabled() and mask.requires_grad)
+    if is_compiling() or not nothing_watches():
+        if torch._C._are_functorch_transforms_active():
+            return "a functorch transform, which may want second derivatives"
+        if not is_compiling() and forward_ad._current_level >= 0:
+            return "forward-mode derivatives may be wanted"
+    # index: numbers in a graph of symbols too.
+    return unserved(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    scale: float | None,
+    layout: Layout,
+    backend: BackendName,
+) -> torch.Tensor:
+    """Attention of a call that `why_not` has nothing against.
+
+    The output lies in memory as q does, heads or rows first: callers view it accordingly. Tensors
+    are cast as autocast wants them, and copied where their last dimension is not contiguous.
+    """
+    cast = _autocast_dtype(q.device.type)
+    q, k, v = (_prepared(x, cast) for x in (q, k, v))
+    rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
+    bias, window = None, (-1, -1)
+    if mask is not None:
+        bias = _bias(mask.to(_after(cast, mask)), q, layout)
+    if causal:
+        rows = 2 if layout == "bhsd" else 1
+        more = q.shape[rows] - k.shape[rows]
+        # Our diagonal ends in the bottom right corner, torch's begins in the top left one.
+        if more < 0:  # keys after the last query are seen by none
+            k, v = k.narrow(rows, 0, q.shape[rows]), v.narrow(rows, 0, q.shape[rows])
+        elif more > 0:
+            causal, window = False, (-1, more)
+    out = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=plain_scale(scale),
+        window_size=window,
+        bias=bias,
+        dropout_p=dropout_p,
+        layout="bhsd->bshd" if rows_first else layout,
+        backend=backend,
+    )
+    return out.transpose(1, 2) if rows_first else out
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast makes of the tensors of a device that it lowers; None where it is off."""
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _after(cast: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:
+    """The dtype of a tensor after autocast, which leaves float64 alone."""
+    dtype = tensor.dtype
+    if cast is None or dtype == torch.float64 or not dtype.is_floating_point:
+        return dtype
+    return cast
+
+
+def _prepared(tensor: torch.Tensor, cast: torch.dtype | None) -> torch.Tensor:
+    tensor = tensor.to(_after(cast, tensor))
+    if tensor.stride(-1) == 1:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _are_strided(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return q.layout is k.layout is v.layout is torch.strided
+
+
+def _has_rows_first(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether what is [batch, heads, sequence, head_dim] in shape has rows first in memory."""
+    return strides[1] < strides[2] and shape[1] > 1
+
+
+def kind_but_plain(tensor: object) -> type | None:
+    """The type of an argument that others may want to see a call with, None of a plain tensor."""
+    kind = type(tensor)
+    return None if kind in PLAIN else kind
+
+
+def _why_not_mask(
+    mask: torch.Tensor,
+    q: torch.Tensor,
+    k_shape: torch.Size,
+    causal: bool,
+    layout: Layout,
+    cast: torch.dtype | None,
+) -> str | None:
+    if type(mask) not in PLAIN:
+        return f"attn_mask is of the kind {type(mask).__name__}"
+    if causal:
+        return "is_causal beside an attn_mask"
+    if _after(cast, mask) not in (torch.bool, torch.float32, _after(cast, q)):
+        return f"attn_mask of {mask.dtype} beside {q.dtype}"
+    if mask.device != q.device:
+        return "attn_mask is on another device"
+    rows = 2 if layout == "bhsd" else 1
+    keys, queries = k_shape[rows], q.shape[rows]
+    leading = (q.shape[3 - rows], q.shape[0])
+    shape = mask.shape
+    if not 2 <= len(shape) <= 4 or shape[-1] != keys or shape[-2] not in (1, queries):
+        return "attn_mask does not have one column for each key"
+    if any(have not in (1, want) for have, want in zip(shape[-3::-1], leading, strict=False)):
+        return "attn_mask does not fit batch and heads of q"
+    if mask.stride(-1) != 1 and keys > 1 and mask.dtype != torch.bool:
+        return "attn_mask is not contiguous in its keys"
+    return None
+
+
+def _bias(mask: torch.Tensor, q: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The mask as what is added to the scores, [batch or 1, heads or 1, seqlen_q, seqlen_k]."""
+    if mask.dtype == torch.bool:
+        zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+        mask = zeros.masked_fill_(mask.logical_not(), -torch.inf)
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    rows = 2 if layout == "bhsd" else 1
+    return mask.expand(-1, -1, q.shape[rows], -1) if mask.shape[2] == 1 else mask

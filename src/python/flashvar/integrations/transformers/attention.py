@@ -1,0 +1,319 @@
+"""The attention function that transformers calls in every layer of a model on flashvar."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
+from flashvar.integrations.transformers.check import called, causal_without_mask, under_way
+from flashvar.integrations.transformers.layout import (
+    Layout,
+    added,
+    additive,
+    bounded,
+    padding_layout,
+)
+from flashvar.integrations.transformers.own_path import Call, own_path
+from flashvar.integrations.transformers.rows import Rows, rows_of_positions
+from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
+from flashvar.ops.attention.api import attention as dense
+from flashvar.ops.attention.tensors import rows_contiguous
+from flashvar.ops.attention.varlen import attention_varlen
+
+_ROWS: Final = "_flashvar_rows"
+# Arguments of a layer that must be empty, and why.
+_NOT_SERVED: Final = {
+    "output_attentions": "it keeps no attention weights",
+    "head_mask": "it takes no head_mask",
+    "block_table": "it does not read paged caches in place",
+    "indices": "it does not select keys by indices",
+    "block_indices": "it does not select keys by indices",
+    "sinks": "it takes no sinks that change with the query",
+}
+_CHANGING: Final = frozenset((*_NOT_SERVED, "cu_seq_lens_q"))
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of a layer, as transformers asks for it.
+
+    Args:
+        module: The layer; `is_causal` is its own where the argument is None.
+        query: [batch, heads_q, seqlen_q, head_dim].
+        key: [batch, heads_kv, seqlen_k, head_dim]; rows that the mask does not reach are not read.
+        value: [batch, heads_kv, seqlen_k, head_dim_v].
+        attention_mask: What our mask function gave; or [batch, keys], 0 where there is padding; or
+            [batch or 1, heads or 1, seqlen_q or 1, keys], added to the scores, or bool.
+        dropout: Probability that a weight becomes 0.
+        scaling: Factor of the scores.
+        is_causal: Hide later keys.
+        sliding_window: Keys that a query sees, itself among them; if not causal, to either side.
+        softcap: Bound of the scores.
+        s_aux: [heads_q], the scores of keys without values (attention sinks).
+        position_bias: [batch or 1, heads_q, seqlen_q, keys], added to the scores.
+        others: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q`, `max_length_k` and `position_ids`
+            of packed sequences; the `cache` of continuous batching. What else a model passes
+            changes nothing.
+
+    Returns:
+        [batch, seqlen_q, heads_q, head_dim_v], something finite where a query is padding; and None
+        in the place of the weights, except where they are asked for, of the model's own attention.
+
+    Raises:
+        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
+        ShapeError: a mask of any other rank.
+    """
+    if not torch.compiler.is_compiling() and under_way:
+        called()
+    if others.get("cache") is not None:
+        key, value = _paged(module, key, value, others)
+        attention_mask = None  # made of the queries alone
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+        if is_causal and attention_mask is None:
+            is_causal = causal_without_mask(type(module))
+    causal, plain = is_causal, sliding_window is None
+    if attention_mask is not None:
+        said = attached(attention_mask)
+        plain = said is not None and said.plain
+        causal = said.causal if said is not None else is_causal
+    if plain and s_aux is position_bias is None and _is_plain(others, query):
+        # Small calls take as long as what is looked up here. What this refuses is looked at again.
+        try:
+            out = dense(
+                *(query, key, value),
+                causal=causal,
+                scale=scaling,
+                softcap=softcap or 0.0,
+                dropout_p=dropout,
+                layout="bhsd->bshd",
+            )
+            return out, None
+        except (BackendUnavailableError, InvalidInputError):
+            pass
+    call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
+    layout = _layout(call, attention_mask, is_causal, sliding_window, others)
+    try:
+        for name, why in _NOT_SERVED.items():
+            if (given := others.get(name)) is not None and given is not False:
+                raise BackendUnavailableError(why)
+        return _served(call, layout), None
+    except (BackendUnavailableError, InvalidInputError) as error:
+        reason = str(error)
+    return own_path(reason, module, call, layout, others)
+
+
+def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
+    """Whether the other arguments of a layer surely change nothing."""
+    for name in others:  # a loop, which torch.compile traces, where it knows no isdisjoint of keys
+        if name in _CHANGING:
+            return False
+    positions = others.get("position_ids")
+    if positions is None:
+        return True
+    shape: tuple[int, ...] = query.shape
+    if shape[0] != 1 or shape[2] == 1:
+        return True
+    known = getattr(positions, _ROWS, None)
+    return known is not None and known[1] is None and known[0] == positions._version
+
+
+def _layout(
+    call: Call,
+    mask: torch.Tensor | None,
+    causal: bool,
+    sliding_window: int | None,
+    others: dict[str, Any],
+) -> Layout:
+    """What the mask of a layer comes to, and its other arguments where that says nothing."""
+    keys = call.key.shape[2]
+    if mask is None:
+        layout = Layout(causal, _window(causal, sliding_window, keys), keys)
+        return _packed_layout(call, layout, others)
+    known = attached(mask)
+    if known is not None and mask.shape == (call.query.shape[0], 1, call.query.shape[2], keys):
+        return _packed_layout(call, known, others)
+    if isinstance(mask, UnevaluatedMask):
+        mask = mask.values()
+    return _layout_of_mask(call, mask, causal, sliding_window)
+
+
+def _window(causal: bool, size: int | None, keys: int) -> tuple[int, int]:
+    """The window that a layer asks for, as `window_size`."""
+    if size is None:
+        return (-1, -1)
+    return bounded((size - 1, -1 if causal else size - 1), keys)
+
+
+def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout:
+    """The layout with the sequences that the other arguments of a layer tell."""
+    if layout.rows is not None or layout.bias is not None:
+        return layout
+    if others.get("cu_seq_lens_q") is not None:
+        return layout._replace(rows=_rows_of_offsets(call, others))
+    batch, _, seqlen_q, _ = call.query.shape
+    keys = call.key.shape[2]
+    positions = others.get("position_ids")
+    # Positions that begin again are sequences in causal models alone, here as in transformers.
+    if (
+        positions is not None
+        and layout.causal
+        and batch == 1
+        and 1 < seqlen_q == keys
+        and positions.shape == (1, keys)
+    ):
+        return layout._replace(rows=_rows_of_positions(positions))
+    return layout
+
+
+def _layout_of_mask(
+    call: Call, mask: torch.Tensor, causal: bool, sliding_window: int | None
+) -> Layout:
+    """A mask without a layout; one of 4 dimensions says all, causal or not."""
+    keys = min(mask.shape[-1], call.key.shape[2])
+    if mask.dim() == 4:
+        return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
+    if mask.dim() == 2:
+        window = _window(causal, sliding_window, keys)
+        return padding_layout(mask[:, :keys], call.query.shape[2], causal, window)
+    raise ShapeError(
+        "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, seqlen_q, keys), "
+        f"got shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
+    )
+
+
+def _paged(
+    module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, others: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of all requests, out of the cache of continuous batching.
+
+    It leaves the lengths of the layer's sequences in the other arguments.
+    """
+    cache = others.pop("cache")
+    if "kwargs" not in signature(type(cache).update).parameters:
+        raise BackendUnavailableError(
+            "continuous batching needs a transformers whose paged cache tells lengths (5.23 does), "
+            "found an older one: pip install --upgrade transformers, or choose sdpa for it"
+        )
+    pair: tuple[torch.Tensor, torch.Tensor] = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
+    )
+    return pair
+
+
+def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:
+    """The rows that a caller packed, who may leave out what follows from the rest."""
+    offsets_q = others["cu_seq_lens_q"].to(torch.int32)
+    offsets_k, longest_q, longest_k = (
+        others.get(name) for name in ("cu_seq_lens_k", "max_length_q", "max_length_k")
+    )
+    batch, _, seqlen_q, _ = call.query.shape
+    return Rows(
+        None,
+        None,
+        offsets_q,
+        offsets_q if offsets_k is None else offsets_k.to(torch.int32),
+        batch * seqlen_q if longest_q is None else int(longest_q),
+        batch * call.key.shape[2] if longest_k is None else int(longest_k),
+    )
+
+
+def _rows_of_positions(positions: torch.Tensor) -> Rows | None:
+    """The rows of packed positions, looked up once for all layers."""
+    if torch.compiler.is_compiling():
+        return None
+    # A tensor of inference mode does not say whether it changed.
+    if positions.is_inference():
+        return rows_of_positions(positions)
+    found: tuple[int, Rows | None] | None = getattr(positions, _ROWS, None)
+    if found is None or found[0] != positions._version:
+        found = positions._version, rows_of_positions(positions)
+        setattr(positions, _ROWS, found)
+    return found[1]
+
+
+def _served(call: Call, layout: Layout) -> torch.Tensor:
+    """Attention by flashvar, [batch, seqlen_q, heads_q, head_dim_v]."""
+    query, key, value = call.query, call.key, call.value
+    if layout.keys < key.shape[2]:
+        key, value = key[:, :, : layout.keys], value[:, :, : layout.keys]
+    if query.dtype != value.dtype or key.dtype != value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
+    if call.position_bias is not None:
+        mask = added(layout, q.shape[0], q.shape[1], q)
+        layout = Layout(
+            False, (-1, -1), layout.keys, bias=call.position_bias[..., : layout.keys] + mask
+        )
+    options: dict[str, Any] = {
+        "causal": layout.causal,
+        "scale": call.scaling,
+        "window_size": layout.window,
+        "softcap": call.softcap or 0.0,
+        "dropout_p": call.dropout,
+        "return_lse": call.s_aux is not None,
+    }
+    rows = layout.rows
+    out: Any
+    if rows is None:
+        bias = None if layout.bias is None else _fitting(layout.bias, q)
+        out = dense(q, k, v, bias=bias, **options)
+    else:
+        out = attention_varlen(
+            _packed(q, rows.indices_q),
+            _packed(k, rows.indices_k),
+            _packed(v, rows.indices_k),
+            cu_seqlens_q=rows.offsets_q,
+            cu_seqlens_k=rows.offsets_k,
+            max_seqlen_q=rows.longest_q,
+            max_seqlen_k=rows.longest_k,
+            **options,
+        )
+    if call.s_aux is not None:
+        out, lse = out
+        out = _with_sinks(out, lse, call.s_aux)
+    return out if rows is None else _unpacked(out, rows.indices_q, q.shape[0], q.shape[1])
+
+
+def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The bias in a dtype and with strides that the kernels read."""
+    if bias.dtype not in (q.dtype, torch.float32):
+        bias = additive(bias, q.dtype)
+    if bias.shape[2] != q.shape[1]:
+        bias = bias.expand(-1, -1, q.shape[1], -1)
+    return bias if bias.stride(3) == 1 else bias.contiguous()
+
+
+def _packed(tensor: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+    flat = tensor.flatten(0, 1)
+    return flat if indices is None else flat.index_select(0, indices)
+
+
+def _unpacked(
+    out: torch.Tensor, indices: torch.Tensor | None, batch: int, seqlen: int
+) -> torch.Tensor:
+    if indices is not None:
+        out = out.new_zeros((batch * seqlen, *out.shape[1:])).index_copy(0, indices, out)
+    return out.unflatten(0, (batch, seqlen))
+
+
+def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """The output with one more key per head in each sum of weights, which has no value."""
+    share = torch.sigmoid(lse.transpose(-1, -2) - sinks.float())
+    return out * share.unsqueeze(-1).to(out.dtype)

@@ -1,0 +1,157 @@
+"""The mask function of models on flashvar: what eager attention's gives, but as little work.
+
+A model asks for its mask once in a forward, as a function of four indices; all of its layers get
+the answer. It is never None, for then a layer's own idea of causality would decide. Functions that
+transformers itself composed are read: their masks carry a layout for our attention, and are
+evaluated only if something else looks at them. Every other function is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+)
+from transformers.utils.import_utils import is_tracing
+
+from flashvar.integrations.transformers.layout import Layout, bounded, padding_layout
+from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attach
+
+
+class Pattern(NamedTuple):
+    """Which keys a query sees, whatever the padding; sizes are those of `window_size`."""
+
+    causal: bool
+    window: tuple[int, int] = (-1, -1)
+    sequences: torch.Tensor | None = None  # [batch, seqlen], the number of each row's
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> torch.Tensor:
+    """The mask function that is registered with transformers; arguments are those of its own.
+
+    Returns:
+        [batch, 1, q_length, kv_length] in the dtype, added to the scores: 0 or the lowest number.
+    """
+    pattern = read(mask_function)
+    compiling = torch.compiler.is_compiling()
+    static = isinstance(q_offset, torch.Tensor)
+    told: dict[str, Any] = {
+        "batch_size": batch_size,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "dtype": dtype,
+        "use_vmap": use_vmap,
+        "device": device,
+    }
+    layout = None
+    if pattern is not None and not (static if compiling else is_tracing(attention_mask)):
+        # The cache counts on in place.
+        told["q_offset"] = int(q_offset) if static else q_offset
+        layout = _layout(pattern, told)
+    if layout is not None and not compiling and not (static and q_length == 1):
+        shape = (batch_size, 1, q_length, kv_length)
+        return UnevaluatedMask(layout, lambda: _evaluated(told), shape, dtype, device)
+    # A step of a static cache is evaluated, for generate() compiles what it hands the mask to.
+    mask = _evaluated(told)
+    return mask if layout is None else attach(mask, layout)
+
+
+def _evaluated(told: dict[str, Any]) -> torch.Tensor:
+    mask: torch.Tensor = eager_mask(**told, allow_is_bidirectional_skip=False)
+    return mask
+
+
+def _layout(pattern: Pattern, told: dict[str, Any]) -> Layout | None:
+    """The layout of what a model asks for; None where the kernels have no such."""
+    q_length, kv_length, kv_offset = told["q_length"], told["kv_length"], told["kv_offset"]
+    # A static cache has room for keys that are yet to come.
+    keys = told["q_offset"] + q_length - kv_offset if pattern.causal else kv_length
+    window = bounded(pattern.window, keys)
+    packed = pattern.sequences is not None
+    # Kernels let the last query see the last key, which is how causal ones lie anyway.
+    aligned = packed or (window != (-1, -1) and not pattern.causal)
+    if not 0 < keys <= kv_length or (aligned and q_length != keys):
+        return None
+    padding = told["attention_mask"]
+    if pattern.sequences is not None:
+        numbers = pattern.sequences.expand(told["batch_size"], -1).int() + 1
+    elif padding is not None:
+        seen = padding[:, kv_offset : kv_offset + keys].int()
+        numbers = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
+    else:
+        numbers = None
+    layout = Layout(pattern.causal, window, keys)
+    if numbers is not None:
+        layout = padding_layout(numbers, q_length, pattern.causal, window)
+    whole = keys == kv_length and window == (-1, -1)
+    return layout._replace(plain=whole and layout.rows is layout.bias is None)
+
+
+def read(function: Callable[..., Any]) -> Pattern | None:
+    """The pattern of a mask function that transformers composed of its own; None: any other.
+
+    While a graph is traced, what a function captured cannot be read.
+    """
+    if function is causal_mask_function:
+        return Pattern(causal=True)
+    if function is bidirectional_mask_function:
+        return Pattern(causal=False)
+    if torch.compiler.is_compiling() or function.__module__ != causal_mask_function.__module__:
+        return None
+    maker = _MAKERS.get(function.__qualname__.partition(".")[0])
+    if maker is None or function.__closure__ is None:
+        return None
+    cells = [cell.cell_contents for cell in function.__closure__]
+    try:
+        return maker(dict(zip(function.__code__.co_freevars, cells, strict=True)))
+    except KeyError:  # another version of transformers, which names them differently
+        return None
+
+
+def _all_of(cells: dict[str, Any]) -> Pattern | None:
+    """The intersection of several functions."""
+    found = [read(function) for function in cells["mask_functions"]]
+    patterns = [pattern for pattern in found if pattern is not None]
+    numbered = [pattern.sequences for pattern in patterns if pattern.sequences is not None]
+    if len(patterns) < len(found) or len(numbered) > 1:
+        return None
+    sides = zip(*(pattern.window for pattern in patterns), strict=True)
+    left, right = (min((s for s in side if s >= 0), default=-1) for side in sides)
+    causal = any(pattern.causal for pattern in patterns)
+    return Pattern(causal, (left, right), numbered[0] if numbered else None)
+
+
+def _remapped(cells: dict[str, Any]) -> Pattern | None:
+    """Positions within a packed sequence instead of places: their distances are the same."""
+    return read(cells["mask_function"])
+
+
+# What makes a mask function: what it captured says which.
+_MAKERS: Final[dict[str, Callable[[dict[str, Any]], Pattern | None]]] = {
+    "and_masks": _all_of,
+    "sliding_window_overlay": lambda c: Pattern(False, (c["sliding_window"] - 1, -1)),
+    "sliding_window_bidirectional_overlay": lambda c: Pattern(False, (c["sliding_window"],) * 2),
+    "packed_sequence_mask_function": lambda c: Pattern(False, sequences=c["packed_sequence_mask"]),
+    "remap_positions_for_packed_sequence": _remapped,
+}

@@ -1,0 +1,71 @@
+"""The way a model computes attention without flashvar, for what flashvar does not serve."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final, NamedTuple
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.fallback import decline
+from flashvar.integrations.transformers.layout import Layout, added
+
+# What torch's attention leaves out.
+_ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
+# What a model puts into the mask instead, where it knows the name of the implementation.
+_ONLY_ITS_OWN: Final = ("indices", "block_indices")
+
+
+class Call(NamedTuple):
+    """The tensors and numbers of a call, as transformers passes them."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    dropout: float
+    scaling: float | None
+    softcap: float | None
+    s_aux: torch.Tensor | None
+    position_bias: torch.Tensor | None
+
+
+def own_path(
+    reason: str, module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Eager attention where only that serves, torch's elsewhere; says why, once for each reason.
+
+    Raises:
+        BackendUnavailableError: FLASHVAR_STRICT=1; or the model's file has no attention of its own,
+            and torch's does not do; or neither would do.
+    """
+    name = type(module).__name__
+    if any(others.get(word) is not None for word in _ONLY_ITS_OWN):
+        raise BackendUnavailableError(
+            f"{name} masks the keys that it does not select for eager and sdpa alone, got a call "
+            f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
+        )
+    keys = layout.keys
+    call = call._replace(key=call.key[:, :, :keys], value=call.value[:, :, :keys])
+    if call.position_bias is not None:
+        call = call._replace(position_bias=call.position_bias[..., :keys])
+    options = {**others, **call._asdict()}
+    options = {word: value for word, value in options.items() if value is not None}
+    only = [word for word in _ONLY_EAGER if options.get(word, False) is not False]
+    decline(name, reason, "the model's eager attention" if only else "the model's sdpa attention")
+    forward = sdpa_attention_forward
+    if only:
+        forward = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        if forward is None:
+            raise BackendUnavailableError(
+                f"{name} has no eager attention beside flashvar, got a call with "
+                f"{' and '.join(only)}: leave that out, or load the model without flashvar "
+                f"({reason})"
+            )
+    mask = added(layout, call.query.shape[0], call.query.shape[2], call.query)
+    # There, a query that sees no key is NaN, unless it sees all of them a little.
+    mask = mask.clamp(min=torch.finfo(mask.dtype).min)
+    out: tuple[torch.Tensor, torch.Tensor | None]
+    out = forward(module, **options, attention_mask=mask, is_causal=False)
+    return out

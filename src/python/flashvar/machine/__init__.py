@@ -1,0 +1,1 @@
+"""What the machine is: devices, driver, compilers and what torch was built for."""

@@ -1,0 +1,191 @@
+"""What this machine is: the facts that choosing a kernel depends on, gathered once.
+
+Nothing here decides anything, and nothing here raises on a machine without a GPU or without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sysconfig
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import Any, Final
+
+from flashvar.machine import driver
+
+# What every device gives a block without asking; the answer when nobody knows better.
+_SHARED_MEMORY_WITHOUT_OPTIN: Final = 48 * 1024
+_TRITON_DISTRIBUTIONS: Final = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One CUDA (or ROCm) device, numbered as torch numbers it."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    shared_memory: int  # bytes that a block may opt in to
+    multiprocessors: int
+    memory: int  # bytes
+    tegra: bool = False  # the integrated GPU of a Jetson
+
+
+@dataclass(frozen=True)
+class System:
+    """Devices and software of one machine; None means not there."""
+
+    devices: tuple[Device, ...] = ()
+    driver_cuda: tuple[int, int] | None = None  # the newest CUDA version the driver serves
+    driver_display: str | None = None  # e.g. "580.82.07"
+    torch: str | None = None
+    torch_cuda: str | None = None  # the CUDA version torch was compiled with
+    torch_hip: str | None = None  # the ROCm version torch was compiled with
+    triton: str | None = None
+    compiler: str | None = None  # the C compiler that Triton would call
+    python_headers: str | None = None  # the folder of Python.h, which Triton's launcher includes
+    triton_cache: str | None = None  # where Triton keeps what it compiles; None: it cannot
+    interpreted: bool = False  # Triton runs kernels in Python, on CPU tensors: TRITON_INTERPRET
+    python: str = ""
+    platform: str = ""  # as in a wheel tag, e.g. "linux_x86_64"
+    problem: str | None = None  # why torch sees no device, in torch's words
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, "" too
+
+    def device(self, index: int) -> Device | None:
+        """The device that torch calls `cuda:index`; None when it is not visible."""
+        return next((device for device in self.devices if device.index == index), None)
+
+
+@cache
+def gather() -> System:
+    """Look at this machine, once per process.
+
+    Imports torch and asks it for its devices, which initialises CUDA but makes no context.
+    """
+    torch, devices, problem = _ask_torch()
+    version = getattr(torch, "version", None)
+    return System(
+        devices=devices,
+        driver_cuda=driver.cuda_version(),
+        driver_display=driver.display_version(),
+        torch=None if torch is None else str(torch.__version__),
+        torch_cuda=getattr(version, "cuda", None),
+        torch_hip=getattr(version, "hip", None),
+        triton=_triton_version(),
+        compiler=find_compiler(),
+        python_headers=_python_headers(),
+        triton_cache=_triton_cache(),
+        interpreted=_interpreted(),
+        python=platform.python_version(),
+        platform=platform_tag(),
+        problem=problem,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def gather_for_cpu() -> System:
+    """What serving CPU tensors depends on. Asks no device: that could fail in a forked worker."""
+    return System(triton=_triton_version(), interpreted=_interpreted())
+
+
+def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
+    """The torch module or None, its devices, and what it complained about on the way."""
+    try:
+        torch = import_module("torch")
+    except Exception as error:  # a broken torch raises more than ImportError
+        return None, (), f"torch cannot be imported: {error}"
+    # An old driver makes torch warn and report no device: that is a fact to show, not noise.
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        try:
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            devices = tuple(_ask_device(torch, index) for index in range(count))
+        except Exception as error:  # e.g. CUDA in a forked child, or a device that fell off the bus
+            return torch, (), f"torch cannot use its devices: {error}"
+    return torch, devices, str(complaints[0].message) if complaints else None
+
+
+def _ask_device(torch: Any, index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    shared_memory = (
+        getattr(properties, "shared_memory_per_block_optin", None)
+        or driver.shared_memory_per_block(index)
+        or getattr(properties, "shared_memory_per_block", None)
+        or _SHARED_MEMORY_WITHOUT_OPTIN
+    )
+    return Device(
+        index=index,
+        name=str(properties.name),
+        capability=(properties.major, properties.minor),
+        shared_memory=shared_memory,
+        multiprocessors=properties.multi_processor_count,
+        memory=properties.total_memory,
+        tegra=bool(getattr(properties, "is_integrated", False)) and is_tegra(),
+    )
+
+
+def platform_tag() -> str:
+    """This platform as wheel tags and manifests spell it, e.g. "linux_x86_64"."""
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def is_tegra(root: Path = Path("/")) -> bool:
+    """Whether the machine is a Jetson, whose driver refuses the code of ordinary wheels."""
+    if (root / "etc/nv_tegra_release").exists():
+        return True
+    try:
+        return b"nvidia,tegra" in (root / "proc/device-tree/compatible").read_bytes()
+    except OSError:
+        return False
+
+
+def find_compiler() -> str | None:
+    """The C compiler that Triton would call: $CC, else gcc, else clang; never plain cc."""
+    named = os.environ.get("CC")
+    if named is not None:
+        return shutil.which(named)
+    return shutil.which("gcc") or shutil.which("clang")
+
+
+def _python_headers() -> str | None:
+    # Debian's default scheme points at /usr/local, where no headers are; Triton corrects it too.
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    folder = Path(sysconfig.get_paths(scheme=scheme)["include"])
+    return str(folder) if (folder / "Python.h").is_file() else None
+
+
+def _triton_cache() -> str | None:
+    """The folder if it can be written or, as in a read-only image, holds something already."""
+    try:
+        home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
+        folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+        existing = next(one for one in (folder, *folder.parents) if one.exists())
+        filled = existing == folder and any(folder.iterdir())
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return str(folder) if filled or os.access(existing, os.W_OK | os.X_OK) else None
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
+
+
+def _triton_version() -> str | None:
+    """Triton's version from its metadata: importing it would cost a second."""
+    try:
+        if util.find_spec("triton") is None:
+            return None
+    except (ImportError, ValueError):  # ValueError: blocked by None in sys.modules
+        return None
+    for name in _TRITON_DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"

@@ -1,0 +1,1 @@
+"""Attention: `flashvar.attention` and `flashvar.attention_varlen`."""

@@ -1,0 +1,128 @@
+"""How a public function reaches the kernels: straight, through autograd, or through torch's op."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.ops.attention.autograd import differentiable
+from flashvar.ops.attention.flops import tell_flop_counters
+from flashvar.ops.attention.inputs import check_tensors, inspect_symbolic
+from flashvar.ops.attention.options import check_options, is_number
+from flashvar.ops.attention.plan import NO_EXTRAS, Extras, plan
+from flashvar.ops.attention.problem import Options, make_inputs
+from flashvar.ops.attention.sharding import refuse_mixture, teach_dtensor
+from flashvar.ops.attention.tensors import refuse_unknown_kinds
+from flashvar.ops.attention.torch_library import attention_fwd
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+
+_grad_enabled: Final = torch.is_grad_enabled
+
+# Any 63 bits make a seed.
+_SEEDS: Final = 2**63 - 1
+
+
+def call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras,
+    options: tuple[Any, ...],
+    with_lse: bool,
+) -> Outputs:
+    """Attention of tensors that may be anything; `options` are the fields of Options in order.
+
+    Written for the host: a small call takes as long as what is looked up here.
+    """
+    if is_compiling():
+        teach_dtensor()
+        out, lse = attention_fwd(*_cast(q, k, v, extras), *options)
+        return out, lse
+    if not (
+        type(q) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
+        and nothing_watches()
+        and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
+    ):
+        try:
+            return _dispatched(q, k, v, extras, options)
+        except TypeError as error:
+            refuse_unknown_kinds(error, (q, k, v, *extras))
+            raise
+    return call_plain(q, k, v, extras, options, with_lse)
+
+
+def call_plain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras,
+    options: tuple[Any, ...],
+    with_lse: bool,
+) -> Outputs:
+    """`call` where the caller knows that tensors are plain and that nothing watches."""
+    found = plan(q, k, v, extras, options)
+    if (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (extras is not NO_EXTRAS and any(x is not None and x.requires_grad for x in extras))
+    ) and _grad_enabled():
+        return differentiable(found, (q, k, v), extras, options, with_lse)
+    return found.run(make_inputs((q, k, v, *extras)), with_lse)
+
+
+def _dispatched(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+) -> Outputs:
+    """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
+    check_options(Options._make(options))
+    given = make_inputs((q, k, v, *extras))
+    check_tensors(given)
+    refuse_mixture(given)
+    inputs = make_inputs(_cast(q, k, v, extras))
+    inspect_symbolic(inputs, Options._make(options))
+    tell_flop_counters()
+    teach_dtensor()
+    out, lse = attention_fwd(*inputs, *options)
+    return out, lse
+
+
+def rng_state_of(
+    q: torch.Tensor, dropout_p: float, given: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """The state of a call: the caller's, else one that is drawn where something is dropped.
+
+    Arguments that are none draw nothing: the call itself refuses them, in words.
+    """
+    if given is not None or not (isinstance(q, torch.Tensor) and is_number(dropout_p)):
+        return given
+    return draw_rng_state(q) if dropout_p > 0 else None
+
+
+def draw_rng_state(q: torch.Tensor) -> torch.Tensor:
+    """Seed and offset of a dropout mask from torch's generator of the device of q."""
+    return torch.randint(_SEEDS, (2,), dtype=torch.int64, device=q.device)
+
+
+def _cast(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
+) -> tuple[torch.Tensor | None, ...]:
+    """The tensors as autocast wants them: as for scaled_dot_product_attention, all but float64."""
+    device = q.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return (q, k, v, *extras)
+    dtype = torch.get_autocast_dtype(device)
+    bias, *others = extras
+    q, k, v = (_lower(x, dtype) for x in (q, k, v))
+    return (q, k, v, None if bias is None else _lower(bias, dtype), *others)
+
+
+def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)

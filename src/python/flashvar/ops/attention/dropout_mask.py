@@ -1,0 +1,73 @@
+"""The dropped weights of a call, as FlashAttention 2 shows them to its tests (S_dmask).
+
+The sign of an entry says whether dropout kept the weight (not negative) or not. Its magnitude is
+exp(s - m), where s is the score and m the largest score of its query in the blocks of keys that the
+kernel of FlashAttention 2 has seen by then: it walks them from the last to the first. What a query
+does not see is 0. Scores are held in full: this is for tests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from flashvar.backends.reference.attention.scores import (
+    compute_dtype,
+    dropout_factors,
+    scores,
+    without_autocast,
+)
+from flashvar.backends.reference.attention.sequences import of_keys, of_queries, parts
+from flashvar.ops.attention.inputs import inspect
+from flashvar.ops.attention.problem import Inputs, Options
+
+_ROUNDED_TO: Final = 128
+# Head dim up to -> keys in a block of FlashAttention 2 with dropout.
+_BLOCKS: Final = {32: 128, 64: 64, 96: 64, 128: 32, 160: 32, 256: 64}
+_SMALL_SHARED_MEMORY: Final = {160: 64}  # capabilities 8.6 and 8.9
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+@without_autocast
+def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
+    """[batch, heads_q, seqlen_q, seqlen_k] in the dtype of q, lengths rounded up to 128."""
+    problem = inspect(inputs, options._replace(backend="reference"))
+    dtype = compute_dtype(problem)
+    block = block_of_keys(problem.head_dim, inputs.q.device)
+    longest = (options.max_seqlen_q or problem.seqlen_q, options.max_seqlen_k or problem.seqlen_k)
+    lengths = (-(-n // _ROUNDED_TO) * _ROUNDED_TO for n in longest)
+    shown = inputs.q.new_zeros((problem.batch, problem.heads_q, *lengths))
+    for part in parts(problem, inputs):
+        if part.seqlen_q == 0 or part.seqlen_k == 0:
+            continue
+        rows = slice(0, part.seqlen_q)
+        queries = of_queries(problem, inputs.q, part).to(dtype)
+        keys = of_keys(problem, inputs.k, part).to(dtype)
+        found = scores(problem, inputs, part, rows, queries, keys).final
+        weights = torch.exp(found - _seen_maximum(found, block))
+        factors = dropout_factors(problem, inputs, part, rows, dtype)
+        if factors is not None:
+            # Kept weights have the factor 1 / (1 - p), the others 0.
+            weights = torch.where(factors > 0, weights, -weights)
+        target = shown[part.batch, :, rows, : part.seqlen_k]
+        target.copy_(weights.flatten(1, 2))
+    return shown
+
+
+def _seen_maximum(found: torch.Tensor, block: int) -> torch.Tensor:
+    """The largest score of the own block of keys and of those after it; 0 where that is -inf."""
+    maxima = torch.stack([part.amax(-1) for part in found.split(block, -1)], -1)
+    running = maxima.flip(-1).cummax(-1).values.flip(-1)
+    running = running.masked_fill(running == -torch.inf, 0.0)
+    return running.repeat_interleave(block, -1)[..., : found.shape[-1]]
+
+
+def block_of_keys(head_dim: int, device: torch.device) -> int:
+    """Keys between two maxima of `dropped_weights`."""
+    bound = next((bound for bound in _BLOCKS if head_dim <= bound), max(_BLOCKS))
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major == 8 and minor > 0:
+            return _SMALL_SHARED_MEMORY.get(bound, _BLOCKS[bound])
+    return _BLOCKS[bound]

@@ -1,0 +1,143 @@
+"""What the functions of FlashAttention 2 have in common: its rules, on top of our call."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.attention.call import call, rng_state_of
+from flashvar.ops.attention.dropout_mask import dropped_weights
+from flashvar.ops.attention.options import (
+    is_number,
+    plain_scale,
+    truth,
+    unbounded_below,
+    window_pair,
+)
+from flashvar.ops.attention.plan import NO_EXTRAS, Extras
+from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.tensors import check_strided, refuses_unknown_kinds, rows_contiguous
+
+Window = tuple[int, int]
+Answer: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Wanted(NamedTuple):
+    """The arguments that all functions share, in their order."""
+
+    dropout_p: float
+    softmax_scale: float | None
+    causal: bool
+    window_size: Window
+    softcap: float
+    alibi_slopes: torch.Tensor | None
+    deterministic: bool
+    return_attn_probs: bool
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: Wanted) -> Answer:
+    """Attention of dense tensors."""
+    _check(wanted)
+    if isinstance(q, torch.Tensor) and q.dim() == 4 and q.size(0) == 0:
+        raise ShapeError(
+            f"the batch must hold at least 1 sequence, got q of shape {tuple(q.shape)}: skip the "
+            "call, or use flashvar.attention, which takes empty batches"
+        )
+    rng_state = rng_state_of(q, wanted.dropout_p)
+    extras = NO_EXTRAS
+    if rng_state is not None or wanted.alibi_slopes is not None:
+        extras = (None, wanted.alibi_slopes, rng_state, None, None, None)
+    return _answer(q, k, v, extras, wanted, (None, None))
+
+
+def varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | torch.Tensor,
+    max_seqlen_k: int | torch.Tensor,
+    wanted: Wanted,
+) -> Answer:
+    """Attention of packed sequences."""
+    _check(wanted)
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if offsets is None:
+            raise InvalidInputError(
+                f"packed sequences need {name}, got None: pass int32 offsets (batch + 1,), or call "
+                "the function without varlen for dense tensors"
+            )
+    if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == cu_seqlens_q.numel() == 1:
+        raise ShapeError(
+            "the batch must hold at least 1 sequence, got cu_seqlens_q of shape (1,): skip the "
+            "call, or use flashvar.attention_varlen, which takes empty batches"
+        )
+    rng_state = rng_state_of(q, wanted.dropout_p)
+    extras = (None, wanted.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, None)
+    return _answer(q, k, v, extras, wanted, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
+
+
+@refuses_unknown_kinds
+def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[torch.Tensor, ...]:
+    """Views of the tensors that lie side by side in the third last dimension."""
+    check_strided(name, packed)
+    if packed.dim() != rank or packed.shape[-3] != count:
+        lead = "batch, seqlen" if rank == 5 else "total"
+        raise ShapeError(
+            f"{name} must have shape ({lead}, {count}, heads, head_dim), got "
+            f"{tuple(packed.shape)}: stack the tensors with torch.stack(..., dim=-3)"
+        )
+    return tuple(packed.unbind(-3))
+
+
+def _check(wanted: Wanted) -> None:
+    numbers = is_number(wanted.softcap) and is_number(wanted.dropout_p)
+    if numbers and wanted.softcap and wanted.dropout_p:
+        raise InvalidInputError(
+            f"softcap does not go with dropout, got softcap={wanted.softcap} and "
+            f"dropout_p={wanted.dropout_p}: leave one out, or use flashvar.attention, which takes "
+            "both"
+        )
+
+
+def _answer(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras,
+    wanted: Wanted,
+    bounds: tuple[int | None, int | None],
+) -> Answer:
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    left, right = window_pair(wanted.window_size)
+    options: tuple[Any, ...] = (
+        truth("causal", wanted.causal),
+        plain_scale(wanted.softmax_scale),
+        unbounded_below(left),
+        unbounded_below(right),
+        wanted.softcap,
+        wanted.dropout_p,
+        truth("deterministic", wanted.deterministic),
+        "bshd",
+        "auto",
+        *bounds,
+    )
+    with_lse = truth("return_attn_probs", wanted.return_attn_probs)
+    out, lse = call(q, k, v, extras, options, with_lse)
+    if not with_lse or lse is None:
+        return out
+    if wanted.dropout_p == 0:
+        return out, lse, q.new_empty(0)
+    weights = dropped_weights(Inputs(q, k, v, *extras), Options._make(options))
+    return out, lse, weights
+
+
+def _bound(length: int | torch.Tensor) -> int:
+    """The bound as a number: some callers have it in a tensor."""
+    if isinstance(length, torch.Tensor) and length.numel() == 1:
+        number: int = length.item()
+        return number
+    return length

@@ -1,0 +1,164 @@
+"""Are the tensors beside q, k and v such as attention takes?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.attention.problem import BiasStrides, Inputs
+
+
+def check_integers(name: str, tensor: torch.Tensor, length: int, device: torch.device) -> None:
+    """Offsets and lengths: int32, contiguous, one entry for each."""
+    if tensor.dtype != torch.int32:
+        raise DtypeError(
+            f"{name} must be torch.int32, got {tensor.dtype}: call {name}.to(torch.int32)"
+        )
+    _check_device(name, tensor, device)
+    if tensor.dim() != 1 or tensor.shape[0] != length:
+        raise ShapeError(
+            f"{name} must have shape ({length},), got {tuple(tensor.shape)}: pass batch + 1 "
+            "offsets, or batch lengths in seqused_k"
+        )
+    if tensor.stride(0) != 1 and length > 1:
+        raise LayoutError(
+            f"{name} must be contiguous, got stride {tensor.stride(0)}: call {name}.contiguous()"
+        )
+
+
+def sequences(cu_seqlens_q: torch.Tensor) -> int:
+    """How many sequences the offsets name."""
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
+        raise ShapeError(
+            "cu_seqlens_q must have shape (batch + 1,), got "
+            f"{tuple(cu_seqlens_q.shape)}: pass torch.cumsum of the lengths behind a 0"
+        )
+    batch: int = cu_seqlens_q.shape[0] - 1
+    return batch
+
+
+def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.device) -> int:
+    """The batch stride of ALiBi slopes: 0 where the batch shares them."""
+    if slopes.dtype != torch.float32:
+        raise DtypeError(
+            f"alibi_slopes must be torch.float32, got {slopes.dtype}: call .float() on them"
+        )
+    _check_device("alibi_slopes", slopes, device)
+    if tuple(slopes.shape) not in ((heads_q,), (batch, heads_q)):
+        raise ShapeError(
+            f"alibi_slopes must have shape ({heads_q},) or ({batch}, {heads_q}), got "
+            f"{tuple(slopes.shape)}: pass one slope for each query head"
+        )
+    if slopes.stride(-1) != 1 and heads_q > 1:
+        raise LayoutError(
+            f"alibi_slopes must be contiguous in the heads, got strides {slopes.stride()}: "
+            "call alibi_slopes.contiguous()"
+        )
+    return 0 if slopes.dim() == 1 or slopes.shape[0] <= 1 else slopes.stride(0)
+
+
+def check_rng(rng_state: torch.Tensor | None, dropout_p: float, device: torch.device) -> None:
+    """Seed and offset are there exactly when something is dropped."""
+    if rng_state is None:
+        if dropout_p > 0:
+            raise InvalidInputError(
+                "dropout_p > 0 needs rng_state, got none: pass int64 [seed, offset] on the "
+                "device of q (flashvar.attention draws it when it is left out)"
+            )
+        return
+    if rng_state.dtype != torch.int64:
+        raise DtypeError(
+            f"rng_state must be torch.int64, got {rng_state.dtype}: pass [seed, offset] as int64"
+        )
+    _check_device("rng_state", rng_state, device)
+    if tuple(rng_state.shape) != (2,) or rng_state.stride(0) != 1:
+        raise ShapeError(
+            f"rng_state must be two contiguous numbers, got shape {tuple(rng_state.shape)}: "
+            "pass [seed, offset]"
+        )
+
+
+def check_bias(
+    bias: torch.Tensor,
+    q: torch.Tensor,
+    sizes: tuple[int, int, int, int],
+) -> BiasStrides:
+    """The strides of a bias, 0 where it is broadcast; sizes: batch, heads_q, seqlen_q, seqlen_k."""
+    if bias.dtype not in (q.dtype, torch.float32):
+        raise DtypeError(
+            f"bias must have the dtype of q or float32, got {bias.dtype} beside {q.dtype}: "
+            "cast it with .to(q.dtype)"
+        )
+    _check_device("bias", bias, q.device)
+    batch, heads_q, seqlen_q, seqlen_k = sizes
+    wanted = f"({batch} or 1, {heads_q} or 1, {seqlen_q}, {seqlen_k})"
+    if (
+        bias.dim() != 4
+        or bias.shape[0] not in (1, batch)
+        or bias.shape[1] not in (1, heads_q)
+        or bias.shape[2] != seqlen_q
+        or bias.shape[3] != seqlen_k
+    ):
+        raise ShapeError(
+            f"bias must have shape {wanted}, got {tuple(bias.shape)}: expand() the query "
+            "dimension (an expanded dimension is not copied)"
+        )
+    if bias.stride(3) != 1 and seqlen_k > 1 and bias.numel():
+        raise LayoutError(
+            f"bias must be contiguous in the keys (stride 1), got strides {bias.stride()}: "
+            "call bias.contiguous()"
+        )
+    return bias_strides(bias)
+
+
+def bias_strides(bias: torch.Tensor) -> BiasStrides:
+    """Where the entries of a bias or its gradient lie."""
+    batch, heads, query = (
+        stride if size > 1 else 0
+        for stride, size in zip(bias.stride()[:3], bias.shape[:3], strict=True)
+    )
+    return BiasStrides(batch, heads, query)
+
+
+def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | None) -> None:
+    """Read the values of packed offsets and refuse what does not cover the rows in order.
+
+    On a CUDA device this waits for the device, so it is done only with FLASHVAR_STRICT=1; kernels
+    clamp what they read and stay inside of the tensors.
+    """
+    for name, offsets, rows, bound in (
+        ("cu_seqlens_q", inputs.cu_seqlens_q, inputs.q, max_seqlen_q),
+        ("cu_seqlens_k", inputs.cu_seqlens_k, inputs.k, max_seqlen_k),
+    ):
+        if offsets is None:
+            continue
+        values = offsets.tolist()
+        lengths = [stop - start for start, stop in pairwise(values)]
+        if min(lengths, default=0) < 0:
+            raise InvalidInputError(
+                f"{name} must not decrease, got {_some(values)}: pass the running sum of lengths"
+            )
+        if values[0] < 0 or values[-1] > rows.shape[0]:
+            raise InvalidInputError(
+                f"{name} must stay within the {rows.shape[0]} packed rows, got "
+                f"{values[0]} to {values[-1]}: pass the running sum of lengths"
+            )
+        if bound is not None and max(lengths, default=0) > bound:
+            raise InvalidInputError(
+                f"max_seqlen_{name[-1]} must be at least the longest sequence, got {bound} and a "
+                f"sequence of {max(lengths)}: pass int(lengths.max())"
+            )
+
+
+def _some(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"{values[:8]} and {len(values) - 8} more"
+
+
+def _check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise DeviceError(
+            f"{name} must be on the device of q ({device}), got {tensor.device}: "
+            f"move it with .to(q.device)"
+        )

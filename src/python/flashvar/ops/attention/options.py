@@ -1,0 +1,211 @@
+"""Are the options of a call such as attention takes, and what do they come to?"""
+
+from __future__ import annotations
+
+import math
+import operator
+from numbers import Integral, Real
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import InvalidInputError, LayoutError
+from flashvar.ops.attention.problem import Options
+from flashvar.selection.request import BACKENDS
+
+# The order of the dimensions of q, k and v, and that of the output where it is another.
+LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
+
+# Largest finite float32: what a scale has to fit in. Below the smallest, devices round to 0.
+_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+_FLOAT32_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
+# From here on float32 rounds to 1: nothing would be kept, and what is kept would grow without end.
+_ALL_DROPPED: Final = 1 - 2**-25
+# Numbers may also be numpy's, and symbolic while a graph is traced.
+_INTEGERS: Final = (int, torch.SymInt, Integral)
+_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
+
+
+def check_options(options: Options) -> None:
+    """Refuse options of other types or values than attention takes.
+
+    Raises:
+        InvalidInputError: with what was expected, what was found and what to do.
+    """
+    for name in ("causal", "deterministic"):
+        if type(getattr(options, name)) is not bool:
+            raise InvalidInputError(
+                f"{name} must be True or False, got {getattr(options, name)!r}: pass a bool"
+            )
+    layout, backend, scale = options.layout, options.backend, options.scale
+    if type(layout) is not str or layout not in LAYOUTS:
+        raise LayoutError(
+            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
+            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
+        )
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
+        )
+    if scale is not None and not is_number(scale):
+        raise InvalidInputError(
+            f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
+        )
+    sides: tuple[object, ...] = (options.window_left, options.window_right)
+    for side in sides:
+        if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
+            raise _no_side_of_a_window(side)
+    softcap, dropout_p = options.softcap, options.dropout_p
+    if not is_number(softcap) or not (
+        softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
+    ):
+        raise InvalidInputError(
+            "softcap must be a finite number that float32 can hold, not negative, got "
+            f"{softcap!r}: pass 0.0 for none"
+        )
+    if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
+        raise InvalidInputError(
+            "dropout_p must be a float32 probability from 0 to less than 1, got "
+            f"{dropout_p!r}: pass 0.0 for none"
+        )
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        bound = getattr(options, name)
+        if bound is not None and (
+            not isinstance(bound, _INTEGERS) or type(bound) is bool or bound < 0
+        ):
+            raise InvalidInputError(
+                f"{name} must be a whole number, not negative, got {bound!r}: leave it out, or "
+                "pass int(lengths.max())"
+            )
+
+
+def window_pair(window_size: Any) -> tuple[Any, Any]:
+    """The two sides of a window.
+
+    Raises:
+        InvalidInputError: it does not have two.
+    """
+    try:
+        left, right = window_size
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(
+            f"window_size must be two integers (left, right), got {window_size!r}: "
+            "pass (-1, -1) for no window"
+        ) from None
+    return left, right
+
+
+def unbounded_below(side: Any) -> Any:
+    """One side of a window as FlashAttention 2 reads it: any negative number is none.
+
+    An integer may be in a tensor, as its own tests have it.
+
+    Raises:
+        InvalidInputError: it is no integer.
+    """
+    if not isinstance(side, _INTEGERS):
+        try:
+            side = operator.index(side)
+        except (TypeError, ValueError, RuntimeError):
+            raise _no_side_of_a_window(side) from None
+    return max(side, -1)
+
+
+def _no_side_of_a_window(side: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
+        "count the keys that a query sees beside its own place"
+    )
+
+
+def plain_scale(scale: Any) -> Any:
+    """A scale as torch and FlashAttention 2 take it: also one of numpy's, or in a tensor.
+
+    What they refuse is left as it is, for `check_options`: a learned one, one in a list.
+    """
+    if scale is None or isinstance(scale, _NUMBERS):
+        return scale
+    if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):
+        return scale
+    try:
+        return float(scale) if hasattr(scale, "__float__") else scale
+    except (TypeError, ValueError, RuntimeError):
+        return scale
+
+
+def truth(name: str, flag: Any) -> bool:
+    """A flag as Python reads it: also one of numpy's, or in a tensor.
+
+    Raises:
+        InvalidInputError: it is many.
+    """
+    try:
+        return bool(flag)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(
+            f"{name} must be True or False, got {type(flag).__name__}: pass a bool"
+        ) from None
+
+
+def count(name: str, number: Any) -> Any:
+    """A number of things as Python has it: also one of numpy's, or in a tensor.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    found = number
+    if not isinstance(number, (int, torch.SymInt)):
+        try:
+            found = operator.index(number)
+        except (TypeError, ValueError, RuntimeError):
+            found = -1
+    if type(found) is bool or found < 0:
+        raise InvalidInputError(
+            f"{name} must be a whole number, not negative, got {number!r}: pass an int"
+        )
+    return found
+
+
+def scale_of(scale: float | None, head_dim: int) -> float:
+    """The factor of the scores.
+
+    Raises:
+        InvalidInputError: float32 cannot hold it.
+    """
+    if scale is None:
+        return float(head_dim**-0.5)
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"scale must be a finite number that float32 can hold, got {scale!r}: "
+            "leave it out for head_dim**-0.5"
+        )
+    return value
+
+
+def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+    """Keys before and after the diagonal that a query sees; -1 where that is all of them.
+
+    The lengths are upper bounds: no key is further than they allow.
+    """
+    left = int(options.window_left)
+    right = 0 if options.causal else int(options.window_right)
+    if left >= seqlen_k - 1:
+        left = -1
+    if right >= seqlen_q - 1 and not options.causal:
+        right = -1
+    return left, right
+
+
+def bound_of(longest: int | None, total: int) -> int:
+    """The most rows that one of many packed sequences can have: never more than all of them."""
+    return total if longest is None else min(int(longest), total)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value counts, and is not True or False, nor a tensor, whose value is elsewhere."""
+    return isinstance(value, _NUMBERS) and type(value) is not bool

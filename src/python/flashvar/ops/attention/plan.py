@@ -1,0 +1,256 @@
+"""How one kind of attention call is carried out: checked, decided and prepared once, then run.
+
+Calls repeat the same shapes, strides and options thousands of times; everything that these decide
+is kept, so that a repeated call costs one look-up, the outputs and the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from flashvar.backends import BackwardLaunch, Launch, backend
+from flashvar.ops.attention.inputs import check_tensors, inspect, inspect_backward
+from flashvar.ops.attention.optional_tensors import check_offsets
+from flashvar.ops.attention.options import check_options
+from flashvar.ops.attention.padding import pad_inputs, padded_launch, wants_padding
+from flashvar.ops.attention.problem import (
+    BackwardProblem,
+    Gradients,
+    Inputs,
+    Options,
+    Problem,
+    make_inputs,
+)
+from flashvar.ops.attention.trace import follow_backward, follow_forward
+from flashvar.selection.request import Overrides, Request, Verdict
+from flashvar.selection.resolve import choose
+
+# Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
+_PLANS_KEPT: Final = 4096
+
+Extras = tuple[torch.Tensor | None, ...]
+NO_EXTRAS: Final[Extras] = (None,) * 6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A problem, who serves it, and the launch; None where there is nothing to compute."""
+
+    problem: Problem
+    verdict: Verdict
+    launch: Launch | None
+    options: Options
+    # What is allocated, without memory: empty_like is the fastest way. Printing it would crash.
+    out_like: torch.Tensor = field(repr=False)
+    lse_like: torch.Tensor = field(repr=False)
+    reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
+
+    def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Out, contiguous in the user's layout, and the log-sum-exp if it is wanted."""
+        if self.reads_offsets:
+            check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
+        out = _empty_like(self.out_like)
+        lse = _empty_like(self.lse_like) if with_lse else None
+        if self.launch is not None:
+            self.launch(inputs, out, lse)
+        else:
+            out.zero_()
+            if lse is not None:
+                lse.fill_(-torch.inf)
+        return out, lse
+
+    def compute(
+        self, inputs: tuple[torch.Tensor | None, ...], _options: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Both outputs; the last of the inputs may be left out."""
+        return self.run(make_inputs(inputs + NO_EXTRAS[len(inputs) - 3 :]), True)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """The plan of a backward."""
+
+    problem: BackwardProblem
+    launch: BackwardLaunch | None
+    pads: bool  # whether the gradients are those of padded tensors, cut: another plan's
+    copies_grad_out: bool
+    like: Gradients = field(repr=False)  # what is allocated, without memory
+
+    def run(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+    ) -> Gradients:
+        """The gradients in the shapes, dtypes and memory orders of their inputs.
+
+        As torch's own: where q is a view of rows that come first, its gradient goes back through
+        that view without a copy.
+        """
+        make = torch.zeros_like if self.launch is None else _empty_like
+        like = self.like
+        bias = None if like.bias is None else torch.zeros_like(like.bias)
+        grads = Gradients(make(like.q), make(like.k), make(like.v), bias)
+        if self.launch is not None:
+            if self.copies_grad_out:
+                grad_out = grad_out.contiguous()
+            if grad_lse is not None:
+                grad_lse = grad_lse.contiguous()
+            self.launch(inputs, out.contiguous(), lse.contiguous(), grad_out, grad_lse, grads)
+        if bias is None or inputs.bias is None:
+            return grads
+        return grads._replace(bias=bias.to(inputs.bias.dtype))
+
+
+_empty_like: Final = torch.empty_like
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
+
+
+def plan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+) -> Plan:
+    """The plan of a call; made, which checks every argument, the first time it is asked for.
+
+    `extras` are the other fields of Inputs, `options` those of Options in their order.
+
+    Raises:
+        InvalidInputError: an argument is not what attention takes.
+        BackendUnavailableError: nothing can serve the call.
+    """
+    try:
+        key = _key(q, k, v, extras, options)
+        found = _plans.get(key)
+    # An option that cannot be looked up is not one, and a tensor without strides not ours.
+    except (TypeError, ValueError, RuntimeError):
+        check_options(Options._make(options))
+        check_tensors(make_inputs((q, k, v, *extras)))
+        raise
+    if found is None:
+        found = _make(make_inputs((q, k, v, *extras)), Options._make(options))
+        _keep(_plans, key, found)
+    return found
+
+
+def backward_plan(
+    inputs: Inputs,
+    extras: Extras,
+    options: Options,
+    grad_out: torch.Tensor,
+    wants_bias: bool,
+) -> BackwardPlan:
+    """The plan of a backward, made the first time it is asked for."""
+    q, k, v = inputs[:3]
+    key = (
+        _key(q, k, v, extras, options),
+        grad_out.stride(),
+        wants_bias,
+    )
+    found = _backward_plans.get(key)
+    if found is None:
+        found = _make_backward(inputs, options, grad_out, wants_bias)
+        _keep(_backward_plans, key, found)
+    return found
+
+
+def _key(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    facts = None
+    if extras is not NO_EXTRAS:
+        facts = tuple(
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras
+        )
+    return (
+        q.shape,
+        k.shape,
+        v.shape,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        facts,
+        options,
+        type(options[0]),  # 1 equals True, but is none: of causal, and of deterministic
+        type(options[6]),
+    )
+
+
+def _keep(plans: dict[tuple[Any, ...], Any], key: tuple[Any, ...], made: object) -> None:
+    if len(plans) >= _PLANS_KEPT:
+        plans.clear()
+    plans[key] = made
+
+
+def _make(inputs: Inputs, options: Options) -> Plan:
+    problem = inspect(inputs, options)
+    reads_offsets = inputs.cu_seqlens_q is not None and (
+        inputs.q.device.type == "cpu" or Overrides.from_environment().strict
+    )
+    if wants_padding(problem, options.backend):
+        padded = pad_inputs(inputs)
+        inner = _make(padded, options._replace(scale=problem.scale))
+        launch = None if inner.launch is None else padded_launch(problem, inner.launch)
+        verdict = inner.verdict
+    else:
+        dims = problem.head_dim, problem.head_dim_v
+        request = Request("attention_fwd", problem.dtype, problem.device, *dims)
+        verdict = _choose(request, options.backend)
+        launch = None
+        if not problem.empty and not inputs.q.is_meta:
+            launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
+            launch = follow_forward(launch, problem, verdict)
+    out = inputs.q.new_empty(problem.out_shape)
+    lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
+    return Plan(problem, verdict, launch, options, _prototype(out), _prototype(lse), reads_offsets)
+
+
+def _make_backward(
+    inputs: Inputs,
+    options: Options,
+    grad_out: torch.Tensor,
+    wants_bias: bool,
+) -> BackwardPlan:
+    copies = grad_out.stride(-1) != 1 and grad_out.shape[-1] > 1
+    if copies:
+        grad_out = grad_out.contiguous()
+    problem = inspect_backward(inputs, options, grad_out, wants_bias)
+    forward = problem.forward
+    pads = wants_padding(forward, options.backend)
+    launch = None
+    if not forward.empty and not pads:
+        dims = forward.head_dim, forward.head_dim_v
+        request = Request("attention_bwd", forward.dtype, forward.device, *dims)
+        verdict = _choose(request, options.backend)
+        launch = backend(verdict.backend).prepare_attention_bwd(problem, verdict)
+        launch = follow_backward(launch, problem, verdict)
+    q, k, v, bias = inputs[:4]
+    grad_bias = None
+    if wants_bias and bias is not None:
+        grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
+    grad_q, grad_k, grad_v = (_prototype(_empty_like(x)) for x in (q, k, v))
+    like = Gradients(grad_q, grad_k, grad_v, grad_bias)
+    return BackwardPlan(problem, launch, pads, copies, like)
+
+
+def _prototype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its memory, for empty_like: the fastest way to allocate."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@cache
+def _choose(request: Request, named: str) -> Verdict:
+    return choose(request, named)

@@ -1,0 +1,225 @@
+"""Do q, k and v fit together, and how do they lie in memory?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+import torch
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.attention.problem import Strides
+from flashvar.selection.compatibility import HEAD_DIM_MAX
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+# The spelling that requests, manifests and messages use.
+DTYPES: Final = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+KERNEL_DTYPES: Final = ("bf16", "fp16")
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuse what is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidInputError(
+            f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
+            "convert it with torch.as_tensor()"
+        )
+
+
+def check_strided(name: str, tensor: Any) -> None:
+    """Refuse what is no tensor, or none with strides."""
+    check_tensor(name, tensor)
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise LayoutError(
+            f"{name} must be a strided tensor, got {kind}: convert it to a padded dense one, or "
+            "pass its values to attention_varlen"
+        )
+
+
+def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
+    """Say in words that a subclass of tensors does not implement an op; else do nothing.
+
+    `error` is what torch raised while it dispatched `tensors`.
+    """
+    kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
+    if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
+        raise InvalidInputError(
+            "tensors must be of kinds that implement flashvar's ops and torch's views, got "
+            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and say what they hide by "
+            "a bias or lengths"
+        ) from error
+
+
+def refuses_unknown_kinds(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """The function, which says in words that a subclass of tensors does not implement an op."""
+
+    @wraps(function)
+    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*arguments, **options)
+        except TypeError as error:
+            refuse_unknown_kinds(error, (*arguments, *options.values()))
+            raise
+
+    return wrapped
+
+
+def rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if its rows are strided; what has no rows is left as it is."""
+    try:
+        if tensor.stride(-1) == 1 or tensor.layout is not torch.strided:
+            return tensor
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return tensor
+    return tensor.contiguous()
+
+
+def common_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.device:
+    """The device of all three."""
+    if q.device != k.device or q.device != v.device:
+        raise DeviceError(
+            f"q, k and v must be on one device, got q on {q.device}, k on {k.device} and v on "
+            f"{v.device}: move them with .to(q.device)"
+        )
+    if q.device.type not in ("cpu", "cuda", "meta"):
+        raise DeviceError(
+            f"q, k and v must be on a CUDA device or the CPU, got {q.device}: "
+            "move them with .to('cuda') or .to('cpu')"
+        )
+    return q.device
+
+
+def common_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, in_kernels: bool) -> str:
+    """The dtype of all three, as requests spell it."""
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise DtypeError(
+            f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}: "
+            "cast them with .to(q.dtype)"
+        )
+    dtype = DTYPES.get(q.dtype)
+    if dtype is None:
+        raise DtypeError(
+            f"q, k and v must be bfloat16 or float16 (float32 and float64 too on the CPU), got "
+            f"{q.dtype}: cast them with .to(torch.bfloat16)"
+        )
+    if in_kernels and dtype not in KERNEL_DTYPES:
+        raise DtypeError(
+            f"q, k and v must be bfloat16 or float16 on a CUDA device, got {q.dtype}: cast them "
+            "with .to(torch.bfloat16), or name backend='reference', which is slow"
+        )
+    return dtype
+
+
+def dense_sizes(name: str, tensor: torch.Tensor, layout: str) -> tuple[int, int, int, int]:
+    """Batch, sequence, heads and head dim."""
+    if tensor.dim() != 4:
+        raise ShapeError(
+            f"{name} must have 4 dimensions ({', '.join(layout)}), got {tensor.dim()}: "
+            f"{_shape(tensor)}: add the missing one with unsqueeze()"
+        )
+    batch, second, third, head_dim = tensor.shape
+    if layout == "bhsd":
+        return batch, third, second, head_dim
+    return batch, second, third, head_dim
+
+
+def packed_sizes(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Total, heads and head dim."""
+    if tensor.dim() != 3:
+        raise ShapeError(
+            f"packed {name} must have 3 dimensions (total, heads, head_dim), got {tensor.dim()}: "
+            f"{_shape(tensor)}: flatten(0, 1) joins batch and sequence"
+        )
+    total, heads, head_dim = tensor.shape
+    return total, heads, head_dim
+
+
+def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
+    """K and v are alike but for the head dim."""
+    if k.dim() != v.dim() or tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+        raise ShapeError(
+            "k and v must have the same shape but for the head dim, got k "
+            f"{_shape(k)} and v {_shape(v)}: pass one value vector for each key"
+        )
+
+
+def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: str) -> None:
+    """Q and k agree in batch and head dim."""
+    if batch_k != batch:
+        raise ShapeError(
+            f"q, k and v must have the same batch size, got {batch} in q and {batch_k} in k: "
+            "expand() the smaller one (an expanded dimension is not copied)"
+        )
+    if head_dim_k != head_dim:
+        raise ShapeError(
+            f"q and k must have the same head dim, got {head_dim} in q and {head_dim_k} in k: "
+            f"check that layout={layout!r} is the order of your dimensions"
+        )
+
+
+def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
+    """Query heads are shared out evenly."""
+    if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
+        raise ShapeError(
+            "the heads of q must be a positive multiple of the heads of k and v, got "
+            f"{heads_q} and {heads_kv}: repeat heads of q, or check that layout={layout!r} is the "
+            "order of your dimensions"
+        )
+
+
+def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
+    """Kernels read rows of at most 256 elements."""
+    if head_dim < 1:
+        raise ShapeError(
+            f"the {name} must be at least 1, got {head_dim}: pass vectors that hold something"
+        )
+    if in_kernels and head_dim > HEAD_DIM_MAX:
+        raise ShapeError(
+            f"the {name} must be from 1 to {HEAD_DIM_MAX} on a CUDA device, got {head_dim}: "
+            "use torch.nn.functional.scaled_dot_product_attention, or name backend='reference'"
+        )
+
+
+def check_last_stride(name: str, tensor: torch.Tensor) -> None:
+    """Kernels read neighboring elements of a row together."""
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
+        raise LayoutError(
+            f"{name} must be contiguous in its last dimension (stride 1), got strides "
+            f"{tuple(tensor.stride())}: call {name}.contiguous() or transpose other dimensions"
+        )
+
+
+def strides_of(tensor: torch.Tensor, layout: str) -> Strides:
+    """The strides of a dense tensor, or of a packed one, whose batch has none.
+
+    The stride of a dimension with one entry says nothing, and must not make rows look unaligned.
+    """
+    pairs = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+    strides = [stride if size > 1 else 0 for stride, size in pairs]
+    if len(strides) == 2:
+        return Strides(0, *strides)
+    batch, second, third = strides
+    return Strides(batch, third, second) if layout == "bhsd" else Strides(batch, second, third)
+
+
+def contiguous_strides(shape: tuple[int, ...], layout: str) -> Strides:
+    """The strides of a contiguous tensor of this shape."""
+    if len(shape) == 3:
+        return Strides(0, shape[1] * shape[2], shape[2])
+    first, second, third = shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]
+    return Strides(first, third, second) if layout == "bhsd" else Strides(first, second, third)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return str(tuple(tensor.shape))

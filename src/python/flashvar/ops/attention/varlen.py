@@ -1,0 +1,148 @@
+"""`flashvar.attention_varlen`: attention of sequences that lie end to end in one tensor."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+
+from flashvar.errors import InvalidInputError
+from flashvar.ops.attention.api import BackendName
+from flashvar.ops.attention.call import call, rng_state_of
+from flashvar.ops.attention.options import truth, window_pair
+
+
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    seqused_k: torch.Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    rng_state: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_lse: Literal[False] = ...,
+    backend: BackendName = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    seqused_k: torch.Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    rng_state: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_lse: Literal[True],
+    backend: BackendName = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    backend: BackendName = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention within each of many sequences that are packed into one tensor.
+
+    Every sequence is computed as `flashvar.attention` does; which documents all options.
+
+    Args:
+        q: [total_q, heads_q, head_dim]; sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
+        k: [total_k, heads_kv, head_dim], packed by cu_seqlens_k; or dense [batch, seqlen_k,
+            heads_kv, head_dim] where cu_seqlens_k is None, e.g. a static cache.
+        v: Like k, with its own head dim.
+        cu_seqlens_q: int32 [batch + 1] on the device of q, from 0 up to at most total_q; equal
+            neighbors are an empty sequence.
+        cu_seqlens_k: Likewise for k and v. Those of q by default where k is packed.
+        max_seqlen_q: An upper bound of the lengths, which may be larger than the truth; the total
+            by default. A smaller one is an error on the caller's part.
+        max_seqlen_k: Likewise for k and v.
+        seqused_k: int32 [batch] on the device of q: only so many keys of sequence b exist.
+        causal: As in attention, with the lengths of each sequence.
+        scale: As in attention.
+        window_size: As in attention.
+        softcap: As in attention.
+        alibi_slopes: As in attention.
+        dropout_p: As in attention.
+        rng_state: As in attention.
+        deterministic: As in attention.
+        return_lse: Return the log-sum-exp too.
+        backend: As in attention.
+
+    Returns:
+        The output [total_q, heads_q, head_dim_v]; with `return_lse` also the natural log-sum-exp
+        [heads_q, total_q] in float32.
+
+    Raises:
+        InvalidInputError: as in attention. Offsets that decrease or leave the tensor are refused on
+            the CPU, and on a CUDA device with FLASHVAR_STRICT=1, which makes every call wait for
+            the device; otherwise the kernels clamp them.
+        BackendUnavailableError: as in attention.
+        BinaryError: as in attention.
+    """
+    if cu_seqlens_q is None:
+        raise InvalidInputError(
+            "attention_varlen needs cu_seqlens_q, got None: call flashvar.attention for dense "
+            "tensors"
+        )
+    if cu_seqlens_k is None and isinstance(k, torch.Tensor) and k.dim() == 3:
+        cu_seqlens_k = cu_seqlens_q
+    rng_state = rng_state_of(q, dropout_p, rng_state)
+    extras = (None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
+    left, right = window_pair(window_size)
+    if return_lse is not False and return_lse is not True:
+        return_lse = truth("return_lse", return_lse)
+    options = (
+        causal,
+        scale,
+        left,
+        right,
+        softcap,
+        dropout_p,
+        deterministic,
+        "bshd",
+        backend,
+        max_seqlen_q,
+        max_seqlen_k,
+    )
+    out, lse = call(q, k, v, extras, options, return_lse)
+    return (out, lse) if lse is not None and return_lse else out

@@ -1,0 +1,102 @@
+"""Attention under `torch.vmap`: the mapped dimension becomes part of the batch.
+
+Packed sequences have no batch dimension to fold into, and are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.ops.attention.problem import Inputs
+
+_TENSORS: Final = len(Inputs._fields)
+# Where a backward has grad_out, grad_lse, out, lse and wants_bias.
+_BEFORE: Final = 5
+
+
+def forward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    """The batching rule of attention_fwd."""
+    size: int = info.batch_size
+    inputs, batch = _fold_inputs(size, in_dims, arguments, whole_bias=False)
+    out, lse = torch.ops.flashvar.attention_fwd.default(*inputs, *arguments[_TENSORS:])
+    return (out.unflatten(0, (size, batch)), lse.unflatten(0, (size, batch))), (0, 0)
+
+
+def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    """The batching rule of attention_bwd."""
+    size: int = info.batch_size
+    outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
+    rest = arguments[_BEFORE:]
+    inputs, batch = _fold_inputs(size, in_dims[_BEFORE:], rest, whole_bias=True)
+    wants_bias = arguments[4]
+    *grads, grad_bias = torch.ops.flashvar.attention_bwd.default(
+        *outer, wants_bias, *inputs, *rest[_TENSORS:]
+    )
+    found = [grad.unflatten(0, (size, batch)) for grad in grads]
+    bias = rest[Inputs._fields.index("bias")]
+    if not wants_bias or bias is None:
+        return (*found, grad_bias), (0, 0, 0, None)
+    grad_bias = grad_bias.unflatten(0, (size, batch))
+    if _own_batch(bias, in_dims[_BEFORE + Inputs._fields.index("bias")]) == 1:
+        grad_bias = grad_bias.sum(1, keepdim=True)
+    return (*found, grad_bias), (0, 0, 0, 0)
+
+
+def _fold_inputs(
+    size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...], *, whole_bias: bool
+) -> tuple[list[Any], int]:
+    """The tensors with the mapped dimension in their batch, and the batch that they had."""
+    inputs = Inputs._make(arguments[:_TENSORS])
+    dims = Inputs._make(in_dims[:_TENSORS])
+    if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
+        raise BackendUnavailableError(
+            "attention of packed sequences cannot be mapped, got cu_seqlens under torch.vmap: "
+            "pack all sequences together, or loop over the calls"
+        )
+    if dims.rng_state is not None:
+        raise BackendUnavailableError(
+            "attention under torch.vmap takes one rng_state for all, got one for each entry: "
+            "pass it unmapped, in_dims=None, or torch.vmap(..., randomness='same')"
+        )
+    batch = _own_batch(inputs.q, dims.q)
+    bias, slopes = inputs.bias, inputs.alibi_slopes
+    if bias is not None and (dims.bias is not None or whole_bias or bias.shape[0] > 1):
+        bias = _fold(bias, dims.bias, size, batch)
+    if slopes is not None and (dims.alibi_slopes is not None or slopes.dim() == 2):
+        front = _front(slopes, dims.alibi_slopes, size)
+        front = front[:, None] if front.dim() == 2 else front
+        slopes = front.expand(size, batch, front.shape[-1]).flatten(0, 1)
+    folded = inputs._replace(
+        q=_fold(inputs.q, dims.q, size),
+        k=_fold(inputs.k, dims.k, size),
+        v=_fold(inputs.v, dims.v, size),
+        bias=bias,
+        alibi_slopes=slopes,
+        seqused_k=_fold(inputs.seqused_k, dims.seqused_k, size),
+    )
+    return list(folded), batch
+
+
+def _own_batch(tensor: torch.Tensor, dim: int | None) -> int:
+    """The size of the first dimension that is not mapped."""
+    size: int = tensor.shape[1 if dim == 0 else 0]
+    return size
+
+
+def _front(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    if dim is None:
+        return tensor.expand(size, *tensor.shape)
+    return tensor.movedim(dim, 0)
+
+
+def _fold(tensor: Any, dim: int | None, size: int, batch: int | None = None) -> Any:
+    """[size, batch, ...] as [size * batch, ...]; a batch of 1 is expanded to `batch`."""
+    if tensor is None:
+        return None
+    front = _front(tensor, dim, size)
+    if batch is not None:
+        front = front.expand(size, batch, *front.shape[2:])
+    return front.flatten(0, 1)

@@ -1,0 +1,233 @@
+"""Rotary position embeddings (Su et al. 2021): which rows are turned by which angles, and how.
+
+Pair i of a row at position p is turned by the angle whose cosine and sine are cos[p, i] and
+sin[p, i], in float32 whatever the dtypes are. On plain tensors this is one kernel
+(`rotary_library`); `formula` is the same in torch's own functions, and serves what the kernel
+cannot: transforms of torch.func, forward mode, tensor subclasses, and gradients of the tables.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.attention.options import count, truth
+from flashvar.ops.attention.tensors import DTYPES, check_strided
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling
+
+_INTEGERS: Final = (torch.int32, torch.int64)
+_transforms: Final = torch._C._functorch.peek_interpreter_stack
+
+
+class Rotation(NamedTuple):
+    """Arguments of the ops after x."""
+
+    cos: torch.Tensor  # [positions, pairs]
+    sin: torch.Tensor
+    offsets: torch.Tensor | None  # [batch], position of the first row of each sequence
+    cu_seqlens: torch.Tensor | None  # [batch + 1]
+    offset: int  # added to every position
+    interleaved: bool
+    conjugate: bool
+
+
+def checked(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    conjugate: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Rotation:
+    """The rotation of x, or an error that says what does not fit.
+
+    Args:
+        x: [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim] with cu_seqlens.
+        cos: [positions, pairs] with 2 * pairs <= head_dim.
+        sin: Like cos.
+        interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
+        conjugate: Turn back.
+        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+        cu_seqlens: int32 or int64 [batch + 1], offsets of the packed sequences.
+        max_seqlen: Longest packed sequence; with it, cos is known to be long enough.
+    """
+    check_strided("x", x)
+    if x.dtype not in DTYPES:
+        raise DtypeError(
+            "x must be bfloat16, float16, float32 or float64, got "
+            f"{x.dtype}: cast it with .to(cos.dtype)"
+        )
+    form = "[batch, seqlen, heads, head_dim]"
+    if cu_seqlens is not None:
+        form = "[total, heads, head_dim] beside cu_seqlens"
+        _check_integers("cu_seqlens", cu_seqlens, x)
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
+            raise ShapeError(
+                f"cu_seqlens must be [batch + 1], got {tuple(cu_seqlens.shape)}: "
+                "pass where each packed sequence begins, and the total"
+            )
+    if x.dim() != (4 if cu_seqlens is None else 3):
+        raise ShapeError(
+            f"x must be {form}, got {tuple(x.shape)}: "
+            "reshape it, and pass cu_seqlens for packed sequences alone"
+        )
+    _check_tables(x, cos, sin)
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    longest = None if max_seqlen is None else count("max_seqlen", max_seqlen)
+    if cu_seqlens is None:
+        longest = x.shape[1]
+    offsets, offset = _split_offsets(x, seqlen_offsets, batch)
+    if longest is not None and offset + longest > cos.shape[0]:
+        raise ShapeError(
+            f"cos and sin must cover positions up to {offset + longest}, of sequences as long as "
+            f"{longest} from position {offset}, got {cos.shape[0]}: make longer tables"
+        )
+    turned = truth("interleaved", interleaved), truth("conjugate", conjugate)
+    return Rotation(cos, sin, offsets, cu_seqlens, offset, *turned)
+
+
+def _check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_strided(name, table)
+        if table.dtype not in DTYPES:
+            raise DtypeError(
+                f"{name} must be bfloat16, float16, float32 or float64, got {table.dtype}: "
+                "cast it with .to(x.dtype)"
+            )
+        if table.device != x.device:
+            raise DeviceError(
+                f"{name} must be on the device of x, {x.device}, got {table.device}: "
+                "move it with .to(x.device)"
+            )
+    if cos.shape != sin.shape or cos.dim() != 2 or 2 * cos.shape[1] > x.shape[-1]:
+        raise ShapeError(
+            f"cos and sin must have one shape (positions, at most {x.shape[-1] // 2}), got "
+            f"{tuple(cos.shape)} and {tuple(sin.shape)}: pass one entry for each pair"
+        )
+
+
+def _check_integers(name: str, tensor: object, x: torch.Tensor) -> None:
+    check_strided(name, tensor)
+    if tensor.dtype not in _INTEGERS:  # type: ignore[attr-defined]
+        raise DtypeError(
+            f"{name} must be int32 or int64, got {tensor.dtype}: "  # type: ignore[attr-defined]
+            "cast it with .to(torch.int32)"
+        )
+    if tensor.device != x.device:  # type: ignore[attr-defined]
+        raise DeviceError(
+            f"{name} must be on the device of x, {x.device}, got "
+            f"{tensor.device}: move it with .to(x.device)"  # type: ignore[attr-defined]
+        )
+
+
+def _split_offsets(
+    x: torch.Tensor, given: int | torch.Tensor, batch: int
+) -> tuple[torch.Tensor | None, int]:
+    """The offsets of each sequence, and that of all."""
+    if isinstance(given, torch.Tensor):
+        _check_integers("seqlen_offsets", given, x)
+        if given.dim() > 1 or (given.numel() != 1 and given.shape[0] != batch):
+            raise ShapeError(
+                f"seqlen_offsets must be an integer or [batch] = [{batch}], got "
+                f"{tuple(given.shape)}: pass one position for each sequence"
+            )
+        return given.expand(batch), 0
+    if not isinstance(given, (int, torch.SymInt)):
+        try:
+            given = operator.index(given)
+        except TypeError:
+            raise InvalidInputError(
+                f"seqlen_offsets must be an integer or a tensor of them, got "
+                f"{type(given).__name__}: pass the position of the first row"
+            ) from None
+    if given < 0:
+        raise InvalidInputError(
+            f"seqlen_offsets must be at least 0, got {given}: pass the position of the first row"
+        )
+    return None, given
+
+
+def check_writable(x: torch.Tensor) -> None:
+    """Refuse to write where rows share memory."""
+    shared = (size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True))
+    if any(shared):
+        raise LayoutError(
+            f"x must have memory of its own for each entry to be turned in place, got shape "
+            f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"
+        )
+
+
+def needs_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """Whether the kernel, which knows the gradient of x alone, does not suffice."""
+    of_tables: bool = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    if of_tables or is_compiling():
+        return of_tables
+    return type(x) not in PLAIN or _transforms() is not None or forward_ad._current_level >= 0
+
+
+def formula(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
+    """A new tensor in which the first `heads` heads are turned."""
+    pairs = rotation.cos.shape[1]
+    cos, sin, known = _of_rows(x, rotation)
+    part = x[..., :heads, : 2 * pairs]
+    wide = part.to(torch.promote_types(x.dtype, torch.float32))
+    turned = turn(wide, cos.to(wide.dtype), sin.to(wide.dtype), rotation.interleaved)
+    turned = turned.to(x.dtype)
+    if known is not None:
+        turned = torch.where(known[..., None, None], turned, part)
+    turned = torch.cat((turned, x[..., :heads, 2 * pairs :]), -1)
+    return torch.cat((turned, x[..., heads:, :]), -2)
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rows [..., heads, 2 * pairs] turned by tables [..., pairs] of one entry for each row."""
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    if interleaved:
+        first, second = x[..., 0::2], x[..., 1::2]
+        turned = (first * cos - second * sin, first * sin + second * cos)
+        return torch.stack(turned, -1).flatten(-2)
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+
+
+def _of_rows(
+    x: torch.Tensor, rotation: Rotation
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Tables with an entry for each row, and which rows have one; None: all do."""
+    cos, sin, offsets, cu_seqlens, offset, _, conjugate = rotation
+    if conjugate:
+        sin = -sin
+    if offsets is None and cu_seqlens is None:
+        rows = slice(offset, offset + x.shape[1])
+        return cos[rows], sin[rows], None
+    positions, inside = positions_of_rows(x, rotation)
+    known = inside & (positions >= 0) & (positions < cos.shape[0])
+    rows = torch.where(known, positions, 0)
+    if cos.shape[0] == 0:
+        cos = sin = cos.new_zeros(1, cos.shape[1])
+    return cos[rows], sin[rows], known
+
+
+def positions_of_rows(x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, Any]:
+    """Positions [batch, seqlen] or [total], and which rows belong to a sequence."""
+    _, _, offsets, cu_seqlens, offset, _, _ = rotation
+    rows = torch.arange(x.shape[0 if cu_seqlens is not None else 1], device=x.device) + offset
+    if cu_seqlens is None:
+        assert offsets is not None
+        return rows + offsets[:, None], True
+    begins, ends = cu_seqlens[:-1], cu_seqlens[1:]
+    if begins.shape[0] == 0:
+        return rows, torch.zeros_like(rows, dtype=torch.bool)
+    places = rows - offset
+    sequence = torch.searchsorted(ends.contiguous(), places, right=True)
+    inside = (sequence < begins.shape[0]) & (places >= begins[0])
+    sequence = sequence.clamp(max=begins.shape[0] - 1)
+    positions = rows - begins[sequence]
+    return positions + (0 if offsets is None else offsets[sequence]), inside
