@@ -16,9 +16,10 @@ extern "C" {
  * [batch, seqlen, heads] with head_dim elements each, and lses[i], the natural log-sum-exp of each
  * row. With lse = log(sum_i exp(lses[i])) and w_i = exp(lses[i] - lse),
  *   out = sum_i w_i outs[i].
- * A part of weight 0, in a row where its lse is -inf or lower than the highest by 88 or more, counts
- * for nothing, whatever its out holds. Rows that are -inf in every part give out 0 and lse -inf. A
- * NaN among a row's lses gives out NaN and lse NaN; +inf among them gives out NaN and lse +inf.
+ * A part of weight 0, in a row where its lse is -inf or lower than the highest by 88 or more,
+ * counts for nothing, whatever its out holds. Rows that are -inf in every part give out 0 and lse
+ * -inf. A NaN among a row's lses gives out NaN and lse NaN; +inf among them gives out NaN and lse
+ * +inf.
  *
  * Varlen tensors [total, heads, head_dim] are a batch of one sequence. */
 typedef struct flashvar_merge_states_problem {
@@ -45,11 +46,11 @@ typedef struct flashvar_merge_states_fwd_params {
 
 typedef struct flashvar_merge_states_bwd_params {
   flashvar_call call;
-  flashvar_tensor grad_out;     /* like out */
-  const float* grad_lse;        /* like lse; may be NULL */
-  flashvar_tensor grad_outs;    /* stacked like outs, written; no two elements alias */
+  flashvar_tensor grad_out;  /* like out */
+  const float* grad_lse;     /* like lse; may be NULL */
+  flashvar_tensor grad_outs; /* stacked like outs, written; no two elements alias */
   int64_t grad_outs_part_stride;
-  float* grad_lses; /* [parts, batch, heads, seqlen] contiguous, written */
+  float* grad_lses;                      /* [parts, batch, heads, seqlen] contiguous, written */
   flashvar_merge_states_problem problem; /* as in the forward */
 } flashvar_merge_states_bwd_params;
 
@@ -66,10 +67,10 @@ FLASHVAR_API flashvar_status
 flashvar_merge_states_bwd(const flashvar_merge_states_bwd_params* params);
 
 /* Writes to `size` the bytes of workspace that a call needs: 0 so far. */
-FLASHVAR_API flashvar_status flashvar_merge_states_fwd_workspace(
-    const flashvar_merge_states_fwd_params* params, uint64_t* size);
-FLASHVAR_API flashvar_status flashvar_merge_states_bwd_workspace(
-    const flashvar_merge_states_bwd_params* params, uint64_t* size);
+FLASHVAR_API flashvar_status
+flashvar_merge_states_fwd_workspace(const flashvar_merge_states_fwd_params* params, uint64_t* size);
+FLASHVAR_API flashvar_status
+flashvar_merge_states_bwd_workspace(const flashvar_merge_states_bwd_params* params, uint64_t* size);
 
 /* Writes to `text`, of `size` bytes, how a call would read its rows and why: "simt: ...".
  * Truncated to fit, terminated by 0. */

@@ -49,8 +49,8 @@ struct fp16 {
   }
 };
 
-// Side inputs only (an attention bias): no kernel is compiled for it.
 struct fp32 {
+  static constexpr unsigned kAbi = 2;  // FLASHVAR_FP32
   using Word = float;
 
   static __device__ __forceinline__ float unpack(float value) { return value; }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "abi/merge_states.h"
 #include "merge_states/problem.h"
 
 namespace flashvar::merge_states {
@@ -13,7 +12,6 @@ namespace flashvar::merge_states {
 inline constexpr int kThreads = 256;
 inline constexpr int kBatch = 4;      // parts that a thread loads at once
 inline constexpr int kMaxGroups = 8;  // teams that share the parts of one row
-inline constexpr int kMaxAddresses = FLASHVAR_MERGE_STATES_MAX_ADDRESSES;
 
 // Elements from row to row: rows are [outer, middle, inner], the batch outermost.
 struct RowStrides {

@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
     int const count = args.head_dim - column;
     float grad_out[C::kElements];
     C chunk;
-    chunk.template load<kAligned>(
-        args.grad_out.data + row.offset(args.grad_out.strides) + column, count);
+    chunk.template load<kAligned>(args.grad_out.data + row.offset(args.grad_out.strides) + column,
+                                  count);
     chunk.unpack(grad_out);
     // The same number of steps in all groups, for the shuffles.
     for (int step = 0; step < args.parts; step += kBatch * groups) {
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  delta = combine_groups(row, args.teams, delta, shared_team,
-                         [](float a, float b) { return a + b; });
+  delta =
+      combine_groups(row, args.teams, delta, shared_team, [](float a, float b) { return a + b; });
   for (int part = row.group; part < args.parts; part += groups) {
     if (!is_mine(part)) continue;
     float const weight = weight_of(load_lse(args, part, lse_offset), base, scale);

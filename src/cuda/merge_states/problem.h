@@ -6,6 +6,9 @@
 
 namespace flashvar::merge_states {
 
+// Parts whose addresses fit in the parameters of a kernel.
+inline constexpr int kMaxAddresses = 224;
+
 using Tensor = TensorView<void>;  // of the problem's dtype
 
 // One tensor per part, all with the strides of `first`.
