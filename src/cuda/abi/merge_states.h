@@ -23,7 +23,7 @@ extern "C" {
  *
  * Varlen tensors [total, heads, head_dim] are a batch of one sequence. */
 typedef struct flashvar_merge_states_problem {
-  int64_t batch;
+  int64_t batch; /* batch and seqlen: below 2^31 */
   int64_t seqlen;
   int32_t heads;
   int32_t head_dim;             /* any, 0 too */

@@ -16,15 +16,15 @@ inline merge_states::Tensor view(const flashvar_tensor& tensor) {
 }
 
 inline flashvar_status check_merge_states(const flashvar_merge_states_problem& p) {
-  if (p.batch < 0 || p.seqlen < 0 || p.heads < 0 || p.head_dim < 0) {
+  auto is_count = [](int64_t count) { return 0 <= count && count <= INT32_MAX; };
+  if (!is_count(p.batch) || !is_count(p.seqlen) || p.heads < 0 || p.head_dim < 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "sizes must not be negative, found batch %lld, seqlen %lld, heads %d, head_dim %d",
+                "sizes must be 0 to 2^31 - 1, found batch %lld, seqlen %lld, heads %d, head_dim %d",
                 static_cast<long long>(p.batch), static_cast<long long>(p.seqlen), p.heads,
                 p.head_dim);
   }
   int64_t rows = 0;
-  if (__builtin_mul_overflow(p.batch, p.seqlen, &rows) ||
-      __builtin_mul_overflow(rows, int64_t{p.heads}, &rows)) {
+  if (__builtin_mul_overflow(p.batch * p.seqlen, int64_t{p.heads}, &rows)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "rows must be below 2^63, found %lld * %lld * %d",
                 static_cast<long long>(p.batch), static_cast<long long>(p.seqlen), p.heads);
   }

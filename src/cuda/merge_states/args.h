@@ -10,8 +10,9 @@
 namespace flashvar::merge_states {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kBatch = 4;      // parts that a thread loads at once
-inline constexpr int kMaxGroups = 8;  // teams that share the parts of one row
+inline constexpr int kBatch = 2;         // parts that a thread loads at once
+inline constexpr int kPartsPerTeam = 4;  // at least, before another team shares a row
+inline constexpr int kMaxGroups = 8;     // teams that share the parts of a row
 
 // Elements from row to row: rows are [outer, middle, inner], the batch outermost.
 struct RowStrides {
@@ -50,7 +51,7 @@ struct Teams {
 template <class Word>
 struct Args {
   int64_t row_count;
-  uint64_t middle, inner;  // sizes
+  uint32_t middle, inner;  // sizes
   int32_t parts;
   int32_t head_dim;
   Teams teams;
@@ -88,7 +89,7 @@ class ArgsMaker {
   template <class Word>
   void fill(Args<Word>& args, int elements, bool power_of_two) const {
     args.row_count = problem_.rows();
-    args.middle = problem_.seqlen;
+    args.middle = static_cast<uint32_t>(problem_.seqlen);
     args.inner = problem_.heads;
     if (!heads_inner_) std::swap(args.middle, args.inner);
     args.parts = problem_.parts;
@@ -130,8 +131,8 @@ class ArgsMaker {
       lanes = 1;
       while (lanes < std::min(chunks, 32)) lanes *= 2;
     }
-    int const batches = (problem_.parts + kBatch - 1) / kBatch;
-    return {lanes, std::min({batches, kThreads / lanes, kMaxGroups})};
+    int const wanted = (problem_.parts + kPartsPerTeam - 1) / kPartsPerTeam;
+    return {lanes, std::min({wanted, kThreads / lanes, kMaxGroups})};
   }
 
   const Problem& problem_;

@@ -41,7 +41,7 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
 }
 
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     bwd_kernel(const __grid_constant__ BwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
   __shared__ float shared_team[kThreads];

@@ -30,7 +30,7 @@ __device__ __forceinline__ void add_groups(const Row& row, const Teams& teams,
 }
 
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kAligned ? 5 : 4)
     fwd_kernel(const __grid_constant__ FwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
   __shared__ float shared_team[kThreads];

@@ -20,7 +20,7 @@ struct Parts {
 
 struct Problem {
   int64_t batch;
-  int64_t seqlen;
+  int64_t seqlen;  // batch and seqlen: below 2^31
   int32_t heads;
   int32_t head_dim;
   int32_t parts;

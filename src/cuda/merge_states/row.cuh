@@ -19,7 +19,7 @@ struct Row {
   int32_t group;  // of the row's teams
   int32_t place;  // among the block's rows
   bool valid;     // else its reads are those of the last row, and it writes nothing
-  int64_t outer, middle, inner;
+  uint32_t outer, middle, inner;
 
   template <class Args>
   __device__ __forceinline__ explicit Row(const Args& args) {
@@ -30,12 +30,12 @@ struct Row {
     group = team / rows;
     int64_t const wanted = int64_t{blockIdx.x} * rows + place;
     valid = wanted < args.row_count && group < args.teams.groups;
-    uint64_t const row = min(wanted, args.row_count - 1);
-    // 64 bits: the compiler divides by 32 where that is enough.
+    uint64_t const row = wanted < args.row_count ? wanted : args.row_count - 1;
+    // The compiler divides 32 bits where they hold the number.
     uint64_t const beyond = row / args.inner;
-    inner = row % args.inner;
-    middle = beyond % args.middle;
-    outer = beyond / args.middle;
+    inner = static_cast<uint32_t>(row - beyond * args.inner);
+    outer = static_cast<uint32_t>(beyond / args.middle);
+    middle = static_cast<uint32_t>(beyond - uint64_t{outer} * args.middle);
   }
 
   __device__ __forceinline__ int64_t offset(const RowStrides& strides) const {
