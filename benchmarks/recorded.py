@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import result_file
-from flashvar.cli.speed import CELLS, DTYPE, OURS, PEERS, RECORDED, SCHEMA, SEQLEN, Cell
+from flashvar.cli.speed import OURS, RECORDED, SCHEMA
+from flashvar.ops.attention.speed import CELLS, DTYPE, PEERS, SEQLEN, AttentionCell
 
 RESULTS: Final = Path(__file__).with_name("results")
 _COMPILED: Final = "flashvar-cuda"
@@ -40,7 +41,7 @@ def derive(files: Iterable[Path]) -> dict[str, Any]:
     return {"schema": SCHEMA, "gpus": dict(sorted(newest.items()))}
 
 
-def _rates(rows: list[dict[str, Any]], cell: Cell) -> dict[str, float]:
+def _rates(rows: list[dict[str, Any]], cell: AttentionCell) -> dict[str, float]:
     names = {_COMPILED: OURS, **{name: name for name in PEERS}}
     wanted = {
         "direction": cell.direction,

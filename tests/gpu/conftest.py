@@ -114,7 +114,7 @@ def _lacking() -> str | None:
     explained = "no binary is installed"
     rows = (row for binary in inventory.binaries for row in binary.manifest.kernels)
     for row in rows:
-        request = Request(row.op, row.dtype or "", device, row.head_dim, row.head_dim_v)
+        request = Request.of(row.op, row.dtype or "", device, **row.values)
         decision = select(request, system, inventory, overrides)
         if decision.chosen:
             return None
@@ -135,9 +135,9 @@ def backend(request: pytest.FixtureRequest, seed: int, monkeypatch: pytest.Monke
     """Each backend in turn; inputs are seeded before it is used, and nothing stands in for it."""
     name: str = request.param
     if name != "reference":
-        from flashvar.backends import reference
+        from flashvar.backends.reference import attention as reference
 
-        for function in ("prepare_attention_fwd", "prepare_attention_bwd"):
+        for function in ("prepare_forward", "prepare_backward"):
             monkeypatch.setattr(reference, function, _refuse)
     return name
 

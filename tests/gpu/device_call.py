@@ -13,8 +13,11 @@ from oracle import Call, assert_gradients_right, assert_right
 
 import flashvar
 from flashvar.binaries import registry
+from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.variant import Architecture
-from flashvar.selection.request import Request, Verdict
+from flashvar.ops.attention.spec import HEAD_DIM
+from flashvar.selection.candidates import CandidateResult
+from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose
 
 # The CPU only in a rehearsal (conftest.py).
@@ -48,14 +51,20 @@ def skip_unless_compiled(
         pytest.skip(f"no binary for {wanted} is installed")
     rows = [row for row in binaries[wanted].manifest.kernels if row.op == op]
     # A kernel of two head dims serves calls with no more than either.
-    smaller = [min(row.dims) for row in rows if row.dtype == DTYPES[dtype]]
-    dims = [dim for dim in smaller if dim]
-    enough = [dim for dim in dims if dim >= head_dim]
+    smaller = [min(dims_of(row)) for row in rows if row.dtype == DTYPES[dtype]]
+    enough = [dim for dim in smaller if dim >= head_dim]
     if not enough or min(enough) > max(64, 2 * head_dim):
-        pytest.skip(f"{op}: the binary holds head dims {sorted(dims)} for {DTYPES[dtype]}")
+        pytest.skip(f"{op}: the binary holds head dims {sorted(smaller)} for {DTYPES[dtype]}")
 
 
-def assert_served_by(backend: str, verdict: Verdict) -> None:
+def dims_of(row: KernelRow) -> tuple[int, ...]:
+    """The head dims that a kernel is compiled for."""
+    held = HEAD_DIM.value(row.values[HEAD_DIM.name])
+    assert not isinstance(held, str)
+    return held
+
+
+def assert_served_by(backend: str, verdict: CandidateResult) -> None:
     """The decision that a call goes by names this backend and, for cuda, the right binary."""
     assert verdict.backend == backend
     if backend == "cuda":
@@ -70,7 +79,9 @@ def require(call: Call, backend: str, op: str = "attention_fwd") -> None:
     skip_unless_compiled(backend, call.q.dtype, max(head_dim, head_dim_v), op)
     if backend == "reference":
         return
-    request = Request(op, DTYPES[call.q.dtype], call.q.get_device(), head_dim, head_dim_v)
+    request = Request.of(
+        op, DTYPES[call.q.dtype], call.q.get_device(), head_dim=(head_dim, head_dim_v)
+    )
     assert_served_by(backend, choose(request, backend))
 
 

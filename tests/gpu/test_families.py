@@ -72,7 +72,7 @@ def two_families() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device runs kernels that could be watched")
     try:
-        kernel = choose(Request("attention_fwd", "bf16", 0, 64), "cuda").kernel
+        kernel = choose(Request.of("attention_fwd", "bf16", 0, head_dim=64), "cuda").kernel
     except BackendUnavailableError as error:
         pytest.skip(str(error).partition("\n")[0])
     if kernel is None or len(kernel.rules) == 1:

@@ -71,7 +71,7 @@ def test_it_compiles_into_a_wheel(factory: Factory, tree: Path, tmp_path: Path) 
         read = manifest.parse(archive.read(f"flashvar_sm87/{manifest.FILE_NAME}").decode())
     assert read.architecture.name == "sm_87"
     assert NAME in {row.name for row in read.kernels}
-    assert {(row.head_dim, row.dtype) for row in read.kernels} == {(112, "bf16")}
+    assert {row.axes for row in read.kernels} == {(("dtype", "bf16"), ("head_dim", 112))}
     assert all(row.registers > 0 for row in read.kernels)
     (pure,) = tmp_path.glob("flashvar-*.whl")
     with zipfile.ZipFile(pure) as archive:

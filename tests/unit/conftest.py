@@ -22,6 +22,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in VARIABLES:
         monkeypatch.delenv(f"FLASHVAR_{name}", raising=False)
     monkeypatch.setattr(registry, "_refused", {})
+    monkeypatch.setattr(registry, "_missing", {})
     monkeypatch.setattr(decide, "_said", set())
     registry.installed.cache_clear()
     yield

@@ -27,6 +27,16 @@ int flashvar_attention_fwd(const unsigned* params) {
   last_error = "struct_size: expected 208";
   return 1;
 }
+int flashvar_attention_fwd_workspace(const unsigned* params, unsigned long long* size) {
+  *size = params[0];
+  return 0;
+}
+int flashvar_attention_fwd_explain(const unsigned* params, char* text, unsigned long long size) {
+  if (params[0] != 208 || size < 2) return 1;
+  text[0] = 'a';
+  text[1] = 0;
+  return 0;
+}
 #ifdef __cplusplus
 }
 #endif

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashvar.binaries.extras import Offers
+from flashvar.binaries.extras import Extras
 from flashvar.binaries.manifest import (
     ABI,
     KernelRow,
@@ -20,12 +20,13 @@ from flashvar.binaries.manifest import (
 from flashvar.binaries.registry import Binary, Candidate, Inventory
 from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.machine.system import Device, System, platform_tag
-from flashvar.selection.request import Decision, Request, Verdict
+from flashvar.selection.candidates import CandidateResult, Decision
+from flashvar.selection.request import Request
 
 KIB = 1024
 HEAD_DIMS = (32, 64, 128, 256)
 OPS = ("attention_fwd", "attention_bwd")
-BF16_64 = Request("attention_fwd", "bf16", 0, 64)
+BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
 
 
 # What a row launches in a binary that picks one of two families per call.
@@ -92,7 +93,7 @@ def binary(code: str, **changes: Any) -> Binary:
 
 def inventory(*codes: str, extras: tuple[str, ...] = ("sm80", "sm86", "sm89", "sm90")) -> Inventory:
     """These wheels installed, those extras offered."""
-    return Inventory(tuple(binary(code) for code in codes), (), Offers(frozenset(extras)))
+    return Inventory(tuple(binary(code) for code in codes), (), Extras(frozenset(extras)))
 
 
 def device(
@@ -153,8 +154,8 @@ def system(*devices: Device, **changes: Any) -> System:
     return replace(healthy, **changes)
 
 
-def verdict(decision: Decision, candidate: str) -> Verdict:
-    (found,) = [one for one in decision.verdicts if one.candidate == candidate]
+def verdict(decision: Decision, candidate: str) -> CandidateResult:
+    (found,) = [one for one in decision.results if one.candidate == candidate]
     return found
 
 

@@ -21,12 +21,14 @@ from flashvar.errors import FlashvarError
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.inputs import inspect
 from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
-from flashvar.selection.request import Request, Verdict
+from flashvar.ops.attention.spec import BACKWARD, FORWARD
+from flashvar.selection.candidates import CandidateResult
+from flashvar.selection.request import Request
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _CAUSAL, _LEFT, _RIGHT, _DETERMINISTIC = 1, 2, 4, 8
-_REFERENCE = Verdict("reference", "reference", True, "")
-_BINARY = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
+_REFERENCE = CandidateResult("reference", "reference", True, "")
+_BINARY = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 
 class SimulatedBinary:
@@ -107,17 +109,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
     """Let it serve CPU tensors of 16 bits, but for calls that name the reference."""
     binary = SimulatedBinary()
 
-    def choose(request: Request, named: str) -> Verdict:
+    def choose(request: Request, named: str) -> CandidateResult:
         return _REFERENCE if named == "reference" else _BINARY
 
-    library = SimpleNamespace(
-        attention_fwd=binary.attention_fwd,
-        attention_fwd_workspace=lambda packed: 0,
-        attention_bwd=binary.attention_bwd,
-        attention_bwd_workspace=binary.attention_bwd_workspace,
-    )
+    functions = {
+        FORWARD: SimpleNamespace(launch=binary.attention_fwd, workspace=lambda packed: 0),
+        BACKWARD: SimpleNamespace(
+            launch=binary.attention_bwd, workspace=binary.attention_bwd_workspace
+        ),
+    }
     monkeypatch.setattr(attention_plan, "_choose", choose)
-    monkeypatch.setattr(cuda, "_binary", lambda problem, verdict: (library, 0))
+    monkeypatch.setattr(cuda, "_function", lambda name, problem, chosen: (functions[name], 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     return binary
 

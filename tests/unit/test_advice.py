@@ -40,7 +40,7 @@ def test_a_release_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("published", [False, True])
 def test_a_missing_binary_gets_what_works(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "PUBLISHED", published)
-    request = Request("attention_fwd", "bf16", 0, 64)
+    request = Request.of("attention_fwd", "bf16", 0, head_dim=64)
     decision = select(request, sim.system(sim.L40S), sim.inventory(), Overrides())
     fix = sim.verdict(decision, "cuda sm_89").fix
     assert fix is not None

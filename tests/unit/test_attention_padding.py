@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashvar
-from flashvar.backends import reference
+from flashvar.backends.reference import attention as reference
 from flashvar.ops.attention import padding as attention_padding
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.problem import Problem
@@ -19,7 +19,7 @@ from flashvar.ops.attention.problem import Problem
 def padded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Pads as on a CUDA device, and collects the head dims that the backend is asked for."""
     asked: list[tuple[int, int]] = []
-    prepare = reference.prepare_attention_fwd
+    prepare = reference.prepare_forward
 
     def watched(problem: Problem, verdict: object) -> object:
         asked.append((problem.head_dim, problem.head_dim_v))
@@ -30,7 +30,7 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(attention_plan, "_plans", {})
     monkeypatch.setattr(attention_plan, "_backward_plans", {})
-    monkeypatch.setattr(reference, "prepare_attention_fwd", watched)
+    monkeypatch.setattr(reference, "prepare_forward", watched)
     for module in (attention_padding, attention_plan):
         monkeypatch.setattr(module, "wants_padding", wants)
     return asked

@@ -18,10 +18,10 @@ from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention import trace as attention_trace
 from flashvar.ops.attention.inputs import inspect, inspect_backward
 from flashvar.ops.attention.problem import Gradients, Inputs, Options
-from flashvar.selection.request import Verdict
+from flashvar.selection.candidates import CandidateResult
 
 KERNEL = sim.kernel(dtype="bf16", head_dim=64)
-BINARY = Verdict(
+BINARY = CandidateResult(
     *("cuda sm_90", "cuda", True, "serves"), kernel=KERNEL, binary=cast("Binary", object())
 )
 
@@ -41,7 +41,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
         q, k = (int.from_bytes(packed[at : at + 8], "little") for at in (40, 72))
         return f"wgmma: q {q % 16}, k {k % 16}"
 
-    found = SimpleNamespace(attention_fwd_explain=explain, attention_bwd_explain=explain)
+    function = SimpleNamespace(explain=explain, launch=None, workspace=lambda packed: 0)
+    found = SimpleNamespace(function=lambda name: function)
     monkeypatch.setattr(loader, "load", lambda binary: found)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
 
@@ -54,7 +55,7 @@ def aligned(*shape: int, offset: int = 0) -> torch.Tensor:
     return memory[start : start + size].view(shape)
 
 
-def forward(verdict: Verdict, *given: Inputs, options: Options = Options()) -> None:  # noqa: B008
+def forward(verdict: CandidateResult, *given: Inputs, options: Options = Options()) -> None:  # noqa: B008
     calls: list[Any] = []
     problem = replace(inspect(given[0], options), device=0)
     launch = attention_trace.follow_forward(
@@ -91,7 +92,7 @@ def test_the_same_shape_at_another_address_is_another_outcome_once(
 
 def test_triton_says_that_it_copies(caplog: pytest.LogCaptureFixture) -> None:
     q, moved = aligned(2, 32, 4, 64), aligned(2, 32, 4, 64, offset=1)
-    verdict = Verdict("triton", "triton", True, "serves")
+    verdict = CandidateResult("triton", "triton", True, "serves")
     with caplog.at_level(logging.DEBUG, "flashvar"):
         forward(verdict, Inputs(q, q, q), Inputs(moved, q, q))
     first, second = lines(caplog)

@@ -18,7 +18,7 @@ from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.inputs import inspect, inspect_backward
 from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
-from flashvar.selection.request import Verdict
+from flashvar.selection.candidates import CandidateResult
 
 STRUCTS = ("flashvar_call", "flashvar_tensor", "flashvar_attention_problem")
 FWD, BWD = "flashvar_attention_fwd_params", "flashvar_attention_bwd_params"
@@ -38,7 +38,7 @@ SIZES = {
     **{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2},
     **{"head_dim": 16, "head_dim_v": 8, "dtype": 1},
 }
-VERDICT = Verdict("cuda", "cuda", True, "", binary=cast("Binary", object()))
+VERDICT = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 
 class Structs(SimpleNamespace):
@@ -52,14 +52,19 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     Its forward wants 256 bytes of workspace for packed queries, its backward 512.
     """
     collected: list[bytes] = []
-    library = SimpleNamespace(
-        attention_fwd=collected.append,
-        attention_fwd_workspace=lambda packed: 256 * bool(read(FWD, packed).problem.cu_seqlens_q),
-        attention_fwd_explain=lambda packed: f"{len(packed)} bytes",
-        attention_bwd=collected.append,
-        attention_bwd_workspace=lambda packed: 512,
-        attention_bwd_explain=lambda packed: f"{read(BWD, packed).call.workspace_size} wanted",
-    )
+    functions = {
+        "attention_fwd": SimpleNamespace(
+            launch=collected.append,
+            workspace=lambda packed: 256 * bool(read(FWD, packed).problem.cu_seqlens_q),
+            explain=lambda packed: f"{len(packed)} bytes",
+        ),
+        "attention_bwd": SimpleNamespace(
+            launch=collected.append,
+            workspace=lambda packed: 512,
+            explain=lambda packed: f"{read(BWD, packed).call.workspace_size} wanted",
+        ),
+    }
+    library = SimpleNamespace(function=functions.__getitem__)
     monkeypatch.setattr(loader, "load", lambda binary: library)
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False
@@ -90,12 +95,12 @@ def forward(
     options: Options,
     packed: list[bytes],
     with_lse: bool = True,
-    verdict: Verdict = VERDICT,
+    verdict: CandidateResult = VERDICT,
 ) -> Structs:
     problem = on_device_3(inspect(given, options))
     out = torch.empty(problem.out_shape, dtype=torch.half)
     lse = torch.empty(problem.lse_shape) if with_lse else None
-    cuda.prepare_attention_fwd(problem, verdict)(given, out, lse)
+    cuda.prepare_forward(problem, verdict)(given, out, lse)
     return Structs(found=read(FWD, packed[-1]), out=out, lse=lse)
 
 
@@ -204,7 +209,7 @@ def test_backward(packed: list[bytes]) -> None:
     grads = Gradients(
         *(torch.empty_like(x) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
     )
-    launch = cuda.prepare_attention_bwd(problem, VERDICT)
+    launch = cuda.prepare_backward(problem, VERDICT)
     launch(given, out, lse, grad_out, grad_lse, grads)
     launch(given, out, lse, grad_out, None, grads)
     with_lse, without = (read(BWD, one) for one in packed)
@@ -224,7 +229,7 @@ def test_backward(packed: list[bytes]) -> None:
     bias = given.bias
     assert bias is not None
     assert tensor(with_lse.problem.bias) == (bias.data_ptr(), 15, 5, 0)
-    explain = cuda.explain_attention_bwd(problem, VERDICT)
+    explain = cuda.explain_backward(problem, VERDICT)
     assert explain(given, out, lse, grad_out, None, grads) == "0 wanted"
 
 
@@ -233,13 +238,11 @@ def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) ->
     given = packed_inputs()
     problem = on_device_3(inspect(given, Options(max_seqlen_q=4, softcap=2.0)))
     asked: list[bytes] = []
-    library = SimpleNamespace(
-        attention_fwd=packed.append,
-        attention_fwd_workspace=lambda one: asked.append(one) or 0,
-    )
+    function = SimpleNamespace(launch=packed.append, workspace=lambda one: asked.append(one) or 0)
+    library = SimpleNamespace(function=lambda name: function)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "load", lambda binary: library)
-        launch = cuda.prepare_attention_fwd(problem, VERDICT)
+        launch = cuda.prepare_forward(problem, VERDICT)
         launch(given, torch.empty(problem.out_shape, dtype=torch.half), None)
     before, after = read(FWD, asked[0]), read(FWD, packed[-1])
     pointers = {"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "rng"}
@@ -251,7 +254,7 @@ def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) ->
 def test_the_binary_explains_a_call(packed: list[bytes]) -> None:
     given = inputs()
     problem = on_device_3(inspect(given, Options(layout="bhsd")))
-    explain = cuda.explain_attention_fwd(problem, VERDICT)
+    explain = cuda.explain_forward(problem, VERDICT)
     out = torch.empty(problem.out_shape, dtype=torch.half)
     assert explain(given, out, None) == "344 bytes"
     assert packed == []
@@ -270,4 +273,4 @@ def test_no_binary_no_launch() -> None:
     q = torch.empty(1, 1, 1, 8, dtype=torch.half)
     problem = inspect(Inputs(q, q, q), Options())
     with pytest.raises(BackendUnavailableError, match="through an installed binary, got triton"):
-        cuda.prepare_attention_fwd(problem, Verdict("triton", "triton", True, ""))
+        cuda.prepare_forward(problem, CandidateResult("triton", "triton", True, ""))

@@ -16,7 +16,7 @@ from flashvar.selection.request import Request
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
-BF16_64 = Request("attention_fwd", "bf16", 0, 64)
+BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
 
 
 @pytest.fixture
@@ -59,7 +59,9 @@ def test_missing_wheel_is_said_once(
     monkeypatch.setattr(decide, "registry", SimpleNamespace(installed=sim.inventory))
     with caplog.at_level(logging.INFO, "flashvar"):
         assert decide.choose(BF16_64).backend == "triton"
-        assert decide.choose(replace(BF16_64, head_dim=128)).backend == "triton"
+        assert (
+            decide.choose(Request.of("attention_fwd", "bf16", 0, head_dim=128)).backend == "triton"
+        )
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert advice.install("sm80") in record.getMessage()
@@ -106,7 +108,9 @@ def test_cpu_tensors_ask_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("devices were asked")
 
     monkeypatch.setattr(decide, "gather", fail)
-    assert decide.choose(Request("attention_fwd", "fp32", None, 64)).backend == "reference"
+    assert (
+        decide.choose(Request.of("attention_fwd", "fp32", None, head_dim=64)).backend == "reference"
+    )
 
 
 def test_other_version_is_an_error_when_strict(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from flashvar.binaries.registry import Candidate, Inventory, Refusal
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.machine.system import System
+from flashvar.ops import specs
 from flashvar.selection.request import Overrides
 
 ALL = sim.inventory("80", "86", "89", "90a")
@@ -67,12 +69,14 @@ def test_conclusion_and_health(
 def test_asks_about_everything_installed_and_the_usual() -> None:
     kernels = (sim.kernel(dtype="bf16", head_dim=96), sim.kernel("rms_norm", dtype="fp16"))
     inventory = Inventory((sim.binary("80", kernels=kernels),))
-    asked = {
-        (one.request.op, one.request.dtype, one.request.head_dim)
-        for one in report(sim.system(sim.A100), inventory).decisions
-    }
-    usual = {(op, dtype, dim) for op in sim.OPS for dtype in ("bf16", "fp16") for dim in (64, 128)}
-    assert asked == usual | {("attention_fwd", "bf16", 96), ("rms_norm", "fp16", None)}
+    found = report(sim.system(sim.A100), inventory)
+    asked = [one.request for one in found.decisions]
+    ours = {(one.function, one.dtype, *one.axes) for one in asked if one.spec.name == "attention"}
+    usual = set(product(sim.OPS, ("bf16", "fp16"), ((64, 64), (128, 128))))
+    assert ours == usual | {("attention_fwd", "bf16", (96, 96))}
+    # What a newer binary holds beside them is shown, and nothing can be asked about it.
+    assert {one.function for one in asked} == {name for one in specs() for name in one.functions}
+    assert "rms_norm fp16, not known to this flashvar" in rendered(found)
 
 
 @pytest.mark.parametrize(
@@ -110,12 +114,12 @@ def test_text_of_a_machine_with_two_devices() -> None:
     )
     what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0].splitlines()
     assert what_runs == [
-        "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: cuda sm_89",
+        "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: cuda sm_89",
         "      cuda sm_89  chosen     serves",
         "      cuda sm_89  no         wheel b: shadowed by wheel a",
         "      triton      stands by  serves, compiled at the first call",
         '      reference   no         serves CUDA tensors only when named: backend="reference"',
-        "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dim 32, 64, 128, 256: triton",
+        "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
         "      cuda sm_100  no      flashvar has no wheel for it, but for "
         "sm_80, sm_86, sm_89, sm_90",
         "      cuda sm_89   no      runs on 8.9 and higher minors, the device is 10.0",
@@ -133,8 +137,8 @@ def test_directions_that_run_on_different_backends_stand_apart() -> None:
     assert "  attention_fwd bf16, fp16, head dims 64, 128, 192x128\n" in text
     heads = [line for line in text.splitlines() if line.startswith("  cuda:0  attention")]
     assert heads == [
-        "  cuda:0  attention_fwd bf16, fp16, head dim 64, 128, 192x128: cuda sm_89",
-        "  cuda:0  attention_bwd bf16, fp16, head dim 64, 128: triton",
+        "  cuda:0  attention_fwd bf16, fp16, head dims 64, 128, 192x128: cuda sm_89",
+        "  cuda:0  attention_bwd bf16, fp16, head dims 64, 128: triton",
     ]
     reason = "cuda sm_89  no      holds no kernel for attention_bwd"
     assert f"{reason} -> nox -s build-dev -- arch=sm_89 hdim=64,128,192x128\n" in text
@@ -173,17 +177,19 @@ def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
     found = report(sim.system(sim.H100), inventory)
     inside = rendered(found).partition("\nInside the binary\n")[2].splitlines()
     assert inside[:3] == [
-        "  cuda sm_90  attention_fwd bf16, fp16, head dim 32, 64, 128, 256",
+        "  cuda sm_90  attention_fwd bf16, fp16, head dims 32, 64, 128, 256",
         "      wgmma     rows start on 16 bytes",
         "      mma.sync  every other call",
     ]
     kinds = {
-        (one["op"], one["dtype"], one["head_dim"]): [rule["family"] for rule in one["families"]]
+        (one["function"], one["dtype"], one["axes"]["head_dim"]): [
+            rule["family"] for rule in one["families"]
+        ]
         for one in json.loads(found.to_json())["requests"]
     }
-    assert kinds["attention_fwd", "fp16", 32] == ["wgmma", "mma.sync"]
-    assert kinds["attention_bwd", "bf16", 64] == ["wgmma", "mma.sync"]
-    assert kinds["attention_bwd", "fp16", 32] == ["wgmma", "mma.sync"]
+    assert kinds["attention_fwd", "fp16", "32"] == ["wgmma", "mma.sync"]
+    assert kinds["attention_bwd", "bf16", "64"] == ["wgmma", "mma.sync"]
+    assert kinds["attention_bwd", "fp16", "32"] == ["wgmma", "mma.sync"]
     assert "Inside the binary" not in rendered(report(sim.system(sim.L40S)))
 
 
@@ -196,7 +202,7 @@ def test_json_holds_the_whole_trace() -> None:
     first = document["requests"][0]
     assert (first["device"], first["chosen"], first["backend"]) == (0, "cuda sm_80", "cuda")
     assert first["kernel"] == "attention_fwd_bf16_hdim32"
-    assert [one["candidate"] for one in first["verdicts"]] == [
+    assert [one["candidate"] for one in first["candidates"]] == [
         "cuda sm_89",
         "cuda sm_80",
         "triton",

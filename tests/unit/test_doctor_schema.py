@@ -14,13 +14,15 @@ from machines import MACHINES, Machine
 from flashvar.binaries.registry import Inventory
 from flashvar.cli import diagnosis, main, speed
 from flashvar.cli.diagnosis import examine
-from flashvar.cli.speed import CELLS, Result, Speed
+from flashvar.cli.speed import Result, Speed
+from flashvar.ops.attention.speed import CELLS
 from flashvar.selection.request import Overrides
 
 SCHEMA = json.loads(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 RESULTS = tuple(
-    Result(cell, "cuda sm_90", {"flashvar": 400.0}, {"sdpa-cudnn": "no"}) for cell in CELLS
+    Result("attention", cell, "cuda sm_90", {"flashvar": 400.0}, {"sdpa-cudnn": "no"})
+    for cell in CELLS
 )
 
 

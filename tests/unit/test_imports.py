@@ -15,15 +15,18 @@ SOURCES = Path(flashvar.__file__).parents[1]
 BLOCK = "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
 LAYERS = [
     "errors",
-    "variant",
-    "manifest",
-    "system",
-    "offers",
-    "registry",
-    "fitness",
-    "selection",
-    "loader",
-    "decide",
+    "machine.system",
+    "ops.op",
+    "binaries.variant",
+    "binaries.manifest",
+    "binaries.extras",
+    "binaries.registry",
+    "binaries.loader",
+    "selection.request",
+    "selection.candidates",
+    "selection.compatibility",
+    "selection.rules",
+    "selection.resolve",
 ]
 
 
@@ -45,11 +48,11 @@ def evaluate(code: str, home: str | None = None) -> Any:
     return json.loads(finished.stdout)
 
 
-def test_import_loads_two_modules_and_no_framework() -> None:
+def test_import_loads_three_modules_and_no_framework() -> None:
     loaded = evaluate("import flashvar, json, sys; print(json.dumps(sorted(sys.modules)))")
     assert {"torch", "triton", "numpy", "ctypes", "logging"} & set(loaded) == set()
     ours = [name for name in loaded if name.startswith("flashvar")]
-    assert ours == ["flashvar", "flashvar._version"]
+    assert ours == ["flashvar", "flashvar._version", "flashvar.ops"]
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, "cli", "cli.diagnosis", "cli.doctor_page"])

@@ -37,7 +37,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:
     """What is decided for a call on a device, from what selection says of it."""
-    decision = select(Request("attention_fwd", dtype, 0, head_dim), sim.system(device), WHEELS)
+    decision = select(
+        Request.of("attention_fwd", dtype, 0, head_dim=head_dim), sim.system(device), WHEELS
+    )
     unserved = None if decision.chosen is not None else decision.explain()
     return decide(Facts("cuda", device.capability, named, unserved))
 

@@ -11,7 +11,8 @@ from installed import COMPILER, compile_library, library_source, put_binary
 
 from flashvar.binaries import loader, registry
 from flashvar.binaries.registry import Binary
-from flashvar.errors import BinaryError
+from flashvar.errors import BackendUnavailableError, BinaryError
+from flashvar.selection import resolve
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_registry"),
@@ -27,22 +28,34 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_good_library_launches(tmp_path: Path, good: bytes) -> None:
     library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
-    library.attention_fwd((208).to_bytes(208, "little"))
+    forward, packed = library.function("attention_fwd"), (208).to_bytes(208, "little")
+    forward.launch(packed)
     assert library.last_error() == ""
+    assert (forward.workspace(packed), forward.explain(packed)) == (208, "a")
+    assert library.function("attention_fwd") is forward
 
 
 def test_failed_launch_carries_the_library_s_words(tmp_path: Path, good: bytes) -> None:
     library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
     with pytest.raises(BinaryError, match=r"libflashvar_sm80\.so: struct_size: expected 208"):
-        library.attention_fwd((0).to_bytes(208, "little"))
+        library.function("attention_fwd").launch((0).to_bytes(208, "little"))
 
 
-def test_library_from_before_the_backward_serves_the_forward(tmp_path: Path, good: bytes) -> None:
-    library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
-    library.attention_fwd((208).to_bytes(208, "little"))
-    for call in (library.attention_bwd, library.attention_bwd_workspace):
-        with pytest.raises(BinaryError, match="expected a function flashvar_attention_bwd"):
-            call(bytes(512))
+def test_a_library_without_one_function_serves_the_others(
+    tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its manifest says that it has them all."""
+    put_binary(tmp_path / "good", sim.manifest("80"), good)
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "good"))
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+    assert resolve.choose(sim.BF16_64).backend == "cuda"
+    backward = replace(sim.BF16_64, function="attention_bwd")
+    assert resolve.choose(backward).backend == "triton"
+    with pytest.raises(BackendUnavailableError, match="expected a function flashvar_attention_bwd"):
+        resolve.choose(backward, "cuda")
+    assert resolve.choose(sim.BF16_64).backend == "cuda"
+    (binary,) = loader.open_all().binaries
+    assert [name for name, _ in binary.missing] == ["attention_bwd"]
 
 
 def test_library_is_opened_once(tmp_path: Path, good: bytes) -> None:

@@ -47,7 +47,7 @@ def test_written_keys_are_those_of_the_schema() -> None:
 def test_axes_of_a_kernel_are_the_keys_that_are_not_fixed() -> None:
     row = manifests.parse(WHOLE.to_json()).kernels[0]
     assert row.axes == (("dtype", "bf16"), ("head_dim", 32))
-    assert (row.dtype, row.head_dim) == ("bf16", 32)
+    assert (row.dtype, row.values) == ("bf16", {"head_dim": 32})
 
 
 def test_kernel_with_a_pair_of_head_dims() -> None:
@@ -61,12 +61,12 @@ def test_kernel_with_a_pair_of_head_dims() -> None:
     )
     (read,) = manifests.parse(text).kernels
     assert read == pair
-    assert (read.head_dim, read.head_dim_v, read.dim_words) == (192, 128, "192x128")
+    assert read.values == {"head_dim": (192, 128)}
 
 
 def test_without_a_pair_values_are_as_wide_as_keys() -> None:
     row = manifests.parse(WHOLE.to_json()).kernels[0]
-    assert (row.head_dim, row.head_dim_v) == (32, 32)
+    assert row.values == {"head_dim": 32}
     assert "head_dim_v" not in document()["kernels"][0]
 
 
@@ -74,7 +74,7 @@ def test_kernel_without_head_dim() -> None:
     changed = document()
     del changed["kernels"][0]["head_dim"]
     changed["kernels"][0]["name"] = "attention_fwd_bf16"
-    assert manifests.parse(json.dumps(changed)).kernels[0].head_dim is None
+    assert manifests.parse(json.dumps(changed)).kernels[0].values == {}
 
 
 def put(value: object, *path: str | int) -> Callable[[Document], None]:

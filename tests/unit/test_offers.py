@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.binaries.extras import Offers, read
+from flashvar.binaries.extras import Extras, read
 from flashvar_factory import extras, schema
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
@@ -25,9 +25,9 @@ def test_metadata_of_a_release_says_what_is_had_where(platform: str) -> None:
         for target in CONFIG.targets.values()
         if platform in {f"linux_{machine}" for machine in target.platforms}
     )
-    assert read(STATED, REQUIREMENTS, platform) == Offers(here, EVERY - here)
+    assert read(STATED, REQUIREMENTS, platform) == Extras(here, EVERY - here)
 
 
 def test_extra_without_a_marker_is_for_every_platform() -> None:
     offers = read(["sm70", "cli"], ["flashvar-sm70==1; extra == 'sm70'"], "linux_x86_64")
-    assert offers == Offers(frozenset({"sm70"}))
+    assert offers == Extras(frozenset({"sm70"}))

@@ -11,15 +11,16 @@ from flashvar.binaries import advice
 from flashvar.binaries.registry import Inventory
 from flashvar.errors import ConfigurationError
 from flashvar.machine.system import System
-from flashvar.selection.request import Decision, Overrides, Request, Verdict
+from flashvar.selection.candidates import CandidateResult, Decision
+from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
 ALL = sim.inventory("80", "86", "89", "90a")
-BF16_64 = Request("attention_fwd", "bf16", 0, 64)
+BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
 
 
-def verdict(decision: Decision, candidate: str) -> Verdict:
-    (found,) = [one for one in decision.verdicts if one.candidate == candidate]
+def verdict(decision: Decision, candidate: str) -> CandidateResult:
+    (found,) = [one for one in decision.results if one.candidate == candidate]
     return found
 
 
@@ -98,7 +99,7 @@ def test_triton_interprets_on_the_cpu_only_when_named(
     backend: str, interpreted: bool, dtype: str, expected: str | None
 ) -> None:
     bare = System(triton="3.7.1", interpreted=interpreted)
-    request = Request("attention_fwd", dtype, None, 64)
+    request = Request.of("attention_fwd", dtype, None, head_dim=64)
     assert chosen(select(request, bare, ALL, Overrides(backend))) == expected
 
 

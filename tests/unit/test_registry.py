@@ -122,7 +122,7 @@ def test_precedence_is_directory_then_wheel_then_embedded(
     embedded = put(tmp_path / "flashvar/_binaries/sm_80", sim.manifest("80")).directory
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(named))
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(registry, "__file__", str(tmp_path / "flashvar/registry.py"))
+    monkeypatch.setattr(registry, "__file__", str(tmp_path / "flashvar/binaries/registry.py"))
     inventory = registry.installed()
     assert [one.candidate.directory for one in inventory.binaries] == [named]
     losers = [one.candidate.directory for one in inventory.refusals]

@@ -15,7 +15,8 @@ from machines import MACHINES
 from flashvar.cli import doctor_page, main, page_text, screen
 from flashvar.cli.diagnosis import examine
 from flashvar.cli.page import Page, Section, Table, rows
-from flashvar.cli.speed import CELLS, Result, Speed, record_of
+from flashvar.cli.speed import Result, Speed, record_of
+from flashvar.ops.attention.speed import CELLS
 from flashvar.selection.request import Overrides
 
 PAGE = Page(
@@ -32,7 +33,7 @@ RATES = {"flashvar": 1234.5, "sdpa-flash": 1234.5, "sdpa-cudnn": 1234.5}
 SPEED = Speed(
     0,
     "NVIDIA H200",
-    tuple(Result(cell, "cuda sm_120", RATES, {}) for cell in CELLS),
+    tuple(Result("attention", cell, "cuda sm_120", RATES, {}) for cell in CELLS),
     record_of("NVIDIA H200"),
 )
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -7,11 +7,15 @@ import pytest
 import simulated as sim
 from simulated import BF16_64, chosen, verdict
 
+from flashvar import ops
 from flashvar.binaries import advice
-from flashvar.binaries.extras import Offers
+from flashvar.binaries.extras import Extras
 from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.errors import InvalidInputError
 from flashvar.machine.system import Device, System
+from flashvar.ops.op import Axis, OpSpec
 from flashvar.selection.request import Request
+from flashvar.selection.resolve import choose
 from flashvar.selection.rules import select
 
 ALL = sim.inventory("80", "86", "89", "90a")
@@ -52,7 +56,7 @@ def test_chosen_with_every_wheel_installed(system: System, expected: str | None)
 
 @pytest.mark.parametrize("system", [sim.system(), sim.system(sim.H100)], ids=["no GPU", "H100"])
 def test_cpu_tensors_run_on_the_reference(system: System) -> None:
-    decision = select(Request("attention_fwd", "fp64", None, 63), system, ALL)
+    decision = select(Request.of("attention_fwd", "fp64", None, head_dim=63), system, ALL)
     assert chosen(decision) == "reference"
     assert "CPU tensors" in verdict(decision, "cuda sm_90").reason
 
@@ -89,16 +93,18 @@ def test_rejection_says_why(system: System, candidate: str, reason: str) -> None
     ids=["no GPU", "H100", "ROCm"],
 )
 @pytest.mark.parametrize("device", [None, 0, 7])
-@pytest.mark.parametrize("head_dim", [None, 0, 1, 64, 512])
+@pytest.mark.parametrize("head_dim", [0, 1, 64, 512])
 def test_every_candidate_has_a_verdict_with_a_reason(
-    system: System, device: int | None, head_dim: int | None
+    system: System, device: int | None, head_dim: int
 ) -> None:
     inventory = replace(ALL, refusals=(refused(None),))
-    decision = select(Request("attention_fwd", "bf16", device, head_dim), system, inventory)
-    seen = [one.candidate for one in decision.verdicts]
+    decision = select(
+        Request.of("attention_fwd", "bf16", device, head_dim=head_dim), system, inventory
+    )
+    seen = [one.candidate for one in decision.results]
     everyone = ["cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90", "cuda lost"]
     assert sorted(seen) == sorted([*everyone, "triton", "reference"])
-    assert all(one.reason for one in decision.verdicts)
+    assert all(one.reason for one in decision.results)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +155,9 @@ def test_missing_binary_names_the_command(
 
 
 def test_wheel_of_another_platform_is_not_suggested() -> None:
-    offers = Offers(here=frozenset({"sm90"}), elsewhere=frozenset({"sm80", "sm86", "sm89"}))
+    offers = Extras(here=frozenset({"sm90"}), elsewhere=frozenset({"sm80", "sm86", "sm89"}))
     system = sim.system(sim.A100, platform="linux_aarch64")
-    missing = verdict(select(BF16_64, system, Inventory(offers=offers)), "cuda sm_80")
+    missing = verdict(select(BF16_64, system, Inventory(extras=offers)), "cuda sm_80")
     assert missing.reason == "flashvar has no wheel of it for linux_aarch64"
     assert missing.fix is None
 
@@ -160,15 +166,15 @@ def test_wheel_of_another_platform_is_not_suggested() -> None:
 def test_no_binary_is_suggested_or_taken_outside_linux(inventory: Inventory) -> None:
     decision = select(BF16_64, sim.system(sim.L40S, platform="win_amd64"), inventory)
     assert chosen(decision) == "triton"
-    assert [one.fix for one in decision.verdicts] == [None] * len(decision.verdicts)
-    assert all("for Linux" in one.reason for one in decision.verdicts if one.backend == "cuda")
+    assert [one.fix for one in decision.results] == [None] * len(decision.results)
+    assert all("for Linux" in one.reason for one in decision.results if one.backend == "cuda")
 
 
 @pytest.mark.parametrize("device", [sim.ORIN, sim.MI210], ids=["Tegra", "ROCm"])
 def test_no_wheel_is_suggested_where_none_can_run(device: Device) -> None:
     hip = "6.4" if device is sim.MI210 else None
     decision = select(BF16_64, sim.system(device, torch_hip=hip), sim.inventory())
-    assert [one.fix for one in decision.verdicts] == [None] * len(decision.verdicts)
+    assert [one.fix for one in decision.results] == [None] * len(decision.results)
 
 
 def test_dtype_that_is_not_compiled_falls_back() -> None:
@@ -179,12 +185,48 @@ def test_dtype_that_is_not_compiled_falls_back() -> None:
     assert verdict(decision, "cuda sm_80").reason == "holds dtypes bf16, not fp16"
 
 
-def test_op_without_head_dim_matches_a_kernel_without_one() -> None:
-    kernels = (sim.kernel(dtype="bf16", head_dim=64), sim.kernel("rms_norm", dtype="bf16"))
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op with an axis that must match and one of which more is enough."""
+    page, heads = Axis("page", "page size"), Axis("heads", "heads", at_least=True, maximum=16)
+    spec = OpSpec("paged", ("paged",), (page, heads))
+    monkeypatch.setattr(ops, "specs", lambda: (spec,))
+
+
+@pytest.mark.usefixtures("paged")
+@pytest.mark.parametrize(
+    ("page", "heads", "expected"),
+    [(16, 4, 0), (64, 4, 1), (64, 5, 2), (64, 9, None), (32, 4, None)],
+)
+def test_kernels_that_differ_in_any_axis_are_told_apart(
+    page: int, heads: int, expected: int | None
+) -> None:
+    held = ((16, 4), (64, 4), (64, 8))
+    kernels = tuple(sim.kernel("paged", dtype="bf16", page=p, heads=h) for p, h in held)
     inventory = Inventory((sim.binary("80", kernels=kernels),))
-    decision = select(Request("rms_norm", "bf16", 0), sim.system(sim.A100), inventory)
-    assert decision.chosen is not None
-    assert decision.chosen.kernel == kernels[1]
+    request = Request.of("paged", "bf16", 0, page=page, heads=heads)
+    found = select(request, sim.system(sim.A100), inventory)
+    binary = verdict(found, "cuda sm_80")
+    assert binary.kernel == (None if expected is None else kernels[expected])
+    assert binary.accepted is (expected is not None)
+    if expected is None:
+        assert binary.reason == (
+            "holds page size 16, heads 4; page size 64, heads 4; page size 64, heads 8, none for "
+            f"page size {page}, heads {heads}"
+        )
+    assert verdict(found, "triton").reason == "has no kernel for paged"
+
+
+@pytest.mark.usefixtures("paged")
+@pytest.mark.parametrize("axes", [{}, {"page": 16}, {"page": 16, "heads": 4, "more": 1}])
+def test_a_request_names_every_axis_of_its_op(axes: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError, match="paged: expected a value for each of the axes"):
+        Request.of("paged", "bf16", 0, **axes)
+
+
+def test_an_unknown_function_is_an_error() -> None:
+    with pytest.raises(InvalidInputError, match=r"expected a function of an op .* found 'no_such'"):
+        choose(Request("no_such", "bf16", None))
 
 
 def refused(architecture: str | None) -> Refusal:
@@ -206,8 +248,8 @@ def test_refused_binary_stands_where_it_would_have_served(
 ) -> None:
     inventory = replace(sim.inventory("80"), refusals=(refused(architecture),))
     decision = select(BF16_64, sim.system(device), inventory)
-    assert [one.candidate for one in decision.verdicts][: len(order)] == order
-    (found,) = [one for one in decision.verdicts if "damaged" in one.reason]
+    assert [one.candidate for one in decision.results][: len(order)] == order
+    (found,) = [one for one in decision.results if "damaged" in one.reason]
     assert found.fix == fix
 
 
@@ -216,7 +258,7 @@ def test_repairing_a_binary_is_not_suggested_where_none_can_run(device: Device) 
     hip = "6.4" if device is sim.MI210 else None
     inventory = Inventory((), (refused(None), refused("sm_80")))
     decision = select(BF16_64, sim.system(device, torch_hip=hip), inventory)
-    assert {one.fix for one in decision.verdicts} == {None}
+    assert {one.fix for one in decision.results} == {None}
 
 
 def test_explanation_has_a_line_per_verdict_with_the_fix() -> None:

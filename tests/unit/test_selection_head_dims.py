@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import simulated as sim
-from simulated import BF16_64, chosen, verdict
+from simulated import chosen, verdict
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Inventory
 from flashvar.binaries.variant import pair_words
+from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Request
 from flashvar.selection.rules import select
+
+
+def asking(head_dim: int | tuple[int, int]) -> Request:
+    return Request.of("attention_fwd", "bf16", 0, head_dim=head_dim)
+
 
 ALL = sim.inventory("80", "86", "89", "90a")
 
@@ -43,10 +47,10 @@ ALL = sim.inventory("80", "86", "89", "90a")
 def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int | None) -> None:
     kernels = tuple(sim.kernel(dtype="bf16", head_dim=head_dim) for head_dim in compiled)
     inventory = Inventory((sim.binary("80", kernels=kernels),))
-    request = replace(BF16_64, head_dim=asked)
+    request = asking(asked)
     found = verdict(select(request, sim.system(sim.A100), inventory), "cuda sm_80")
-    kernel = found.kernel
-    assert (kernel.head_dim if kernel else None) == expected
+    held = None if found.kernel is None else found.kernel.values["head_dim"]
+    assert held == expected
 
 
 @pytest.mark.parametrize(
@@ -58,13 +62,13 @@ def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str |
     subset = sim.binary(
         "80", kernels=(sim.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
     )
-    decision = select(replace(BF16_64, head_dim=asked), sim.system(sim.A100), Inventory((subset,)))
+    decision = select(asking(asked), sim.system(sim.A100), Inventory((subset,)))
     assert verdict(decision, "cuda sm_80").fix == fix
 
 
 def test_a_release_is_not_built_again_for_a_head_dim() -> None:
     inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
-    decision = select(replace(BF16_64, head_dim=72), sim.system(sim.A100), inventory)
+    decision = select(asking(72), sim.system(sim.A100), inventory)
     assert verdict(decision, "cuda sm_80").fix is None
 
 
@@ -98,9 +102,11 @@ def test_compiled_pair_of_head_dims(
     op: str,
 ) -> None:
     binary = sim.binary("80", kernels=tuple(pair_kernel(dims, op) for dims in compiled))
-    request = Request(op, "bf16", 0, *asked)
+    request = Request.of(op, "bf16", 0, head_dim=asked)
     found = verdict(select(request, sim.system(sim.A100), Inventory((binary,))), "cuda sm_80")
-    assert (found.kernel.dims if found.kernel else None) == expected
+    assert (values_of(request.spec, found.kernel) if found.kernel else None) == (
+        None if expected is None else (expected,)
+    )
     assert found.accepted is (expected is not None)
     if expected not in (None, asked):
         assert f"compiled head dim {pair_words(*expected)}" in found.reason
@@ -108,16 +114,16 @@ def test_compiled_pair_of_head_dims(
 
 def test_a_missing_pair_is_named_and_can_be_built() -> None:
     binary = sim.binary("80", kernels=(pair_kernel((64, 64)),), version="0.1.0+hdim64")
-    request = replace(BF16_64, head_dim=192, head_dim_v=128)
+    request = asking((192, 128))
     decision = select(request, sim.system(sim.A100), Inventory((binary,)))
     found = verdict(decision, "cuda sm_80")
-    assert found.reason == "holds head dims 64, none for 192x128"
+    assert found.reason == "holds head dim 64, none for 192x128"
     assert found.fix == "nox -s build-dev -- arch=sm_80 hdim=64,192x128"
     assert str(request) == "attention_fwd bf16 head dim 192x128 on cuda:0"
     assert chosen(decision) == "triton"
 
 
 def test_triton_refuses_values_that_are_too_wide() -> None:
-    request = replace(BF16_64, head_dim_v=264)
+    request = asking((64, 264))
     found = verdict(select(request, sim.system(sim.GB200), ALL), "triton")
     assert found.reason == "serves head dims to 256 in steps of 8, not 64x264"

@@ -15,7 +15,9 @@ from benchmarks import cases, recorded, result_file
 
 from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch
 from flashvar.cli.diagnosis import Report, examine
-from flashvar.cli.speed import CELLS, RECORDED, Cell, Result, Speed
+from flashvar.cli.speed import RECORDED, Cell, Result, Speed
+from flashvar.ops.attention import speed as cells
+from flashvar.ops.attention.speed import CELLS
 from flashvar.selection.request import Overrides
 
 H200 = sim.system(sim.H200)
@@ -52,11 +54,11 @@ def test_the_newest_run_of_a_gpu_counts_and_a_forced_one_never(tmp_path: Path) -
 
 def test_cells_are_those_of_the_benchmarks() -> None:
     theirs = {(one.direction, one.head_dim): one for one in cases.attention()
-              if one.causal and one.seqlen == speed.SEQLEN}  # fmt: skip
+              if one.causal and one.seqlen == cells.SEQLEN}  # fmt: skip
     for cell in CELLS:
         one = theirs[cell.direction, cell.head_dim]
-        assert (one.batch, one.heads, one.dtype) == (cell.batch, cell.heads, speed.DTYPE)
-        assert one.operations == cell.operations
+        assert (one.batch, one.heads, one.dtype) == (cell.batch, cell.heads, cells.DTYPE)
+        assert one.operations == cell.work
 
 
 def test_no_record_for_an_unknown_gpu() -> None:
@@ -66,14 +68,13 @@ def test_no_record_for_an_unknown_gpu() -> None:
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors of the CPU, where the device's would be."""
-    monkeypatch.setattr(speed, "TOKENS", 32)
-    monkeypatch.setattr(speed, "SEQLEN", 16)
-    monkeypatch.setattr(stopwatch, "SEQLEN", 16)
-    monkeypatch.setattr(speed, "WIDTH", 128)
+    monkeypatch.setattr(cells, "TOKENS", 32)
+    monkeypatch.setattr(cells, "SEQLEN", 16)
+    monkeypatch.setattr(cells, "WIDTH", 128)
     monkeypatch.setattr(torch.cuda, "device", lambda number: contextlib.nullcontext())
     real, cpu = stopwatch._calls, torch.device("cpu")
     monkeypatch.setattr(
-        stopwatch, "_calls", lambda cell, candidate, device: real(cell, candidate, cpu)
+        stopwatch, "_calls", lambda op, cell, candidate, device: real(op, cell, candidate, cpu)
     )
 
 
@@ -92,7 +93,7 @@ def test_every_cell_is_timed_for_all_who_serve_it() -> None:
     assert [one.cell for one in found.results] == list(CELLS)
     for one in found.results:
         assert one.candidate == "cuda sm_90"
-        assert one.tflops["flashvar"] == one.tflops["sdpa-flash"] == one.cell.operations / 2e9
+        assert one.rates["flashvar"] == one.rates["sdpa-flash"] == one.cell.work / 2e9
         assert "sdpa-cudnn" in one.failures  # the CPU has none
     assert found.record is not None
 
@@ -111,7 +112,7 @@ def test_no_such_device() -> None:
 
 def result(cell: Cell, ours: float) -> Result:
     rates = {"flashvar": ours, "sdpa-flash": 250.0}
-    return Result(cell, "cuda sm_90", rates, {"sdpa-cudnn": "No available kernel."})
+    return Result("attention", cell, "cuda sm_90", rates, {"sdpa-cudnn": "No available kernel."})
 
 
 def test_rates_stand_beside_the_record() -> None:
@@ -119,11 +120,9 @@ def test_rates_stand_beside_the_record() -> None:
     assert record is not None
     results = tuple(result(cell, record.cells[cell.name]["flashvar"]) for cell in CELLS)
     heading, first, *_ = lines = shown(Speed(0, "NVIDIA H200", results, record))
-    assert " ".join(heading.split()) == (
-        "head dim flashvar recorded SDPA flash SDPA cuDNN served by"
-    )
+    assert " ".join(heading.split()) == ("flashvar recorded SDPA flash SDPA cuDNN served by")
     rate = f"{record.cells[CELLS[0].name]['flashvar']:.0f}"
-    assert " ".join(first.split()) == f"forward 64 {rate} {rate} (100%) 250 - cuda sm_90"
+    assert " ".join(first.split()) == f"forward, head dim 64 {rate} {rate} (100%) 250 - cuda sm_90"
     assert "  Recorded on NVIDIA H200 on 2026-" in "\n".join(lines)
     assert "  SDPA cuDNN: No available kernel." in lines
     assert not any("Slower than recorded" in line for line in lines)

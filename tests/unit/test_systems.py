@@ -29,7 +29,7 @@ def devices(machine: Machine) -> list[int | None]:
 def test_selection(machine: Machine, op: str) -> None:
     decisions = [
         select(
-            Request(op, machine.dtype, index, machine.head_dim),
+            Request.of(op, machine.dtype, index, head_dim=machine.head_dim),
             machine.system,
             machine.wheels,
         )
@@ -38,7 +38,7 @@ def test_selection(machine: Machine, op: str) -> None:
     chosen = tuple(one.chosen.candidate if one.chosen else None for one in decisions)
     assert chosen == machine.expected(op)
     candidate, words = machine.reason(op)
-    reasons = [one.reason for one in decisions[0].verdicts if one.candidate == candidate]
+    reasons = [one.reason for one in decisions[0].results if one.candidate == candidate]
     assert [reason for reason in reasons if words in reason], decisions[0].explain()
 
 
@@ -68,11 +68,12 @@ def check_json(machine: Machine, printed: str) -> None:
         asked = [
             one
             for one in document["requests"]
-            if (one["op"], one["dtype"], one["head_dim"]) == (op, machine.dtype, machine.head_dim)
+            if (one["function"], one["dtype"], one["axes"]["head_dim"])
+            == (op, machine.dtype, str(machine.head_dim))
         ]
         assert tuple(one["chosen"] for one in asked) == machine.expected(op)
         candidate, words = machine.reason(op)
-        verdicts = asked[0]["verdicts"]
+        verdicts = asked[0]["candidates"]
         assert any(one["candidate"] == candidate and words in one["reason"] for one in verdicts)
 
 

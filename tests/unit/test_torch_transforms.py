@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashvar
-from flashvar.backends import reference
+from flashvar.backends.reference import attention as reference
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.flops import visible_pairs
@@ -180,13 +180,13 @@ def test_autocast_compiles() -> None:
 
 def test_deterministic_algorithms_reach_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    prepare = reference.prepare_attention_bwd
+    prepare = reference.prepare_backward
 
     def watched(problem: BackwardProblem, verdict: Any) -> Any:
         asked.append(problem.forward.deterministic)
         return prepare(problem, verdict)
 
-    monkeypatch.setattr(reference, "prepare_attention_bwd", watched)
+    monkeypatch.setattr(reference, "prepare_backward", watched)
     monkeypatch.setattr(attention_plan, "_backward_plans", {})
     q, k, v = make(grad=True)
     for everywhere, here in [(False, False), (True, False), (False, True)]:

@@ -125,7 +125,7 @@ for number in range(5):
 
 
 def test_writers_at_the_same_time_lose_nothing(folder: Path) -> None:
-    sources = Path(tuned.__file__).parents[3]
+    sources = Path(tuned.__file__).parents[4]
     environment = {"PYTHONPATH": str(sources), "FLASHVAR_CACHE_DIR": str(folder)}
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, f"machine {number}"], env=environment)

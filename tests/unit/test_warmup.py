@@ -18,10 +18,13 @@ from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.machine.system import System, gather
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from flashvar.backends.triton.warmup import FEATURES, SHARED_MEMORY, Kind  # noqa: E402
-
-from flashvar.backends.triton import tiles  # noqa: E402
-from flashvar.backends.triton import warmup as kernels  # noqa: E402
+from flashvar.backends.triton.attention import tiles  # noqa: E402
+from flashvar.backends.triton.attention import warmup as kernels  # noqa: E402
+from flashvar.backends.triton.attention.warmup import (  # noqa: E402
+    FEATURES,
+    SHARED_MEMORY,
+    Kind,
+)
 
 PLAIN = Kind("bf16", 64, 64, True, False)
 ASKED = Asked(((64, 64), (128, 128)), ("bf16",))

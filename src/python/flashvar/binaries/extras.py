@@ -19,27 +19,27 @@ _MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
 
 @dataclass(frozen=True)
-class Offers:
+class Extras:
     """Extras of architectures, e.g. "smXY"; none at all where flashvar runs from bare sources."""
 
     here: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()  # made for other platforms alone
 
 
-NO_OFFERS: Final = Offers()
+NO_EXTRAS: Final = Extras()
 
 
-def of_installed(platform: str) -> Offers:
+def of_installed(platform: str) -> Extras:
     """Those of the installed flashvar, for a platform such as "linux_x86_64"."""
     try:
         stated = metadata.metadata("flashvar")
     except metadata.PackageNotFoundError:
-        return NO_OFFERS
+        return NO_EXTRAS
     extras = stated.get_all("Provides-Extra") or []
     return read(extras, stated.get_all("Requires-Dist") or [], platform)
 
 
-def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> Offers:
+def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> Extras:
     """The architectures among extras, told apart by the markers of the requirements."""
     served: dict[str, set[str]] = {}
     for requirement in requirements:
@@ -49,7 +49,7 @@ def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> O
     every = frozenset(extra for extra in extras if _is_architecture(extra))
     # Without a marker it is for every platform.
     here = frozenset(extra for extra in every if platform in (served.get(extra) or {platform}))
-    return Offers(here, every - here)
+    return Extras(here, every - here)
 
 
 def _is_architecture(extra: str) -> bool:

@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import json
 import logging
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,111 +24,79 @@ _OK: Final = 0  # FLASHVAR_OK
 _LONGEST: Final = 512  # bytes of an explanation
 
 
-class Library:
-    """An open binary. Its functions take one packed parameter struct of src/cuda/abi/<op>.h."""
+class Function:
+    """A function of an op in an open library; it takes one packed struct of src/cuda/abi/<op>.h."""
 
-    def __init__(self, path: Path, handle: ctypes.CDLL) -> None:
-        """Look up the functions of `handle`, opened from `path`."""
-        self.path = path
-        self._attention_fwd = _function(handle, "flashvar_attention_fwd", ctypes.c_int)
-        self._attention_fwd.argtypes = [ctypes.c_char_p]
-        self._handle = handle
-        self._last_error = _function(handle, "flashvar_last_error", ctypes.c_char_p)
+    def __init__(self, library: Library, name: str) -> None:
+        """Look up `flashvar_<name>`, and what goes with it."""
+        self._library = library
+        self._launch = library.symbol(f"flashvar_{name}", ctypes.c_int)
+        self._launch.argtypes = [ctypes.c_char_p]
+        self._workspace = library.symbol(f"flashvar_{name}_workspace", ctypes.c_int)
+        self._workspace.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]
+        self._explain = library.symbol(f"flashvar_{name}_explain", ctypes.c_int)
+        self._explain.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
 
-    def attention_fwd(self, packed: bytes) -> None:
-        """Enqueue one forward; `packed` is a whole flashvar_attention_fwd_params.
+    def launch(self, packed: bytes) -> None:
+        """Enqueue one call.
 
         Raises:
             BinaryError: the library or the driver refused; the message is theirs.
         """
-        if self._attention_fwd(packed) != _OK:
-            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+        if self._launch(packed) != _OK:
+            raise self._library.failure()
 
-    def attention_bwd(self, packed: bytes) -> None:
-        """Enqueue one backward; `packed` is a whole flashvar_attention_bwd_params.
-
-        Raises:
-            BinaryError: as for attention_fwd.
-        """
-        if self._attention_bwd(packed) != _OK:
-            raise BinaryError(f"{self.path.name}: {self.last_error()}")
-
-    def attention_bwd_workspace(self, packed: bytes) -> int:
-        """Bytes of workspace that a backward wants.
+    def workspace(self, packed: bytes) -> int:
+        """Bytes of workspace that a call wants.
 
         Raises:
-            BinaryError: as for attention_fwd.
+            BinaryError: as for launch.
         """
-        return self._workspace(self._attention_bwd_workspace, packed)
-
-    def attention_fwd_workspace(self, packed: bytes) -> int:
-        """Bytes of workspace that a forward wants.
-
-        Raises:
-            BinaryError: as for attention_fwd.
-        """
-        return self._workspace(self._attention_fwd_workspace, packed)
-
-    def attention_fwd_explain(self, packed: bytes) -> str:
-        """Which kernels a forward launches and why: `wgmma: ...` or `mma.sync: ...`.
-
-        Raises:
-            BinaryError: as for attention_fwd.
-        """
-        return self._explain(self._attention_fwd_explain, packed)
-
-    def attention_bwd_explain(self, packed: bytes) -> str:
-        """The same of a backward.
-
-        Raises:
-            BinaryError: as for attention_fwd.
-        """
-        return self._explain(self._attention_bwd_explain, packed)
-
-    def _workspace(self, function: Any, packed: bytes) -> int:
         size = ctypes.c_uint64()
-        if function(packed, ctypes.byref(size)) != _OK:
-            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+        if self._workspace(packed, ctypes.byref(size)) != _OK:
+            raise self._library.failure()
         return size.value
 
-    def _explain(self, function: Any, packed: bytes) -> str:
+    def explain(self, packed: bytes) -> str:
+        """Which kernels a call launches and why: `wgmma: ...` or `mma.sync: ...`.
+
+        Raises:
+            BinaryError: as for launch.
+        """
         text = ctypes.create_string_buffer(_LONGEST)
-        if function(packed, text, _LONGEST) != _OK:
-            raise BinaryError(f"{self.path.name}: {self.last_error()}")
+        if self._explain(packed, text, _LONGEST) != _OK:
+            raise self._library.failure()
         return text.value.decode("utf-8", errors="replace")
 
-    # A binary without the backward has none of its functions, and serves the forward all the same.
-    @cached_property
-    def _attention_bwd(self) -> Any:
-        function = _function(self._handle, "flashvar_attention_bwd", ctypes.c_int)
-        function.argtypes = [ctypes.c_char_p]
-        return function
 
-    @cached_property
-    def _attention_fwd_workspace(self) -> Any:
-        return self._workspace_function("attention_fwd")
+class Library:
+    """An open binary."""
 
-    @cached_property
-    def _attention_bwd_workspace(self) -> Any:
-        return self._workspace_function("attention_bwd")
+    def __init__(self, path: Path, handle: ctypes.CDLL) -> None:
+        """Of `handle`, opened from `path`."""
+        self.path = path
+        self._handle = handle
+        self._last_error = self.symbol("flashvar_last_error", ctypes.c_char_p)
+        self._functions: dict[str, Function] = {}
 
-    @cached_property
-    def _attention_fwd_explain(self) -> Any:
-        return self._explain_function("attention_fwd")
+    def function(self, name: str) -> Function:
+        """A function of an op, looked up once.
 
-    @cached_property
-    def _attention_bwd_explain(self) -> Any:
-        return self._explain_function("attention_bwd")
+        Raises:
+            BinaryError: the library does not export it; its other functions serve all the same.
+        """
+        found = self._functions.get(name)
+        if found is None:
+            found = self._functions[name] = Function(self, name)
+        return found
 
-    def _workspace_function(self, op: str) -> Any:
-        function = _function(self._handle, f"flashvar_{op}_workspace", ctypes.c_int)
-        function.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]
-        return function
+    def symbol(self, name: str, result: type[Any]) -> Any:
+        """What the library exports under a name; BinaryError where it exports nothing."""
+        return _symbol(self._handle, name, result)
 
-    def _explain_function(self, op: str) -> Any:
-        function = _function(self._handle, f"flashvar_{op}_explain", ctypes.c_int)
-        function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
-        return function
+    def failure(self) -> BinaryError:
+        """The error of this thread's last failed call."""
+        return BinaryError(f"{self.path.name}: {self.last_error()}")
 
     def last_error(self) -> str:
         """The message of this thread's last failed call; empty when none failed."""
@@ -161,11 +128,22 @@ def open_all() -> Inventory:
     inventory = registry.installed()
     for binary in inventory.binaries:
         try:
-            load(binary)
+            library = load(binary)
         except BinaryError as error:
             registry.refuse(binary, str(error))
             return open_all()  # the refused one may have shadowed another
-    return inventory
+        _check_functions(binary, library)
+    return registry.installed()
+
+
+def _check_functions(binary: Binary, library: Library) -> None:
+    """Tell the registry which of the manifest's functions the library does not export."""
+    for name in dict.fromkeys(row.op for row in binary.manifest.kernels):
+        try:
+            library.function(name)
+        except BinaryError as error:
+            if name not in dict(binary.missing):
+                registry.lacks(binary, name, str(error))
 
 
 def _open(binary: Binary) -> Library:
@@ -193,13 +171,13 @@ def _check_hash(path: Path, expected: str) -> None:
 
 
 def _check_abi(path: Path, handle: ctypes.CDLL) -> None:
-    found = _function(handle, "flashvar_abi_version", ctypes.c_uint32)()
+    found = _symbol(handle, "flashvar_abi_version", ctypes.c_uint32)()
     if found != manifests.ABI:
         raise BinaryError(f"{path.name}: expected ABI {manifests.ABI}, found {found}")
 
 
 def _check_architecture(path: Path, handle: ctypes.CDLL, expected: str) -> None:
-    text: bytes = _function(handle, "flashvar_build_info", ctypes.c_char_p)() or b""
+    text: bytes = _symbol(handle, "flashvar_build_info", ctypes.c_char_p)() or b""
     try:
         found = json.loads(text)["architecture"]
     except (ValueError, TypeError, KeyError):
@@ -208,7 +186,7 @@ def _check_architecture(path: Path, handle: ctypes.CDLL, expected: str) -> None:
         raise BinaryError(f"{path.name}: expected code for {expected}, found {found}")
 
 
-def _function(handle: ctypes.CDLL, name: str, result: type[Any]) -> Any:
+def _symbol(handle: ctypes.CDLL, name: str, result: type[Any]) -> Any:
     try:
         function = handle[name]
     except AttributeError:

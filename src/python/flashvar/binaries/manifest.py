@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.binaries.strict_json import Table, wrong
-from flashvar.binaries.variant import SECOND, Architecture, Kernel, pair_words
+from flashvar.binaries.variant import SECOND, Architecture, Kernel
 from flashvar.errors import ManifestError
 
 FILE_NAME: Final = "manifest.json"
@@ -123,26 +123,17 @@ class KernelRow:
         return value if isinstance(value, str) else None
 
     @property
-    def head_dim(self) -> int | None:
-        """The value of the axis head_dim; None when the op has none."""
-        value = dict(self.axes).get("head_dim")
-        return value if isinstance(value, int) else None
-
-    @property
-    def head_dim_v(self) -> int | None:
-        """The head dim of the values: the axis's second integer; head_dim where there is one."""
-        value = dict(self.axes).get(f"head_dim{SECOND}")
-        return value if isinstance(value, int) else self.head_dim
-
-    @property
-    def dims(self) -> tuple[int, int]:
-        """Both head dims; 0 where the op has none."""
-        return self.head_dim or 0, self.head_dim_v or 0
-
-    @property
-    def dim_words(self) -> str:
-        """`64`, or `192x128` where the values have their own."""
-        return pair_words(*self.dims)
+    def values(self) -> dict[str, str | int | tuple[int, ...]]:
+        """The value of each axis but the dtype; two integers of a pair together."""
+        found: dict[str, str | int | tuple[int, ...]] = {}
+        for axis, value in self.axes:
+            first = axis.removesuffix(SECOND)
+            before = found.get(first)
+            if first != axis and isinstance(before, int) and isinstance(value, int):
+                found[first] = (before, value)
+            elif axis != "dtype":
+                found[axis] = value
+        return found
 
 
 @dataclass(frozen=True)

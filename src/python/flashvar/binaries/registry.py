@@ -17,10 +17,10 @@ from typing import Final
 
 from flashvar._version import __version__
 from flashvar.binaries import advice
-from flashvar.binaries import extras as offers
+from flashvar.binaries import extras as available
 from flashvar.binaries import manifest as manifests
 from flashvar.binaries.advice import public
-from flashvar.binaries.extras import NO_OFFERS, Offers
+from flashvar.binaries.extras import NO_EXTRAS, Extras
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import ManifestError
@@ -47,6 +47,7 @@ class Binary:
 
     candidate: Candidate
     manifest: Manifest
+    missing: tuple[tuple[str, str], ...] = ()  # functions that its library lacks, and the reason
 
     @property
     def library(self) -> Path:
@@ -86,22 +87,32 @@ class Inventory:
 
     binaries: tuple[Binary, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    offers: Offers = NO_OFFERS  # what `pip install flashvar[...]` would add
+    extras: Extras = NO_EXTRAS  # what `pip install flashvar[...]` would add
 
 
 _refused: dict[Path, str] = {}
+_missing: dict[Path, dict[str, str]] = {}
 
 
 @cache
 def installed() -> Inventory:
     """The inventory of this process, looked up once."""
     found = list(candidates(os.environ))
-    return take_stock(found, refused=_refused, offers=offers.of_installed(platform_tag()))
+    return take_stock(
+        found, refused=_refused, missing=_missing, extras=available.of_installed(platform_tag())
+    )
 
 
 def refuse(binary: Binary, reason: str) -> Inventory:
     """Stop trusting a binary (its library did not load); the next of its architecture moves up."""
     _refused[binary.candidate.directory] = reason
+    installed.cache_clear()
+    return installed()
+
+
+def lacks(binary: Binary, function: str, reason: str) -> Inventory:
+    """Stop trusting a binary with one function; it serves the others all the same."""
+    _missing.setdefault(binary.candidate.directory, {})[function] = reason
     installed.cache_clear()
     return installed()
 
@@ -120,17 +131,20 @@ def take_stock(
     found: Iterable[Candidate],
     *,
     refused: Mapping[Path, str] | None = None,
-    offers: Offers = NO_OFFERS,
+    missing: Mapping[Path, Mapping[str, str]] | None = None,
+    extras: Extras = NO_EXTRAS,
 ) -> Inventory:
     """Judge candidates given in order of precedence; `refused` names those known not to load."""
     binaries: dict[str, Binary] = {}
     refusals: list[Refusal] = []
     for candidate in found:
         try:
-            binary = Binary(candidate, manifests.read(candidate.directory / manifests.FILE_NAME))
+            manifest = manifests.read(candidate.directory / manifests.FILE_NAME)
         except ManifestError as error:
             refusals.append(Refusal(candidate, None, str(error), candidate.repair))
             continue
+        lost = (missing or {}).get(candidate.directory, {})
+        binary = Binary(candidate, manifest, tuple(lost.items()))
         name = binary.architecture.name
         fault = _fault(binary) or (refused or {}).get(candidate.directory)
         if fault is not None:
@@ -141,7 +155,7 @@ def take_stock(
         else:
             binaries[name] = binary
     in_order = sorted(binaries.values(), key=lambda binary: binary.architecture)
-    return Inventory(tuple(in_order), tuple(refusals), offers)
+    return Inventory(tuple(in_order), tuple(refusals), extras)
 
 
 def _fault(binary: Binary) -> str | None:

@@ -9,22 +9,22 @@ from importlib import resources
 from itertools import product
 from typing import Any, Final
 
+from flashvar import ops
 from flashvar._version import __version__
 from flashvar.binaries import loader
-from flashvar.binaries.manifest import Rule
+from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.binaries.registry import Binary, Inventory, Refusal
 from flashvar.cli.speed import Speed
 from flashvar.machine.system import System, gather
-from flashvar.selection.request import Decision, Overrides, Request, Verdict
+from flashvar.ops.op import OpSpec, Value, spelled
+from flashvar.selection.candidates import CandidateResult, Decision
+from flashvar.selection.compatibility import values_of
+from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
 # Describes `Report.to_json`; no path, for flashvar may run from an archive.
 SCHEMA_FILE: Final = resources.files(__package__) / "doctor.schema.json"
-SCHEMA: Final = 1
-# Asked about even where nothing is installed: what almost every model needs.
-_USUAL_OPS: Final = ("attention_fwd", "attention_bwd")
-_USUAL_DTYPES: Final = ("bf16", "fp16")
-_USUAL_HEAD_DIMS: Final = (64, 128)
+SCHEMA: Final = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Report:
     def fixes(self) -> tuple[str, ...]:
         """The commands that would make something better run, each once."""
         found = (
-            verdict.fix for decision in self.decisions for verdict in _better_than_chosen(decision)
+            result.fix for decision in self.decisions for result in _better_than_chosen(decision)
         )
         every = (_fix_of_machine(self.system), *found)
         return tuple(dict.fromkeys(fix for fix in every if fix is not None))
@@ -123,17 +123,24 @@ def examine(system: System, inventory: Inventory, overrides: Overrides) -> Repor
 def questions(system: System, inventory: Inventory) -> Iterator[Request]:
     """Every kernel of the installed manifests and the usual ones, on every device or the CPU."""
     rows = [row for binary in inventory.binaries for row in binary.manifest.kernels]
-    usual = product(_USUAL_OPS, _USUAL_DTYPES, ((dim, dim) for dim in _USUAL_HEAD_DIMS))
-    kinds = {(row.op, row.dtype or "", row.dims) for row in rows} | set(usual)
-    # The usual ops in their own order, others behind them by name.
-    places = {op: place for place, op in enumerate(_USUAL_OPS)}
-    in_order = sorted(kinds, key=lambda kind: (places.get(kind[0], len(places)), kind))
     devices: list[int | None] = [device.index for device in system.devices]
-    for device, (op, dtype, (head_dim, head_dim_v)) in product(devices or [None], in_order):
-        if not head_dim:
-            yield Request(op, dtype, device)
-        else:
-            yield Request(op, dtype, device, head_dim, head_dim_v)
+    for device, spec in product(devices or [None], ops.specs()):
+        for function in spec.functions:
+            kinds = {*_usual(spec), *_held(spec, [row for row in rows if row.op == function])}
+            for dtype, axes in sorted(kinds):
+                yield Request(function, dtype, device, axes)
+
+
+def _usual(spec: OpSpec) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    """Asked about even where nothing is installed: dtypes and axes that almost every model has."""
+    yield from product(spec.usual_dtypes, product(*(axis.usual for axis in spec.axes)))
+
+
+def _held(spec: OpSpec, rows: list[KernelRow]) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    for row in rows:
+        values = values_of(spec, row)
+        if values is not None:
+            yield row.dtype or "", values
 
 
 def rules_of(decision: Decision) -> tuple[Rule, ...]:
@@ -171,10 +178,10 @@ def _fix_of_machine(system: System) -> str | None:
     )
 
 
-def _better_than_chosen(decision: Decision) -> tuple[Verdict, ...]:
+def _better_than_chosen(decision: Decision) -> tuple[CandidateResult, ...]:
     if decision.chosen is None:
-        return decision.verdicts
-    return decision.verdicts[: decision.verdicts.index(decision.chosen)]
+        return decision.results
+    return decision.results[: decision.results.index(decision.chosen)]
 
 
 def _binary_to_json(binary: Binary) -> dict[str, Any]:
@@ -204,23 +211,22 @@ def _refusal_to_json(refusal: Refusal) -> dict[str, Any]:
 def _decision_to_json(decision: Decision) -> dict[str, Any]:
     request, chosen = decision.request, decision.chosen
     return {
-        "op": request.op,
+        "function": request.function,
         "dtype": request.dtype,
-        "head_dim": request.head_dim,
-        "head_dim_v": request.head_dim_v,
+        "axes": {axis.name: spelled(value) for axis, value in request.by_axis},
         "device": request.device,
         "chosen": chosen.candidate if chosen else None,
         "backend": chosen.backend if chosen else None,
         "kernel": chosen.kernel.name if chosen and chosen.kernel else None,
         "families": [asdict(rule) for rule in rules_of(decision)],
-        "verdicts": [
+        "candidates": [
             {
-                "candidate": verdict.candidate,
-                "backend": verdict.backend,
-                "accepted": verdict.accepted,
-                "reason": verdict.reason,
-                "fix": verdict.fix,
+                "candidate": result.candidate,
+                "backend": result.backend,
+                "accepted": result.accepted,
+                "reason": result.reason,
+                "fix": result.fix,
             }
-            for verdict in decision.verdicts
+            for result in decision.results
         ],
     }

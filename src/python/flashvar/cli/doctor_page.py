@@ -1,16 +1,18 @@
-"""What doctor shows people: the verdict, what it rests on, and the commands that change it."""
+"""What doctor shows people: the conclusion, what it rests on, and the commands that change it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from flashvar import ops
 from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
-from flashvar.cli.speed import DTYPE, OURS, PEERS, SEQLEN, TOKENS, WIDTH, Speed
+from flashvar.cli.speed import OURS, Result, Speed, timed_ops
 from flashvar.machine.system import System
-from flashvar.selection.compatibility import dim_words, dotted
-from flashvar.selection.request import Decision, Verdict
+from flashvar.selection.candidates import CandidateResult, Decision
+from flashvar.selection.compatibility import dotted, values_of
+from flashvar.selection.request import Request, kind_words
 
 # Below this part of the record something is wrong with the card, not with the measurement.
 _SLOW = 0.85
@@ -27,7 +29,7 @@ def page(report: Report) -> Page:
             Section("Binaries", _binaries(report), notes=_no_binary(report)),
             Section("What runs", tuple(_answers(report.decisions))),
             *_families(report.decisions),
-            *([] if report.speed is None else [_speed(report.speed)]),
+            *(() if report.speed is None else _speed(report.speed)),
         ),
         remedy="To run something better",
         commands=report.fixes,
@@ -103,8 +105,8 @@ def _binaries(report: Report) -> tuple[Table, ...]:
 
 def _no_binary(report: Report) -> tuple[str, ...]:
     """Why there may be none although one was asked for."""
-    found, offers = report.inventory, report.inventory.offers
-    extras = sorted(offers.here | offers.elsewhere)
+    found, available = report.inventory, report.inventory.extras
+    extras = sorted(available.here | available.elsewhere)
     if not extras or found.binaries or found.refusals:
         return ()
     return (
@@ -113,99 +115,117 @@ def _no_binary(report: Report) -> tuple[str, ...]:
 
 
 def _holdings(held: tuple[KernelRow, ...]) -> str:
-    """What a binary holds, per op: its dtypes and head dims."""
-    ops_of: dict[str, list[str]] = {}
-    for op in dict.fromkeys(row.op for row in held):
-        mine = [row for row in held if row.op == op]
+    """What a binary holds, per function: its dtypes and axes."""
+    alike: dict[str, list[str]] = {}
+    for function in dict.fromkeys(row.op for row in held):
+        mine = [row for row in held if row.op == function]
         dtypes = ", ".join(sorted({row.dtype for row in mine if row.dtype is not None}))
-        dims = ", ".join(dim_words(row.dims for row in mine))
-        many = "s" if "," in dims else ""
-        ops_of.setdefault(dtypes + (f", head dim{many} {dims}" if dims else ""), []).append(op)
-    return "; ".join(f"{', '.join(ops)} {what}" for what, ops in ops_of.items())
+        alike.setdefault(_joined(dtypes, _kinds(function, mine)), []).append(function)
+    return "; ".join(f"{', '.join(functions)} {what}" for what, functions in alike.items())
+
+
+def _kinds(function: str, rows: Sequence[KernelRow]) -> str:
+    """The axes of kernels in words; of a function that this flashvar does not know, nothing."""
+    spec = ops.find(function)
+    if spec is None:
+        return "not known to this flashvar"
+    return kind_words(
+        spec.axes, *(one for row in rows if (one := values_of(spec, row)) is not None)
+    )
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(word for word in words if word)
 
 
 def _answers(decisions: Sequence[Decision]) -> Iterator[Table]:
-    """One table per group of requests whose verdicts read the same, ops asked alike together."""
+    """One table per group of requests whose results read the same."""
     groups: dict[tuple[int | None, str, str], list[Decision]] = {}
     for decision in decisions:
-        key = (decision.request.device, decision.request.op, decision.explain())
+        key = (decision.request.device, decision.request.function, decision.explain())
         groups.setdefault(key, []).append(decision)
     alike: dict[tuple[int | None, str, str], list[Decision]] = {}
     for (device, _, trace), members in groups.items():
         dtypes = ", ".join(dict.fromkeys(one.request.dtype for one in members))
-        dims = ", ".join(dim_words(one.request.dims for one in members))
-        what = dtypes + (f", head dim {dims}" if dims else "")
+        what = _joined(dtypes, _asked(one.request for one in members))
         alike.setdefault((device, what, trace), []).append(members[0])
     for (device, what, _), firsts in alike.items():
         where = "CPU" if device is None else f"cuda:{device}"
-        ops = ", ".join(one.request.op for one in firsts)
+        functions = ", ".join(one.request.function for one in firsts)
         chosen = firsts[0].chosen.candidate if firsts[0].chosen else "nothing"
-        yield Table(_trace(firsts[0]), caption=f"{where}  {ops} {what}: {chosen}")
+        yield Table(_trace(firsts[0]), caption=f"{where}  {functions} {what}: {chosen}")
+
+
+def _asked(requests: Iterable[Request]) -> str:
+    """The axes of requests for one function in words."""
+    every = list(requests)
+    return kind_words(every[0].spec.axes, *(one.axes for one in every))
 
 
 def _families(decisions: Sequence[Decision]) -> Iterator[Section]:
     """Which kernels inside a binary calls take; nothing where every binary has one family."""
-    dims_of: dict[tuple[str, str, str, tuple[Rule, ...]], set[tuple[int, int]]] = {}
+    alike: dict[tuple[str, str, str, tuple[Rule, ...]], list[Request]] = {}
     for one in decisions:
         if one.chosen is not None and (rules := rules_of(one)):
-            key = (one.chosen.candidate, one.request.op, one.request.dtype, rules)
-            dims_of.setdefault(key, set()).add(one.request.dims)
-    if all(len(rules) == 1 for *_, rules in dims_of):
+            key = (one.chosen.candidate, one.request.function, one.request.dtype, rules)
+            alike.setdefault(key, []).append(one.request)
+    if all(len(rules) == 1 for *_, rules in alike):
         return
     dtypes_of: dict[tuple[str, str, str, tuple[Rule, ...]], list[str]] = {}
-    for (candidate, op, dtype, rules), dims in dims_of.items():
-        words = ", ".join(dim_words(dims))
-        dtypes_of.setdefault((candidate, op, words, rules), []).append(dtype)
+    for (candidate, function, dtype, rules), requests in alike.items():
+        dtypes_of.setdefault((candidate, function, _asked(requests), rules), []).append(dtype)
     tables = []
-    for (candidate, op, words, rules), dtypes in dtypes_of.items():
-        caption = f"{candidate}  {op} {', '.join(dtypes)}, head dim {words}"
+    for (candidate, function, kinds, rules), dtypes in dtypes_of.items():
+        caption = f"{candidate}  {function} {_joined(', '.join(dtypes), kinds)}"
         lines = rows([(rule.family, rule.when) for rule in rules])
         tables.append(Table(lines, caption=caption))
     yield Section("Inside the binary", tuple(tables))
 
 
 def _trace(decision: Decision) -> tuple[Row, ...]:
-    return tuple(_verdict(verdict, decision) for verdict in decision.verdicts)
+    return tuple(_row(result, decision) for result in decision.results)
 
 
-def _verdict(verdict: Verdict, decision: Decision) -> Row:
-    if not verdict.accepted:
-        fix = f" -> {verdict.fix}" if verdict.fix else ""
-        return Row((verdict.candidate, "no", verdict.reason + fix), PLAIN if fix else QUIET)
-    if verdict is decision.chosen and decision.error is not None:
-        return Row((verdict.candidate, "raises", decision.error), BAD)
-    if verdict is decision.chosen:
-        tone = PLAIN if verdict.backend == "reference" else GOOD
-        return Row((verdict.candidate, "chosen", verdict.reason), tone)
-    return Row((verdict.candidate, "stands by", verdict.reason), QUIET)
+def _row(result: CandidateResult, decision: Decision) -> Row:
+    if not result.accepted:
+        fix = f" -> {result.fix}" if result.fix else ""
+        return Row((result.candidate, "no", result.reason + fix), PLAIN if fix else QUIET)
+    if result is decision.chosen and decision.error is not None:
+        return Row((result.candidate, "raises", decision.error), BAD)
+    if result is decision.chosen:
+        tone = PLAIN if result.backend == "reference" else GOOD
+        return Row((result.candidate, "chosen", result.reason), tone)
+    return Row((result.candidate, "stands by", result.reason), QUIET)
 
 
-def _speed(speed: Speed) -> Section:
-    """Rates in TFLOP/s beside those of torch, and of the record."""
-    title = "Speed of causal attention, TFLOP/s"
-    if speed.why is not None:
-        return Section(title, otherwise=f"not measured: {speed.why}")
-    found = []
-    for one in speed.results:
-        ratio = speed.ratio(one)
-        recorded = speed.recorded(one).get(OURS)
-        compared = "-" if recorded is None else f"{recorded:.0f}"
-        if ratio is not None:
-            compared += f" ({ratio:.0%})"
-        rates = [_rate(one.tflops.get(name)) for name in (OURS, *PEERS)]
-        cell = one.cell.direction, str(one.cell.head_dim)
-        found.append((*cell, rates[0], compared, *rates[1:], one.candidate))
-    heading = ("", "head dim", OURS, "recorded", *PEERS.values(), "served by")
-    table = Table(rows(found), heading, numbers=frozenset({1, 2, 3, 4, 5}))
-    return Section(title, (table,), notes=(*_record(speed), *_failures(speed)))
+def _speed(speed: Speed) -> Iterator[Section]:
+    """A section an op: rates beside those of its peers, and of the record."""
+    for name, op in timed_ops().items():
+        if speed.why is not None:
+            yield Section(op.TITLE, otherwise=f"not measured: {speed.why}")
+            continue
+        results = [one for one in speed.results if one.op == name]
+        heading = ("", OURS, "recorded", *op.PEERS.values(), "served by")
+        found = [_rates(speed, one, tuple(op.PEERS)) for one in results]
+        table = Table(rows(found), heading, numbers=frozenset(range(1, len(heading) - 1)))
+        notes = (op.NOTE, *_record(speed, results), *_failures(results, op.PEERS))
+        yield Section(op.TITLE, (table,), notes=notes)
 
 
-def _rate(tflops: float | None) -> str:
-    return "-" if tflops is None else f"{tflops:.0f}"
+def _rates(speed: Speed, result: Result, peers: tuple[str, ...]) -> tuple[str, ...]:
+    recorded = _rate(speed.recorded(result).get(OURS))
+    ratio = speed.ratio(result)
+    if ratio is not None:
+        recorded += f" ({ratio:.0%})"
+    theirs = (_rate(result.rates.get(name)) for name in peers)
+    return (result.cell.name, _rate(result.rates.get(OURS)), recorded, *theirs, result.candidate)
 
 
-def _record(speed: Speed) -> Iterator[str]:
-    yield f"{TOKENS} tokens in sequences of {SEQLEN}, {DTYPE}, {WIDTH} wide."
+def _rate(found: float | None) -> str:
+    return "-" if found is None else f"{found:.0f}" if found >= 10 else f"{found:.2f}"
+
+
+def _record(speed: Speed, results: Sequence[Result]) -> Iterator[str]:
     if speed.record is None:
         yield f"Nothing is recorded for {speed.gpu}."
         return
@@ -214,7 +234,7 @@ def _record(speed: Speed) -> Iterator[str]:
         f"Recorded on {record.gpu} on {record.time[:10]}, "
         f"torch {record.torch}, driver {record.driver}."
     )
-    ratios = [ratio for one in speed.results if (ratio := speed.ratio(one)) is not None]
+    ratios = [ratio for one in results if (ratio := speed.ratio(one)) is not None]
     if ratios and min(ratios) < _SLOW:
         yield (
             "Slower than recorded: look for other work on this GPU, for its clocks and power "
@@ -222,11 +242,9 @@ def _record(speed: Speed) -> Iterator[str]:
         )
 
 
-def _failures(speed: Speed) -> Iterator[str]:
+def _failures(results: Sequence[Result], peers: Mapping[str, str]) -> Iterator[str]:
     """Each reason once, whatever cells it kept from being timed."""
     reasons = (
-        f"{PEERS.get(name, name)}: {why}"
-        for one in speed.results
-        for name, why in one.failures.items()
+        f"{peers.get(name, name)}: {why}" for one in results for name, why in one.failures.items()
     )
     yield from dict.fromkeys(reasons)

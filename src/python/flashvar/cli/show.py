@@ -14,7 +14,7 @@ from flashvar._version import __version__
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, Refusal
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
 from flashvar.errors import ConfigurationError
@@ -69,7 +69,7 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
         return inventory
     binaries = tuple(one for one in inventory.binaries if one.architecture.name in wanted)
     refusals = tuple(one for one in inventory.refusals if one.architecture in wanted)
-    return Inventory(binaries, refusals, inventory.offers)
+    return Inventory(binaries, refusals, inventory.extras)
 
 
 def _binary(binary: Binary) -> Table:
@@ -100,7 +100,7 @@ def _refused(refusals: Sequence[Refusal]) -> Section:
 def _kernels(binary: Binary) -> Section:
     held = binary.manifest.kernels
     ops = dict.fromkeys(row.op for row in held)
-    tables = tuple(Table(tuple(_rows(held, op)), _HEADING, op, _NUMBERS) for op in ops)
+    tables = tuple(_table([row for row in held if row.op == op], op) for op in ops)
     notes = (_OF_SEVERAL,) if any(len(row.rules) > 1 for row in held) else ()
     return Section(f"Kernels of {binary.architecture.name}", tables, notes=notes)
 
@@ -109,23 +109,31 @@ _OF_SEVERAL = (
     "family: that of a plain call; doctor says which calls take the other. The facts are those of "
     "the family that is named, also where the other serves."
 )
-_HEADING = ("head dim", "dtypes", "family", "tile", "threads", "regs", "shared", "spills")
-_NUMBERS = frozenset({4, 5, 6, 7})
+_HEADING = ("dtypes", "family", "tile", "threads", "regs", "shared", "spills")
+_NUMBERS = (3, 4, 5, 6)
 
 
-def _rows(held: Sequence[KernelRow], op: str) -> Iterator[Row]:
+def _table(held: Sequence[KernelRow], function: str) -> Table:
+    """The kernels of one function; its axes have a column each."""
+    axes = tuple(dict.fromkeys(axis for row in held for axis in row.values))
+    heading = (*(axis.replace("_", " ") for axis in axes), *_HEADING)
+    numbers = frozenset(len(axes) + number for number in _NUMBERS)
+    return Table(tuple(_rows(held, axes)), heading, function, numbers)
+
+
+def _rows(held: Sequence[KernelRow], axes: tuple[str, ...]) -> Iterator[Row]:
     """One row for kernels that differ in dtype alone."""
-    dtypes_of: dict[tuple[str, ...], list[str]] = {}
+    dtypes_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for row in held:
-        if row.op == op:
-            dtypes_of.setdefault(_facts(row), []).append(row.dtype or "")
-    for (head_dim, *facts), dtypes in dtypes_of.items():
-        yield Row((head_dim, ", ".join(dtypes), *facts))
+        values = Kernel(row.op, row.axes).values
+        key = tuple(values.get(axis, "-") for axis in axes), _facts(row)
+        dtypes_of.setdefault(key, []).append(row.dtype or "-")
+    for (values_of, facts), dtypes in dtypes_of.items():
+        yield Row((*values_of, ", ".join(dtypes), *facts))
 
 
 def _facts(row: KernelRow) -> tuple[str, ...]:
     return (
-        row.dim_words if any(row.dims) else "-",
         row.rules[0].family if row.rules else row.family,
         "x".join(map(str, row.tile)),
         str(row.threads),

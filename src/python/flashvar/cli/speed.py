@@ -1,73 +1,83 @@
-"""What `doctor --bench` measures, and what of it was recorded for a GPU of the same name."""
+"""What `doctor --bench` found, and what of it was recorded for a GPU of the same name.
+
+An op that has something to time says so in its description: the module `OpSpec.speed`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from flashvar import ops
+from flashvar.ops.op import Value
+from flashvar.selection.request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[[], object]
 # No path: flashvar may run from an archive.
 RECORDED: Final = resources.files(__package__) / "recorded.json"
 SCHEMA: Final = 1
-# Everything measured holds the same number of tokens and the same width, as in the benchmarks.
-DTYPE: Final = "bf16"
-TOKENS: Final = 16384
-WIDTH: Final = 2048
-SEQLEN: Final = 4096
 SECONDS: Final = 10.0
 OURS: Final = "flashvar"
-# Names of contenders, and their heads in tables.
-PEERS: Final = {"sdpa-flash": "SDPA flash", "sdpa-cudnn": "SDPA cuDNN"}
-# Matrix products of a call, each 2 * heads * seqlen^2 * head_dim operations a sequence.
-_PRODUCTS: Final = {"forward": 2, "backward": 5}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Causal attention over TOKENS tokens in sequences of SEQLEN."""
+    """One call that is timed."""
 
-    direction: str
-    head_dim: int
+    name: str  # for people and in the record, e.g. "forward, head dim 64"
+    function: str
+    dtype: str
+    axes: tuple[Value, ...]
+    work: float  # of one call: operations, or bytes that are moved
 
-    @property
-    def name(self) -> str:
-        """As people and files call it."""
-        return f"{self.direction}, head dim {self.head_dim}"
-
-    @property
-    def batch(self) -> int:
-        """How many sequences."""
-        return TOKENS // SEQLEN
-
-    @property
-    def heads(self) -> int:
-        """Of queries, keys and values."""
-        return WIDTH // self.head_dim
-
-    @property
-    def operations(self) -> float:
-        """Of one call; half of the scores are masked."""
-        return float(_PRODUCTS[self.direction] * 2 * TOKENS * SEQLEN * WIDTH // 2)
+    def request(self, device: int) -> Request:
+        """What selection is asked for it."""
+        return Request(self.function, self.dtype, device, self.axes)
 
 
-CELLS: Final = tuple(Cell(way, head_dim) for head_dim in (64, 128) for way in _PRODUCTS)
+class OpSpeed(Protocol):
+    """What the module `OpSpec.speed` of an op holds."""
+
+    TITLE: str  # with the unit, 10^12 of work a second
+    NOTE: str  # what the inputs are
+    PEERS: Mapping[str, str]  # contender -> the head of its column
+    CELLS: tuple[Cell, ...]
+
+    def call(self, cell: Any, contender: str, device: torch.device) -> Call:
+        """A call of OURS or of a peer, with its inputs; raises where the contender has none."""
+        ...
+
+
+def timed_ops() -> dict[str, OpSpeed]:
+    """The ops that have something to time, by name."""
+    return {
+        spec.name: cast("OpSpeed", importlib.import_module(spec.speed))
+        for spec in ops.specs()
+        if spec.speed is not None
+    }
 
 
 @dataclass(frozen=True)
 class Result:
-    """One cell: the candidate that served it, and TFLOP/s by contender."""
+    """One cell: the candidate that served it, and 10^12 of work a second by contender."""
 
+    op: str
     cell: Cell
     candidate: str
-    tflops: Mapping[str, float]
+    rates: Mapping[str, float]
     failures: Mapping[str, str]  # contender -> why it has no rate
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured once on a GPU of this name: TFLOP/s by cell and contender."""
+    """What was measured once on a GPU of this name: rates by cell and contender."""
 
     gpu: str
     time: str
@@ -103,9 +113,9 @@ class Speed:
     def ratio(self, result: Result) -> float | None:
         """Flashvar's rate over the recorded one; None where one of them is not there."""
         recorded = self.recorded(result)
-        if OURS not in recorded or OURS not in result.tflops:
+        if OURS not in recorded or OURS not in result.rates:
             return None
-        return result.tflops[OURS] / recorded[OURS]
+        return result.rates[OURS] / recorded[OURS]
 
     @staticmethod
     def _record(record: Record) -> dict[str, str]:
@@ -113,11 +123,11 @@ class Speed:
 
     def _cell(self, result: Result) -> dict[str, Any]:
         return {
-            "direction": result.cell.direction,
-            "head_dim": result.cell.head_dim,
+            "op": result.op,
+            "cell": result.cell.name,
             "candidate": result.candidate,
-            "tflops": dict(result.tflops),
-            "recorded_tflops": dict(self.recorded(result)),
+            "rates": dict(result.rates),
+            "recorded_rates": dict(self.recorded(result)),
             "failures": dict(result.failures),
         }
 

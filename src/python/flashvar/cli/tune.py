@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.machine.system import Device, System, gather
-from flashvar.selection.compatibility import HEAD_DIM_MAX, HEAD_DIM_STEP
+from flashvar.ops.attention.spec import HEAD_DIM_MAX, HEAD_DIM_STEP
 
 if TYPE_CHECKING:
     from flashvar.backends.triton.attention.measure import Measurement, Timer

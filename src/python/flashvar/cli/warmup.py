@@ -17,7 +17,7 @@ from flashvar.cli import progress, screen
 from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.machine.system import Device, System, gather
-from flashvar.selection.compatibility import HEAD_DIM_STEP
+from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_STEP
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
@@ -193,12 +193,11 @@ def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
         inventory = loader.open_all()
     dims = tuple(-(-dim // HEAD_DIM_STEP) * HEAD_DIM_STEP for dim in kind.dims)
     server = ""
-    for op in ("attention_fwd", "attention_bwd") if kind.training else ("attention_fwd",):
-        decision = select(
-            Request(op, kind.dtype, device.index, *dims), system, inventory, overrides
-        )
+    for function in (FORWARD, BACKWARD) if kind.training else (FORWARD,):
+        request = Request(function, kind.dtype, device.index, (dims,))
+        decision = select(request, system, inventory, overrides)
         if decision.chosen is None:
-            triton = next(one for one in decision.verdicts if one.backend == "triton")
+            triton = next(one for one in decision.results if one.backend == "triton")
             return Outcome(kind, _FAILED, triton.reason)
         if decision.error is not None:
             return Outcome(kind, _FAILED, decision.error)

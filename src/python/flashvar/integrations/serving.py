@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_STEP
 from flashvar.ops.attention.tensors import DTYPES, KERNEL_DTYPES
-from flashvar.selection.compatibility import HEAD_DIM_STEP
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
 
@@ -61,9 +61,9 @@ def _judge(
             return f"flashvar takes bfloat16 and float16 on a CUDA device, not {dtype}"
         # Between the steps of the kernels flashvar.attention pads.
         head_dim, head_dim_v = (dim + -dim % HEAD_DIM_STEP for dim in dims)
-    for op in ("attention_fwd", "attention_bwd") if backward else ("attention_fwd",):
+    for function in (FORWARD, BACKWARD) if backward else (FORWARD,):
         try:
-            choose(Request(op, name, index, head_dim, head_dim_v), backend)
+            choose(Request(function, name, index, ((head_dim, head_dim_v),)), backend)
         except BackendUnavailableError as error:
             return str(error)
     return None

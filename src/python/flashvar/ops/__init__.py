@@ -1,20 +1,56 @@
-"""The ops: one folder for each, and what users call by name."""
+"""The ops, a folder for each, and the table of them."""
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.api import attention
     from flashvar.ops.attention.varlen import attention_varlen
+    from flashvar.ops.op import OpSpec
 
 __all__ = ["attention", "attention_varlen"]
 
-# Where each public function is; imported at its first use.
-HOMES: Final = MappingProxyType(
+# Op -> public function -> its module in the op's folder. Each folder has a module `spec`.
+TABLE: Final = MappingProxyType(
     {
-        "attention": "flashvar.ops.attention.api",
-        "attention_varlen": "flashvar.ops.attention.varlen",
+        "attention": {"attention": "api", "attention_varlen": "varlen"},
     }
 )
+# Public function -> its module; imported at its first use.
+HOMES: Final = MappingProxyType(
+    {
+        name: f"flashvar.ops.{op}.{module}"
+        for op, functions in TABLE.items()
+        for name, module in functions.items()
+    }
+)
+
+
+@cache
+def specs() -> tuple[OpSpec, ...]:
+    """The descriptions of all ops, in the order of the table."""
+    return tuple(importlib.import_module(f"flashvar.ops.{op}.spec").SPEC for op in TABLE)
+
+
+def find(function: str) -> OpSpec | None:
+    """The op that a function such as "attention_fwd" belongs to; None where no op has it."""
+    return next((spec for spec in specs() if function in spec.functions), None)
+
+
+def spec_of(function: str) -> OpSpec:
+    """As `find`.
+
+    Raises:
+        InvalidInputError: no op has such a function.
+    """
+    found = find(function)
+    if found is None:
+        from flashvar.errors import InvalidInputError
+
+        every = ", ".join(name for spec in specs() for name in spec.functions)
+        raise InvalidInputError(f"expected a function of an op ({every}), found {function!r}")
+    return found

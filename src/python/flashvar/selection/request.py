@@ -1,16 +1,16 @@
-"""What is asked for, what the user insists on, and what became of every candidate."""
+"""What is asked for, and what the user insists on."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from flashvar.binaries.manifest import KernelRow
-from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import Architecture, pair_words
-from flashvar.errors import ConfigurationError
+from flashvar import ops
+from flashvar.binaries.variant import Architecture
+from flashvar.errors import ConfigurationError, InvalidInputError
+from flashvar.ops.op import Axis, OpSpec, Value, spelled
 
 BACKENDS: Final = ("auto", "cuda", "triton", "reference")
 
@@ -19,28 +19,66 @@ BACKENDS: Final = ("auto", "cuda", "triton", "reference")
 class Request:
     """One kind of call: everything about it that decides which kernel can serve it."""
 
-    op: str
+    function: str  # of an op, e.g. "attention_fwd"
     dtype: str  # "bf16", "fp16", "fp32" or "fp64"
     device: int | None  # CUDA device ordinal; None for CPU tensors
-    head_dim: int | None = None  # None for ops without one
-    head_dim_v: int | None = None  # of the values; None: head_dim
+    axes: tuple[Value, ...] = ()  # a value for each axis of the op, in its order
+
+    @classmethod
+    def of(
+        cls, function: str, dtype: str, device: int | None, **axes: str | int | tuple[int, ...]
+    ) -> Request:
+        """A request with its axes by name.
+
+        Raises:
+            InvalidInputError: no op has the function, or it has other axes.
+        """
+        spec = ops.spec_of(function)
+        names = [axis.name for axis in spec.axes]
+        if sorted(names) != sorted(axes):
+            raise InvalidInputError(
+                f"{function}: expected a value for each of the axes {names}, found {sorted(axes)}"
+            )
+        values = tuple(axis.value(axes[axis.name]) for axis in spec.axes)
+        return cls(function, dtype, device, values)
 
     @property
-    def dims(self) -> tuple[int, int]:
-        """The head dim of queries and keys, and that of the values; 0 for ops without one."""
-        head_dim = self.head_dim or 0
-        return head_dim, head_dim if self.head_dim_v is None else self.head_dim_v
+    def spec(self) -> OpSpec:
+        """The op; InvalidInputError where no op has the function."""
+        return ops.spec_of(self.function)
 
     @property
-    def dim_words(self) -> str:
-        """`64`, or `192x128` where the values have their own."""
-        return pair_words(*self.dims)
+    def by_axis(self) -> tuple[tuple[Axis, Value], ...]:
+        """Each axis and its value."""
+        return tuple(zip(self.spec.axes, self.axes, strict=True))
+
+    @property
+    def kind(self) -> str:
+        """The axes in words: `head dim 64`; empty for ops without axes."""
+        return kind_words(self.spec.axes, self.axes)
 
     def __str__(self) -> str:
         """The request in words, for errors and the log."""
-        head_dim = "" if self.head_dim is None else f" head dim {self.dim_words}"
         device = "CPU" if self.device is None else f"cuda:{self.device}"
-        return f"{self.op} {self.dtype}{head_dim} on {device}"
+        kind = f" {self.kind}" if self.axes else ""
+        return f"{self.function} {self.dtype}{kind} on {device}"
+
+
+def kind_words(axes: tuple[Axis, ...], *values: tuple[Value, ...]) -> str:
+    """Values of axes in words: `head dim 64`, `head dims 64, 128`; nothing of no axes.
+
+    Kinds of several axes are told one by one.
+    """
+    if not axes:
+        return ""
+    kinds = sorted(set(values))
+    if len(axes) == 1:
+        many = "s" if len(kinds) > 1 else ""
+        return f"{axes[0].words}{many} {', '.join(spelled(one) for (one,) in kinds)}"
+    return "; ".join(
+        ", ".join(f"{axis.words} {spelled(value)}" for axis, value in zip(axes, kind, strict=True))
+        for kind in kinds
+    )
 
 
 @dataclass(frozen=True)
@@ -75,51 +113,3 @@ class Overrides:
         if strict not in ("", "0", "1"):
             raise ConfigurationError(f"FLASHVAR_STRICT: expected 0 or 1, found {strict!r}")
         return cls(backend, forced, strict == "1")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one candidate can do for a request, and why."""
-
-    candidate: str  # e.g. "cuda sm_XY", "triton"
-    backend: str  # "cuda", "triton" or "reference"
-    accepted: bool
-    reason: str
-    fix: str | None = None  # the command or step that would make it accepted
-    binary: Binary | None = None
-    kernel: KernelRow | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """All verdicts for one request, the preferred candidate first."""
-
-    request: Request
-    verdicts: tuple[Verdict, ...]
-    strict: bool = False  # of the overrides
-    chosen: Verdict | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        """The first accepted verdict is the choice."""
-        first = next((verdict for verdict in self.verdicts if verdict.accepted), None)
-        object.__setattr__(self, "chosen", first)
-
-    @property
-    def error(self) -> str | None:
-        """What the call raises although a binary was chosen for it; None where it runs."""
-        binary = None if self.chosen is None else self.chosen.binary
-        if not self.strict or binary is None or binary.skew is None:
-            return None
-        return f"FLASHVAR_STRICT=1 makes this an error: {binary.skew}"
-
-    def explain(self) -> str:
-        """One line per verdict: the candidate, what became of it, why, and the fix."""
-        return "\n".join(self._line(verdict) for verdict in self.verdicts)
-
-    def _line(self, verdict: Verdict) -> str:
-        if not verdict.accepted:
-            fix = f" -> {verdict.fix}" if verdict.fix else ""
-            return f"{verdict.candidate}: no: {verdict.reason}{fix}"
-        if verdict is self.chosen or self.chosen is None:
-            return f"{verdict.candidate}: chosen: {verdict.reason}"
-        return f"{verdict.candidate}: {verdict.reason}, but {self.chosen.candidate} is preferred"

@@ -10,7 +10,9 @@ import logging
 from flashvar.binaries import loader, registry
 from flashvar.errors import BackendUnavailableError, BinaryError, ManifestError
 from flashvar.machine.system import System, gather, gather_for_cpu
-from flashvar.selection.request import Decision, Overrides, Request, Verdict
+from flashvar.ops.op import OpSpec
+from flashvar.selection.candidates import CandidateResult, Decision
+from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import NOT_INSTALLED, select
 
 _log = logging.getLogger("flashvar")
@@ -18,17 +20,19 @@ _log = logging.getLogger("flashvar")
 _said: set[tuple[str, str, str]] = set()
 
 
-def choose(request: Request, backend: str = "auto") -> Verdict:
-    """The verdict that serves `request`, with its library open if it is a binary.
+def choose(request: Request, backend: str = "auto") -> CandidateResult:
+    """The candidate that serves `request`, with its library open if it is a binary.
 
     `backend` is completed by FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH. Says in the log what a
     fallback was chosen over and how to change that.
 
     Raises:
+        InvalidInputError: no op has the function.
         BackendUnavailableError: nothing serves it; the message lists every candidate.
         ConfigurationError: an environment variable or `backend` has no valid value.
         ManifestError: FLASHVAR_STRICT=1 and the chosen binary is of another version.
     """
+    spec = request.spec
     overrides = Overrides.from_environment(backend)
     system = gather_for_cpu() if request.device is None else gather()
     decision = _decide(request, system, overrides)
@@ -36,7 +40,7 @@ def choose(request: Request, backend: str = "auto") -> Verdict:
         wanted = "a backend" if overrides.backend == "auto" else f"backend {overrides.backend!r}"
         raise BackendUnavailableError(
             f"{request}: expected {wanted} that serves it, found:\n{decision.explain()}\n"
-            "`flashvar doctor` shows this for every device and head dim."
+            f"`flashvar doctor` shows this for every device{_every(spec)}."
         )
     _report(decision, decision.chosen)
     return decision.chosen
@@ -51,18 +55,28 @@ def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
             return decision
         if decision.error is not None:
             raise ManifestError(decision.error)
+        binary = decision.chosen.binary
         try:
-            loader.load(decision.chosen.binary)
+            library = loader.load(binary)
         except BinaryError as error:
-            inventory = registry.refuse(decision.chosen.binary, str(error))
+            inventory = registry.refuse(binary, str(error))
+            continue
+        try:
+            library.function(request.function)
+        except BinaryError as error:
+            inventory = registry.lacks(binary, request.function, str(error))
         else:
             return decision
 
 
-def _report(decision: Decision, chosen: Verdict) -> None:
+def _every(spec: OpSpec) -> str:
+    return "".join(f" and {axis.words}" for axis in spec.axes)
+
+
+def _report(decision: Decision, chosen: CandidateResult) -> None:
     """One log line: what serves, and what keeps the best of the others from serving."""
-    better = decision.verdicts[: decision.verdicts.index(chosen)]
-    lost = next((verdict for verdict in better if verdict.fix is not None), None)
+    better = decision.results[: decision.results.index(chosen)]
+    lost = next((result for result in better if result.fix is not None), None)
     # A binary for another architecture stands by; only what was meant for this device is missed.
     if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
         _log.debug("%s: %s serves", decision.request, chosen.candidate)

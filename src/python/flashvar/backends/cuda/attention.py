@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from flashvar.binaries import loader, manifest
-from flashvar.binaries.loader import Library
+from flashvar.binaries.loader import Function
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.attention.spec import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
-    from flashvar.backends import BackwardLaunch, Launch
     from flashvar.ops.attention.problem import (
+        BackwardLaunch,
         BackwardProblem,
         BiasStrides,
         Gradients,
         Inputs,
+        Launch,
         Problem,
     )
-    from flashvar.selection.request import Verdict
+    from flashvar.selection.candidates import CandidateResult
 
 _TENSOR: Final = "Qqqq"  # data, batch, sequence and head stride
 # flashvar_call: struct_size abi_version device reserved; then stream workspace workspace_size.
@@ -52,23 +54,20 @@ _DETERMINISTIC: Final = 8
 _BIAS_FLOAT32: Final = 1
 
 
-def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
-    """Bind the binary that the verdict names and everything of the struct but the addresses."""
-    library, device = _binary(problem, verdict)
-    return _forward(
-        problem, device, library.attention_fwd, _forward_workspace(problem, device, library)
-    )
+def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
+    """Bind the binary that the chosen names and everything of the struct but the addresses."""
+    function, device = _function(FORWARD, problem, chosen)
+    workspace = _forward_workspace(problem, device, function)
+    return _forward(problem, device, function.launch, workspace)
 
 
-def explain_attention_fwd(
-    problem: Problem, verdict: Verdict
+def explain_forward(
+    problem: Problem, chosen: CandidateResult
 ) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
     """A function that says which kernels the binary launches for a call, and why."""
-    library, device = _binary(problem, verdict)
+    function, device = _function(FORWARD, problem, chosen)
     said: list[str] = []
-    ask = _forward(
-        problem, device, lambda packed: said.append(library.attention_fwd_explain(packed)), 0
-    )
+    ask = _forward(problem, device, lambda packed: said.append(function.explain(packed)), 0)
 
     def explain(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> str:
         ask(inputs, out, lse)
@@ -77,20 +76,20 @@ def explain_attention_fwd(
     return explain
 
 
-def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
     """Bind the binary, and ask it once how much workspace the problem wants."""
-    library, device = _binary(problem.forward, verdict)
-    return _backward(problem, device, library.attention_bwd, library.attention_bwd_workspace)
+    function, device = _function(BACKWARD, problem.forward, chosen)
+    return _backward(problem, device, function.launch, function.workspace)
 
 
-def explain_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> Callable[..., str]:
-    """As `explain_attention_fwd`; the function takes what a BackwardLaunch takes."""
-    library, device = _binary(problem.forward, verdict)
+def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
+    """As `explain_forward`; the function takes what a BackwardLaunch takes."""
+    function, device = _function(BACKWARD, problem.forward, chosen)
     said: list[str] = []
     ask = _backward(
         problem,
         device,
-        lambda packed: said.append(library.attention_bwd_explain(packed)),
+        lambda packed: said.append(function.explain(packed)),
         lambda packed: 0,
     )
 
@@ -140,13 +139,13 @@ def _forward(
     return launch
 
 
-def _forward_workspace(problem: Problem, device: int, library: Library) -> int:
+def _forward_workspace(problem: Problem, device: int, function: Function) -> int:
     """Asked before there is a call: the size depends on no address but on which are NULL."""
     strides = struct.pack("<qqq", *problem.q)
     packed = _FORWARD.pack(
         _head(_FORWARD, device), *(0, 0, 0), *((_ALIGNED, strides) * 4), 0, _placeholder(problem)
     )
-    return library.attention_fwd_workspace(packed)
+    return function.workspace(packed)
 
 
 def _backward(
@@ -226,13 +225,13 @@ def _head(params: struct.Struct, device: int) -> bytes:
     return _HEAD.pack(params.size, _ABI_VERSION, device, 0)
 
 
-def _binary(problem: Problem, verdict: Verdict) -> tuple[Library, int]:
-    if verdict.binary is None or problem.device is None:
+def _function(name: str, problem: Problem, chosen: CandidateResult) -> tuple[Function, int]:
+    if chosen.binary is None or problem.device is None:
         raise BackendUnavailableError(
             "the cuda backend serves CUDA tensors through an installed binary, got "
-            f"{verdict.candidate}: run `flashvar doctor` to see what is installed"
+            f"{chosen.candidate}: run `flashvar doctor` to see what is installed"
         )
-    return loader.load(verdict.binary), problem.device
+    return loader.load(chosen.binary).function(name), problem.device
 
 
 def _sizes(problem: Problem) -> bytes:

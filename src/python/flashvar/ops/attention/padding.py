@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashvar.ops.attention.problem import Gradients, Inputs, Problem
-from flashvar.selection.compatibility import HEAD_DIM_STEP
+from flashvar.ops.attention.spec import HEAD_DIM_STEP
 
 if TYPE_CHECKING:
-    from flashvar.backends import Launch
+    from flashvar.ops.attention.problem import Launch
 
 
 def wants_padding(problem: Problem, backend: str) -> bool:

@@ -12,21 +12,25 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.backends import BackwardLaunch, Launch, backend
+from flashvar.backends import backend
 from flashvar.ops.attention.inputs import check_tensors, inspect, inspect_backward
 from flashvar.ops.attention.optional_tensors import check_offsets
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.padding import pad_inputs, padded_launch, wants_padding
 from flashvar.ops.attention.problem import (
+    BackwardLaunch,
     BackwardProblem,
     Gradients,
     Inputs,
+    Launch,
     Options,
     Problem,
     make_inputs,
 )
+from flashvar.ops.attention.spec import BACKWARD, FORWARD, SPEC
 from flashvar.ops.attention.trace import follow_backward, follow_forward
-from flashvar.selection.request import Overrides, Request, Verdict
+from flashvar.selection.candidates import CandidateResult
+from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
 
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
@@ -41,7 +45,7 @@ class Plan:
     """A problem, who serves it, and the launch; None where there is nothing to compute."""
 
     problem: Problem
-    verdict: Verdict
+    chosen: CandidateResult
     launch: Launch | None
     options: Options
     # What is allocated, without memory: empty_like is the fastest way. Printing it would crash.
@@ -203,18 +207,17 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         padded = pad_inputs(inputs)
         inner = _make(padded, options._replace(scale=problem.scale))
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
-        verdict = inner.verdict
+        chosen = inner.chosen
     else:
-        dims = problem.head_dim, problem.head_dim_v
-        request = Request("attention_fwd", problem.dtype, problem.device, *dims)
-        verdict = _choose(request, options.backend)
+        request = request_of(FORWARD, problem)
+        chosen = _choose(request, options.backend)
         launch = None
         if not problem.empty and not inputs.q.is_meta:
-            launch = backend(verdict.backend).prepare_attention_fwd(problem, verdict)
-            launch = follow_forward(launch, problem, verdict)
+            launch = backend(chosen.backend, SPEC.name).prepare_forward(problem, chosen)
+            launch = follow_forward(launch, problem, chosen)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
-    return Plan(problem, verdict, launch, options, _prototype(out), _prototype(lse), reads_offsets)
+    return Plan(problem, chosen, launch, options, _prototype(out), _prototype(lse), reads_offsets)
 
 
 def _make_backward(
@@ -231,11 +234,9 @@ def _make_backward(
     pads = wants_padding(forward, options.backend)
     launch = None
     if not forward.empty and not pads:
-        dims = forward.head_dim, forward.head_dim_v
-        request = Request("attention_bwd", forward.dtype, forward.device, *dims)
-        verdict = _choose(request, options.backend)
-        launch = backend(verdict.backend).prepare_attention_bwd(problem, verdict)
-        launch = follow_backward(launch, problem, verdict)
+        chosen = _choose(request_of(BACKWARD, forward), options.backend)
+        launch = backend(chosen.backend, SPEC.name).prepare_backward(problem, chosen)
+        launch = follow_backward(launch, problem, chosen)
     q, k, v, bias = inputs[:4]
     grad_bias = None
     if wants_bias and bias is not None:
@@ -251,6 +252,12 @@ def _prototype(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def request_of(function: str, problem: Problem) -> Request:
+    """What selection is asked for a problem."""
+    dims = (problem.head_dim, problem.head_dim_v)
+    return Request(function, problem.dtype, problem.device, (dims,))
+
+
 @cache
-def _choose(request: Request, named: str) -> Verdict:
+def _choose(request: Request, named: str) -> CandidateResult:
     return choose(request, named)

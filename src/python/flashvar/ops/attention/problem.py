@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from flashvar.selection.candidates import CandidateResult
 
 
 class Inputs(NamedTuple):
@@ -146,3 +149,39 @@ class BackwardProblem:
     grad_k: Strides
     grad_v: Strides
     grad_bias: BiasStrides | None  # None: not wanted
+
+
+class Launch(Protocol):
+    """Writes attention of one problem into `out` and, unless it is None, `lse`."""
+
+    def __call__(self, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Enqueue and return; tensors come in the user's layout."""
+        ...
+
+
+class BackwardLaunch(Protocol):
+    """Writes every element of the gradients, and adds to that of the bias."""
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
+    ) -> None:
+        """Enqueue and return; tensors come in the user's layout."""
+        ...
+
+
+class Backend(Protocol):
+    """What a backend module holds."""
+
+    def prepare_forward(self, problem: Problem, chosen: CandidateResult) -> Launch:
+        """Make the launch of a problem that is not empty."""
+        ...
+
+    def prepare_backward(self, problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
+        """Make the launch of a backward that is not empty."""
+        ...

@@ -10,7 +10,7 @@ import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.attention.problem import Strides
-from flashvar.selection.compatibility import HEAD_DIM_MAX
+from flashvar.ops.attention.spec import HEAD_DIM_MAX
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

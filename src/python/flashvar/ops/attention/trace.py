@@ -16,9 +16,16 @@ from flashvar.binaries.variant import pair_words
 if TYPE_CHECKING:
     import torch
 
-    from flashvar.backends import BackwardLaunch, Launch
-    from flashvar.ops.attention.problem import BackwardProblem, Gradients, Inputs, Problem, Strides
-    from flashvar.selection.request import Verdict
+    from flashvar.ops.attention.problem import (
+        BackwardLaunch,
+        BackwardProblem,
+        Gradients,
+        Inputs,
+        Launch,
+        Problem,
+        Strides,
+    )
+    from flashvar.selection.candidates import CandidateResult
 
 _log: Final = logging.getLogger("flashvar")
 
@@ -38,22 +45,22 @@ class Rows:
     heads: int
 
 
-def follow_forward(launch: Launch, problem: Problem, verdict: Verdict) -> Launch:
+def follow_forward(launch: Launch, problem: Problem, chosen: CandidateResult) -> Launch:
     """The launch itself, or one that says in the log how each call of it is served."""
     if not _log.isEnabledFor(logging.DEBUG):
         return launch
     said: set[str] = set()
     explain: Callable[..., str] | None = None
-    if verdict.kernel is not None:
+    if chosen.kernel is not None:
         from flashvar.backends.cuda import attention as cuda
 
-        explain = cuda.explain_attention_fwd(problem, verdict)
+        explain = cuda.explain_forward(problem, chosen)
 
     def followed(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         if explain is not None:
-            how = f"{verdict.candidate}, {explain(inputs, out, lse)}"
+            how = f"{chosen.candidate}, {explain(inputs, out, lse)}"
         else:
-            how = _how(verdict, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)])
+            how = _how(chosen, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)])
         _say("attention_fwd", problem, how, said)
         launch(inputs, out, lse)
 
@@ -61,7 +68,7 @@ def follow_forward(launch: Launch, problem: Problem, verdict: Verdict) -> Launch
 
 
 def follow_backward(
-    launch: BackwardLaunch, problem: BackwardProblem, verdict: Verdict
+    launch: BackwardLaunch, problem: BackwardProblem, chosen: CandidateResult
 ) -> BackwardLaunch:
     """As `follow_forward`."""
     if not _log.isEnabledFor(logging.DEBUG):
@@ -69,10 +76,10 @@ def follow_backward(
     said: set[str] = set()
     forward = problem.forward
     explain: Callable[..., str] | None = None
-    if verdict.kernel is not None:
+    if chosen.kernel is not None:
         from flashvar.backends.cuda import attention as cuda
 
-        explain = cuda.explain_attention_bwd(problem, verdict)
+        explain = cuda.explain_backward(problem, chosen)
 
     def followed(
         inputs: Inputs,
@@ -84,10 +91,10 @@ def follow_backward(
     ) -> None:
         if explain is not None:
             told = explain(inputs, out, lse, grad_out, grad_lse, grads)
-            how = f"{verdict.candidate}, {told}"
+            how = f"{chosen.candidate}, {told}"
         else:
             how = _how(
-                verdict,
+                chosen,
                 [
                     *_of_inputs(inputs, forward),
                     _rows("out", out, forward.out),
@@ -124,11 +131,11 @@ def _say(op: str, problem: Problem, how: str, said: set[str]) -> None:
     )
 
 
-def _how(verdict: Verdict, rows: Iterable[Rows]) -> str:
+def _how(chosen: CandidateResult, rows: Iterable[Rows]) -> str:
     misplaced = _unaligned(rows)
-    if verdict.backend == "triton" and misplaced is not None:
+    if chosen.backend == "triton" and misplaced is not None:
         return f"triton, after copies, for rows of {misplaced}"
-    return verdict.candidate
+    return chosen.candidate
 
 
 def _unaligned(tensors: Iterable[Rows]) -> str | None:

@@ -14,14 +14,20 @@ from flashvar.backends.reference.attention.forward import attention_fwd
 if TYPE_CHECKING:
     import torch
 
-    from flashvar.backends import BackwardLaunch, Launch
-    from flashvar.ops.attention.problem import BackwardProblem, Gradients, Inputs, Problem
-    from flashvar.selection.request import Verdict
+    from flashvar.ops.attention.problem import (
+        BackwardLaunch,
+        BackwardProblem,
+        Gradients,
+        Inputs,
+        Launch,
+        Problem,
+    )
+    from flashvar.selection.candidates import CandidateResult
 
 
-def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
+def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
     """Bind the problem; nothing is there to choose."""
-    del verdict
+    del chosen
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         attention_fwd(problem, inputs, out, lse)
@@ -29,9 +35,9 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     return launch
 
 
-def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
     """Bind the problem; sums are made in one order, so every backward is deterministic."""
-    del verdict
+    del chosen
 
     def launch(
         inputs: Inputs,

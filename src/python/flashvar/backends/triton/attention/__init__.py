@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flashvar.backends.triton.attention.launch import prepare_attention_bwd, prepare_attention_fwd
+from flashvar.backends.triton.attention.launch import prepare_backward, prepare_forward
 
-__all__ = ["prepare_attention_bwd", "prepare_attention_fwd"]
+__all__ = ["prepare_backward", "prepare_forward"]

@@ -19,10 +19,16 @@ from flashvar.machine.system import gather
 from flashvar.ops.attention.problem import Strides
 
 if TYPE_CHECKING:
-    from flashvar.backends import BackwardLaunch, Launch
     from flashvar.backends.triton.attention.tiles import Tile
-    from flashvar.ops.attention.problem import BackwardProblem, Gradients, Inputs, Problem
-    from flashvar.selection.request import Verdict
+    from flashvar.ops.attention.problem import (
+        BackwardLaunch,
+        BackwardProblem,
+        Gradients,
+        Inputs,
+        Launch,
+        Problem,
+    )
+    from flashvar.selection.candidates import CandidateResult
 
 # Of a kernel and a grid makes what takes the arguments.
 Begin = Callable[[Any, "tuple[int, ...]"], Any]
@@ -35,13 +41,13 @@ _NO_DEVICE: Final = ((8, 0), 48 * 1024)
 BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
-def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
+def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
     """Choose the tile and freeze every argument but the tensors.
 
     The kernels read rows in 16-byte pieces. Tensors that start or stride elsewhere are copied
     first: Triton 3.6 gives wrong addresses to narrow tiles of unaligned rows.
     """
-    del verdict
+    del chosen
     run = _forward(problem) if _wide(problem.q, problem.k, problem.v) else None
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -55,9 +61,9 @@ def prepare_attention_fwd(problem: Problem, verdict: Verdict) -> Launch:
     return launch
 
 
-def prepare_attention_bwd(problem: BackwardProblem, verdict: Verdict) -> BackwardLaunch:
+def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
     """Choose the tiles and freeze every argument but the tensors; copies as the forward does."""
-    del verdict
+    del chosen
     forward = problem.forward
     wide = _wide(forward.q, forward.k, forward.v, problem.grad_out)
     run = _backward(problem) if wide else None

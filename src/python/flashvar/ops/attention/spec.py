@@ -1,0 +1,37 @@
+"""The description of attention: its functions, the head dim, and what serves it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from flashvar.ops.op import Axis, OpSpec
+
+# The kernels read rows in 16-byte pieces, and keep one row of the output in registers.
+HEAD_DIM_STEP: Final = 8
+HEAD_DIM_MAX: Final = 256
+
+FORWARD: Final = "attention_fwd"
+BACKWARD: Final = "attention_bwd"
+
+# Of queries and keys, and of values.
+HEAD_DIM: Final = Axis(
+    "head_dim",
+    "head dim",
+    at_least=True,
+    pairs=True,
+    step=HEAD_DIM_STEP,
+    maximum=HEAD_DIM_MAX,
+    cheap=64,  # up to here a kernel is bound by memory
+    usual=((64, 64), (128, 128)),
+)
+
+SPEC: Final = OpSpec(
+    "attention",
+    (FORWARD, BACKWARD),
+    (HEAD_DIM,),
+    triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
+    warmup="flashvar.ops.attention.warmup",
+    tune="flashvar.ops.attention.tune",
+    speed="flashvar.ops.attention.speed",
+)

@@ -1,0 +1,65 @@
+"""What became of every candidate for a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.registry import Binary
+from flashvar.selection.request import Request
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a candidate cannot serve."""
+
+    reason: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """What one candidate can do for a request, and why."""
+
+    candidate: str  # e.g. "cuda sm_XY", "triton"
+    backend: str  # "cuda", "triton" or "reference"
+    accepted: bool
+    reason: str
+    fix: str | None = None  # the command or step that would make it accepted
+    binary: Binary | None = None
+    kernel: KernelRow | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """All results for one request, the preferred candidate first."""
+
+    request: Request
+    results: tuple[CandidateResult, ...]
+    strict: bool = False  # of the overrides
+    chosen: CandidateResult | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The first accepted candidate is the choice."""
+        first = next((result for result in self.results if result.accepted), None)
+        object.__setattr__(self, "chosen", first)
+
+    @property
+    def error(self) -> str | None:
+        """What the call raises although a binary was chosen for it; None where it runs."""
+        binary = None if self.chosen is None else self.chosen.binary
+        if not self.strict or binary is None or binary.skew is None:
+            return None
+        return f"FLASHVAR_STRICT=1 makes this an error: {binary.skew}"
+
+    def explain(self) -> str:
+        """One line per candidate: what became of it, why, and the fix."""
+        return "\n".join(self._line(result) for result in self.results)
+
+    def _line(self, result: CandidateResult) -> str:
+        if not result.accepted:
+            fix = f" -> {result.fix}" if result.fix else ""
+            return f"{result.candidate}: no: {result.reason}{fix}"
+        if result is self.chosen or self.chosen is None:
+            return f"{result.candidate}: chosen: {result.reason}"
+        return f"{result.candidate}: {result.reason}, but {self.chosen.candidate} is preferred"
