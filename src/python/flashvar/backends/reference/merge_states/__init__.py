@@ -10,16 +10,20 @@ if TYPE_CHECKING:
     import torch
 
     from flashvar.ops.merge_states.problem import Parts
+    from flashvar.selection.candidates import CandidateResult
 
 
-def merge_states_fwd(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
+def forward(
+    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
+) -> None:
     """Write the merged out and its log-sum-exp."""
     merged, merged_lse = formula.forward(parts)
     out.copy_(merged)
     lse.copy_(merged_lse)
 
 
-def merge_states_bwd(
+def backward(
+    chosen: CandidateResult,
     parts: Parts,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,

@@ -11,6 +11,7 @@ from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
 
 if TYPE_CHECKING:
     from flashvar.ops.merge_states.problem import Parts
+    from flashvar.selection.candidates import CandidateResult
 
 # Each number of pointers is a kernel of its own; more parts than this are stacked.
 _MOST_POINTERS: Final = 8
@@ -21,7 +22,9 @@ _INT32_MAX: Final = 2**31 - 1
 _WARPS: Final = 4
 
 
-def merge_states_fwd(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
+def forward(
+    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
+) -> None:
     """Write the merged out and its log-sum-exp, which is contiguous."""
     sizes = _sizes(out)
     outs, lses, strides = _pointers(parts, out)
@@ -31,7 +34,8 @@ def merge_states_fwd(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None
         fwd_kernel[grid](out, lse, outs, lses, *out.stride()[:3], *strides, **sizes)
 
 
-def merge_states_bwd(
+def backward(
+    chosen: CandidateResult,
     parts: Parts,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
