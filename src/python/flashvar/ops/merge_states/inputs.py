@@ -125,14 +125,13 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
     _check_alike("outs", outs)
     _check_alike("lses", lses)
     _check_dtypes(first, lses[0])
-    shape = tuple(first.shape)[:-1]
-    ahead, rows = shape[:front], shape[front:]
-    if packed or layout == "bshd":
-        rows = (*rows[:-2], rows[-1], rows[-2])
-    if tuple(lses[0].shape) != (*ahead, *rows):
+    expected = tuple(first.shape)[:-1]
+    if layout == "bshd":
+        expected = (*expected[:-2], expected[-1], expected[-2])
+    if tuple(lses[0].shape) != expected:
         form = "[heads, total]" if packed else "[batch, heads, seqlen]"
         raise ShapeError(
-            f"lses must be {form} beside outs {tuple(first.shape)}, that is {(*ahead, *rows)}, got "
+            f"lses must be {form} beside outs {tuple(first.shape)}, that is {expected}, got "
             f"{tuple(lses[0].shape)}: transpose it, or check that layout={layout!r} is the order "
             "of your dimensions"
         )

@@ -81,9 +81,7 @@ def like_forward(
     return outs[0].new_empty(out_shape(outs[0], stacked, layout)), lses[0].new_empty(lse_shape)
 
 
-def like_backward(
-    outs: Tensors, lses: Tensors, stacked: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def like_backward(outs: Tensors, lses: Tensors, stacked: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """What a backward returns, not yet written."""
     front = () if stacked else (len(outs),)
     of_outs, of_lses = (x.new_empty((*front, *x.shape)) for x in (outs[0], lses[0]))

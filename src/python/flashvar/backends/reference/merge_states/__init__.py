@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
 
 
-def forward(
-    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Write the merged out and its log-sum-exp."""
     merged, merged_lse = formula.forward(parts)
     out.copy_(merged)

@@ -1,4 +1,4 @@
-"""How the Triton kernels of merge_states are launched: one fixed configuration, nothing is tuned."""
+"""Launches of the Triton kernels of merge_states: one fixed configuration, nothing is tuned."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 # Each number of pointers is a kernel of its own; more parts than this are stacked.
 _MOST_POINTERS: Final = 8
-# Elements of a block: 16 bytes of a 16-bit dtype, twice, for each thread of 4 warps.
-_ELEMENTS: Final = 2 * 128 * 8
+# Elements of a block: 16 bytes of a 16-bit dtype for each thread of 4 warps.
+_ELEMENTS: Final = 128 * 8
 _MOST_COLUMNS: Final = 256
 _INT32_MAX: Final = 2**31 - 1
 _WARPS: Final = 4
 
 
-def forward(
-    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Write the merged out and its log-sum-exp, which is contiguous."""
     sizes = _sizes(out)
     outs, lses, strides = _pointers(parts, out)

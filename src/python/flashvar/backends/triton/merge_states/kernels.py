@@ -5,6 +5,9 @@ part: every pointer stands for `parts` of them.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
+# Triton's own language: no annotations that mypy could check.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
 
