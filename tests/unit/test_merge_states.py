@@ -432,7 +432,9 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] =
         lambda: bad(backend="cudnn"), flashvar.InvalidInputError, "got 'cudnn': leave it out"
     ),
     "no binary": (
-        lambda: bad(backend="cuda"), flashvar.BackendUnavailableError, "merge_states_fwd fp32 on CPU"
+        lambda: bad(backend="cuda"),
+        flashvar.BackendUnavailableError,
+        "merge_states_fwd fp32 on CPU",
     ),
 }  # fmt: skip
 
