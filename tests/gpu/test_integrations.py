@@ -17,7 +17,7 @@ from flashvar.integrations import torch as sdpa
 from flashvar.integrations.attend import Attend
 from flashvar.integrations.documents import Documents
 from flashvar.integrations.torch import flash as torch_flash
-from flashvar.ops.attention import run as attention_run
+from flashvar.ops.attention import plan as plans
 
 OWN = functional.scaled_dot_product_attention
 # A model's outputs and gradients in bfloat16 may differ from its own path by so much of the
@@ -147,13 +147,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     torch_flash.switch_off()
     calls: list[str] = []
     for name in ("forward", "backward"):
-        passed = getattr(attention_run, name)
+        passed = getattr(plans, name)
 
         def watched(*words: Any, _name: str = name, _passed: Any = passed, **options: Any) -> Any:
             calls.append(_name)
             return _passed(*words, **options)
 
-        monkeypatch.setattr(attention_run, name, watched)
+        monkeypatch.setattr(plans, name, watched)
     return calls
 
 

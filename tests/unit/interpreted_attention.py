@@ -98,8 +98,8 @@ def run(case: Case) -> str:
     from oracle import Call, assert_gradients_right, assert_right
 
     from flashvar.backends.triton.attention import prepare_backward, prepare_forward
-    from flashvar.ops.attention.inputs import inspect, inspect_backward
     from flashvar.ops.attention.problem import Gradients, Inputs, Options
+    from flashvar.ops.attention.validate import inspect, inspect_backward
     from flashvar.selection.candidates import CandidateResult
 
     torch.manual_seed(0)

@@ -19,9 +19,9 @@ from flashvar.backends.reference.attention import backward, forward
 from flashvar.binaries.registry import Binary
 from flashvar.errors import FlashvarError
 from flashvar.ops.attention import plan as attention_plan
-from flashvar.ops.attention.inputs import inspect
 from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
+from flashvar.ops.attention.validate import inspect
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
 

@@ -10,8 +10,8 @@ import torch
 import flashvar
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.attention import plan as attention_plan
-from flashvar.ops.attention.inputs import inspect
 from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.validate import inspect
 
 Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 7, 2, 16)
 PACKED = torch.randn(9, 2, 8)

@@ -17,7 +17,7 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
-from flashvar.ops.attention import inputs as attention_inputs
+from flashvar.ops.attention import validate as attention_inputs
 from flashvar.ops.attention.problem import Inputs, Options, Problem, Strides
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

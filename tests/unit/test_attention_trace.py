@@ -16,8 +16,8 @@ from flashvar.binaries import loader
 from flashvar.binaries.registry import Binary
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention import trace as attention_trace
-from flashvar.ops.attention.inputs import inspect, inspect_backward
 from flashvar.ops.attention.problem import Gradients, Inputs, Options
+from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.selection.candidates import CandidateResult
 
 KERNEL = sim.kernel(dtype="bf16", head_dim=64)

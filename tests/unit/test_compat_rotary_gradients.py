@@ -15,6 +15,7 @@ from flashvar.compat.flash_attn.layers.rotary import (
     apply_rotary_emb_torch,
 )
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
+from flashvar.errors import InvalidInputError
 
 # Torch's own, of its compiler and its transforms.
 pytestmark = pytest.mark.filterwarnings(
@@ -131,6 +132,38 @@ def test_each_of_several_views() -> None:
     q, k, v = x.unbind(2)
     (right,) = torch.autograd.grad(own(q).square().sum() + (own(k) * v).sum(), x)
     torch.testing.assert_close(grad, right)
+
+
+@pytest.mark.parametrize("kinds", [False, True], ids=["one tensor", "keys and values"])
+def test_several_views_leave_their_base_to_who_kept_it(kinds: bool) -> None:
+    """Its maker, for example; and who reads the views afterwards sees the turned ones."""
+
+    def keys_and_values(x: torch.Tensor) -> torch.Tensor:
+        return apply_rotary_emb_kv_(x, COS, SIN)
+
+    def own_of_keys(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack((own(x[:, :, 0]), x[:, :, 1]), 2)
+
+    x = leaf(2, 2, 3, 2, 2, 4) if kinds else leaf(2, 2, 3, 6, 4)
+    turn, right = (keys_and_values, own_of_keys) if kinds else (in_place, own)
+    first, second = x.tanh().unbind(0)
+    assert turn(first) is first
+    turn(second)
+    value = (first * second).sum() + first.pow(3).sum()
+    first, second = map(right, x.tanh().unbind(0))
+    expected = (first * second).sum() + first.pow(3).sum()
+    torch.testing.assert_close(value, expected)
+    (grad,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, x)[0])
+
+
+def test_who_kept_one_of_several_views_is_told() -> None:
+    first, second = leaf(2, 2, 3, 6, 4).tanh().unbind(0)
+    kept = first.pow(3)
+    with pytest.raises(InvalidInputError, match=r"must not be kept .* pass inplace=False"):
+        in_place(first)
+    in_place(second)
+    kept.sum().backward()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

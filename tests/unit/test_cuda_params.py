@@ -17,8 +17,8 @@ from flashvar.backends.cuda.call import DTYPES
 from flashvar.binaries import loader, manifest
 from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention.inputs import inspect, inspect_backward
 from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
+from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.selection.candidates import CandidateResult
 
 STRUCTS = ("flashvar_call", "flashvar_tensor", "flashvar_attention_problem")

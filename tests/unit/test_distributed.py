@@ -39,7 +39,8 @@ PLACES_OF_TORCHS = {"torch's function, heads": "S(1)", "torch's function, batch"
 
 def run_ranks(script: Path, *arguments: str) -> None:
     """Two ranks of a script."""
-    environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join((str(SOURCES), str(TESTS)))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     for name in [name for name in environment if name.startswith("FLASHVAR_")]:
         del environment[name]
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

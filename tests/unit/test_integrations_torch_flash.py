@@ -183,13 +183,13 @@ def test_a_forward_of_cudnns_has_its_backward() -> None:
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_named_backend_serves_here_too(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    forward = ours.attention_run.forward
+    forward = ours.plans.forward
 
     def watched(inputs: Any, options: Any) -> Any:
         asked.append(options.backend)
         return forward(inputs, options)
 
-    monkeypatch.setattr(ours.attention_run, "forward", watched)
+    monkeypatch.setattr(ours.plans, "forward", watched)
     implementation = ours.Implementation("CPU")
     try:
         with sdpa.activate(backend):

@@ -29,11 +29,11 @@ int main() {
     flashvar::attention::Mask const mask{count_q, count_k, left, right};
     for (int j = 0; j < count_k; ++j) {
       int const key = j / block_kv * block_kv, last = min(key + block_kv, count_k) - 1;
-      int const begin = mask.seeing_begin(key) / block_q;
-      int const end = (mask.seeing_end(last) + block_q - 1) / block_q;
+      int const begin = mask.query_begin(key) / block_q;
+      int const end = (mask.query_end(last) + block_q - 1) / block_q;
       for (int i = 0; i < count_q; ++i) {
-        bool const sees = mask.visible_begin(i) <= j && j < mask.visible_end(i);
-        if (sees != (mask.seeing_begin(j) <= i && i < mask.seeing_end(j))) return 1;
+        bool const sees = mask.key_begin(i) <= j && j < mask.key_end(i);
+        if (sees != (mask.query_begin(j) <= i && i < mask.query_end(j))) return 1;
         if (sees && (i / block_q < begin || i / block_q >= end)) return 2;
         pairs += sees;
       }

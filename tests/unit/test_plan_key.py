@@ -18,8 +18,7 @@ from simulated_binary import SimulatedBinary
 from flashvar.errors import FlashvarError
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.call import call as attention
-from flashvar.ops.attention.plan import NO_EXTRAS
-from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.problem import NO_TENSORS, Inputs, Options
 
 # Fields of Inputs and of Options, and what is asked of the backward.
 Call = dict[str, Any]
@@ -233,7 +232,7 @@ def answers(call: Call, binary: SimulatedBinary, differentiated: bool = True) ->
         given[place] = given[place].detach().requires_grad_()
     inputs = Inputs._make(given)
     options = Options(**{name: call[name] for name in Options._fields if name in call})
-    extras = NO_EXTRAS if inputs[3:] == NO_EXTRAS else tuple(inputs[3:])
+    extras = NO_TENSORS if inputs[3:] == NO_TENSORS else tuple(inputs[3:])
     try:
         out, lse = attention(*inputs[:3], extras, tuple(options), True)
         grads = []

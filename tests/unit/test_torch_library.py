@@ -18,8 +18,7 @@ import flashvar
 from flashvar.errors import ShapeError
 from flashvar.ops.attention import call as attention_call
 from flashvar.ops.attention import plan as attention_plan
-from flashvar.ops.attention.plan import NO_EXTRAS
-from flashvar.ops.attention.problem import Options
+from flashvar.ops.attention.problem import NO_TENSORS, Options
 from flashvar.ops.attention.torch_library import attention_fwd
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -49,13 +48,13 @@ def make(
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "bhsd->bshd"])
 def test_opcheck_forward(layout: str, grad: bool, dtype: torch.dtype) -> None:
     options = Options(causal=True, scale=0.3, layout=layout)
-    arguments = (*make(layout=layout, grad=grad, dtype=dtype), *NO_EXTRAS, *options)
+    arguments = (*make(layout=layout, grad=grad, dtype=dtype), *NO_TENSORS, *options)
     torch.library.opcheck(attention_fwd, arguments)
 
 
 def test_opcheck_forward_of_views() -> None:
     q, k, v = (tensor.transpose(1, 2) for tensor in make(layout="bhsd"))
-    arguments = (q, k, v, *NO_EXTRAS, *Options())
+    arguments = (q, k, v, *NO_TENSORS, *Options())
     torch.library.opcheck(attention_fwd, arguments)
 
 
@@ -65,7 +64,7 @@ def test_opcheck_backward(absent: str) -> None:
     grad_lse = None if absent == "grad_lse" else torch.randn(2, 4, 9)
     inputs = make()
     out, lse = flashvar.attention(*inputs, return_lse=True)
-    arguments = (grad_out, grad_lse, out, lse, False, *inputs, *NO_EXTRAS, *Options())
+    arguments = (grad_out, grad_lse, out, lse, False, *inputs, *NO_TENSORS, *Options())
     torch.library.opcheck(torch.ops.flashvar.attention_bwd.default, arguments)
 
 

@@ -14,8 +14,7 @@ from flashvar.backends.reference import attention as reference
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.flops import visible_pairs
-from flashvar.ops.attention.plan import NO_EXTRAS
-from flashvar.ops.attention.problem import BackwardProblem, Inputs, Options
+from flashvar.ops.attention.problem import NO_TENSORS, BackwardProblem, Inputs, Options
 from flashvar.ops.attention.torch_library import attention_fwd
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -279,4 +278,4 @@ def test_flops_of_packed_sequences() -> None:
 def test_options_of_the_op_are_those_of_options() -> None:
     names = [one.name for one in attention_fwd._schema.arguments]
     assert names == [*Inputs._fields, *Options._fields]
-    assert len(NO_EXTRAS) == len(Inputs._fields) - 3
+    assert len(NO_TENSORS) == len(Inputs._fields) - 3

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -199,10 +201,37 @@ def test_an_error_in_a_forward_is_forgotten(caplog: pytest.LogCaptureFixture) ->
     model = made("BloomModel", OWN["BloomModel"][0])
     with pytest.raises(IndexError):
         model(torch.full((1, 4), 1000))
-    assert transformers_check.under_way == []
+    assert transformers_check.here.under_way == []
     assert not caplog.records
     model(**eaten(model))
     assert "compute attention themselves" in caplog.text
+
+
+def in_a_thread(call: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_forwards_of_other_threads(caplog: pytest.LogCaptureFixture) -> None:
+    """One whose attention is flashvar's is over while another computes its own, which is said."""
+    own, served = made("BloomModel", OWN["BloomModel"][0]), made("LlamaForCausalLM", _TEXT)
+    given = eaten(served)
+    own.h[0].register_forward_hook(lambda *_: in_a_thread(lambda: served(**given)))
+    own(**eaten(own))
+    assert re.findall(r"(\w+): its layers", caplog.text) == ["BloomModel"]
+    assert transformers_check.here.under_way == []
+
+
+def test_a_forward_that_is_over_in_another_thread_first(caplog: pytest.LogCaptureFixture) -> None:
+    served, own = made("LlamaForCausalLM", _TEXT), made("BloomModel", OWN["BloomModel"][0])
+    given = eaten(served)
+    once = served.lm_head.register_forward_hook(
+        lambda *_: (once.remove(), in_a_thread(lambda: served(**given)))[1]
+    )
+    served(**given)
+    own(**eaten(own))
+    assert re.findall(r"(\w+): its layers", caplog.text) == ["BloomModel"]
 
 
 def test_a_model_that_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> None:

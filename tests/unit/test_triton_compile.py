@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from flashvar.backends.triton.attention import tiles
-from flashvar.ops.attention.inputs import inspect, inspect_backward
 from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.validate import inspect, inspect_backward
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 

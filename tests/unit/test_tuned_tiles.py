@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import subprocess
@@ -14,13 +15,20 @@ import pytest
 from flashvar import errors
 from flashvar.backends.triton.attention import measure, tiles, tuned
 from flashvar.backends.triton.attention.tiles import Tile
-from flashvar.cli import tune
+from flashvar.cli import commands, tune
 from flashvar.machine.system import Device, System
 
 H200 = Device(0, "NVIDIA H200", (9, 0), 232448, 132, 1 << 37)
 MACHINE = System(devices=(H200,), triton="3.7.1")
 NAME = tuned.machine("3.7.1", "NVIDIA H200")
 TILE = Tile(64, 32, 4, 2)
+
+
+def chosen(*words: str) -> argparse.Namespace:
+    return commands.parse(["tune", *words])
+
+
+FORWARD_64 = chosen("--head-dim", "64", "--direction", "forward")
 
 
 @pytest.fixture(autouse=True)
@@ -150,10 +158,10 @@ def test_candidates_fit_and_begin_with_the_table(direction: str) -> None:
 
 
 def test_the_command_keeps_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
-    code = tune.run([64, 96], ["forward", "backward"], 0, as_json=True, system=MACHINE, timer=timer)
+    code = tune.run(chosen("--head-dim", "64", "96", "--json"), system=MACHINE, timer=timer)
     assert code == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["machine"] == NAME
+    assert (report["device"], report["triton"]) == ("NVIDIA H200", "3.7.1")
     assert [(one["kernel"], one["head_dim"]) for one in report["kernels"]] == [
         (kernel, head_dim)
         for head_dim in (64, 96)
@@ -167,7 +175,7 @@ def test_the_command_keeps_the_fastest(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_command_tells_people_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune.run([64], ["forward"], 0, as_json=False, system=MACHINE, timer=timer) == 0
+    assert tune.run(FORWARD_64, system=MACHINE, timer=timer) == 0
     shown = capsys.readouterr()
     assert "forward, head dim 64: 64 queries x 64 keys, 4 warps, 3 stages: " in shown.err
     assert "does not run (RuntimeError: out of resource: shared memory)" in shown.err
@@ -178,7 +186,7 @@ def test_nothing_runs_nothing_is_kept(folder: Path, capsys: pytest.CaptureFixtur
     def broken(direction: str, head_dim: int, tile: Tile) -> float:
         raise RuntimeError("no")
 
-    assert tune.run([64], ["forward"], 0, as_json=False, system=MACHINE, timer=broken) == 1
+    assert tune.run(FORWARD_64, system=MACHINE, timer=broken) == 1
     assert "nothing is kept" in capsys.readouterr().out
     assert list(folder.iterdir()) == []
 
@@ -197,7 +205,7 @@ def test_what_cannot_be_tuned_is_said(
     system: System, head_dim: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        tune.run([head_dim], ["forward"], 0, as_json=True, system=system, timer=timer)
+        tune.run(chosen("--head-dim", str(head_dim)), system=system, timer=timer)
 
 
 def test_launches_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +214,8 @@ def test_launches_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     from dataclasses import replace
 
     from flashvar.backends.triton.attention import launch
-    from flashvar.ops.attention.inputs import inspect
     from flashvar.ops.attention.problem import Inputs, Options
+    from flashvar.ops.attention.validate import inspect
 
     monkeypatch.setattr(launch, "gather", lambda: MACHINE)
     q = torch.empty(1, 64, 2, 64, dtype=torch.half)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,27 @@ import pytest
 import simulated as sim
 
 from flashvar.binaries.registry import Inventory
-from flashvar.cli import main, page_text, warmup
+from flashvar.cli import commands, main, page_text, warmup
 from flashvar.cli.warmup import Asked
 from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.machine.system import System, gather
+from flashvar.ops.attention.warmup import FEATURES, Kind
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from flashvar.backends.triton.attention import tiles  # noqa: E402
 from flashvar.backends.triton.attention import warmup as kernels  # noqa: E402
-from flashvar.backends.triton.attention.warmup import (  # noqa: E402
-    FEATURES,
-    SHARED_MEMORY,
-    Kind,
-)
 
 PLAIN = Kind("bf16", 64, 64, True, False)
-ASKED = Asked(((64, 64), (128, 128)), ("bf16",))
+
+
+def asked(*words: str) -> Asked:
+    """What a command line means."""
+    chosen = commands.parse(["warmup", *words])
+    return Asked(tuple(warmup.warmed_ops()[chosen.op].kinds(chosen)), chosen.op)
+
+
+ASKED = asked()
 
 
 @pytest.fixture
@@ -84,10 +90,10 @@ def test_offline_command(
 def test_a_kind_is_a_call_with_its_features(features: tuple[str, ...]) -> None:
     import torch
 
-    from flashvar.ops.attention.inputs import inspect
+    from flashvar.ops.attention.validate import inspect
 
     kind = replace(PLAIN, causal=False, features=frozenset(features))
-    problem = inspect(kind.inputs(torch.device("cpu")), kind.options)
+    problem = inspect(kernels.inputs_of(kind, torch.device("cpu")), kernels.options_of(kind))
     assert {
         name
         for name, there in {
@@ -139,8 +145,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_everything_asked_for_is_compiled_where_triton_serves(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
-    asked = replace(ASKED, dtypes=("bf16", "fp16"), training=True, device=1)
-    code, document = run(asked, sim.system(sim.H100, sim.GB200))
+    wanted = replace(asked("--dtype", "bf16,fp16", "--backward"), device=1)
+    code, document = run(wanted, sim.system(sim.H100, sim.GB200))
     assert code == 0
     assert len(made) == len(set(made)) == len(document["calls"]) == 2 * 2 * 2 * 2
     assert {device for _, device in made} == {1}
@@ -173,7 +179,7 @@ def test_a_backward_that_only_triton_has_is_compiled(
 ) -> None:
     forward = sim.manifest("89", ops=("attention_fwd",)).kernels
     inventory = Inventory((sim.binary("89", kernels=forward),))
-    run(replace(ASKED, training=True), sim.system(sim.L40S), inventory)
+    run(asked("--backward"), sim.system(sim.L40S), inventory)
     assert {kind.training for kind, _ in made} == {True}
     assert len(made) == 4
 
@@ -181,21 +187,21 @@ def test_a_backward_that_only_triton_has_is_compiled(
 def test_what_does_not_compile_is_told_and_the_rest_goes_on(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
-    code, document = run(replace(ASKED, dims=((96, 96), (64, 64))), sim.system(sim.GB200))
+    code, document = run(asked("--head-dim", "96,64"), sim.system(sim.GB200))
     assert code == 1
     assert [one["state"] for one in document["calls"]] == ["failed"] * 2 + ["ready"] * 2
     assert document["calls"][0]["words"] == "out of resource: shared memory"
 
 
 def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]) -> None:
-    code, document = run(replace(ASKED, dtypes=("bf16", "fp16")), sim.system(sim.T4))
+    code, document = run(asked("--dtype", "bf16,fp16"), sim.system(sim.T4))
     assert code == 1
     states = {one["dtype"]: one["state"] for one in document["calls"]}
     assert states == {"bf16": "failed", "fp16": "ready"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "system", "words"),
+    ("wanted", "system", "words"),
     [
         (ASKED, sim.system(), "torch sees no cuda:0: name it, --arch"),
         (replace(ASKED, device=2), sim.system(sim.H100), "no cuda:2"),
@@ -206,44 +212,59 @@ def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]
     ],
     ids=["no GPU", "no such GPU", "no Triton", "interpreter", "unknown", "no architecture"],
 )
-def test_machines_that_cannot(asked: Asked, system: System, words: str) -> None:
+def test_machines_that_cannot(wanted: Asked, system: System, words: str) -> None:
     with pytest.raises(BackendUnavailableError, match=words):
-        warmup.run(asked, as_json=True, system=system)
+        warmup.run(wanted, as_json=True, system=system)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("words", "error"),
     [
-        (replace(ASKED, dims=((300, 300),)), "from 1 to 256, got 300x300"),
-        (replace(ASKED, features=frozenset({"bias", "varlen"})), "--bias and --varlen"),
+        (["--head-dim", "300"], "from 1 to 256, got 300x300"),
+        (["--bias", "--varlen"], "--bias and --varlen"),
     ],
+    ids=str,
 )
-def test_calls_that_cannot_be(asked: Asked, words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
-        warmup.run(asked, as_json=True, system=sim.system(sim.H100))
+def test_calls_that_cannot_be(words: list[str], error: str) -> None:
+    with pytest.raises(InvalidInputError, match=error):
+        asked(*words)
+
+
+def combined(
+    dims: Any = ((64, 64), (128, 128)),
+    dtypes: Any = ("bf16",),
+    causal: Any = (True, False),
+    training: Any = (False,),
+    features: Any = (),
+) -> tuple[Kind, ...]:
+    """Every combination, in the order in which they are told."""
+    every = product(dims, dtypes, causal, training)
+    return tuple(
+        Kind(two, *one, three, four, frozenset(features)) for one, two, three, four in every
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], ASKED),
-        (["--head-dim", "64,192x128", "96"], replace(ASKED, dims=((64, 64), (192, 128), (96, 96)))),
-        (["--dtype", "bf16", "fp16"], replace(ASKED, dtypes=("bf16", "fp16"))),
-        (["--causal"], replace(ASKED, causal=(True,))),
-        (["--full"], replace(ASKED, causal=(False,))),
-        (["--causal", "--full", "--backward"], replace(ASKED, training=True)),
-        (["--window", "--softcap"], replace(ASKED, features=frozenset({"window", "softcap"}))),
-        (["--arch", "sm_90", "--all"], replace(ASKED, architecture="sm_90", everything=True)),
+        ([], combined()),
+        (["--head-dim", "64,192x128", "96"], combined(((64, 64), (192, 128), (96, 96)))),
+        (["--dtype", "bf16", "fp16"], combined(dtypes=("bf16", "fp16"))),
+        (["--causal"], combined(causal=(True,))),
+        (["--full"], combined(causal=(False,))),
+        (["--causal", "--full", "--backward"], combined(training=(False, True))),
+        (["--window", "--softcap"], combined(features=("window", "softcap"))),
+        (["attention", "--causal"], combined(causal=(True,))),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "asked",
 )
 def test_words_of_the_command(
-    words: list[str], expected: Asked, monkeypatch: pytest.MonkeyPatch
+    words: list[str], expected: tuple[Kind, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     monkeypatch.setattr(warmup, "run", lambda asked, *, as_json: seen.append(asked) or 0)
-    assert main(["warmup", *words]) == 0
-    assert seen == [expected]
+    assert main(["warmup", *words, "--arch", "sm_90", "--all"]) == 0
+    assert seen == [Asked(expected, "attention", "sm_90", 0, True)]
 
 
 @pytest.mark.parametrize("words", [["--head-dim", "64,x"], ["--dtype", "fp8"]], ids=str)

@@ -8,22 +8,22 @@
 extern "C" {
 #endif
 
-/* Bits of `flags`. With d = seqlen_k - seqlen_q of the sequence, the diagonal of query i is key i +
- * d: the last query's is the last key. */
+/* Bits of `flags`. The diagonal of query i is key i + d, with d = seqlen_k - seqlen_q of the
+ * sequence: the diagonal of the last query is the last key. */
 enum {
-  FLASHVAR_CAUSAL = 1u,       /* as a right window of 0: hides keys after the diagonal */
+  FLASHVAR_CAUSAL = 1u,       /* hides keys after the diagonal, as a right window of 0 does */
   FLASHVAR_WINDOW_LEFT = 2u,  /* hides keys before i + d - window_left */
   FLASHVAR_WINDOW_RIGHT = 4u, /* hides keys after i + d + window_right */
   FLASHVAR_DETERMINISTIC = 8u /* backward only: the same bits on every run */
 };
 
-/* What both directions share. A score is
+/* What forward and backward share. A score is
  *   s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |i + d - j|;  mask.
  *
  * Varlen: with cu_seqlens_q, tensors with query rows are [total_q, heads_q, dim], sequence b is
  * rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], batch strides are ignored, lse is [heads_q, total_q]
  * and seqlen_q is an upper bound of the lengths. Likewise k and v with cu_seqlens_k. Offsets
- * outside of [0, total] are clamped, and a sequence that would end before it starts is empty. */
+ * outside [0, total] are clamped; a sequence whose end would precede its start is empty. */
 typedef struct flashvar_attention_problem {
   int64_t batch;
   int64_t seqlen_q;
@@ -38,15 +38,15 @@ typedef struct flashvar_attention_problem {
   uint32_t flags;
   float scale;          /* multiplies q . k before the softmax; any finite value */
   float softcap;        /* 0: none; not negative */
-  int32_t window_left;  /* not negative; counts with its flag */
+  int32_t window_left;  /* not negative; read only with its flag */
   int32_t window_right; /* likewise */
   float dropout_p;      /* [0, 1): probability, in steps of 2^-16, that an element of P becomes 0 */
   uint32_t bias_dtype;  /* 0: that of q; 1: fp32 */
   const int32_t* cu_seqlens_q; /* [batch + 1] or NULL */
   const int32_t* cu_seqlens_k; /* [batch + 1] or NULL */
-  const int32_t* seqused_k;    /* [batch] or NULL: keys of sequence b that are in use */
-  const float* alibi_slopes;   /* [batch, heads_q] or NULL; contiguous heads */
-  int64_t alibi_batch_stride;  /* elements, may be 0 */
+  const int32_t* seqused_k; /* [batch] or NULL: number of keys in use, the first of each sequence */
+  const float* alibi_slopes;  /* [batch, heads_q] or NULL; contiguous heads */
+  int64_t alibi_batch_stride; /* elements, may be 0 */
   const int64_t* rng;   /* [2], seed and offset of the dropout mask; NULL iff dropout_p is 0 */
   flashvar_tensor bias; /* [batch, seqlen_q, heads_q, seqlen_k]: its seq_stride is that of queries,
                            keys are contiguous; data may be NULL; not with varlen */
@@ -81,15 +81,15 @@ typedef struct flashvar_attention_bwd_params {
 
 /* out = softmax(scores) v and its log-sum-exp. Rows that see no key give out 0 and lse -inf, and so
  * do varlen rows before the first sequence and after the last. Enqueues on the stream and returns;
- * empty problems return without a launch where there is nothing to write. */
+ * where there is nothing to write it returns without a launch. */
 FLASHVAR_API flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params);
 
 /* The gradients of flashvar_attention_fwd, also through its log-sum-exp. Enqueues on the stream and
  * returns. */
 FLASHVAR_API flashvar_status flashvar_attention_bwd(const flashvar_attention_bwd_params* params);
 
-/* Writes to `size` the bytes of workspace that a call needs: a function of sizes, strides and
- * flags, and of which pointers are NULL. */
+/* Writes to `size` the bytes of workspace that a call needs. They depend on sizes, strides, flags
+ * and on which pointers are NULL, on nothing else. */
 FLASHVAR_API flashvar_status
 flashvar_attention_fwd_workspace(const flashvar_attention_fwd_params* params, uint64_t* size);
 FLASHVAR_API flashvar_status

@@ -1,15 +1,15 @@
-// The op attention_bwd.
+// The C functions of the op attention_bwd: launch, workspace, explain.
 #include "abi/attention_problem.h"
 #include "abi/call.h"
 #include "attention/kernel_table.h"
 
 namespace flashvar {
 
-#include "attention_bwd_kernels.inc"  // kAttentionBwdKernels; its rows are other files' objects
+#include "attention_bwd_kernels.inc"  // kAttentionBwdKernels: the generated table; ends with null
 
 namespace {
 
-constexpr size_t kFirstSize = 512;  // of flashvar_attention_bwd_params when it was new
+constexpr size_t kFirstSize = 512;  // bytes of the parameter struct in its first version
 
 using Params = flashvar_attention_bwd_params;
 
@@ -27,7 +27,7 @@ attention::BwdProblem bwd_problem(const Params& p) {
           (p.problem.flags & FLASHVAR_DETERMINISTIC) != 0};
 }
 
-// Reads and checks `params`, and finds the kernel that supports them.
+// Copies `params` to `p`, checks them, and finds the kernel that supports the call.
 flashvar_status prepare(const Params* params, Params& p, const AttentionBwdKernel*& kernel) {
   flashvar_status status = read_params(params, kFirstSize, p);
   if (status == FLASHVAR_OK) status = check_attention(p.problem);
@@ -38,6 +38,7 @@ flashvar_status prepare(const Params* params, Params& p, const AttentionBwdKerne
   return find_kernel("attention_bwd", kAttentionBwdKernels, p.problem, kernel);
 }
 
+// Without queries dK and dV are still to be written as zeros.
 bool is_empty(const Params& p) { return p.problem.batch == 0; }
 
 }  // namespace

@@ -1,15 +1,15 @@
-// The op attention_fwd.
+// The C functions of the op attention_fwd: launch, workspace, explain.
 #include "abi/attention_problem.h"
 #include "abi/call.h"
 #include "attention/kernel_table.h"
 
 namespace flashvar {
 
-#include "attention_fwd_kernels.inc"  // kAttentionFwdKernels; its rows are other files' objects
+#include "attention_fwd_kernels.inc"  // kAttentionFwdKernels: the generated table; ends with null
 
 namespace {
 
-constexpr size_t kFirstSize = 344;  // of flashvar_attention_fwd_params when it was new
+constexpr size_t kFirstSize = 344;  // bytes of the parameter struct in its first version
 
 using Params = flashvar_attention_fwd_params;
 
@@ -17,7 +17,7 @@ attention::FwdProblem fwd_problem(const Params& p) {
   return {attention_problem(p, p.lse), static_cast<unsigned char*>(p.call.workspace)};
 }
 
-// Reads and checks `params`, and finds the kernel that supports them.
+// Copies `params` to `p`, checks them, and finds the kernel that supports the call.
 flashvar_status prepare(const Params* params, Params& p, const AttentionFwdKernel*& kernel) {
   flashvar_status status = read_params(params, kFirstSize, p);
   if (status == FLASHVAR_OK) status = check_attention(p.problem);

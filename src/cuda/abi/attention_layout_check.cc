@@ -1,4 +1,4 @@
-// The layout of attention's parameters, frozen (see layout_check.cc).
+// Freezes the layout of attention's parameters (see layout_check.cc).
 #include <cstddef>
 
 #include "abi/attention.h"

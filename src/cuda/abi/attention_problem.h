@@ -1,5 +1,5 @@
-// From the parameters of an attention op to the problem its kernels see: what both directions check
-// and translate alike. The two parameter structs name their common fields alike.
+// Checks the parameters of an attention op and converts them to attention::Problem. Forward and
+// backward share this: their parameter structs use the same names for the fields that both have.
 #pragma once
 #include <algorithm>
 #include <cfloat>
@@ -14,7 +14,8 @@
 namespace flashvar {
 
 inline constexpr double kLog2E = 1.44269504088896340736;
-// Tile ends, and diagonals one tile further on, stay below 2^31.
+// Longest sequence. Kernels compute with 32-bit rows: ends of tiles, and diagonals one tile beyond
+// them, stay below 2^31.
 inline constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 1024;
 
 inline bool is_length(int64_t length) { return length >= 0 && length <= kMaxSeqlen; }
@@ -25,7 +26,7 @@ inline int32_t head_dim_v(const flashvar_attention_problem& p) {
   return p.head_dim_v == 0 ? p.head_dim : p.head_dim_v;
 }
 
-// Of a dense sequence, or of all varlen ones.
+// Query rows of a dense sequence, or of all varlen sequences together.
 inline int64_t query_rows(const flashvar_attention_problem& p) {
   return p.cu_seqlens_q == nullptr ? p.seqlen_q : p.total_q;
 }
@@ -113,13 +114,14 @@ inline attention::BiasView bias_view(const flashvar_tensor& bias) {
   return {bias.data, bias.batch_stride, bias.head_stride, bias.seq_stride};
 }
 
-// A window that no pair of rows can exceed is none.
+// The width of a window; kUnbounded where there is no window or it is wider than any sequence.
 inline int32_t window(uint32_t flags, uint32_t flag, int32_t width) {
   return (flags & flag) == 0 || width >= kMaxSeqlen ? attention::kUnbounded : width;
 }
 
 inline attention::ScoreModifiers score_modifiers(const flashvar_attention_problem& p) {
-  // Half words are uniform in [0, 2^16): as many as this are dropped, and never all.
+  // dropout_p in steps of 2^-16: of 65536 equally likely 16-bit numbers, so many drop an element.
+  // Never all of them, or dropout_scale would be infinite.
   uint32_t const dropped =
       std::min<uint32_t>(static_cast<uint32_t>(double{p.dropout_p} * 65536.0 + 0.5), 65535);
   return {p.scale,
@@ -134,7 +136,7 @@ inline attention::ScoreModifiers score_modifiers(const flashvar_attention_proble
           65536.f / static_cast<float>(65536 - dropped)};
 }
 
-// `lse` apart, as only the forward writes it.
+// `lse` is an argument of its own: the backward's is const.
 template <class Params>
 attention::Problem attention_problem(const Params& params, float* lse) {
   const flashvar_attention_problem& p = params.problem;
@@ -177,7 +179,8 @@ flashvar_status fail_no_kernel(const char* op, const Kernel* const* table,
               p.head_dim, head_dim_v(p), held);
 }
 
-// The kernel with the smallest head dims that hold the request; `table` ends with null.
+// Finds the kernel with the smallest head dims that are at least the call's. `table` ends with
+// null.
 template <class Kernel>
 flashvar_status find_kernel(const char* op, const Kernel* const* table,
                             const flashvar_attention_problem& p, const Kernel*& found) {

@@ -1,5 +1,5 @@
-// What every op's functions do alike: reading a caller's parameters, which may be older or newer
-// than this library's, checking the workspace, launching.
+// What the C functions of all ops share: reading a caller's parameters, which may be of an older or
+// newer version than this library's, checking the workspace, launching.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -14,9 +14,9 @@
 
 namespace flashvar {
 
-// Copies what both sides know into `known`. Fields that an older caller lacks are 0, which must
-// mean "as before"; fields that only a newer caller knows must be 0. `first_size`: of the struct's
-// first version.
+// Copies the fields that caller and library both know into `known`. Fields that an older caller
+// lacks become 0, which must mean "as before"; fields that only a newer caller knows must be 0.
+// `first_size`: bytes of the struct in its first version.
 template <class Params>
 flashvar_status read_params(const Params* caller, size_t first_size, Params& known) {
   static_assert(offsetof(Params, call) == 0, "parameters start with a flashvar_call");
@@ -42,7 +42,7 @@ flashvar_status read_params(const Params* caller, size_t first_size, Params& kno
 }
 
 inline flashvar_status check_workspace(const char* op, const flashvar_call& call, uint64_t wanted) {
-  constexpr uintptr_t kAlignment = 256;
+  constexpr uintptr_t kAlignment = 256;  // bytes, as flashvar_call promises
   if (call.workspace_size >= wanted &&
       reinterpret_cast<uintptr_t>(call.workspace) % kAlignment == 0) {
     return FLASHVAR_OK;
@@ -65,7 +65,7 @@ flashvar_status launch(const char* op, const flashvar_call& call, const Launcher
   cudaError_t const error =
       launcher.launch(problem, call.device, static_cast<cudaStream_t>(call.stream));
   if (error == cudaSuccess) return FLASHVAR_OK;
-  cudaGetLastError();  // reported here, not to the next caller of the runtime
+  cudaGetLastError();  // clears the error: the next caller must not see it
   return fail(FLASHVAR_CUDA_ERROR, "%s did not launch on device %d: %s (%d)", op, call.device,
               cudaGetErrorString(error), error);
 }

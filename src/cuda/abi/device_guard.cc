@@ -1,3 +1,4 @@
+// DeviceGuard through the driver API: retains the primary context of a device, pushes it, pops it.
 #include "abi/device_guard.h"
 
 #include <cuda.h>
@@ -10,9 +11,11 @@
 namespace flashvar {
 namespace {
 
-constexpr int kMaxDevices = 64;
+constexpr int kMaxDevices = 64;  // size of the cache of contexts
 
-// The driver is found at run time: the library opens, and explains itself, on machines without one.
+// Looks a driver function up at run time, so that the library loads, and can say what is missing,
+// on machines without a driver. `since`: the CUDA version, 1000 * major + 10 * minor, that
+// introduced it.
 template <class Function>
 cudaError_t find_driver_function(const char* name, unsigned since, Function*& function) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -25,6 +28,7 @@ cudaError_t find_driver_function(const char* name, unsigned since, Function*& fu
   return cudaSuccess;
 }
 
+// The driver functions that are needed, or why they are not there.
 struct Driver {
   decltype(&cuInit) init = nullptr;
   decltype(&cuDevicePrimaryCtxRetain) retain = nullptr;
@@ -37,7 +41,7 @@ struct Driver {
         (error = find("cuDevicePrimaryCtxRetain", 7000, retain)) != cudaSuccess ||
         (error = find("cuCtxPushCurrent", 4000, push)) != cudaSuccess ||
         (error = find("cuCtxPopCurrent", 4000, pop)) != cudaSuccess) {
-      cudaGetLastError();  // not the next caller's error
+      cudaGetLastError();  // clears the error: the next caller must not see it
     }
   }
 

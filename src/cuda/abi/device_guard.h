@@ -1,6 +1,6 @@
-// Makes a device current for the length of a scope, in any thread, and leaves no trace: neither a
-// new context nor another current device. The device's primary context is retained once per process
-// and pushed; the runtime API follows it.
+// DeviceGuard: makes a device current for the length of a scope, in any thread. Afterwards the
+// thread has the device and context that it had before. The device's primary context is retained
+// once per process and pushed; the runtime API follows the current context.
 #pragma once
 #include "abi/flashvar.h"
 

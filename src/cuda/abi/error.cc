@@ -1,3 +1,4 @@
+// Keeps the message of the last failure, one per thread.
 #include "abi/error.h"
 
 #include <cstdarg>

@@ -1,20 +1,20 @@
 /* The C ABI of a flashvar binary: what all ops share. Each op has a header of its own beside this
  * one.
  *
- * A binary knows neither Python nor torch. Callers fill one plain struct per op, name the device
- * and the stream explicitly, and get a status back; the message of the last failure is kept per
- * thread.
+ * A binary depends on neither Python nor torch. Callers fill one plain struct per op, name the
+ * device and the stream explicitly, and get a status back; the message of the last failure is kept
+ * per thread.
  *
  * Every parameter struct starts with a flashvar_call. Structs grow only at the end, by fields whose
- * 0 means "as before": `struct_size` tells the library how much the caller knows. Layouts are
- * frozen by *layout_check.cc; any other change of one means a new FLASHVAR_ABI_VERSION.
+ * 0 means "as before"; `struct_size` tells the library which fields the caller has. Layouts are
+ * frozen by *layout_check.cc: any other change of one needs a new FLASHVAR_ABI_VERSION.
  *
  * An op named <op> exports three functions:
  *   flashvar_<op>(params)                         enqueues on the stream and returns
  *   flashvar_<op>_workspace(params, &bytes)       the device memory that it needs
  *   flashvar_<op>_explain(params, text, size)     which kernels it would launch, and why
- * The last two need no device, and read no address but to see whether it is NULL (_explain: whether
- * it is aligned).
+ * The last two need no device and dereference no pointer of the parameters: _workspace reads which
+ * are NULL, _explain also how they are aligned.
  */
 #ifndef FLASHVAR_H
 #define FLASHVAR_H
@@ -32,7 +32,7 @@ typedef enum flashvar_status {
   FLASHVAR_OK = 0,
   FLASHVAR_INVALID_ARGUMENT = 1, /* the parameters contradict each other or this header */
   FLASHVAR_NO_KERNEL = 2,        /* nothing compiled into this binary supports the request */
-  FLASHVAR_CUDA_ERROR = 3        /* the driver or the runtime refused; the message has its words */
+  FLASHVAR_CUDA_ERROR = 3        /* the driver or the runtime failed; the message names its error */
 } flashvar_status;
 
 typedef enum flashvar_dtype {
@@ -53,7 +53,7 @@ typedef struct flashvar_call {
 } flashvar_call;
 
 /* A tensor [batch, sequence, heads, dim] in device memory, of the dtype that the op's parameters
- * say. Strides are in elements and may be 0; that of dim is 1. */
+ * name. Strides are in elements and may be 0; the stride of dim is 1. */
 typedef struct flashvar_tensor {
   void* data;
   int64_t batch_stride;

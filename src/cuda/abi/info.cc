@@ -1,4 +1,5 @@
-// What this binary is, for a loader that must not trust file names.
+// What this library is: its ABI version and build info, with which the loader checks that it opened
+// what it meant to.
 #include "abi/flashvar.h"
 
 namespace {

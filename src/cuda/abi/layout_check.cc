@@ -1,6 +1,6 @@
-// The layout of what all ops share, frozen: compiling this file is the test. Fields are added at
-// the end of an op's parameters alone, with 0 for "as before" (call.h lets older and newer callers
-// in); any other change of a line here, or of an op's *_layout_check.cc, is a new
+// Freezes the layout of what all ops share: compiling this file is the test. New fields go to the
+// end of an op's parameters, with 0 for "as before" (read_params in call.h then serves older and
+// newer callers). Any other change of a line here, or in an op's *_layout_check.cc, needs a new
 // FLASHVAR_ABI_VERSION.
 #include <cstddef>
 

@@ -1,6 +1,7 @@
-// The backward's preprocess kernel, the same on every architecture: delta = rowsum(dO o O) - dLSE
-// and the LSE in base 2, both padded to whole query tiles; zeros of dQ's accumulators, counters and
-// outside rows.
+// The backward's preprocess kernel, the same on every architecture. It computes delta = rowsum(dO o
+// O) - dLSE and the LSE in base 2, both padded to whole query tiles, and writes the zeros that
+// later kernels rely on: the fp32 sums of dQ, the tile schedulers' counters, and gradient rows
+// outside all sequences.
 #pragma once
 #include <cstdint>
 
@@ -19,18 +20,19 @@ struct PreprocessArgs {
   BwdProblem problem;
   float* lse_log2;  // [heads_q, padded rows]: lse * log2(e); +inf (P = 0) for empty and padded rows
   float* delta;     // [heads_q, padded rows]
-  float* grad_q_sum;  // zeroed, [heads_q, query_tiles, tile_elements]; or null
-  int32_t tile_elements;
-  int64_t query_tiles;  // per head, over all batches
-  bool aligned;         // every row of every tensor starts at a multiple of 16 bytes
-  uint32_t* counters;   // of the tile schedulers, kCounters of them, zeroed; or null
+  float* grad_q_sum;      // zeroed, [heads_q, query_tiles, tile_elements]; or null
+  int32_t tile_elements;  // fp32 elements of a tile of grad_q_sum
+  int64_t query_tiles;    // per head, over all batches
+  bool aligned;           // every row of every tensor starts at a multiple of 16 bytes
+  uint32_t* counters;     // of the tile schedulers, kCounters of them, zeroed here; or null
 };
 
 inline constexpr int kPreprocessThreads = 256;
-inline constexpr int kCounters = 2;  // of key tiles, and of query tiles
-inline constexpr int kLanesPerRow = 8;
+inline constexpr int kCounters = 2;     // [0] of key tiles, [1] of query tiles
+inline constexpr int kLanesPerRow = 8;  // lanes that compute delta of one row
 
 template <class Dtype>
+// Dot product of eight 16-bit elements.
 __device__ __forceinline__ float dot(uint4 a, uint4 b) {
   const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
   float sum = 0.f;
@@ -48,6 +50,8 @@ template <class Dtype, int kBlockQ>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess_kernel(const __grid_constant__ PreprocessArgs args) {
   const BwdProblem& problem = args.problem;
+  // The next kernel may start now; it executes griddepcontrol.wait before it reads what this one
+  // writes.
   ptx::griddepcontrol_launch_dependents();
   if (args.counters != nullptr && blockIdx.x == 0 && threadIdx.x < kCounters) {
     args.counters[threadIdx.x] = 0;

@@ -1,30 +1,33 @@
-// The dropout mask: a function of seed, offset and the position (batch, head, query, key) alone, so
-// that every kernel, tile shape and backend drops the same elements of P.
+// The dropout mask of P. It is a function of seed, offset and position (batch, head, query, key)
+// alone, so that every kernel, tile shape and backend drops the same elements.
 //
-// One call of Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight half words, for the eight
-// elements at rows r, r + 8 and columns c, c + 1, c + 8, c + 9 (c even) of a 16 x 16 fragment.
-// Where rows are queries one thread holds these eight in mma accumulators; where rows are keys
-// (transposed scores) two threads do.
+// One call of Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight 16-bit numbers, for the
+// eight elements at rows r, r + 8 and columns c, c + 1, c + 8, c + 9 (c even) of a 16 x 16 block of
+// P, where rows are queries and columns keys. In an mma accumulator whose rows are queries one
+// thread holds these eight; where rows are keys (transposed scores) two threads do.
 #pragma once
 #include <cstdint>
 
 namespace flashvar::attention {
 
-inline constexpr int kPhiloxRounds = 7;
+inline constexpr int kPhiloxRounds = 7;  // the fewest that pass BigCrush (Salmon et al., 2011)
 
-// The half words of a thread's eight elements. Parity: even or odd column; with transposed scores,
-// where two queries are adjacent registers of a thread, even or odd query.
+// Random bits of a thread's eight elements, 16 of each. query_half: 0 for the first row of queries,
+// 1 for that 8 further on; key_half likewise. parity: whether the key is odd or, with transposed
+// scores, where two adjacent accumulators are two queries, whether the query is.
 struct DropoutBits {
-  uint32_t word[4];  // [2 * row half + parity]; the upper half word is that of column half 1
+  uint32_t word[4];  // [2 * query_half + parity]; lower 16 bits: key_half 0, upper: 1
 
-  // `threshold`: a half word in the upper 16 bits.
-  __device__ __forceinline__ bool keeps(int row_half, int parity, int column_half,
+  // Whether the element is kept. `threshold`: ScoreModifiers::dropout_threshold, in the upper 16
+  // bits.
+  __device__ __forceinline__ bool keeps(int query_half, int parity, int key_half,
                                         uint32_t threshold) const {
-    uint32_t const both = word[2 * row_half + parity];
-    return (column_half == 0 ? both << 16 : both) >= threshold;
+    uint32_t const both = word[2 * query_half + parity];
+    return (key_half == 0 ? both << 16 : both) >= threshold;
   }
 };
 
+// Philox 4x32 of the counter c0 to c3; multipliers and key increments are those of the paper.
 __device__ __forceinline__ DropoutBits philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
                                               uint32_t key0, uint32_t key1) {
 #pragma unroll
@@ -41,7 +44,7 @@ __device__ __forceinline__ DropoutBits philox(uint32_t c0, uint32_t c1, uint32_t
   return {{c0, c1, c2, c3}};
 }
 
-// The random bits of one head of one batch entry.
+// Draws the random bits of one head of one batch entry.
 struct DropoutRng {
   uint32_t key0, key1;
   uint32_t offset;
@@ -54,18 +57,18 @@ struct DropoutRng {
         offset(static_cast<uint32_t>(rng[1])),
         head_index(head_index_) {}
 
-  // Rows are queries: the thread holds columns c and c + 1. Precondition: r % 16 < 8, c % 16 < 8,
-  // c even.
-  __device__ __forceinline__ DropoutBits along_columns(uint32_t r, uint32_t c) const {
+  // For a thread whose accumulator rows are queries: bits of queries r, r + 8 and keys c, c + 1, c
+  // + 8, c + 9. Precondition: r % 16 < 8, c % 16 < 8, c even.
+  __device__ __forceinline__ DropoutBits draw(uint32_t r, uint32_t c) const {
     return philox(r / 16 * 8 + r % 8, c / 16 * 4 + c % 8 / 2, head_index, offset, key0, key1);
   }
 
-  // Rows are keys: the thread holds queries r and r + 1 (r even) of key column c. One Philox call
-  // covers the columns of two lanes: each computes one of the two queries, then they exchange
-  // halves.
-  __device__ __forceinline__ DropoutBits along_rows(uint32_t r, uint32_t c) const {
+  // For a thread whose accumulator rows are keys: bits of queries r, r + 1, r + 8, r + 9 (r even)
+  // and keys c, c + 8. One Philox call covers the keys of two lanes, 4 apart: each lane calls it
+  // for one of the two queries, then they exchange halves.
+  __device__ __forceinline__ DropoutBits draw_transposed(uint32_t r, uint32_t c) const {
     bool const odd = c % 2 != 0;
-    DropoutBits const mine = along_columns(odd ? r + 1 : r, c & ~1u);
+    DropoutBits const mine = draw(odd ? r + 1 : r, c & ~1u);
     DropoutBits bits;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

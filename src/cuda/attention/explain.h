@@ -1,4 +1,4 @@
-// Why a call takes the kernels that it takes, in words. Host only.
+// The text of flashvar_attention_*_explain: which kernels a call launches, and why. Host only.
 #pragma once
 #include <cstdint>
 
@@ -12,8 +12,8 @@ struct NamedTensor {
   const Tensor& tensor;
 };
 
-// Prints the first row of these tensors that does not start at a multiple of 16 bytes, and why;
-// false, with nothing printed, where all do.
+// Prints which of these tensors has rows that do not start at a multiple of 16 bytes, and why; the
+// first such tensor only. Returns false, with nothing printed, where all rows are aligned.
 template <int kCount>
 bool print_unaligned(Text& text, const char* before, const NamedTensor (&tensors)[kCount]) {
   for (const NamedTensor& one : tensors) {
@@ -56,7 +56,7 @@ inline bool print_unaligned(Text& text, const char* before, const BwdProblem& p)
                           {"grad_v", p.grad_v}});
 }
 
-// Of the mma.sync kernels, which take every call.
+// For launchers of the mma.sync kernels, which support every call.
 template <class Problem>
 void explain_mma_sync(const Problem& problem, Text& text) {
   if (!print_unaligned(text, "mma.sync: rows are read in smaller pieces, for ", problem)) {
@@ -64,8 +64,8 @@ void explain_mma_sync(const Problem& problem, Text& text) {
   }
 }
 
-// Of the wgmma kernels: `unsupported` says why not, null: they support the call but for what is
-// printed here of its addresses and of the driver.
+// For launchers that prefer the wgmma kernels. `unsupported`: why those do not support the call
+// whatever its addresses, or null. Alignment and the driver are examined here.
 template <class Problem>
 void explain_wgmma(const Problem& problem, const char* unsupported, bool has_tensor_maps,
                    Text& text) {

@@ -1,4 +1,4 @@
-// Rows of the generated kernel tables of attention: one type per op, named <Op>Kernel.
+// Row types of the generated kernel tables of attention, one per op, named <Op>Kernel.
 #pragma once
 #include "attention/problem.h"
 #include "core/launcher.h"
@@ -8,8 +8,8 @@ namespace flashvar {
 template <class Problem>
 struct AttentionKernel {
   unsigned dtype;  // flashvar_dtype
-  int head_dim;    // of q and k, at most
-  int head_dim_v;  // of v, at most
+  int head_dim;    // largest of q and k that the kernel supports
+  int head_dim_v;  // largest of v
   Launcher<Problem> launcher;
 };
 

@@ -1,5 +1,5 @@
-// Rows of varlen tensors that belong to no sequence (before the first offset, after the last).
-// Callers get defined values there: output and gradients 0, LSE -inf.
+// Rows of varlen tensors that belong to no sequence: those before the first offset and after the
+// last. They get defined values: output and gradients 0, LSE -inf.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace flashvar::attention {
 
-// Output and LSE of one query head; `warps` warps share the rows.
+// Writes output and LSE of the outside rows of one query head; `warps` warps share the rows.
 __device__ __forceinline__ void store_outside_rows(const FwdProblem& problem, uint32_t head,
                                                    int32_t warp, int32_t warps) {
   int32_t const total = problem.queries.total;
@@ -18,7 +18,8 @@ __device__ __forceinline__ void store_outside_rows(const FwdProblem& problem, ui
   int32_t const lane = threadIdx.x % 32;
   for (int32_t row = warp; row < total; row += warps) {
     if (begin <= row && row < end) {
-      row += (end - row - 1) / warps * warps;  // skips to this warp's last row inside a sequence
+      // To this warp's last row inside a sequence; the loop's step leads past it.
+      row += (end - row - 1) / warps * warps;
       continue;
     }
     uint16_t* const gO =
@@ -30,7 +31,7 @@ __device__ __forceinline__ void store_outside_rows(const FwdProblem& problem, ui
   }
 }
 
-// Zeros the outside rows of a gradient; all blocks of the grid share them.
+// Zeros the outside rows of a gradient; all blocks of the grid share the rows.
 __device__ __forceinline__ void zero_outside_rows(const Tensor& tensor, const Sequences& sequences,
                                                   int64_t batches, int32_t heads,
                                                   int32_t head_dim) {

@@ -1,4 +1,5 @@
-// An attention call as kernels see it: validated by abi/attention_*.cc, in the kernels' own units.
+// An attention call as kernels see it: parameters validated and converted by
+// abi/attention_problem.h.
 #pragma once
 #include <cstdint>
 
@@ -7,53 +8,54 @@
 
 namespace flashvar::attention {
 
-inline constexpr int32_t kUnbounded = 0x7fffffff;  // window without a bound
+inline constexpr int32_t kUnbounded = 0x7fffffff;  // a window without a bound
 
 using Tensor = TensorView<uint16_t>;  // bf16 or fp16; varlen: batch stride 0
 
-// [batch, heads_q, seqlen_q, seqlen_k], keys contiguous; strides in elements, 0 where broadcast.
+// The bias, [batch, heads_q, seqlen_q, seqlen_k] with contiguous keys. Strides are in elements, 0
+// where the bias is broadcast.
 struct BiasView {
-  void* data;  // null: none
+  void* data;  // null: no bias
   int64_t batch_stride;
   int64_t head_stride;
   int64_t query_stride;
 };
 
-// What is applied to scores between q . k and the mask, and to P after the softmax (dropout). Only
-// kernels compiled with kModifiers evaluate it; the others use `scale` alone.
+// Score modifiers: what is applied to q . k before the mask, and dropout, which is applied to P
+// after the softmax. Kernels compiled with kModifiers evaluate them; the others use `scale` alone.
 struct ScoreModifiers {
-  float scale;                 // of q . k, signed
-  float softcap;               // 0: none
-  float softcap_exponent;      // 2 log2(e) / softcap
-  const float* alibi_slopes;   // [batch, heads_q] or null
+  float scale;                 // of q . k; may be negative or 0
+  float softcap;               // largest magnitude of a capped score; 0: none
+  float softcap_exponent;      // 2 log2(e) / softcap (Softcap)
+  const float* alibi_slopes;   // [batch, heads_q], or null
   int64_t alibi_batch_stride;  // elements
   BiasView bias;               // of q's dtype, or fp32
   int32_t bias_is_fp32;
-  const int64_t* rng;          // seed and offset of Philox; null: no dropout
-  uint32_t dropout_threshold;  // P is kept where its random half word << 16 is at least this
-  float dropout_scale;         // 1 / (1 - dropout probability)
+  const int64_t* rng;          // [2], seed and offset of Philox; null: no dropout
+  uint32_t dropout_threshold;  // kept: elements whose 16 random bits << 16 are at least this
+  float dropout_scale;         // 1 / (1 - dropout probability), of the kept elements
 
-  // Whether scores are more than scale * (q . k).
+  // Whether a score is anything else than scale * (q . k).
   __host__ __device__ bool modifies_scores() const {
     return softcap != 0.f || alibi_slopes != nullptr || bias.data != nullptr;
   }
 };
 
-// What forward and backward share.
+// The part of a problem that forward and backward share.
 struct Problem {
   Tensor q, k, v, out;
   float* lse;  // natural log, [batch, heads_q, seqlen_q]; varlen: [heads_q, total_q]
   int64_t batch;
   Sequences queries, keys;
-  const int32_t* seqused_k;  // keys in use of each sequence, [batch]; null: all
+  const int32_t* seqused_k;  // [batch]: each sequence's first keys that are in use; null: all
   int32_t heads_q;
   int32_t group;  // query heads per kv head
   int32_t head_dim;
   int32_t head_dim_v;
-  int32_t window_left, window_right;  // keys visible on either side of the diagonal, or kUnbounded
-  // Kernels without modifiers take the softmax of score_sign * (q . k) with a positive scale, so
-  // that the largest score of a row gives the largest scaled score whatever the caller's scale.
-  // score_sign is 0 where the scale is 0.
+  int32_t window_left, window_right;  // visible keys before and after the diagonal, or kUnbounded
+  // Kernels without modifiers compute the softmax of score_sign * (q . k) with the positive scale
+  // |scale|: the online softmax needs the largest score to be the largest scaled score, whatever
+  // the sign of the caller's scale. score_sign is 0 where the scale is 0.
   float score_sign;
   float scale_log2;  // |scale| * log2(e), or log2(e) where score_sign is 0
   ScoreModifiers modifiers;
@@ -68,17 +70,18 @@ struct Problem {
   }
 };
 
-// `lse` may be null.
+// The forward: `lse` may be null.
 struct FwdProblem : Problem {
   unsigned char* workspace;
 };
 
+// The backward: `lse` is what the forward wrote.
 struct BwdProblem : Problem {
   Tensor grad_out, grad_q, grad_k, grad_v;
-  BiasView grad_bias;     // fp32, accumulated into; data may be null
+  BiasView grad_bias;     // fp32, added to; data may be null
   const float* grad_lse;  // gradient of lse, laid out like it; may be null
   unsigned char* workspace;
-  bool deterministic;
+  bool deterministic;  // no atomic sums: the same bits on every run
 
   bool rows_are_aligned() const {
     return Problem::rows_are_aligned() && flashvar::rows_are_aligned(grad_out) &&

@@ -1,13 +1,14 @@
-// Division by a number that the host knows: one multiplication and a shift on the device, which has
-// no integer divider.
+// Unsigned division by a divisor that the host knows at launch: a multiply-high and a shift on the
+// device, which has no integer divide instruction.
 #pragma once
 #include <cstdint>
 
 namespace flashvar {
 
-// Divides numbers below 2^31 by one from 1 to 2^31 - 1 (Granlund and Montgomery, 1994).
+// quotient = (number * multiplier) >> (32 + shift), exact for numbers below 2^31 and divisors from
+// 1 to 2^31 - 1 (Granlund and Montgomery, 1994).
 struct Divisor {
-  uint32_t multiplier, shift;
+  uint32_t multiplier, shift;  // multiplier 0: the divisor is 1
 
   static Divisor make(uint32_t value) {
     uint32_t log2 = 0;

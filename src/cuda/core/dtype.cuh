@@ -1,5 +1,5 @@
-// Element types as tags: kernels are compiled for `dtype::bf16` etc.; their tensors are arrays of
-// `Word`.
+// Element types as tags: kernels are instantiated for `dtype::bf16` and `dtype::fp16`; `Word` is
+// the C++ type of an element in memory.
 #pragma once
 #include <cstdint>
 
@@ -9,8 +9,8 @@ struct bf16 {
   static constexpr unsigned kAbi = 0;  // FLASHVAR_BF16
   using Word = uint16_t;
 
-  // Two fp32 values rounded to nearest even, `lo` at the lower address. pack_positive: negative
-  // values, -0 included, become +0 (cvt.relu).
+  // pack: two fp32 values, rounded to nearest even, as one 32-bit word with `lo` at the lower
+  // address. pack_positive: the same, with negative values, -0 included, replaced by +0 (cvt.relu).
   static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     uint32_t packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));

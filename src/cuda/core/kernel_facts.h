@@ -1,16 +1,17 @@
-// What compiled kernels need, readable from the library's file without running it: records in the
-// section .flashvar.kernels, one for every device function that a row of a kernel table launches,
-// the main one first. The manifest is written from them.
+// Launch facts of compiled kernels (threads, shared memory, tile sizes) as records in the ELF
+// section .flashvar.kernels, from which the manifest writer reads them without loading the library.
+// One record per device function that a row of a kernel table launches, the row's main kernel
+// first.
 #pragma once
 #include <cstdint>
 
 namespace flashvar {
 
 struct KernelFacts {
-  char row[64];           // of the kernel table; all texts are zero-terminated
-  char kernel[32];        // the device function
-  char family[16];        // its instructions: "wgmma" or "mma.sync"
-  char when[160];         // calls that the row's kernels of this family serve
+  char row[64];           // name of the kernel table's row; all strings end with 0
+  char kernel[32];        // name of the device function
+  char family[16];        // the instructions it uses: "wgmma" or "mma.sync"
+  char when[160];         // which calls the row's kernels of this family serve
   int32_t threads;        // per block
   int32_t shared_memory;  // dynamic, bytes per block
   int32_t tile[4];        // block sizes in the op's own order; 0 where unused

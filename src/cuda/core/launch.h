@@ -1,4 +1,5 @@
-// Launching a kernel. Host only.
+// launch_kernel(): launches a kernel with dynamic shared memory and, where asked, as a programmatic
+// dependent launch (PDL). Host only.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -11,13 +12,14 @@ struct LaunchShape {
   int64_t blocks;
   int threads;
   int shared_memory;  // dynamic, bytes
-  // Programmatic dependent launch: blocks may start before the preceding grid is complete. The
-  // kernel executes griddepcontrol.wait before it reads what that grid wrote.
+  // PDL: blocks may start before the preceding grid of the stream is complete. The kernel must
+  // execute griddepcontrol.wait before it reads what that grid writes.
   bool programmatic = false;
 };
 
-// The limit of dynamic shared memory, raised once per kernel and device: cudaFuncSetAttribute acts
-// on the current device only.
+// Raises a kernel's limit of dynamic shared memory (cudaFuncSetAttribute) once per device: the call
+// applies to the current device only. One instance per kernel. Devices from 64 on have no bit and
+// are set at every launch.
 class SharedMemoryLimit {
  public:
   template <class Kernel>
@@ -31,7 +33,7 @@ class SharedMemoryLimit {
   }
 
  private:
-  std::atomic<uint64_t> done_{0};
+  std::atomic<uint64_t> done_{0};  // bit i: device i has the limit
 };
 
 template <auto* kKernel, class Args>

@@ -1,4 +1,4 @@
-// What every row of a kernel table has beside its axes: the host functions of an op. Host only.
+// The host functions of a row of a kernel table. Each op's row type adds its axes. Host only.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -10,8 +10,11 @@ namespace flashvar {
 
 template <class Problem>
 struct Launcher {
-  uint64_t (*workspace)(const Problem& problem);  // bytes
+  // Bytes of device memory that the call needs.
+  uint64_t (*workspace)(const Problem& problem);
+  // Enqueues the kernels.
   cudaError_t (*launch)(const Problem& problem, int device, cudaStream_t stream);
+  // Appends which kernels the call launches, and why.
   void (*explain)(const Problem& problem, Text& text);
 };
 

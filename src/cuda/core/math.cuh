@@ -8,6 +8,7 @@ inline constexpr float kLn2 = 0.693147180559945309417f;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+// 2^x, approximated; 2^-inf is 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,5 +1,5 @@
-// Reductions and a transpose among the four lanes of a quad, which share the rows of an m16n8
-// accumulator tile.
+// Reductions and a transpose among the four lanes of a quad, which hold the same two rows of an
+// m16n8 accumulator tile.
 #pragma once
 #include <cstdint>
 
@@ -17,8 +17,9 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Before: each lane holds two columns of four adjacent accumulator tiles (one packed word a tile).
-// After: lane i holds all eight columns of tile i, 16 bytes that one store can write.
+// Before: each lane holds two adjacent columns, packed into one word, of each of four accumulator
+// tiles. After: lane i of the quad holds all eight columns of tile i, which are 16 bytes that one
+// store can write.
 __device__ __forceinline__ uint4 transpose_quad(uint32_t (&word)[4]) {
   int const lane = ptx::thread_index() % 4;
 #pragma unroll

@@ -1,9 +1,10 @@
-// Where the sequences of a batch lie in a tensor, and how tiles of rows are assigned to them.
+// Where the sequences of a batch lie in a tensor, and which tiles of rows belong to which sequence.
 //
-// Dense: all sequences have one length, and the batch stride leads to each. Varlen: sequences are
-// concatenated along the rows, and their offsets are known only on the device. The grid must then
-// be sized without the lengths: sequence b owns tile numbers from offsets[b] / rows + b on, which
-// are at least as many as it needs, so total / rows + batch tiles are launched for any lengths.
+// Dense: all sequences have one length; sequence b starts at b * batch_stride. Varlen: sequences
+// are concatenated along the rows, and their offsets (cu_seqlens) are known only on the device. The
+// host must size the grid without the lengths. It launches total / rows + batch tiles: sequence b
+// owns the tile numbers from offsets[b] / rows + b up to those of sequence b + 1. These are at
+// least as many as it needs, whatever the lengths; surplus tiles exit.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -17,7 +18,8 @@ struct Span {
   int32_t count;
 };
 
-// One tile of rows: its sequence and its first row within it, which may be past the end.
+// One tile of rows: its sequence and its first row within the sequence. The row may be past the end
+// of the sequence: a surplus tile.
 struct TileCoordinate {
   uint32_t batch;
   int32_t first;
@@ -25,17 +27,18 @@ struct TileCoordinate {
 
 struct Sequences {
   const int32_t* offsets;  // cu_seqlens, [batch + 1] in device memory; null: dense
-  int32_t seqlen;          // dense: of every sequence; varlen: an upper bound
-  int32_t total;           // varlen: rows of all sequences
+  int32_t seqlen;          // dense: length of every sequence; varlen: an upper bound
+  int32_t total;           // varlen: rows of all sequences together
 
-  // Tiles of `rows` rows to launch.
+  // Number of tiles of `rows` rows to launch.
   __host__ __device__ int64_t tiles(int64_t batch, int32_t rows) const {
     if (offsets != nullptr) return total / rows + batch;
     return batch * ((seqlen + int64_t{rows} - 1) / rows);
   }
 
 #ifdef __CUDACC__
-  // Clamped: inconsistent offsets give empty sequences, never rows outside the tensor.
+  // Rows of a sequence. Offsets are clamped: inconsistent ones give empty sequences, never rows
+  // outside the tensor.
   __device__ __forceinline__ Span span(uint32_t batch) const {
     if (offsets == nullptr) return {0, seqlen};
     int32_t const begin = min(max(offsets[batch], 0), total);
@@ -49,9 +52,10 @@ struct Sequences {
            batch;
   }
 
-  // Coordinate of the tile numbered `tile`; tiles of one sequence ascend. Varlen: a 32-ary search
-  // by a converged warp, each lane probing another sequence, so that 32 sequences cost one memory
-  // latency and 1,024 cost two. Precondition: tile numbers fit 31 bits (launchers check).
+  // Coordinate of the tile numbered `tile`; within a sequence, tile numbers ascend with rows.
+  // Varlen: a 32-ary search, each lane of the warp probing another sequence, so that 32 sequences
+  // cost one memory latency and 1,024 cost two. Preconditions: the warp is converged; tile numbers
+  // fit 31 bits (launchers check).
   __device__ __forceinline__ TileCoordinate find(uint32_t tile, uint32_t batches,
                                                  int32_t rows) const {
     if (offsets == nullptr) {

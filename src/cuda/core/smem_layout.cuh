@@ -1,7 +1,7 @@
-// Shared-memory tiles that ldmatrix reads and 16-byte stores fill without bank conflicts.
+// Layout of shared-memory tiles that ldmatrix reads and 16-byte stores fill without bank conflicts.
 //
-// A tile of kRows x kCols is stored as column blocks of kColBlockCols columns (one swizzle atom
-// wide). Inside a column block the 16-byte chunks of a row are permuted by the row's index, so that
+// A tile of kRows x kCols is stored as column blocks of kColBlockCols columns, one swizzle atom
+// wide. Within a column block the 16-byte chunks of a row are permuted by the row's index, so that
 // eight consecutive rows of one logical column fall into eight different groups of banks.
 #pragma once
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace flashvar {
 
 inline constexpr int kChunkBytes = 16;
-inline constexpr int kChunkElements = 8;  // of 16 bits
+inline constexpr int kChunkElements = 8;  // of 16 bits: of bf16 or fp16
 
 // Rows of 128 bytes: chunk ^= row % 8.
 struct Swizzle128B {
@@ -18,7 +18,7 @@ struct Swizzle128B {
   static __device__ __forceinline__ uint32_t permute(uint32_t row) { return row & 7; }
 };
 
-// Rows of 64 bytes, two to a line of banks: chunk ^= (row / 2) % 4.
+// Rows of 64 bytes, of which two cover all 32 banks: chunk ^= (row / 2) % 4.
 struct Swizzle64B {
   static constexpr int kChunks = 4;
   static constexpr int kPeriod = 8;
@@ -53,12 +53,12 @@ struct SmemLayout {
     return row * kRowBytes + ((chunk ^ Swizzle::permute(row)) * kChunkBytes);
   }
 
-  // Moves an address made by chunk_offset `delta` chunks to the right. Precondition: the chunk
-  // number and `delta` share no bit; then adding is XOR, which commutes with the permutation (rows
-  // are aligned to their size).
-  static __device__ __forceinline__ uint32_t advance(uint32_t address, int delta) {
-    return (address ^ ((delta % kColBlockChunks) * kChunkBytes)) +
-           (delta / kColBlockChunks) * kColBlockBytes;
+  // The address of the chunk that lies `chunks` chunks to the right of `address`, which
+  // chunk_offset() made. Precondition: the chunk number and `chunks` share no bit. Then addition is
+  // XOR, which commutes with the permutation (rows are aligned to their size).
+  static __device__ __forceinline__ uint32_t advance(uint32_t address, int chunks) {
+    return (address ^ ((chunks % kColBlockChunks) * kChunkBytes)) +
+           (chunks / kColBlockChunks) * kColBlockBytes;
   }
 };
 

@@ -1,5 +1,5 @@
-// What an instance is compiled for, from variants.toml: tile choices below depend on these
-// constants, never on preprocessor symbols.
+// What a kernel is compiled for, from variants.toml. Tile sizes depend on these constants, never on
+// preprocessor symbols.
 #pragma once
 
 namespace flashvar {
@@ -7,7 +7,7 @@ namespace flashvar {
 template <int kArchitecture_, int kSharedMemory_>
 struct Target {
   static constexpr int kArchitecture = kArchitecture_;  // 10 * major + minor
-  static constexpr int kSharedMemory = kSharedMemory_;  // maximum bytes per block
+  static constexpr int kSharedMemory = kSharedMemory_;  // bytes that one block may have
 };
 
 }  // namespace flashvar

@@ -1,5 +1,5 @@
-// Encoding of TMA tensor maps (CUtensorMap). Host only. The driver's encoder is looked up at run
-// time, so that the library loads on machines without a driver.
+// Encodes TMA tensor maps (CUtensorMap). Host only. The driver's encoder is looked up at run time,
+// so that the library loads on machines without a driver.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace flashvar {
 
-// Null where the driver has none (before CUDA 12).
+// cuTensorMapEncodeTiled, or null where there is no driver or it is older than CUDA 12.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static auto const found = [] {
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
@@ -18,7 +18,7 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
                                          cudaEnableDefault, &result) != cudaSuccess ||
         result != cudaDriverEntryPointSuccess) {
-      cudaGetLastError();  // clears it: not the next caller's error
+      cudaGetLastError();  // clears the error: the next caller must not see it
       address = nullptr;
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(address);
@@ -32,9 +32,9 @@ constexpr CUtensorMapDataType tensor_map_type() {
                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
-// A tiled map of `rank` dimensions, innermost first and contiguous; `strides` in bytes, of the
-// other dimensions. Swizzle 128B: the innermost extent of `box` is 128 bytes. Reads outside the
-// tensor give zeros.
+// Encodes a tiled map of `rank` dimensions, innermost first. The innermost is contiguous;
+// `strides`, in bytes, are those of the others. SWIZZLE_128B: the innermost extent of `box` must be
+// 128 bytes. Reads outside the tensor give zeros.
 inline cudaError_t encode_tensor_map(CUtensorMap& map, CUtensorMapDataType type, uint32_t rank,
                                      void* data, const cuuint64_t* dims, const cuuint64_t* strides,
                                      const cuuint32_t* box) {

@@ -1,4 +1,4 @@
-// A caller's buffer of text. Host only.
+// Text: formats into a caller's char buffer of fixed size. Host only.
 #pragma once
 #include <cstdarg>
 #include <cstdint>
@@ -12,7 +12,7 @@ class Text {
     if (size > 0) *buffer = '\0';
   }
 
-  // Appends; what does not fit is cut off.
+  // Appends, printf style. What does not fit is cut off; the text always ends with 0.
   [[gnu::format(printf, 2, 3)]] void print(const char* format, ...) {
     std::va_list arguments;
     va_start(arguments, format);
@@ -27,7 +27,7 @@ class Text {
 
  private:
   char* next_;
-  uint64_t left_;  // the terminating 0 included
+  uint64_t left_;  // bytes from next_ on, the terminating 0 included
 };
 
 }  // namespace flashvar

@@ -1,4 +1,5 @@
-// Accesses of eight 16-bit elements whose address is aligned to two bytes only.
+// Loads and stores of eight 16-bit elements (16 bytes) at addresses that are multiples of two bytes
+// only.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,6 @@
-// Barrier 0 without the convergence rule of __syncthreads(): warps may execute different bar.sync
-// instructions (warps that skip key blocks wait in a loop of their own).
+// bar.sync 0, the barrier of all threads of a block. Unlike __syncthreads(), whose instruction all
+// threads must reach, it may be executed by different instructions of different warps: warps that
+// skip key blocks wait in a loop of their own.
 #pragma once
 
 namespace flashvar::ptx {

@@ -6,7 +6,8 @@
 
 namespace flashvar::ptx {
 
-// Completes on `barrier`, whose current phase must expect the bytes.
+// Copies global to shared memory; completes on the mbarrier `barrier`, whose current phase must
+// expect the bytes.
 __device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -16,17 +17,18 @@ __device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uin
       : "memory");
 }
 
-// global += smem, element-wise in fp32; part of the thread's open bulk group.
+// global += smem, element-wise in fp32; belongs to the thread's open bulk group.
 __device__ __forceinline__ void bulk_add(float* global, uint32_t smem, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
       "r"(smem), "r"(bytes)
       : "memory");
 }
+// Closes the thread's open bulk group.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits until all of the thread's groups have read their shared memory.
+// Waits until all of the thread's groups have read shared memory, which may then be overwritten.
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -8,7 +8,7 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or writes 16 zeros and reads nothing when `valid` is false.
+// Copies 16 bytes; where `valid` is false, writes 16 zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, bool valid) {
   int const source_bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem),
@@ -16,11 +16,12 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, boo
                : "memory");
 }
 
+// Closes the thread's open group.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most kPending of this thread's groups, the newest, are in flight.
+// Waits until at most the kPending newest of this thread's groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

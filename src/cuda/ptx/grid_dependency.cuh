@@ -1,10 +1,12 @@
-// Programmatic dependent launch: grids launched with LaunchShape::programmatic may start before the
-// preceding grid of the stream is complete (sm_90 and newer; no-ops on older devices).
+// griddepcontrol, for programmatic dependent launch (PDL): a grid launched with
+// LaunchShape::programmatic may start before the preceding grid of the stream is complete (sm_90
+// and newer; no-ops on older devices).
 #pragma once
 
 namespace flashvar::ptx {
 
-// Lets the dependent grid start once every block of this one has executed this or exited.
+// Allows the next grid of the stream to start, once every block of this grid has executed this or
+// exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

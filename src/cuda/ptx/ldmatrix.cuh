@@ -1,5 +1,5 @@
-// ldmatrix: four 8x8 matrices of 16-bit elements from shared memory to mma fragments. Lane i passes
-// the address of row i % 8 of matrix i / 8.
+// ldmatrix: loads four 8x8 matrices of 16-bit elements from shared memory into mma fragments. Lane
+// i passes the address of row i % 8 of matrix i / 8; _trans transposes each matrix.
 #pragma once
 #include <cstdint>
 

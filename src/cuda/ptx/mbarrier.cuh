@@ -1,6 +1,6 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of asynchronous
-// copies (sm_90 and newer). A phase completes when all expected arrivals and bytes have arrived; a
-// wait names the parity of the phase it waits for.
+// copies (sm_90 and newer). A phase completes when all expected arrivals and bytes have arrived.
+// Phases are told apart by their parity, 0 for the first.
 #pragma once
 #include <cstdint>
 
@@ -8,6 +8,7 @@ namespace flashvar::ptx {
 
 using Mbarrier = uint64_t;
 
+// `arrivals`: how many complete a phase.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -21,12 +22,14 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and adds `bytes` to what the current phase expects of asynchronous copies.
+// Arrives, and adds `bytes` to the number that the current phase expects of asynchronous copies.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
+// Waits until the phase of this parity is complete. Of a barrier in its first phase, the phase
+// before counts as complete: waiting for parity 1 returns at once.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

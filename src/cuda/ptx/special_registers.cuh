@@ -1,6 +1,6 @@
-// Special registers, read again at every call (volatile). Values derived from threadIdx and
-// blockIdx are computed once and kept live across the main loop, in registers that its accumulators
-// need.
+// Reads special registers. The asm is volatile, so each call reads the register again. threadIdx
+// and blockIdx would cost registers instead: the compiler computes values derived from them once
+// and keeps those across the main loop, whose accumulators need the registers.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
-// TMA loads: boxes of a tensor from global to shared memory (sm_90 and newer). Coordinates are in
-// elements, innermost dimension first. Elements outside the tensor arrive as zeros, and count as
-// bytes on the barrier.
+// TMA loads: copies boxes of a tensor from global to shared memory (sm_90 and newer). Coordinates
+// are in elements, innermost dimension first. Elements outside the tensor are written as zeros, and
+// their bytes count on the mbarrier.
 #pragma once
 #include <cuda.h>
 
@@ -8,18 +8,20 @@
 
 namespace flashvar::ptx {
 
-// L2 cache policies, in the hardware's encoding.
+// L2 cache policies in the hardware's encoding (values of CUTLASS, TMA::CacheHintSm90).
 enum class CacheHint : uint64_t {
   kNormal = 0x1000000000000000,
   kEvictFirst = 0x12F0000000000000,
   kEvictLast = 0x14F0000000000000,
 };
 
+// Prefetches the tensor map itself.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Loads complete on `barrier`, whose current phase must expect the bytes of the whole box.
+// Loads complete on the mbarrier `barrier`, whose current phase must expect the bytes of the whole
+// box.
 __device__ __forceinline__ void tma_load_2d(uint32_t smem, const CUtensorMap* map, uint32_t barrier,
                                             CacheHint hint, int32_t c0, int32_t c1) {
   asm volatile(
@@ -55,12 +57,13 @@ __device__ __forceinline__ void tma_load_5d(uint32_t smem, const CUtensorMap* ma
       : "memory");
 }
 
+// Writes 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void store_zeros_16(uint32_t smem) {
   asm volatile("st.shared.v4.b32 [%0], {0, 0, 0, 0};" ::"r"(smem) : "memory");
 }
 
-// Makes this thread's generic-proxy writes to shared memory visible to the async proxy (TMA,
-// wgmma).
+// Makes this thread's ordinary (generic proxy) writes to shared memory visible to the async proxy,
+// through which TMA and wgmma access it.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,10 +1,12 @@
-// Vector accesses: fp32 reductions into global memory (sm_90 and newer), and volatile loads and
-// stores of shared memory, which the compiler does not move across barriers.
+// Vector accesses of 8 and 16 bytes: fp32 reductions into global memory (sm_90 and newer), and
+// loads and stores of shared memory. The asm is volatile, so the compiler does not move them across
+// barriers.
 #pragma once
 #include <cstdint>
 
 namespace flashvar::ptx {
 
+// global[0..3] += {a, b, c, d}, each element atomically.
 __device__ __forceinline__ void global_add(float* global, float a, float b, float c, float d) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(a),
                "f"(b), "f"(c), "f"(d)

@@ -1,11 +1,12 @@
-// Warpgroup-wide instructions: setmaxnreg, named barriers and elect (sm_90 and newer).
+// Instructions of warpgroups: setmaxnreg, named barriers and elect (sm_90 and newer).
 #pragma once
 #include <cstdint>
 
 namespace flashvar::ptx {
 
-// Lowers (dec) or raises (inc) the register limit of the calling warpgroup; all four warps execute
-// it. ptxas ignores it (C7508) unless the kernel's launch bounds name one block per SM.
+// Lowers (dec) or raises (inc) the number of registers per thread of the calling warpgroup; all
+// four warps execute it. inc waits until other warpgroups have given up enough. ptxas ignores both
+// (warning C7508) unless the kernel's launch bounds name one block per SM.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -15,7 +16,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Named barriers of `threads` threads; barrier 0 is __syncthreads().
+// Named barriers of `threads` threads: sync waits for all of them, arrive does not wait. Barrier 0
+// is that of __syncthreads().
 __device__ __forceinline__ void named_barrier_sync(uint32_t barrier, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -1,11 +1,12 @@
-// wgmma m64nNk16: d += a b by a warpgroup, asynchronous, 16-bit inputs, fp32 accumulation (sm_90a).
+// wgmma m64nNk16: d += a b by a warpgroup, asynchronously, with 16-bit inputs and fp32 accumulation
+// (sm_90a).
 //
 // Warp w of the warpgroup holds rows 16 w to 16 w + 15 of d as N / 8 m16n8 accumulator tiles
 // (mma_sync.cuh); operand a in registers is laid out likewise. Descriptors name shared-memory tiles
 // of 128-byte rows, SWIZZLE_128B, in column blocks of 64 columns. Between wgmma_fence() and
-// wgmma_wait() nothing else may access d or a.
+// wgmma_wait() nothing else may access d, or a in registers.
 //
-// The operand lists are macros: asm strings cannot be composed otherwise.
+// Operand lists are macros because asm strings cannot be composed otherwise.
 #pragma once
 #include <cstdint>
 
@@ -13,33 +14,39 @@
 
 namespace flashvar::ptx {
 
+// Orders earlier register accesses before the following wgmma instructions.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+// Closes the warpgroup's open group of wgmma instructions.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+// Waits until at most the kPending newest groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of `r` across this point.
+// Keeps the compiler from moving accesses of `r` across this point (as CUTLASS's
+// warpgroup_fence_operand).
 template <int kCount>
-__device__ __forceinline__ void wgmma_pin(float (&r)[kCount]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&r)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-// `col_block_bytes`: distance of column blocks (LBO); used for MN-major operands only.
+// Descriptor of the tile at shared-memory address `smem`. `col_block_bytes`: distance between
+// column blocks (leading byte offset); read for MN-major operands only. The stride byte offset is
+// that of eight rows, 1024 bytes.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t smem, uint32_t col_block_bytes) {
   constexpr uint64_t kSwizzle128B = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128B | kEightRows | (uint64_t{(col_block_bytes >> 4) & 0x3fff} << 16) |
          ((smem >> 4) & 0x3fff);
 }
-// The descriptor of the address `bytes` further on. Shared memory ends below where the address
-// field could carry into the next.
+// The descriptor of the tile `bytes` further on. The sum cannot carry out of the 14-bit address
+// field, which covers 256 KiB: more than shared memory has.
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
   uint32_t const low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
   return (descriptor & 0xffffffff00000000) | low;
@@ -68,8 +75,9 @@ struct Wgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 
-// kA to kG: the asm operands after the accumulators. kTransB: b is MN-major (its rows are k, as
-// V's), else K-major (its columns are k, as K's).
+// kA to kG: numbers of the asm operands after the accumulators. ss: a, b, accumulate, trans-b. rs:
+// the four registers of a, b, accumulate, trans-b. kTransB: b is MN-major (its rows are k, as those
+// of V), else K-major (its columns are k, as those of K).
 #define FLASHVAR_WGMMA(kN_, kDtype, kName, kA, kB, kC, kD, kE, kF, kG, kRegisters, ...)        \
   template <>                                                                                  \
   struct Wgmma<dtype::kDtype, kN_> {                                                           \

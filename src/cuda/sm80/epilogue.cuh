@@ -1,5 +1,5 @@
-// From mma accumulators to memory: rounded into a tile of shared memory and from there to global
-// memory, or added in fp32 to a workspace.
+// Epilogues of mma accumulators: rounded into a tile of shared memory and from there to global
+// memory, or added in fp32 to the workspace.
 #pragma once
 #include <cstdint>
 
@@ -9,8 +9,8 @@
 
 namespace flashvar::sm80 {
 
-// How the warps of a block hold a kRows x kCols tile in accumulators: kRowWarps x kColWarps warps;
-// column groups of 16 are dealt round-robin to the kColWarps.
+// How the warps of a block hold a kRows x kCols tile of accumulators: in a grid of kRowWarps x
+// kColWarps warps, where groups of 16 columns are assigned round-robin to the kColWarps.
 template <int kRows_, int kCols_, int kRowWarps_, int kColWarps_>
 struct GradTile {
   static constexpr int kRows = kRows_;
@@ -27,10 +27,12 @@ struct GradTile {
   static __device__ __forceinline__ int column(int warp, int n) {
     return (warp / kRowWarps + kColWarps * (n / 2)) * 16 + n % 2 * 8;
   }
+  // A warp's first row.
   static __device__ __forceinline__ int row(int warp) { return warp % kRowWarps * kWarpRows; }
 
-  // In the workspace a tile is stored register by register, the lanes of a warp adjacent: every
-  // access of a warp is 128 contiguous bytes.
+  // Layout of a tile in the workspace: accumulator by accumulator, with the 32 lanes of a warp
+  // adjacent, so that every access of a warp is 128 contiguous bytes. offset(): of a lane's first
+  // element; step(): from there to element e of mma tile (m, n).
   static __device__ __forceinline__ int offset(int warp, int lane) {
     return warp * kMmaRows * kMmaCols * 4 * 32 + lane;
   }
@@ -39,8 +41,8 @@ struct GradTile {
   }
 };
 
-// Rounds a warp's accumulators times `scale` into a tile, from tile row `row` on; chunk(n) is the
-// 16-byte chunk of mma tile n.
+// Multiplies a warp's accumulators by `scale`, rounds them and stores them into a shared tile, from
+// tile row `row` on. chunk(n): the 16-byte chunk of the row that mma tile n goes to.
 template <class Dtype, class Layout, class Acc, class Chunk>
 __device__ __forceinline__ void store_accumulator(unsigned char* smem, const Acc& c, int row,
                                                   float scale, Chunk&& chunk) {
@@ -62,8 +64,9 @@ __device__ __forceinline__ void store_accumulator(unsigned char* smem, const Acc
   }
 }
 
-// Writes the first `rows` of a warp's kWarpRows tile rows, which start at tile row `first_row`, to
-// `gmem`, whose rows are head_dim long. All lanes of the warp take part.
+// Copies a warp's rows of a shared tile to global memory: the first `rows` of its kWarpRows rows,
+// which start at tile row `first_row`. `gmem`: the first of them; rows are head_dim elements long,
+// `stride` elements apart. All lanes of the warp take part.
 template <class Layout, int kWarpRows, bool kAligned>
 __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
                                            const unsigned char* smem, int first_row, int32_t rows,
@@ -91,7 +94,7 @@ __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
   }
 }
 
-// Adds a warp's accumulators to a tile of the workspace (GradTile's layout).
+// Adds a warp's accumulators to a tile of the workspace (layout: GradTile), atomically.
 template <class Tile, class Acc>
 __device__ __forceinline__ void add_to_workspace(float* tile, const Acc& c, int warp) {
   float* const to = tile + Tile::offset(warp, ptx::thread_index() % 32);

@@ -1,5 +1,5 @@
-// Warp-level GEMMs with mma.sync m16n8k16: operands in shared memory (ldmatrix) or in registers,
-// fp32 accumulators.
+// Warp-level GEMMs with mma.sync m16n8k16: operands in shared memory (ldmatrix) or, A only, in
+// registers; accumulators in fp32.
 #pragma once
 #include <cstdint>
 
@@ -11,8 +11,8 @@
 
 namespace flashvar::sm80 {
 
-// A warp's kRows x kCols accumulators, as mma tiles of 16 x 8. Element e of tile[m][n]: row m * 16
-// + lane / 4 + e / 2 * 8, column n * 8 + lane % 4 * 2 + e % 2.
+// A warp's kRows x kCols accumulators, as mma tiles of 16 x 8. Element e of tile[m][n] is at row m
+// * 16 + lane / 4 + e / 2 * 8 and column n * 8 + lane % 4 * 2 + e % 2.
 template <int kRows, int kCols>
 struct Accumulator {
   static constexpr int kMmaRows = kRows / 16;
@@ -31,7 +31,8 @@ struct Accumulator {
   }
 };
 
-// Operand A of k-step kk, from two adjacent accumulator tiles: their layout is A's.
+// Operand A of k-step kk, packed from two adjacent accumulator tiles: accumulators C and operand A
+// of mma have the same layout.
 template <class Dtype, class Acc>
 __device__ __forceinline__ void pack_a(uint32_t (&a)[4], const Acc& c, int m, int kk) {
 #pragma unroll
@@ -41,50 +42,51 @@ __device__ __forceinline__ void pack_a(uint32_t (&a)[4], const Acc& c, int m, in
   }
 }
 
-// The lane's ldmatrix_x4 offset in a tile for the 16 x 16 fragment at row 0, column 0. Matrix
-// order: (0, 0), (8, 0), (0, 8), (8, 8), operand A's registers. With .trans the same order gives
-// operand B of a tile whose rows are k (V): registers 0 and 1 its first eight columns, 2 and 3 the
-// others.
+// The lane's ldmatrix_x4 offset of the 16 x 16 fragment at row 0, column 0 of a tile. The four 8x8
+// matrices are at (row, column) (0, 0), (8, 0), (0, 8), (8, 8): the order of operand A's registers.
+// With ldmatrix_x4_trans this order gives operand B of a tile whose rows are k (V): registers 0 and
+// 1 are its first eight columns, 2 and 3 the others.
 template <class Layout>
 __device__ __forceinline__ uint32_t fragment_offset() {
   int const lane = threadIdx.x % 32;
   return Layout::chunk_offset(lane % 16, lane / 16);
 }
 
-// The same for operand B of a tile whose columns are k (K). Matrix order: (0, 0), (0, 8), (8, 0),
-// (8, 8), so that each mma reads two consecutive registers; in A's order they would have to be
-// moved.
+// The lane's ldmatrix_x4 offset for operand B of a tile whose columns are k (K). The matrices are
+// at (0, 0), (0, 8), (8, 0), (8, 8), so that each mma reads two consecutive registers; in operand
+// A's order the registers would have to be moved.
 template <class Layout>
 __device__ __forceinline__ uint32_t fragment_offset_b() {
   int const lane = threadIdx.x % 32;
   return Layout::chunk_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// The lane's address of a fragment in a tile, and of those `delta` chunks to the right.
+// The lane's address of a fragment, from which chunk() makes the address of the fragment `chunks`
+// chunks to the right.
 template <class Layout_>
 struct FragmentAddress {
   using Layout = Layout_;
   uint32_t address;
 
-  __device__ __forceinline__ uint32_t chunk(int delta) const {
-    return Layout::advance(address, delta);
+  __device__ __forceinline__ uint32_t chunk(int chunks) const {
+    return Layout::advance(address, chunks);
   }
 };
 
-// The same, with the offset in the tile kept apart from the tile's address. The forward's registers
-// depend on it: with FragmentAddress it spills at head dim 128 on sm_90.
+// FragmentAddress with the offset in the tile kept apart from the tile's address. The forward needs
+// it: with FragmentAddress it spills registers at head dim 128 on sm_90.
 template <class Layout_>
 struct FragmentOffset {
   using Layout = Layout_;
   uint32_t tile, offset;
 
-  __device__ __forceinline__ uint32_t chunk(int delta) const {
-    return tile + Layout::advance(offset, delta);
+  __device__ __forceinline__ uint32_t chunk(int chunks) const {
+    return tile + Layout::advance(offset, chunks);
   }
 };
 
-// c = A B^T over kDepth columns of both tiles; `a` and `b` are the fragments at the warp's first
-// rows and column 0 (fragment_offset, fragment_offset_b).
+// c = A B^T over kDepth columns of both tiles ("nt": B transposed). `a` and `b`: the fragments at
+// the warp's first rows and column 0 (fragment_offset, fragment_offset_b).
 template <class Dtype, int kDepth, class Acc, class A, class B>
 __device__ __forceinline__ void gemm_nt(Acc& c, const A& a, const B& b) {
   c.clear();
@@ -108,16 +110,16 @@ __device__ __forceinline__ void gemm_nt(Acc& c, const A& a, const B& b) {
   }
 }
 
-// The same of tiles in which the warp's rows start at addresses `a` and `b`.
+// c = A B^T with the shared-memory addresses of the warp's first rows of both tiles.
 template <class Dtype, class LayoutA, class LayoutB, int kDepth, class Acc>
 __device__ __forceinline__ void gemm_nt(Acc& c, uint32_t a, uint32_t b) {
   gemm_nt<Dtype, kDepth>(c, FragmentAddress<LayoutA>{a + fragment_offset<LayoutA>()},
                          FragmentAddress<LayoutB>{b + fragment_offset_b<LayoutB>()});
 }
 
-// c += A B over kDepth rows of B. load_a(operand, m, kk) gives fragment (m, kk) of A; `b` is B's
-// fragment at row 0 and the warp's first columns. Column groups of 16 are dealt round-robin to
-// kColWarps warps.
+// c += A B over kDepth rows of B ("nn"). load_a(operand, m, kk) gives fragment (m, kk) of A; `b`:
+// the fragment of B at row 0 and the warp's first columns. Groups of 16 columns are assigned
+// round-robin to kColWarps warps.
 template <class Dtype, int kDepth, int kColWarps, class Acc, class B, class LoadA>
 __device__ __forceinline__ void gemm_nn(Acc& c, const B& b, LoadA&& load_a) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Loading tiles from global to shared memory with cp.async.
+// load_tile(): global to shared memory with cp.async.
 #pragma once
 #include <cstdint>
 
@@ -9,10 +9,10 @@
 
 namespace flashvar::sm80 {
 
-// Loads rows [0, rows) of `gmem` into a tile, or all of them with kAllRows; further rows, and
-// columns from `head_dim` on, become zeros. All kThreads threads take part. kAligned: every row
-// starts at a multiple of 16 bytes; then the copies are asynchronous and belong to the thread's
-// open cp.async group. Otherwise they are complete, for this thread, on return.
+// Loads rows [0, rows) of `gmem` into a tile, or all rows with kAllRows. The tile's other rows, and
+// its columns from `head_dim` on, become zeros. All kThreads threads take part. kAligned: every row
+// starts at a multiple of 16 bytes; the copies are asynchronous and belong to the thread's open
+// cp.async group. Not kAligned: the thread's copies are complete on return.
 template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
 __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
                                           int32_t rows, int32_t head_dim) {
@@ -22,7 +22,8 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   int const thread = ptx::thread_index();
   int const chunk = thread % Layout::kColBlockChunks;
   int const row = thread / Layout::kColBlockChunks;
-  // Relative to this thread's first element: unrolled steps compare constants with one register.
+  // Limits relative to this thread's first element: unrolled steps compare constants with one
+  // register.
   int32_t const rows_left = rows - row;
   int32_t const columns_left = head_dim - chunk * kChunkElements;
   unsigned char* const target = smem + Layout::chunk_offset(row, chunk);

@@ -1,4 +1,4 @@
-// From wgmma accumulators to global memory, in 16-bit elements.
+// Epilogue of wgmma accumulators: stores rows to global memory in 16-bit elements.
 #pragma once
 #include <cstdint>
 
@@ -6,9 +6,10 @@
 
 namespace flashvar::sm90 {
 
-// Stores the thread's part of one of its two accumulator rows (`half`), times `scale`, in 16-byte
-// chunks: the quad's lanes exchange columns. `exists`: whether the row does; the shuffles need all
-// lanes. `lane`: of the warp; `columns`: of the row in memory.
+// Stores the thread's part of one of its two accumulator rows (`half`: 0 or 1), times `scale`, in
+// 16-byte chunks, for which the lanes of a quad exchange columns. `lane`: of the warp. `exists`:
+// whether the row does; all lanes must call this, for the shuffles. `columns`: elements of the row
+// in memory.
 template <class Dtype, int kDim>
 __device__ __forceinline__ void store_row(uint16_t* row, const float (&d)[kDim / 2], int half,
                                           float scale, int lane, bool exists, int32_t columns) {

@@ -1,6 +1,6 @@
-// Warpgroup GEMMs with wgmma m64nNk16: operands in shared memory or A in registers, fp32
-// accumulators. Both issue one wgmma group and return; ptx::wgmma_wait() before the accumulators
-// are read.
+// Warpgroup GEMMs with wgmma m64nNk16: operands in shared memory or, A only, in registers;
+// accumulators in fp32. Each call issues one wgmma group and returns. Call ptx::wgmma_wait() before
+// reading the accumulators.
 #pragma once
 #include <cstdint>
 
@@ -8,8 +8,8 @@
 
 namespace flashvar::sm90 {
 
-// An operand in shared memory whose columns are k (Q, K for scores); column blocks are
-// kColBlockBytes apart.
+// K-major operand in shared memory: its columns are k (Q and K for the scores). Column blocks are
+// kColBlockBytes apart; step(kk) is the descriptor of k-step kk, 16 columns.
 template <int kColBlockBytes>
 struct KMajor {
   static constexpr bool kTransposed = false;
@@ -22,7 +22,8 @@ struct KMajor {
   }
 };
 
-// An operand whose rows are k (V for the output), B only.
+// MN-major operand in shared memory: its rows are k (V for the output). Operand B only. step(kk):
+// 16 rows.
 template <int kColBlockBytes>
 struct MnMajor {
   static constexpr bool kTransposed = true;
@@ -35,10 +36,10 @@ struct MnMajor {
   }
 };
 
-// d = A B over kSteps steps of 16, both from shared memory.
+// d = A B over kSteps k-steps of 16, both operands in shared memory.
 template <class Dtype, int kN, int kSteps, class A, class B>
 __device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B& b) {
-  ptx::wgmma_pin(d);
+  ptx::wgmma_fence_operand(d);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {
@@ -47,11 +48,11 @@ __device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B&
   ptx::wgmma_commit();
 }
 
-// d += A B with A in registers: the fragments of kSteps steps of 16.
+// d += A B with A in registers: the fragments of kSteps k-steps of 16.
 template <class Dtype, int kN, int kSteps, class B>
 __device__ __forceinline__ void gemm_rs(float (&d)[kN / 2], const uint32_t (&a)[kSteps][4],
                                         const B& b) {
-  ptx::wgmma_pin(d);
+  ptx::wgmma_fence_operand(d);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {

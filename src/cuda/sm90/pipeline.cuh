@@ -1,4 +1,4 @@
-// Producer-consumer pipelines: buffer rings, and TMA loads of tiles.
+// Producer-consumer pipelines: rings of buffers, and TMA loads of tiles.
 #pragma once
 #include <cuda.h>
 
@@ -11,7 +11,8 @@
 
 namespace flashvar::sm90 {
 
-// Tiles in shared memory are column blocks of 64 16-bit columns: 128-byte rows, SWIZZLE_128B.
+// Tiles in shared memory are stored as column blocks of 64 columns of 16 bits: 128-byte rows,
+// SWIZZLE_128B.
 inline constexpr int kColBlockCols = 64;
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
@@ -19,7 +20,8 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
 }
 
 // Position in a ring of kStages buffers: the stage, and the parity of the mbarrier phase that fills
-// it. One register.
+// it. One register. A consumer waits for full[stage] with phase(); the producer waits for
+// empty[stage] with phase() ^ 1, which is complete at once in the first round.
 template <int kStages>
 struct PipelineState {
   uint32_t count = 0;
@@ -29,10 +31,10 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
-// Loads a tile of rows [batch, row.., head, all columns] by one elected lane of a converged warp;
-// completes on `full`.
+// Loads a tile from row `row` on of one head, all columns, by one elected lane of a converged warp.
+// Completes on the mbarrier `full`.
 template <int kColBlocks, int kColBlockBytes>
-__device__ __forceinline__ void load_rows(uint32_t smem, const CUtensorMap* map, uint32_t full,
+__device__ __forceinline__ void load_tile(uint32_t smem, const CUtensorMap* map, uint32_t full,
                                           ptx::CacheHint hint, int32_t row, uint32_t head,
                                           uint32_t batch) {
   if (!ptx::elect_one()) return;

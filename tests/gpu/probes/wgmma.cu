@@ -44,18 +44,18 @@ __global__ void __launch_bounds__(128, 1) multiply(Operands operands, float* out
     if constexpr (kFragments) {
       uint4 const loaded = operands.a[kk * 128 + threadIdx.x];
       uint32_t const fragment[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-      ptx::wgmma_pin(d);
+      ptx::wgmma_fence_operand(d);
       ptx::wgmma_fence();
       ptx::Wgmma<Dtype, kN>::template rs<kTransB>(d, fragment, b_descriptor, kk > 0);
     } else {
-      ptx::wgmma_pin(d);
+      ptx::wgmma_fence_operand(d);
       ptx::wgmma_fence();
       ptx::Wgmma<Dtype, kN>::template ss<kTransB>(
           d, ptx::wgmma_descriptor(a + page * 64 * 128 + column, 0), b_descriptor, kk > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::wgmma_pin(d);
+    ptx::wgmma_fence_operand(d);
   }
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) out[threadIdx.x * (kN / 2) + i] = d[i];

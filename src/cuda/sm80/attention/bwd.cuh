@@ -1,10 +1,10 @@
 // Attention backward with mma.sync (FlashAttention-2's schedule: Dao, 2023).
 //
-// A block owns kBlockKV keys of one kv head and iterates over the queries that see them, of all
-// query heads of the group. Scores are computed transposed (rows are keys), so that P and dS are
-// laid out as operands of dV += P dO and dK += dS Q. dK and dV stay in registers to the end; each
-// step's dQ is added to fp32 sums in the workspace (deterministic mode: bwd_dq.cuh computes dQ).
-// Device code only; launched by bwd_launch.cuh.
+// A block owns kBlockKV keys of one kv head and iterates over the queries to which they are
+// visible, of all query heads of the group. Scores are computed transposed, with keys as rows: here
+// P and dS stand for P^T and dS^T, which are laid out as operand A of dV += P dO and dK += dS Q. dK
+// and dV stay in registers to the end. Each step's dQ is added to fp32 sums in the workspace; in
+// deterministic mode bwd_dq.cuh computes dQ. Device code only; launched by bwd_launch.cuh.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,8 @@
 
 namespace flashvar::sm80::attention {
 
-// load_tile for tensors that are aligned, or not: kernels with modifiers take both.
+// load_tile(), with or without alignment. Kernels with modifiers decide at run time, the others
+// take aligned tensors only.
 template <class Layout, class Config>
 __device__ __forceinline__ void load_any_tile(unsigned char* smem, const uint16_t* gmem,
                                               int64_t stride, int32_t rows, int32_t head_dim,
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load_any_tile(unsigned char* smem, const uint16_
   }
 }
 
-// Stores the first `rows` rows of a key tile; all warps take part.
+// Copies the first `rows` rows of a shared tile to global memory; all warps take part.
 template <class Layout, class Config>
 __device__ __forceinline__ void store_any_tile(uint16_t* gmem, int64_t stride,
                                                const unsigned char* smem, int32_t rows,
@@ -86,14 +87,14 @@ struct QueryStage {
   }
 };
 
-// Operand B of gemm_nn: a tile whose rows are k, from chunk `chunk` on.
+// Operand B of gemm_nn(): a tile whose rows are k, from chunk `chunk` on.
 template <class Layout>
 __device__ __forceinline__ FragmentAddress<Layout> first_columns(const unsigned char* tile,
                                                                  uint32_t chunk) {
   return {Layout::advance(ptx::smem_address(tile) + fragment_offset<Layout>(), chunk)};
 }
 
-// S to P = exp2(S scale - LSE).
+// Computes P = exp2(S scale - LSE) in place.
 template <class Acc>
 __device__ __forceinline__ void exponentiate(Acc& rS, float scale_log2, const float* lse_log2) {
 #pragma unroll
@@ -110,7 +111,7 @@ __device__ __forceinline__ void exponentiate(Acc& rS, float scale_log2, const fl
   }
 }
 
-// dP to dS = P (dP - delta).
+// Computes dS = P (dP - delta) in place of dP.
 template <class Acc>
 __device__ __forceinline__ void differentiate_softmax(Acc& rdP, const Acc& rP, const float* delta) {
 #pragma unroll
@@ -127,7 +128,8 @@ __device__ __forceinline__ void differentiate_softmax(Acc& rdP, const Acc& rP, c
   }
 }
 
-// Stores dK or dV: to its tensor through the shared tile `smem`, or added to the group's fp32 sum.
+// Stores dK or dV: to its tensor, through the shared tile `smem`, or, where several blocks share
+// the group, adds it to the fp32 sums.
 template <class Tile, class Layout, class Config, class Acc>
 __device__ __forceinline__ void store_grad(const BwdArgs& args, const KeyTile& tile,
                                            const Tensor& grad, float* sums, const Acc& c,
@@ -148,24 +150,24 @@ __device__ __forceinline__ void store_grad(const BwdArgs& args, const KeyTile& t
 template <class Config>
 using BwdScores = Accumulator<Config::kScoreKeys, Config::kScoreQueries>;
 
-// Which scores of the block's tile a warp computes: its first key and query.
+// A warp's part of the block's scores: its first key and query.
 template <class Config>
-struct WarpScores {
+struct WarpTile {
   int warp, lane, key, query;
 
-  __device__ __forceinline__ WarpScores()
+  __device__ __forceinline__ WarpTile()
       : warp(ptx::thread_index() / 32),
         lane(ptx::thread_index() % 32),
         key(warp % Config::kScoreWarps * Config::kScoreKeys),
         query(warp / Config::kScoreWarps * Config::kScoreQueries) {}
 };
 
-// P and dS of query block m of a head, from S = K Q^T and dP = V dO^T (rows are keys).
+// Computes P and dS of query block m of a head, from S = K Q^T and dP = V dO^T (rows are keys).
 template <class Config>
 __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<Config>& rdP,
                                                const BwdArgs& args, const KeyTile& tile,
                                                int32_t head, int32_t m,
-                                               const WarpScores<Config>& own,
+                                               const WarpTile<Config>& warp_tile,
                                                const unsigned char* sK, const unsigned char* sV,
                                                const QueryStage<Config>& stage) {
   using Dtype = typename Config::Dtype;
@@ -174,29 +176,32 @@ __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<
   using LayoutK = typename Config::SmemLayoutK;
   using LayoutV = typename Config::SmemLayoutV;
   gemm_nt<Dtype, LayoutK, LayoutQ, Config::kHeadDim>(
-      rS, ptx::smem_address(sK) + own.key * LayoutK::kRowBytes,
-      ptx::smem_address(stage.q) + own.query * LayoutQ::kRowBytes);
+      rS, ptx::smem_address(sK) + warp_tile.key * LayoutK::kRowBytes,
+      ptx::smem_address(stage.q) + warp_tile.query * LayoutQ::kRowBytes);
   auto gemm_dp = [&] {
     gemm_nt<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
-        rdP, ptx::smem_address(sV) + own.key * LayoutV::kRowBytes,
-        ptx::smem_address(stage.grad_out) + own.query * LayoutDO::kRowBytes);
+        rdP, ptx::smem_address(sV) + warp_tile.key * LayoutV::kRowBytes,
+        ptx::smem_address(stage.grad_out) + warp_tile.query * LayoutDO::kRowBytes);
   };
   int32_t const first_query = m * Config::kBlockQ;
   Mask const mask = tile.mask(args);
   bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1, tile.first_key,
                                      tile.first_key + Config::kBlockKV);
-  int const lane_query = own.query + own.lane % 4 * 2;
-  BwdScoreOrigin const origin{
-      tile.batch, head,  first_query + lane_query, tile.first_key + own.key + own.lane / 4,
-      mask,       masked};
+  int const lane_query = warp_tile.query + warp_tile.lane % 4 * 2;
+  BwdScoreOrigin const origin{tile.batch,
+                              head,
+                              first_query + lane_query,
+                              tile.first_key + warp_tile.key + warp_tile.lane / 4,
+                              mask,
+                              masked};
   if constexpr (Config::kModifiers) {
     gemm_dp();
-    differentiate<true, Dtype>(
+    differentiate_with_modifiers<true, Dtype>(
         rS, rdP, args, origin,
         [&](int, int n, int e) { return stage.lse_log2[lane_query + n * 8 + e % 2]; },
         [&](int, int n, int e) { return stage.delta[lane_query + n * 8 + e % 2]; });
   } else {
-    // No branch between these two, so that ptxas interleaves the exponentials with the GEMM.
+    // No branch between exponentials and GEMM, so that ptxas interleaves them.
     exponentiate(rS, args.score_sign * args.scale_log2, stage.lse_log2 + lane_query);
     gemm_dp();
     if (masked) apply_mask(rS, origin);
@@ -206,10 +211,10 @@ __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<
 
 // dV += P dO and dK += dS Q, with P and dS in registers or in shared memory.
 template <class Config, class GradK, class GradV>
-__device__ __forceinline__ void add_grad_kv(GradK& rdK, GradV& rdV, const BwdScores<Config>& rP,
-                                            const BwdScores<Config>& rdS, const unsigned char* sP,
-                                            const unsigned char* sdS, int warp,
-                                            const QueryStage<Config>& stage) {
+__device__ __forceinline__ void gemm_grad_kv(GradK& rdK, GradV& rdV, const BwdScores<Config>& rP,
+                                             const BwdScores<Config>& rdS, const unsigned char* sP,
+                                             const unsigned char* sdS, int warp,
+                                             const QueryStage<Config>& stage) {
   using Dtype = typename Config::Dtype;
   using LayoutS = typename Config::SmemLayoutS;
   uint32_t const columns = warp / Config::kGradKVWarps * 2;
@@ -242,7 +247,7 @@ __device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& t
   using GradQ = typename Config::GradQ;
   Accumulator<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
   rdQ.clear();
-  // dS is stored with keys as rows; ldmatrix.trans in B's matrix order gives operand A of dS^T.
+  // dS is stored with keys as rows; ldmatrix_x4_trans in B's matrix order gives operand A of dS^T.
   uint32_t const adS =
       LayoutS::advance(ptx::smem_address(sdS) + fragment_offset_b<LayoutS>(), GradQ::row(warp) / 8);
   gemm_nn<typename Config::Dtype, Config::kBlockKV, GradQ::kColWarps>(
@@ -254,6 +259,7 @@ __device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& t
   add_to_workspace<GradQ>(args.grad_q_sum + number * GradQ::kElements, rdQ, warp);
 }
 
+// The main kernel: dK and dV of a key tile and, unless deterministic, its part of dQ.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_kernel(const __grid_constant__ BwdArgs args) {
@@ -270,7 +276,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sdS = sV + LayoutV::kBytes;
   unsigned char* const sP = sdS + LayoutS::kBytes;
   unsigned char* const sStages = sdS + (Config::kScoresInRegisters ? 1 : 2) * LayoutS::kBytes;
-  // Main-loop constants, in shared memory because the accumulators leave no registers for them.
+  // Constants of the main loop, in shared memory because the accumulators leave no registers for
+  // them.
   KeyTile& sTile = *reinterpret_cast<KeyTile*>(sStages + Config::kStages * Config::kStageBytes);
 
   KeyTile const tile(args, Config::kBlockQ, Config::kBlockKV);
@@ -280,8 +287,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   if (tile.first_key < tile.keys.count) {
     Mask const mask = tile.mask(args);
     int32_t const last_key = min(tile.first_key + Config::kBlockKV, tile.keys.count) - 1;
-    begin = mask.seeing_begin(tile.first_key) / Config::kBlockQ;
-    int32_t const end = (mask.seeing_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
+    begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
+    int32_t const end = (mask.query_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
   }
   int32_t const last_step = steps * tile.heads - 1;
@@ -312,24 +319,25 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     uint32_t const stage_offset = Config::kStages == 2 ? step % 2 * Config::kStageBytes : 0;
     QueryStage<Config> const stage(sStages + stage_offset);
     ptx::cp_async_wait<0>();
-    __syncthreads();  // this step's queries (first: K, V and sTile too) are visible to all warps,
-                      // and all have finished the previous step
+    // This step's queries (first: K, V and sTile too) are visible to all warps. All warps have
+    // finished the previous step: the other stage, sP and sdS may be overwritten.
+    __syncthreads();
     if (Config::kStages == 2 && step < last_step) {
       QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
           .load(args, sTile, next_head, next_m);
     }
-    WarpScores<Config> const own;
+    WarpTile<Config> const warp_tile;
     BwdScores<Config> rS, rdP;
-    compute_scores<Config>(rS, rdP, args, sTile, head, m, own, sK, sV, stage);
+    compute_scores<Config>(rS, rdP, args, sTile, head, m, warp_tile, sK, sV, stage);
 
-    auto in_scores = [&](int n) { return own.query / 8 + n; };
-    store_accumulator<Dtype, LayoutS>(sdS, rdP, own.key, 1.f, in_scores);
+    auto in_scores = [&](int n) { return warp_tile.query / 8 + n; };
+    store_accumulator<Dtype, LayoutS>(sdS, rdP, warp_tile.key, 1.f, in_scores);
     if constexpr (!Config::kScoresInRegisters) {
-      store_accumulator<Dtype, LayoutS>(sP, rS, own.key, 1.f, in_scores);
+      store_accumulator<Dtype, LayoutS>(sP, rS, warp_tile.key, 1.f, in_scores);
       __syncthreads();  // P and dS are visible to all warps
     }
 
-    add_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, own.warp, stage);
+    gemm_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, warp_tile.warp, stage);
     if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
       __syncthreads();  // dS is visible to all warps; all have read this step's queries
     }
@@ -337,12 +345,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       stage.load(args, sTile, next_head, next_m);
     }
 
-    if (args.grad_q_sum != nullptr) add_grad_q<Config>(args, sTile, head, m, sdS, sK, own.warp);
+    if (args.grad_q_sum != nullptr)
+      add_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
     head = next_head;
     m = next_m;
   }
 
-  __syncthreads();  // all warps have read K and V, whose buffers dK and dV take now
+  __syncthreads();  // all warps have read K and V, whose buffers dK and dV now take
   store_grad<GradK, LayoutK, Config>(args, sTile, args.grad_k, args.grad_k_sum, rdK,
                                      args.modifiers.scale, args.head_dim, sK);
   store_grad<GradV, LayoutV, Config>(args, sTile, args.grad_v, args.grad_v_sum, rdV, 1.f,

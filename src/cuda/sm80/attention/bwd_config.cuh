@@ -1,4 +1,4 @@
-// Tile sizes of the backward, from the head dims and the target's shared memory.
+// Tile sizes of the backward, chosen by the head dims and the target's shared memory.
 #pragma once
 #include "core/smem_layout.cuh"
 #include "core/target.h"
@@ -8,23 +8,24 @@
 
 namespace flashvar::sm80::attention {
 
-// A block owns block_kv keys and iterates over the queries in steps of block_q. Its warps are tiled
-// in three ways: for the scores (keys x queries), for dK and dV (keys x columns) and for dQ
-// (queries x columns). Where the first two agree and one warp spans all queries, P and dS are used
-// as operands in registers; otherwise they go through shared memory.
+// A block owns block_kv keys and iterates over the queries in steps of block_q. Its warps are
+// arranged in three grids: for the scores (keys x queries), for dK and dV (keys x columns) and for
+// dQ (queries x columns). Where the first two grids are equal and one warp spans all queries, P and
+// dS are operands in registers; otherwise they go through shared memory.
 struct BwdTile {
   int max_head_dim;  // of K and of V
   int block_q;
   int block_kv;
   int warps;
-  int score_warps;    // along the keys, for the scores
-  int grad_kv_warps;  // along the keys, for dK and dV
-  int grad_q_warps;   // along the queries, for dQ
+  int score_warps;    // warps along the keys, for the scores
+  int grad_kv_warps;  // warps along the keys, for dK and dV
+  int grad_q_warps;   // warps along the queries, for dQ
   int stages;         // buffers of Q and dO
-  int blocks_per_sm;  // co-resident blocks, which hide each other's latencies
+  int blocks_per_sm;  // co-resident blocks; one computes while another waits
 };
 
 // In order of preference: the first row whose max_head_dim and shared memory suffice is taken.
+// Rates of these tiles: docs/kernels/mma-sync.md.
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
     { 64, 32, 128, 4, 4, 4, 2, 2, 2},
@@ -40,6 +41,8 @@ inline constexpr BwdTile kBwdTiles[] = {
 };
 // clang-format on
 
+// Bytes per block: K, V; `stages` buffers of Q, dO, LSE and delta; dS and, unless in registers, P;
+// and the KeyTile.
 constexpr int bwd_shared_memory(int head_dim, int head_dim_v, const BwdTile& tile) {
   int const columns = padded_head_dim(head_dim) + padded_head_dim(head_dim_v);
   bool const in_registers = tile.score_warps == tile.warps && tile.grad_kv_warps == tile.warps;
@@ -60,11 +63,12 @@ constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, int shared_memory) {
   return {};
 }
 
-// kModifiers: the kernel evaluates ScoreModifiers; it also takes unaligned tensors.
-template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kFeatures_>
+// Constants of one kernel. kModifiers: it evaluates ScoreModifiers, and also takes unaligned
+// tensors.
+template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kModifiers_>
 struct BwdConfig {
   using Dtype = Dtype_;
-  static constexpr bool kModifiers = kFeatures_;
+  static constexpr bool kModifiers = kModifiers_;
   static constexpr BwdTile kTile = bwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 
@@ -78,7 +82,7 @@ struct BwdConfig {
   static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
 
   static constexpr int kScoreWarps = kTile.score_warps;
-  static constexpr int kScoreKeys = kBlockKV / kScoreWarps;
+  static constexpr int kScoreKeys = kBlockKV / kScoreWarps;  // a warp's share of the scores
   static constexpr int kScoreQueries = kBlockQ / (kWarps / kScoreWarps);
   static constexpr int kGradKVWarps = kTile.grad_kv_warps;
   static constexpr int kGradKVRows = kBlockKV / kGradKVWarps;

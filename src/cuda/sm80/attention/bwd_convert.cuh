@@ -1,4 +1,5 @@
-// Converts fp32 sums of the workspace to the gradients' dtype.
+// Kernel that converts fp32 sums of the workspace (dQ; dK and dV where several blocks sum them) to
+// the gradients' dtype.
 #pragma once
 #include <cstdint>
 
@@ -9,12 +10,12 @@
 namespace flashvar::sm80::attention {
 
 struct ConvertArgs {
-  const float* sums;
+  const float* sums;  // in GradTile's layout
   Tensor grad;
   Sequences sequences;
-  int64_t batch, tiles;
+  int64_t batch, tiles;  // tiles: per head, over all batches
   int32_t head_dim;
-  float scale;
+  float scale;   // the sums are multiplied by it
   bool aligned;  // every row of the gradient starts at a multiple of 16 bytes
 };
 
@@ -37,8 +38,8 @@ __global__ void __launch_bounds__(32 * Tile::kWarps)
                        head * args.grad.head_stride +
                        int64_t{span.first + coordinate.first} * args.grad.seq_stride;
   // A lane converts the eight columns of one row of an mma tile. In the workspace the even columns
-  // of a row are adjacent, and so are the odd ones.
-  constexpr int kLaneTiles = 2;  // a warp's 32 lanes: 16 rows of two mma tiles
+  // of a row are adjacent, and so are the odd columns.
+  constexpr int kLaneTiles = 2;  // a warp's 32 lanes take 16 rows of two mma tiles
 #pragma unroll
   for (int m = 0; m < Tile::kMmaRows; ++m) {
     int const half = lane / 8 % 2;

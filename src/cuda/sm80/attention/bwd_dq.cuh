@@ -1,6 +1,6 @@
-// dQ in its own kernel, for the deterministic mode: a block owns kBlockQ queries of one head and
-// iterates over the keys they see, like the forward, so that no other block adds to its rows. It
-// recomputes the scores.
+// dQ in a kernel of its own, for the deterministic mode. A block owns kBlockQ queries of one head
+// and iterates over the keys visible to them, as in the forward, so that no other block adds to its
+// rows. It recomputes the scores.
 #pragma once
 #include <cstdint>
 
@@ -33,7 +33,7 @@ struct BwdDqConfig {
           : 1;
 };
 
-// kPaddedBlockQ: the query tile that args.lse_log2 and args.delta are padded to.
+// kPaddedBlockQ: queries of the tiles to which args.lse_log2 and args.delta are padded.
 template <class Config, int kPaddedBlockQ>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_dq_kernel(const __grid_constant__ BwdArgs args) {
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sdO = sQ + LayoutQ::kBytes;
   unsigned char* const sK = sdO + LayoutDO::kBytes;
   unsigned char* const sV = sK + LayoutK::kBytes;
-  // Main-loop constants, in shared memory because the accumulators leave no registers for them.
+  // Constants of the main loop, in shared memory because the accumulators leave no registers for
+  // them.
   QueryTile& sTile = *reinterpret_cast<QueryTile*>(sV + LayoutV::kBytes);
 
   QueryTile const tile(args, Config::kBlockQ);
@@ -59,9 +60,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   int32_t begin_n, end_n;
   {
     Mask const mask = tile.mask(args);
-    begin_n = mask.visible_begin(tile.first_query) / Config::kBlockKV;
-    end_n = (mask.visible_end(tile.first_query + queries - 1) + Config::kBlockKV - 1) /
-            Config::kBlockKV;
+    begin_n = mask.key_begin(tile.first_query) / Config::kBlockKV;
+    end_n =
+        (mask.key_end(tile.first_query + queries - 1) + Config::kBlockKV - 1) / Config::kBlockKV;
   }
   load_any_tile<LayoutQ, Config>(sQ, args.q.data + tile.query_offset(args.q), args.q.seq_stride,
                                  queries, args.head_dim, args.aligned);
@@ -85,7 +86,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   Accumulator<16, Config::kHeadDim> rdQ;
   rdQ.clear();
   for (int32_t n = begin_n; n < end_n; ++n) {
-    __syncthreads();  // all warps have read K and V of the previous step (first: sTile is written)
+    // All warps have read K and V of the previous step: K(n) and V(n) take their place. First step:
+    // sTile is written.
+    __syncthreads();
     int32_t const first_key = n * Config::kBlockKV;
     int32_t const rows = sTile.keys.count - first_key;
     load_any_tile<LayoutK, Config>(
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
         mask,
         mask.hides_any(sTile.first_query, sTile.first_query + Config::kBlockQ - 1, first_key,
                        first_key + Config::kBlockKV)};
-    differentiate<false, Dtype>(
+    differentiate_with_modifiers<false, Dtype>(
         rS, rdP, args, origin, [&](int, int, int e) { return lse_log2[e / 2]; },
         [&](int, int, int e) { return delta[e / 2]; });
     gemm_nn<Dtype, Config::kBlockKV, 1>(

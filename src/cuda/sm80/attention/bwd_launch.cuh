@@ -15,7 +15,7 @@
 namespace flashvar::sm80::attention {
 
 // The query heads of a group are split over several blocks while there are fewer blocks than this:
-// eight per SM of the largest devices, since under a mask blocks differ in length.
+// eight per SM of a device with 132 SMs (H100, H200), because blocks differ in length under a mask.
 inline constexpr int64_t kEnoughBlocks = 1056;
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
@@ -52,11 +52,13 @@ struct BwdLaunch {
   }
 
  private:
-  // Bytes of the workspace; the sums, [sums_begin, end), are zeroed before the main kernel.
+  // Offsets in the workspace, in bytes. The sums, [sums_begin, end), are zeroed before the main
+  // kernel.
   struct Workspace {
     uint64_t sums_begin, end;
   };
 
+  // Fills `args` with the problem, tile numbers and pointers into the workspace.
   template <class C>
   static Workspace plan(const BwdProblem& problem, BwdArgs& args) {
     static_cast<BwdProblem&>(args) = problem;
@@ -71,7 +73,7 @@ struct BwdLaunch {
       while (problem.group % args.splits != 0) ++args.splits;
     }
     uint64_t end = 0;
-    auto take = [&](bool wanted, int64_t elements) -> float* {
+    auto allocate = [&](bool wanted, int64_t elements) -> float* {
       if (!wanted) return nullptr;
       unsigned char* const part = problem.workspace + end;
       end += (elements * sizeof(float) + 255) / 256 * 256;
@@ -79,12 +81,12 @@ struct BwdLaunch {
     };
     int64_t const tiles_q = problem.heads_q * args.query_tiles;
     int64_t const tiles_k = heads_kv * args.key_tiles;
-    args.lse_log2 = take(true, tiles_q * C::kBlockQ);
-    args.delta = take(true, tiles_q * C::kBlockQ);
+    args.lse_log2 = allocate(true, tiles_q * C::kBlockQ);
+    args.delta = allocate(true, tiles_q * C::kBlockQ);
     uint64_t const sums_begin = end;
-    args.grad_q_sum = take(!problem.deterministic, tiles_q * C::GradQ::kElements);
-    args.grad_k_sum = take(args.splits > 1, tiles_k * C::GradK::kElements);
-    args.grad_v_sum = take(args.splits > 1, tiles_k * C::GradV::kElements);
+    args.grad_q_sum = allocate(!problem.deterministic, tiles_q * C::GradQ::kElements);
+    args.grad_k_sum = allocate(args.splits > 1, tiles_k * C::GradK::kElements);
+    args.grad_v_sum = allocate(args.splits > 1, tiles_k * C::GradV::kElements);
     return {sums_begin, end};
   }
 
@@ -121,13 +123,12 @@ struct BwdLaunch {
         },
         args.key_tiles * heads_kv * args.splits);
     if (problem.deterministic) {
-      using Q = DqConfig;
       run(
           [&](int64_t blocks) {
-            return launch_kernel<bwd_dq_kernel<Q, C::kBlockQ>>(
-                args, {blocks, Q::kThreads, Q::kSharedMemory}, device, stream);
+            return launch_kernel<bwd_dq_kernel<DqConfig, C::kBlockQ>>(
+                args, {blocks, DqConfig::kThreads, DqConfig::kSharedMemory}, device, stream);
           },
-          QueryTile::tiles(problem, Q::kBlockQ) * problem.heads_q);
+          QueryTile::tiles(problem, DqConfig::kBlockQ) * problem.heads_q);
     } else {
       run(
           [&](int64_t blocks) {

@@ -1,4 +1,4 @@
-// P and dS from S = q . k and dP = dO . v, element-wise, in either orientation of the scores.
+// Element-wise P and dS from S = q . k and dP = dO . v, with either orientation of the scores.
 #pragma once
 #include <cstdint>
 
@@ -20,7 +20,8 @@ struct BwdScoreOrigin {
   bool masked;  // the mask hides some scores of the tile
 };
 
-// Query and key of a lane's score relative to its first. kTransposed: rows are keys.
+// Query and key of element e of mma tile (m, n), relative to the lane's first score. kTransposed:
+// rows are keys, columns queries.
 template <bool kTransposed>
 __device__ __forceinline__ constexpr int score_query(int m, int n, int e) {
   return kTransposed ? n * 8 + e % 2 : m * 16 + e / 2 * 8;
@@ -30,7 +31,7 @@ __device__ __forceinline__ constexpr int score_key(int m, int n, int e) {
   return kTransposed ? m * 16 + e / 2 * 8 : n * 8 + e % 2;
 }
 
-// P = 0 where the query does not see the key; rows are keys. Keys past the end are seen by none.
+// Zeros P of hidden keys; rows are keys. Keys past the end are visible to no query.
 template <class Acc>
 __device__ __forceinline__ void apply_mask(Acc& rP, const BwdScoreOrigin& origin) {
 #pragma unroll
@@ -38,9 +39,9 @@ __device__ __forceinline__ void apply_mask(Acc& rP, const BwdScoreOrigin& origin
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const key = origin.key + m * 16 + half * 8;
-      int32_t const begin = origin.mask.seeing_begin(key) - origin.query;
+      int32_t const begin = origin.mask.query_begin(key) - origin.query;
       int32_t const end =
-          key < origin.mask.seqlen_k ? origin.mask.seeing_end(key) - origin.query : INT32_MIN;
+          key < origin.mask.seqlen_k ? origin.mask.query_end(key) - origin.query : INT32_MIN;
 #pragma unroll
       for (int n = 0; n < rP.kMmaCols; ++n) {
 #pragma unroll
@@ -54,11 +55,12 @@ __device__ __forceinline__ void apply_mask(Acc& rP, const BwdScoreOrigin& origin
 
 // Eight scores of two adjacent mma tiles: element i is tile[n + i / 4][i % 4].
 struct ScoreGroup {
-  float score[8];  // S, then P after dropout
-  float grad[8];   // dP, then dS
+  float score[8];  // S; then P; then P after dropout
+  float grad[8];   // dP; then dS
   float kept[8];   // factor of dropout: 0 or dropout_scale
 };
 
+// Adds the bias to the scores of a group.
 template <bool kTransposed, class Element>
 __device__ __forceinline__ void add_bias(ScoreGroup& g, const BwdArgs& args,
                                          const BwdScoreOrigin& origin, int m, int n) {
@@ -70,6 +72,7 @@ __device__ __forceinline__ void add_bias(ScoreGroup& g, const BwdArgs& args,
   }
 }
 
+// Adds dS of a group to the gradient of the bias.
 template <bool kTransposed>
 __device__ __forceinline__ void add_grad_bias(const ScoreGroup& g, const BwdArgs& args,
                                               const BwdScoreOrigin& origin, int m, int n) {
@@ -90,14 +93,14 @@ __device__ __forceinline__ void add_grad_bias(const ScoreGroup& g, const BwdArgs
   }
 }
 
+// Sets g.kept of the group at mma tiles (m, n) and (m, n + 1).
 template <bool kTransposed>
 __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreModifiers& modifiers,
-                                     const DropoutRng& words, const BwdScoreOrigin& origin, int m,
+                                     const DropoutRng& rng, const BwdScoreOrigin& origin, int m,
                                      int n) {
   uint32_t const query = origin.query + score_query<kTransposed>(m, n, 0);
   uint32_t const key = origin.key + score_key<kTransposed>(m, n, 0);
-  DropoutBits const bits =
-      kTransposed ? words.along_rows(query, key) : words.along_columns(query, key);
+  DropoutBits const bits = kTransposed ? rng.draw_transposed(query, key) : rng.draw(query, key);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     int const row = i / 2 % 2, column = i / 4;  // halves of the 16 x 16 accumulator fragment
@@ -107,12 +110,13 @@ __device__ __forceinline__ void drop(ScoreGroup& g, const ScoreModifiers& modifi
   }
 }
 
-// rS: S to P. rdP: dP to dS. lse_log2(m, n, e) and delta(m, n, e): those of the score's query. All
-// modifiers in one pass over eight scores, so that no intermediate is kept or computed twice.
+// Computes P from S in rS, and dS from dP in rdP. lse_log2(m, n, e) and delta(m, n, e): those of
+// the element's query. All modifiers in one pass over eight scores, so that no intermediate is kept
+// or computed twice.
 template <bool kTransposed, class Dtype, class Acc, class Lse, class Delta>
-__device__ __forceinline__ void differentiate(Acc& rS, Acc& rdP, const BwdArgs& args,
-                                              const BwdScoreOrigin& origin, Lse&& lse_log2,
-                                              Delta&& delta) {
+__device__ __forceinline__ void differentiate_with_modifiers(Acc& rS, Acc& rdP, const BwdArgs& args,
+                                                             const BwdScoreOrigin& origin,
+                                                             Lse&& lse_log2, Delta&& delta) {
   const ScoreModifiers& modifiers = args.modifiers;
 #pragma unroll
   for (int m = 0; m < rS.kMmaRows; ++m) {
@@ -151,7 +155,7 @@ __device__ __forceinline__ void differentiate(Acc& rS, Acc& rdP, const BwdArgs& 
         each([&](int i, int n, int e) {
           int32_t const query = origin.query + score_query<kTransposed>(m, n, e);
           int32_t const key = origin.key + score_key<kTransposed>(m, n, e);
-          if (key < origin.mask.visible_begin(query) || key >= origin.mask.visible_end(query)) {
+          if (key < origin.mask.key_begin(query) || key >= origin.mask.key_end(query)) {
             g.score[i] = -infinity();
           }
         });
@@ -161,8 +165,8 @@ __device__ __forceinline__ void differentiate(Acc& rS, Acc& rdP, const BwdArgs& 
         g.kept[i] = 1.f;
       });
       if (modifiers.rng != nullptr) {
-        DropoutRng const words(modifiers.rng, origin.batch * args.heads_q + origin.head);
-        drop<kTransposed>(g, modifiers, words, origin, m, n);
+        DropoutRng const rng(modifiers.rng, origin.batch * args.heads_q + origin.head);
+        drop<kTransposed>(g, modifiers, rng, origin, m, n);
       }
       each([&](int i, int n, int e) {
         g.grad[i] = g.score[i] * (g.kept[i] * g.grad[i] - delta(m, n, e));

@@ -1,10 +1,10 @@
 // Attention forward with mma.sync (FlashAttention-2's schedule: Dao, 2023).
 //
 // A block owns kBlockQ query rows of one head and iterates over the key blocks from the last to the
-// first, so that the partial block and the diagonal come first. A warp owns its rows and all
-// columns: the softmax needs no exchange between warps, and P goes from accumulators to operands in
-// registers. K and V have one buffer each: V(n) is loaded during S(n) = Q K(n)^T, K(n - 1) during
-// the softmax and P V. Device code only; launched by fwd_launch.cuh.
+// first, so that the partial block and the diagonal come first. A warp owns some of the rows and
+// all columns: the softmax needs no exchange between warps, and P goes from accumulators to
+// operands in registers. K and V have one buffer each: V(n) is loaded during S(n) = Q K(n)^T,
+// K(n-1) during the softmax and P V. Device code only; launched by fwd_launch.cuh.
 #pragma once
 #include <cstdint>
 
@@ -28,9 +28,9 @@ namespace flashvar::sm80::attention {
 template <class Config>
 using Softmax = OnlineSoftmax<2 * Scores<Config>::kMmaRows>;
 
-inline constexpr bool kWhole = true;  // every key of the block exists
+inline constexpr bool kFullBlock = true;  // load_block: every key of the block exists
 
-// Loads key block n of K or V as a cp.async group.
+// Loads key block n of K or V as a cp.async group. `keys`: of the sequence; not read with kAllRows.
 template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
 __device__ __forceinline__ void load_block(unsigned char* smem, const uint16_t* gmem,
                                            int64_t stride, int32_t n, int32_t keys,
@@ -41,10 +41,10 @@ __device__ __forceinline__ void load_block(unsigned char* smem, const uint16_t* 
   ptx::cp_async_commit();
 }
 
-// rS = Q K^T; `sQ` points at the warp's first row.
+// rS = Q K^T; `sQ`: address of the warp's first row.
 template <class Config>
-__device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned char* sQ,
-                                            const unsigned char* sK) {
+__device__ __forceinline__ void gemm_qk(Scores<Config>& rS, const unsigned char* sQ,
+                                        const unsigned char* sK) {
   using LayoutQ = typename Config::SmemLayoutQ;
   using LayoutK = typename Config::SmemLayoutK;
   gemm_nt<typename Config::Dtype, Config::kHeadDim>(
@@ -54,8 +54,8 @@ __device__ __forceinline__ void multiply_qk(Scores<Config>& rS, const unsigned c
 
 // rO += P V.
 template <class Config>
-__device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Config>& rP,
-                                            const unsigned char* sV) {
+__device__ __forceinline__ void gemm_pv(Output<Config>& rO, const Scores<Config>& rP,
+                                        const unsigned char* sV) {
   using Dtype = typename Config::Dtype;
   using LayoutV = typename Config::SmemLayoutV;
   gemm_nn<Dtype, Config::kBlockKV, 1>(
@@ -63,8 +63,8 @@ __device__ __forceinline__ void multiply_pv(Output<Config>& rO, const Scores<Con
       [&](uint32_t (&a)[4], int m, int kk) { pack_a<Dtype>(a, rP, m, kk); });
 }
 
-// S to P relative to the running maximum, and rescales rO when it changed; skipped when every
-// factor in the warp is 1 (the common case after the first blocks).
+// Computes P from S in rS, relative to the running maximum. Rescales rO where that changed; skipped
+// when every factor in the warp is 1 (the common case after the first blocks).
 template <class Config>
 __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Config>& rS,
                                              Output<Config>& rO, float scale_log2) {
@@ -106,8 +106,8 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
   }
 }
 
-// Normalises the warp's rows and stores them and their LSE, through the warp's rows of the shared
-// tile sO, so that global stores are 16 bytes wide.
+// Normalises the warp's rows of the output and stores them and their LSE. The output goes through
+// the warp's rows of the shared tile sO, so that global stores are 16 bytes wide.
 template <class Config, bool kAligned>
 __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<Config>& softmax,
                                              const Output<Config>& rO, const QueryTile& tile,
@@ -144,8 +144,9 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
                                                    problem.head_dim_v);
 }
 
-// Config::kModifiers: evaluates ScoreModifiers. Windows, varlen and all else are run-time branches
-// outside the main loop's common path.
+// The forward kernel. Config::kModifiers: it evaluates ScoreModifiers. kAligned: every row starts
+// at a multiple of 16 bytes. Windows and varlen are run-time branches outside the main loop's
+// common path.
 template <class Config, bool kAligned>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     fwd_kernel(const __grid_constant__ FwdProblem problem) {
@@ -191,25 +192,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   }
   auto load_v = [&](int32_t n) {
     ptx::cp_async_wait<0>();
-    // K(n) is visible to all warps (first: Q and `shared` too); all have read V(n + 1).
+    // K(n) is visible to all warps (first: Q and `shared` too). All warps have read V(n+1), whose
+    // buffer takes V(n).
     ptx::block_barrier_sync();
     load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
                                             shared.tile.keys.count, problem.head_dim_v);
   };
   auto load_next_k = [&](int32_t n) {
     ptx::cp_async_wait<0>();
-    // V(n) is visible to all warps; all have read K(n) (last: Q too).
+    // V(n) is visible to all warps. All warps have read K(n) (last: Q too): its buffer takes
+    // K(n-1), or both take O.
     ptx::block_barrier_sync();
     if (n == blocks.begin) return;
     if constexpr (Config::kModifiers) {
       prefetch_bias<Config>(problem, shared.tile, (n - 1) * kBlockKV);
     }
-    load_block<LayoutK, kThreads, kAligned, kWhole>(sK, shared.gK, problem.k.seq_stride, n - 1, 0,
-                                                    problem.head_dim);
+    load_block<LayoutK, kThreads, kAligned, kFullBlock>(sK, shared.gK, problem.k.seq_stride, n - 1,
+                                                        0, problem.head_dim);
   };
   int32_t n = blocks.end - 1;
-  // Key blocks that only other warps' rows see: this warp loads and synchronises only. Not with two
-  // blocks per SM, where the other block keeps the tensor cores busy.
+  // Key blocks that are visible only to other warps' rows: this warp loads and synchronises only.
+  // Not with two blocks per SM, where the other block keeps the tensor cores busy.
   if constexpr (Config::kBlocksPerSM == 1) {
     int32_t const own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
 #pragma unroll 1
@@ -221,7 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   for (; n >= blocks.begin; --n) {
     load_v(n);
     Scores<Config> rS;
-    multiply_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
+    gemm_qk<Config>(rS, sQ + warp_row * LayoutQ::kRowBytes, sK);
 
     load_next_k(n);
 
@@ -230,14 +233,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     } else if (problem.score_sign != 1.f) {
       apply_sign<Config>(rS, problem.score_sign);
     }
-    if (shared.key_blocks.has_mask(n)) {
+    if (shared.key_blocks.needs_mask(n)) {
       apply_mask<Config>(rS, problem, shared.tile, warp_row, n * kBlockKV);
     }
     softmax_step<Config>(softmax, rS, rO, Config::kModifiers ? 1.f / kLn2 : problem.scale_log2);
     if constexpr (Config::kModifiers) {
       apply_dropout<Config>(rS, problem, shared.tile, warp_row, n * kBlockKV);
     }
-    multiply_pv<Config>(rO, rS, sV);
+    gemm_pv<Config>(rO, rS, sV);
   }
 
   store_output<Config, kAligned>(problem, softmax, rO, shared.tile, sO);

@@ -1,4 +1,4 @@
-// Tile sizes of the forward, from the head dims and the target's shared memory.
+// Tile sizes of the forward, chosen by the head dims and the target's shared memory.
 #pragma once
 #include "core/smem_layout.cuh"
 #include "core/target.h"
@@ -10,12 +10,13 @@ struct FwdTile {
   int max_head_dim;        // of V: the output accumulators must fit the registers
   int block_q;             // query rows of a block
   int block_kv;            // keys of one main-loop step
-  int block_kv_modifiers;  // the same with modifiers, which need registers
+  int block_kv_modifiers;  // the same for kModifiers, which needs registers
   int warps;               // each owns block_q / warps rows
-  int blocks_per_sm;       // co-resident blocks, which hide each other's latencies
+  int blocks_per_sm;       // co-resident blocks; one computes while another waits
 };
 
 // In order of preference: the first row whose max_head_dim and shared memory suffice is taken.
+// Rates of these tiles: docs/kernels/mma-sync.md.
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
     { 32, 128,  64, 32, 4, 3},
@@ -33,17 +34,22 @@ inline constexpr FwdTile kFwdTiles[] = {
 };
 // clang-format on
 
-// Shared memory that the hardware reserves per block.
+// Bytes of shared memory that the hardware reserves per block (CUDA C++ Programming Guide, compute
+// capabilities 8.x and 9.0).
 inline constexpr int kReservedSharedMemory = 1024;
 
-// Columns of a tile in shared memory: whole column blocks; missing columns are zeros.
+// Columns of a tile in shared memory and of the GEMMs: the head dim rounded up to whole column
+// blocks of 32. Columns beyond the head dim are zeros.
 constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; }
 
+// Bytes per block.
 constexpr int fwd_shared_memory(int head_dim, int head_dim_v, int block_q, int block_kv) {
   int const d = padded_head_dim(head_dim), dv = padded_head_dim(head_dim_v);
   return 2 * (block_q * d + block_kv * (d + dv)) + static_cast<int>(sizeof(SharedQueryTile));
 }
 
+// The first row of the table that fits. `shared_memory`: bytes that one block may have; an SM has
+// kReservedSharedMemory more.
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, int shared_memory) {
   for (const FwdTile& tile : kFwdTiles) {
     int const block = fwd_shared_memory(head_dim, head_dim_v, tile.block_q, tile.block_kv) +
@@ -56,11 +62,11 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, int shared_memory) {
   return {};
 }
 
-// kModifiers: the kernel evaluates ScoreModifiers.
-template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kFeatures_>
+// Constants of one kernel. kModifiers: it evaluates ScoreModifiers.
+template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kModifiers_>
 struct FwdConfig {
   using Dtype = Dtype_;
-  static constexpr bool kModifiers = kFeatures_;
+  static constexpr bool kModifiers = kModifiers_;
   static constexpr FwdTile kTile = fwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 

@@ -1,4 +1,5 @@
-// Launches fwd_kernel: picks one of its three variants, grid and shared memory.
+// Launches the forward: chooses one of the kernel's three variants (plain, with modifiers,
+// unaligned), grid and shared memory.
 #pragma once
 #include "attention/explain.h"
 #include "attention/kernel_table.h"

@@ -1,4 +1,4 @@
-// A warp's scores of one key block: modifiers, mask and dropout.
+// Score modifiers, mask and dropout, applied to a warp's scores of one key block.
 #pragma once
 #include <cstdint>
 
@@ -18,8 +18,8 @@ using Scores = Accumulator<Config::kWarpRows, Config::kBlockKV>;
 template <class Config>
 using Output = Accumulator<Config::kWarpRows, Config::kHeadDimV>;
 
-// Calls visit(score, m, n, e) for each of a lane's scores, which lies m * 16 + e / 2 * 8 rows and
-// n * 8 + e % 2 columns from its first.
+// Calls visit(score, m, n, e) for each of a lane's scores. Relative to the lane's first score it is
+// at row m * 16 + e / 2 * 8, column n * 8 + e % 2.
 template <class Config, class Visit>
 __device__ __forceinline__ void for_each_score(Scores<Config>& rS, Visit&& visit) {
 #pragma unroll
@@ -32,8 +32,8 @@ __device__ __forceinline__ void for_each_score(Scores<Config>& rS, Visit&& visit
   }
 }
 
-// Query and key of a lane's first score: the tile's queries from `warp_row` on, the sequence's keys
-// from `first_key` on.
+// Query (row) and key (column) of a lane's first score within their sequences. `warp_row`: the
+// warp's first row in the tile; `first_key`: of the key block.
 struct ScoreOrigin {
   int32_t row, column;
 
@@ -45,6 +45,7 @@ struct ScoreOrigin {
   }
 };
 
+// Adds the bias of the key block to the scores, two elements at a time where alignment allows.
 template <class Config, class Element>
 __device__ __forceinline__ void add_bias(Scores<Config>& rS, const Problem& problem,
                                          const QueryTile& tile, const ScoreOrigin& origin) {
@@ -69,7 +70,7 @@ __device__ __forceinline__ void add_bias(Scores<Config>& rS, const Problem& prob
   }
 }
 
-// Prefetches the bias of the next key block into L2, one row per thread.
+// Prefetches the bias of a key block into L2, one row per thread.
 template <class Config>
 __device__ __forceinline__ void prefetch_bias(const Problem& problem, const QueryTile& tile,
                                               int32_t first_key) {
@@ -85,7 +86,8 @@ __device__ __forceinline__ void prefetch_bias(const Problem& problem, const Quer
   }
 }
 
-// q . k to scores in natural-log units, before the mask.
+// Applies scale, softcap, ALiBi and bias: from q . k to scores in natural-log units, before the
+// mask.
 template <class Config>
 __device__ __forceinline__ void modify_scores(Scores<Config>& rS, const Problem& problem,
                                               const QueryTile& tile, int32_t warp_row,
@@ -114,7 +116,7 @@ __device__ __forceinline__ void modify_scores(Scores<Config>& rS, const Problem&
   }
 }
 
-// Zeros the dropped elements of P. The factor of the kept ones is applied to the output at the end.
+// Zeros the dropped elements of P. store_output() multiplies the output by dropout_scale.
 template <class Config>
 __device__ __forceinline__ void apply_dropout(Scores<Config>& rP, const Problem& problem,
                                               const QueryTile& tile, int32_t warp_row,
@@ -122,12 +124,12 @@ __device__ __forceinline__ void apply_dropout(Scores<Config>& rP, const Problem&
   const ScoreModifiers& modifiers = problem.modifiers;
   if (modifiers.rng == nullptr) return;
   ScoreOrigin const origin(tile, warp_row, first_key);
-  DropoutRng const words(modifiers.rng, tile.batch * problem.heads_q + tile.head);
+  DropoutRng const rng(modifiers.rng, tile.batch * problem.heads_q + tile.head);
 #pragma unroll
   for (int m = 0; m < rP.kMmaRows; ++m) {
 #pragma unroll
     for (int n = 0; n < rP.kMmaCols; n += 2) {
-      DropoutBits const bits = words.along_columns(origin.row + m * 16, origin.column + n * 8);
+      DropoutBits const bits = rng.draw(origin.row + m * 16, origin.column + n * 8);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         int const row_half = i / 2 % 2, column_half = i / 4;
@@ -138,13 +140,13 @@ __device__ __forceinline__ void apply_dropout(Scores<Config>& rP, const Problem&
   }
 }
 
-// Scores times the sign of the caller's scale; only called for scales <= 0.
+// Multiplies scores by the sign of the caller's scale. Called for scales <= 0 only.
 template <class Config>
 __device__ __forceinline__ void apply_sign(Scores<Config>& rS, float sign) {
   for_each_score<Config>(rS, [&](float& s, int, int, int) { s *= sign; });
 }
 
-// -inf for keys that a row does not see. Limits are relative to the lane's first column, so that
+// Sets scores of hidden keys to -inf. Limits are relative to the lane's first column, so that
 // unrolled code compares them with constants.
 template <class Config>
 __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& problem,
@@ -157,7 +159,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& pr
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row = origin.row + m * 16 + half * 8;
-      int32_t const end = mask.visible_end(row) - origin.column;
+      int32_t const end = mask.key_end(row) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
@@ -166,7 +168,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& pr
         }
       }
       if (mask.left == kUnbounded) continue;
-      int32_t const begin = mask.visible_begin(row) - origin.column;
+      int32_t const begin = mask.key_begin(row) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// The key tile that a block of the backward owns, and the kernel's arguments.
+// The key tile that a block of the backward owns, and the arguments of the backward's kernels.
 #pragma once
 #include <cstdint>
 
@@ -9,29 +9,30 @@
 
 namespace flashvar::sm80::attention {
 
-// The problem and the parts of its workspace, where the queries of each sequence are padded to
-// whole tiles ("padded rows"): tiles are read and accumulated without bounds checks.
+// The problem and pointers to the parts of its workspace. There the queries of each sequence are
+// padded to whole tiles ("padded rows"), so that tiles are read and added to without bounds checks.
 struct BwdArgs : BwdProblem {
-  float* lse_log2;    // [heads_q, padded rows], from the preprocess kernel
-  float* delta;       // [heads_q, padded rows], likewise
-  float* grad_q_sum;  // [heads_q, query_tiles, tile]; null in deterministic mode
-  float* grad_k_sum;  // [heads_kv, key_tiles, tile]; null where splits is 1
-  float* grad_v_sum;
-  int64_t query_tiles, key_tiles;
-  int32_t splits;    // blocks that share the query heads of one group
-  bool aligned;      // every row of every tensor starts at a multiple of 16 bytes
-  bool shared_bias;  // broadcast bias: several scores add to one element of grad_bias
+  float* lse_log2;                 // [heads_q, padded rows], from the preprocess kernel
+  float* delta;                    // [heads_q, padded rows], likewise
+  float* grad_q_sum;               // [heads_q, query_tiles, tile]; null in deterministic mode
+  float* grad_k_sum;               // [heads_kv, key_tiles, tile]; null where splits is 1
+  float* grad_v_sum;               // likewise
+  int64_t query_tiles, key_tiles;  // per head, over all batches
+  int32_t splits;                  // number of blocks that share the query heads of a group
+  bool aligned;                    // every row of every tensor starts at a multiple of 16 bytes
+  bool shared_bias;  // the bias is broadcast: several scores add to one element of grad_bias
 };
 
-// Keys of one kv head, and the query heads whose gradients the block adds up.
+// Key tile of this block: keys of one kv head, and the query heads over which it sums their
+// gradients.
 struct KeyTile {
   uint32_t batch, head_kv;
-  int32_t first_head, heads;  // query heads
+  int32_t first_head, heads;  // query heads [first_head, first_head + heads)
   int32_t first_key;          // within its sequence; past its end: the block has no work
   int32_t key_rows;           // keys of the sequence, in use or not
-  Span queries, keys;         // of the sequence; keys: those in use
-  int64_t first_query_tile;   // of the sequence, in the workspace
-  int64_t key_tile;           // in the workspace
+  Span queries, keys;         // of the sequence; keys: the keys in use
+  int64_t first_query_tile;   // number of the sequence's first query tile in the workspace
+  int64_t key_tile;           // number of this tile in the workspace
 
   __device__ __forceinline__ KeyTile(const BwdArgs& args, int32_t block_q, int32_t block_kv) {
     uint32_t block = ptx::block_index();
@@ -39,7 +40,7 @@ struct KeyTile {
     uint32_t const heads_kv = args.heads_q / args.group;
     uint32_t split;
     if (args.keys.offsets == nullptr) {
-      // The first keys first: under a causal mask they have the most work.
+      // The first keys come first: under a causal mask they have the most work.
       uint32_t const blocks_kv = (args.keys.seqlen + block_kv - 1) / block_kv;
       first_key = block % blocks_kv * block_kv;
       block /= blocks_kv;
@@ -71,14 +72,14 @@ struct KeyTile {
     return {queries.count, keys.count, problem.window_left, problem.window_right};
   }
 
-  // Of row `row` of the sequence, in a tensor with query rows.
+  // Offset of the sequence's row `row` in a tensor with query rows.
   __device__ __forceinline__ int64_t query_offset(const Tensor& tensor, int32_t head,
                                                   int32_t row) const {
     return batch * tensor.batch_stride + head * tensor.head_stride +
            int64_t{queries.first + row} * tensor.seq_stride;
   }
 
-  // Of the tile's first row, in a tensor with key rows.
+  // Offset of the tile's first row in a tensor with key rows.
   __device__ __forceinline__ int64_t key_offset(const Tensor& tensor) const {
     return batch * tensor.batch_stride + head_kv * tensor.head_stride +
            int64_t{keys.first + first_key} * tensor.seq_stride;

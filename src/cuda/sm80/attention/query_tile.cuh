@@ -1,4 +1,5 @@
-// The query tile that a block owns: rows of one head of one sequence, and the key blocks they see.
+// The query tile that a block owns: rows of one head of one sequence, and the key blocks visible to
+// them.
 #pragma once
 #include <cstdint>
 
@@ -10,33 +11,33 @@ namespace flashvar::sm80::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Key blocks that some rows of a query tile see: [begin, end). Blocks of [all_begin, all_end) are
-// seen whole by all rows and need no mask.
+// Key blocks [begin, end) are visible to some row of a query tile. Those of [full_begin, full_end)
+// are visible as a whole to all rows: they need no mask.
 struct KeyBlockRange {
   int32_t begin, end;
-  int32_t all_begin, all_end;
+  int32_t full_begin, full_end;
 
   __device__ __forceinline__ KeyBlockRange(const Mask& mask, int32_t first_query,
                                            int32_t last_query, int32_t keys)
-      : begin(mask.visible_begin(first_query) / keys),
-        end((mask.visible_end(last_query) + keys - 1) / keys),
-        all_begin((mask.visible_begin(last_query) + keys - 1) / keys),
-        all_end(mask.visible_end(first_query) / keys) {}
+      : begin(mask.key_begin(first_query) / keys),
+        end((mask.key_end(last_query) + keys - 1) / keys),
+        full_begin((mask.key_begin(last_query) + keys - 1) / keys),
+        full_end(mask.key_end(first_query) / keys) {}
 
-  __device__ __forceinline__ bool has_mask(int32_t n) const {
-    return n < all_begin || n >= all_end;
+  __device__ __forceinline__ bool needs_mask(int32_t n) const {
+    return n < full_begin || n >= full_end;
   }
 };
 
-// One grid dimension (y and z are limited to 65,535). Query tiles vary fastest, the last first:
-// under a causal mask it has the most work.
+// Query tile of this block. The grid has one dimension (y and z are limited to 65,535). Query tiles
+// vary fastest, and the last comes first: under a causal mask it has the most work.
 struct QueryTile {
   uint32_t batch, head;
   int32_t first_query;  // within its sequence; past its end: the block has no work
-  Span queries, keys;   // of the sequence; keys: those in use
+  Span queries, keys;   // of the sequence; keys: the keys in use
   bool is_spare;        // varlen: the one tile of each head that never has queries
 
-  // Tiles per head; varlen: one more than any lengths need, which writes the outside rows.
+  // Tiles per head. Varlen: one more than any lengths need; its block writes the outside rows.
   static __host__ __device__ int64_t tiles(const Problem& problem, int32_t rows) {
     return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
   }
@@ -72,29 +73,31 @@ struct QueryTile {
     return KeyBlockRange(mask(problem), first_query, last_query, columns);
   }
 
-  // End of the key blocks that `rows` rows from tile row `row` on see; 0 where no such row exists.
+  // End of the key blocks visible to `rows` rows from tile row `row` on; 0 where the sequence has
+  // no such row.
   __device__ __forceinline__ int32_t key_blocks_end(const Problem& problem, int32_t row,
                                                     int32_t rows, int32_t columns) const {
     if (first_query + row >= queries.count) return 0;
-    return (mask(problem).visible_end(first_query + row + rows - 1) + columns - 1) / columns;
+    return (mask(problem).key_end(first_query + row + rows - 1) + columns - 1) / columns;
   }
 
   __device__ __forceinline__ Mask mask(const Problem& problem) const {
     return {queries.count, keys.count, problem.window_left, problem.window_right};
   }
 
-  // Of the tile's first row, in a tensor with query rows.
+  // Offset of the tile's first row in a tensor with query rows.
   __device__ __forceinline__ int64_t query_offset(const Tensor& tensor) const {
     return batch * tensor.batch_stride + head * tensor.head_stride +
            int64_t{queries.first + first_query} * tensor.seq_stride;
   }
 
-  // Of the sequence's first row, in K or V.
+  // Offset of the sequence's first row in K or V.
   __device__ __forceinline__ int64_t key_offset(const Tensor& tensor, int32_t group) const {
     return batch * tensor.batch_stride + head / group * tensor.head_stride +
            keys.first * tensor.seq_stride;
   }
 
+  // Offset of the tile's first row in the LSE.
   __device__ __forceinline__ int64_t lse_offset(const Problem& problem) const {
     int64_t const row =
         problem.queries.offsets == nullptr
@@ -104,12 +107,13 @@ struct QueryTile {
   }
 };
 
-// Main-loop constants, kept in shared memory because the accumulators leave no registers for them.
+// Constants of the main loop, in shared memory because the accumulators leave no registers for
+// them.
 struct SharedQueryTile {
   QueryTile tile;
   KeyBlockRange key_blocks;
-  const uint16_t* gK;  // the sequence's first row
-  const uint16_t* gV;
+  const uint16_t* gK;  // the sequence's first row of K
+  const uint16_t* gV;  // likewise of V
 };
 
 }  // namespace flashvar::sm80::attention

@@ -1,9 +1,9 @@
 // Attention backward with wgmma and TMA (after FlashAttention-3: Shah et al., 2024).
 //
 // Persistent CTAs of one producer and two consumer warpgroups. A CTA owns a key tile and iterates
-// over the query blocks that see it; WorkSplit says how the consumers split the work. dQ is added
-// to fp32 sums in the workspace, or has a kernel of its own (bwd_dq.cuh). Device code only;
-// launched by bwd_wgmma_launch.cuh.
+// over the query blocks to which it is visible; WorkSplit says how the consumers split the work. dQ
+// is added to fp32 sums in the workspace, or has a kernel of its own (bwd_dq.cuh). Device code
+// only; launched by bwd_wgmma_launch.cuh.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +18,7 @@
 
 namespace flashvar::sm90::attention {
 
-// Loads a tile's column blocks. Precondition: the barrier expects the bytes.
+// Loads a tile's column blocks. Completes on the mbarrier `full`, which must expect the bytes.
 template <int kColBlocks, int kColBlockBytes>
 __device__ __forceinline__ void load_col_blocks(uint32_t smem, const CUtensorMap* map,
                                                 uint32_t full, int32_t row, uint32_t head,
@@ -30,7 +30,8 @@ __device__ __forceinline__ void load_col_blocks(uint32_t smem, const CUtensorMap
   }
 }
 
-// Producer thread of dense sequences: all TMA loads, in the order in which consumers need them.
+// The producer thread for dense sequences: issues all TMA loads, in the order in which consumers
+// need them.
 template <class Config>
 __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSmem<Config>& smem) {
   const BwdProblem& problem = args.problem;
@@ -38,7 +39,7 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
   PipelineState<Config::kStages> step;
   for (KeyWorkUnit work; work.unit < args.work_units; work.advance(args)) {
     KeyTile<Config> const tile(args, work);
-    if (!tile.exists() || !tile.seen()) continue;
+    if (!tile.exists() || !tile.has_queries()) continue;
     auto load_kv = [&] {
       // The previous tile has released K and V.
       ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
@@ -55,22 +56,24 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
       uint32_t const s = step.stage();
       int32_t const row = m * Config::kBlockQ;
       auto load_q = [&] {
-        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK of this stage is complete
+        // dK, which read this stage, is complete.
+        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);
         ptx::mbarrier_arrive_expect(smem.full_q(s), Config::kBytesQ);
         load_col_blocks<Config::kColBlocks, Config::kColBlockBytesQ>(
             smem.q(s), &args.q, smem.full_q(s), row, head, tile.batch);
       };
       if (Config::kSplitsKeys || first) load_q();
-      // dV of this stage is complete
+      // dV, which read this stage, is complete, and LSE and delta are read.
       ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
       ptx::mbarrier_arrive_expect(smem.full_grad_out(s),
                                   Config::kBytesGradOut + 2 * Config::kRowBytes);
       load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesQ>(
           smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), row, head, tile.batch);
       load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
-      // Q and dO come first: their stages are free while the previous tile still holds K and V.
+      // K and V come after the first Q and dO, whose stages are free while the previous tile still
+      // holds K and V.
       if (first) load_kv();
-      // WorkSplit::kGemms: dO is needed before Q.
+      // WorkSplit::kGemms: consumers need dO before Q.
       if (!Config::kSplitsKeys && !first) load_q();
       first = false;
       step.advance();
@@ -78,6 +81,7 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
   }
 }
 
+// The dK and dV kernel. Variants: BwdVariant.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     bwd_kernel(const __grid_constant__ BwdArgs args) {
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::mbarrier_init(smem.full_tile(slot), 1);
       ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + 2);  // consumers and two load threads
     }
-    if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.want_tile(), 1);
+    if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.tile_request(), 1);
     for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
       ptx::mbarrier_init(smem.full_scores(stage), Config::kSplitsKeys ? warps : 128);
       ptx::mbarrier_init(smem.empty_scores(stage), Config::kSplitsKeys ? warps : 128);
@@ -101,12 +105,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::mbarrier_init(smem.full_q(stage), 1);
       ptx::mbarrier_init(smem.empty_q(stage), warps);
       ptx::mbarrier_init(smem.full_grad_out(stage), 1);
-      // LSE and delta are read with ordinary loads: every thread arrives for itself.
+      // LSE and delta are read with ordinary loads, so each thread arrives for itself.
       ptx::mbarrier_init(smem.empty_grad_out(stage), 32 * warps);
     }
     ptx::mbarrier_init_fence();
   }
   if constexpr (Config::kVarlen) zero_missing_col_blocks<Config>(args.problem, smem);
+  // The next kernel may start now; it executes griddepcontrol.wait before it reads this one's
+  // results.
   ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // mbarriers are initialised, zeros are written
   if (threadIdx.x < 128) {
@@ -114,14 +120,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (Config::kVarlen) {
       bwd_produce_varlen<Config>(args, smem);
     } else if (threadIdx.x == 0) {
-      ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_wait();  // preprocess kernel: LSE, delta and zeros are written
       bwd_produce<Config>(args, smem);
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     if constexpr (Config::kSplitsKeys) {
-      // The shuffle tells the compiler that the index is warp-uniform: descriptors use uniform
-      // registers.
+      // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
+      // uniform registers.
       bwd_consume_keys<Config>(args, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
     } else if (threadIdx.x < 256) {
       bwd_consume_dv<Config>(args, smem);

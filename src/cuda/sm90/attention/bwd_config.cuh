@@ -1,33 +1,34 @@
-// Tile sizes of the backward, from the head dims and the kernel variant.
+// Tile sizes of the backward, chosen by the head dims and the kernel variant.
 #pragma once
 #include "core/target.h"
 #include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90::attention {
 
-// Variants of the dK and dV kernel. All but kDense take varlen.
+// Variants of the dK and dV kernel. All but kDense also take varlen.
 enum class BwdVariant {
-  kDense,      // all sequences have one length
-  kVarlen,     // lengths are known only on the device
-  kModifiers,  // evaluates ScoreModifiers except a bias
-  kNoDq,       // without dQ, which bwd_dq.cuh then computes
-  kNoDqModifiers,
+  kDense,          // all sequences have one length
+  kVarlen,         // sequence lengths are known only on the device
+  kModifiers,      // evaluates ScoreModifiers except the bias
+  kNoDq,           // does not compute dQ; bwd_dq.cuh then does
+  kNoDqModifiers,  // both of these
 };
 
-// How the two consumer warpgroups of a CTA split the work.
+// How the two consumer warpgroups of a CTA split the work of a key tile.
 enum class WorkSplit {
   kKeys,   // each owns 64 keys and their dK and dV
-  kGemms,  // both own the same 64 keys: the first computes S and dV, the second dP and dK; never dQ
+  kGemms,  // both own the same 64 keys: one computes S and dV, the other dP and dK; none dQ
 };
 
 struct BwdTile {
-  int max_head_dim;  // supports head dims up to this, of queries and of values
+  int max_head_dim;  // largest head dim of q and k and of v
   WorkSplit split;
-  int block_q;  // queries of one main-loop step
-  int stages;   // buffers of Q, and of dO
-  int scores;   // buffers of dS (kGemms: of P)
+  int block_q;       // queries of one main-loop step
+  int stages;        // buffers of Q, and of dO
+  int score_stages;  // buffers of dS (kGemms: of P)
 };
 
+// The first row whose max_head_dim suffices is used. Measured on an H200 (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
     { 64, WorkSplit::kKeys,     128, 3, 2},
@@ -44,9 +45,10 @@ constexpr BwdTile bwd_tile(int head_dim) {
   return {};
 }
 
-// The head dim that the GEMMs compute: rounded up to half a column block up to 64, a quarter up to
-// 128, whole column blocks above, where accumulators are large. Missing columns are zeros.
-constexpr int product_dim(int head_dim) {
+// Columns that the GEMMs compute: the head dim rounded up to half a column block (32) up to 64, to
+// a quarter (16) up to 128, and to whole column blocks above, where accumulators are large. Columns
+// beyond the head dim are zeros.
+constexpr int padded_head_dim(int head_dim) {
   int const step = head_dim <= kColBlockCols       ? kColBlockCols / 2
                    : head_dim <= 2 * kColBlockCols ? kColBlockCols / 4
                                                    : kColBlockCols;
@@ -63,10 +65,10 @@ struct BwdConfig {
   static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
   static constexpr bool kGradQ =
       kSplitsKeys && kVariant != BwdVariant::kNoDq && kVariant != BwdVariant::kNoDqModifiers;
-  // No wgmma is in flight between steps.
+  // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
-  static constexpr int kHeadDim = product_dim(kHeadDim_);
-  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
+  static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
   static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kBlockQ = kTile.block_q;
@@ -75,10 +77,12 @@ struct BwdConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  // setmaxnreg split, in registers per thread: 24 + 2 * 240 = 3 * 168, those at kernel entry.
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 
-  // kGradQ: each warpgroup computes 64 x kGradQCols of dQ, half of its rows or half of its columns.
+  // kGradQ: each warpgroup computes 64 x kGradQCols of dQ: half of its rows, or half of its
+  // columns.
   static constexpr bool kSplitsRows = kBlockQ == 128;
   static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of one warpgroup
@@ -89,23 +93,24 @@ struct BwdConfig {
   static constexpr int kColBlockBytesKV = kBlockKV * 128;
   static constexpr int kBytesQ = kColBlocks * kColBlockBytesQ;
   static constexpr int kBytesGradOut = kColBlocksV * kColBlockBytesQ;
-  // Also read as the columns of dQ's accumulators.
+  // Column blocks of K: as many as dQ's accumulators have, because dQ = dS K reads them all. Those
+  // beyond the head dim are zeros.
   static constexpr int kColBlocksK =
       kGradQ && !kSplitsRows ? kTile.max_head_dim / kColBlockCols : kColBlocks;
   static constexpr int kBytesK = kColBlocksK * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
-  static constexpr int kRowBytes = kBlockQ * 4;  // of LSE, and of delta
-  // dS in 16 bits (kGemms: P in fp32), or nothing without dQ.
+  static constexpr int kRowBytes = kBlockQ * 4;  // bytes of a stage of LSE, and of delta
+  // A buffer of dS in 16 bits (kGemms: of P in fp32); none without dQ.
   static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
-  static constexpr int kScoreStages = kTile.scores;
-  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kScoreStages = kTile.score_stages;
+  static constexpr int kBarrierBytes = 1024;  // mbarriers and work tiles (smem.cuh)
   static constexpr int kSharedMemory = kBarrierBytes + kBytesK + kBytesV +
                                        kStages * (kBytesQ + kBytesGradOut) +
                                        kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };
 
-// Tiles of the dQ kernel.
+// Tile sizes of the dQ kernel.
 struct BwdDqTile {
   int max_head_dim;
   int block_kv;
@@ -129,14 +134,14 @@ constexpr BwdDqTile bwd_dq_tile(int head_dim) {
   return {};
 }
 
-template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kFeatures_>
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kModifiers_>
 struct BwdDqConfig {
   using Dtype = Dtype_;
-  static constexpr bool kModifiers = kFeatures_;
+  static constexpr bool kModifiers = kModifiers_;
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
-  static constexpr int kHeadDim = product_dim(kHeadDim_);
-  static constexpr int kHeadDimV = product_dim(kHeadDimV_);
+  static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
+  static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
   static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kConsumers = 2;
@@ -148,12 +153,13 @@ struct BwdDqConfig {
   static constexpr int kBlocksAhead = 512 / kBlockKV;               // as in FwdConfig
   static constexpr int kPaddedBlockQ = bwd_tile(kLargest).block_q;  // query tile of LSE and delta
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  // setmaxnreg split: 40 + 2 * 232 = 3 * 168.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 
   static constexpr int kColBlockBytesQ = kBlockQ * 128;
   static constexpr int kColBlockBytesKV = kBlockKV * 128;
-  static constexpr int kGradOutOffset = kColBlocks * kColBlockBytesQ;  // dO is behind Q
+  static constexpr int kGradOutOffset = kColBlocks * kColBlockBytesQ;  // dO lies after Q
   static constexpr int kBytesQ = kGradOutOffset + kColBlocksV * kColBlockBytesQ;
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;

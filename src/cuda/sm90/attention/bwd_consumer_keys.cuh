@@ -1,5 +1,5 @@
-// Consumers of WorkSplit::kKeys: each of two warpgroups owns 64 keys and their dK and dV. With
-// kGradQ each computes half of every dQ, from the dS of both, which goes through shared memory.
+// Consumers of WorkSplit::kKeys: each of the two owns 64 keys and their dK and dV. With kGradQ each
+// computes half of every dQ, from the dS of both, which goes through shared memory.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -14,8 +14,9 @@
 
 namespace flashvar::sm90::attention {
 
-// One consumer warpgroup. Longer than a screen because its steps are closures over the accumulators
-// and pipeline states, all of which are live in each: they read in the order in which they run.
+// One consumer warpgroup. Over 100 lines, because its steps are closures over the accumulators and
+// pipeline states, all of which are live in each of them. They are written in the order in which
+// they run.
 template <class Config>
 __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
                                                  const KeyTileSmem<Config>& smem,
@@ -23,169 +24,171 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
   using S = Scores<Config>;
   using ScoreState = PipelineState<Config::kScoreStages>;
   const BwdProblem& problem = args.problem;
-  float const factor = problem.score_sign * problem.scale_log2;
+  float const scale_log2 = problem.score_sign * problem.scale_log2;
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  uint32_t const offset = warpgroup * 64 * 128;  // of the warpgroup's rows in a col_block
+  uint32_t const offset = warpgroup * 64 * 128;  // bytes, of the warpgroup's rows in a column block
   for (KeyTiles<Config> tiles; tiles.has_tile(args, smem); tiles.advance(args, smem)) {
     const auto& tile = tiles.tile(args, smem);
     if (!tile.exists()) continue;
-    if constexpr (Config::kVarlen) kv.count = tile.seen_before;  // saves a register
+    if constexpr (Config::kVarlen) kv.count = tile.kv_loads;  // saves a register
     int32_t const first_key = tile.first_key + warpgroup * 64;
-    float rK[Config::kHeadDim / 2], rV[Config::kHeadDimV / 2];
-    clear(rK);
-    clear(rV);
-    if (tile.seen()) {
+    float rdK[Config::kHeadDim / 2], rdV[Config::kHeadDimV / 2];
+    clear(rdK);
+    clear(rdV);
+    if (tile.has_queries()) {
       typename S::Registers rS;
       QueryIterator it(args, tile);
       auto start_scores = [&] {
-        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());
-        multiply_scores<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
+        ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
+        gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
       };
-      auto start_grad_q = [&](float (&rQ)[Config::kGradQCols / 2], const ScoreState& scores) {
+      auto start_grad_q = [&](float (&rdQ)[Config::kGradQCols / 2], const ScoreState& scores) {
+        // dS of both consumers is written.
         ptx::mbarrier_wait(smem.full_scores(scores.stage()), scores.phase());
-        multiply_grad_q<Config>(rQ, smem.grad_scores(scores.stage()), smem.k(), warpgroup);
+        gemm_grad_q_part<Config>(rdQ, smem.ds(scores.stage()), smem.k(), warpgroup);
       };
-      auto publish_ds = [&](const typename S::Packed& rdP, const ScoreState& scores) {
-        // dQ from this buffer is complete
+      auto publish_ds = [&](const typename S::Packed& rdS, const ScoreState& scores) {
+        // dQ, for which both consumers read the dS that was in this buffer, is complete.
         ptx::mbarrier_wait(smem.empty_scores(scores.stage()), scores.phase() ^ 1);
-        store_scores<Config>(smem.grad_scores(scores.stage()) + warpgroup * Config::kColBlockBytesQ,
-                             rdP);
-        ptx::fence_async_proxy();
-        __syncwarp();
+        store_ds<Config>(smem.ds(scores.stage()) + warpgroup * Config::kColBlockBytesQ, rdS);
+        ptx::fence_async_proxy();  // dS is visible to wgmma
+        __syncwarp();              // all lanes have written dS
         if (first_lane) ptx::mbarrier_arrive(smem.full_scores(scores.stage()));
       };
-      // Precondition: S(i) complete. wgmma groups in flight, in order: {dP(i)}, {dQ(i-1), dV(i)},
-      // {dV(i), dK(i)}, {dK(i), S(i+1)}.
-      auto take_step = [&](auto first, auto last) {
+      // Step i, software pipelined. `first`, `last`: of the tile. Precondition: S(i) complete.
+      // wgmma groups in flight, in order:
+      // {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i), S(i+1)}.
+      auto run_step = [&](auto first, auto last) {
         uint32_t const s = step.stage();
-        ScoreState const scores{step.count}, before{step.count - 1};
-        typename S::Registers rdS;
-        typename S::Packed rP, rdP;
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
-        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
-        exponentiate<Config>(rS, factor, smem.lse(s), tile.mask, first_key, it.m * Config::kBlockQ);
+        ScoreState const scores{step.count}, previous{step.count - 1};
+        typename S::Registers rdP;
+        typename S::Packed rP, rdS;
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
+        gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
+        exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key,
+                             it.m * Config::kBlockQ);
         S::pack(rS, rP);
         ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(rdS);
-        differentiate_all<Config>(rS, rdS, smem.delta(s));
-        S::pack(rdS, rdP);
-        publish_ds(rdP, scores);
-        float rQ[Config::kGradQCols / 2];
-        if constexpr (!first.value) start_grad_q(rQ, before);
-        multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
+        ptx::wgmma_fence_operand(rdP);
+        differentiate_softmax<Config>(rS, rdP, smem.delta(s));
+        S::pack(rdP, rdS);
+        publish_ds(rdS, scores);
+        float rdQ[Config::kGradQCols / 2];
+        if constexpr (!first.value) start_grad_q(rdQ, previous);
+        gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
         if constexpr (!first.value) {
           ptx::wgmma_wait<1>();
-          ptx::wgmma_pin(rQ);
-          if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(before.stage()));
+          ptx::wgmma_fence_operand(rdQ);
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
         }
-        multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         if constexpr (!first.value) {
-          add_grad_q<Config>(rQ, grad_q_part<Config>(args, it.before, warpgroup));
+          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
         }
         ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(rV);
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::wgmma_fence_operand(rdV);
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         step.advance();
         it.advance(args);
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();
-        ptx::wgmma_pin(rK);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        ptx::wgmma_fence_operand(rdK);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         if constexpr (!last.value) {
           ptx::wgmma_wait<0>();
-          ptx::wgmma_pin(rS);
+          ptx::wgmma_fence_operand(rS);
         }
       };
-      // kSerial: no software pipelining, one copy of the code, since evaluating modifiers is long.
-      // The tensor cores run the other warpgroup's GEMMs meanwhile.
-      auto take_serial_step = [&] {
+      // kSerial: step i without software pipelining. One instance of the code, because evaluating
+      // modifiers is long. Meanwhile the tensor cores run the other consumer's GEMMs.
+      auto run_serial_step = [&] {
         uint32_t const s = step.stage(), head = it.number / args.query_tiles;
         int32_t const first_query = it.m * Config::kBlockQ;
-        ScoreState const scores{step.count}, before{step.count - 1};
-        typename S::Registers rdS;
-        typename S::Packed rP, rdP;
+        ScoreState const scores{step.count}, previous{step.count - 1};
+        typename S::Registers rdP;
+        typename S::Packed rP, rdS;
         start_scores();
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());
-        multiply_scores<Config, Config::kHeadDimV>(rdS, smem.v() + offset, smem.grad_out(s));
+        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
+        gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
         ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(rS);
-        ptx::wgmma_pin(rdS);
+        ptx::wgmma_fence_operand(rS);
+        ptx::wgmma_fence_operand(rdP);
         if constexpr (Config::kModifiers) {
-          differentiate_with_modifiers<Config>(rS, rdS, rP, rdP, problem, tile, head,
+          differentiate_with_modifiers<Config>(rS, rdP, rP, rdS, problem, tile, head,
                                                ColumnValues(smem.lse(s)),
                                                ColumnValues(smem.delta(s)), first_key, first_query);
           mask_transposed<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
             S::clear(rP, n, half, e);
-            S::clear(rdP, n, half, e);
+            S::clear(rdS, n, half, e);
           });
         } else {
-          exponentiate<Config>(rS, factor, smem.lse(s), tile.mask, first_key, first_query);
+          exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key, first_query);
           S::pack(rS, rP);
-          differentiate_all<Config>(rS, rdS, smem.delta(s));
-          S::pack(rdS, rdP);
+          differentiate_softmax<Config>(rS, rdP, smem.delta(s));
+          S::pack(rdP, rdS);
         }
-        bool const later = Config::kGradQ && it.before != it.kNone;
-        float rQ[Config::kGradQCols / 2];
+        bool const later = Config::kGradQ && it.previous != it.kNone;
+        float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
-          publish_ds(rdP, scores);
-          // In the first step the result is garbage and is not added.
-          if (later) ptx::mbarrier_wait(smem.full_scores(before.stage()), before.phase());
-          multiply_grad_q<Config>(rQ, smem.grad_scores(before.stage()), smem.k(), warpgroup);
+          publish_ds(rdS, scores);
+          // In the tile's first step the result is garbage and is not added.
+          if (later) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
+          gemm_grad_q_part<Config>(rdQ, smem.ds(previous.stage()), smem.k(), warpgroup);
         }
-        multiply_grad<Config, Config::kHeadDimV>(rV, rP, smem.grad_out(s));
-        multiply_grad<Config, Config::kHeadDim>(rK, rdP, smem.q(s));
+        gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
+        gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         if constexpr (Config::kGradQ) {
           ptx::wgmma_wait<2>();
-          ptx::wgmma_pin(rQ);
+          ptx::wgmma_fence_operand(rdQ);
         }
         if (later) {
-          if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(before.stage()));
-          add_grad_q<Config>(rQ, grad_q_part<Config>(args, it.before, warpgroup));
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
+          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
         }
         ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(rV);
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));
+        ptx::wgmma_fence_operand(rdV);
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(rK);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));
+        ptx::wgmma_fence_operand(rdK);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         step.advance();
         it.advance(args);
       };
-      ptx::mbarrier_wait(smem.full_k(), kv.phase());
+      ptx::mbarrier_wait(smem.full_k(), kv.phase());  // K is loaded
       if constexpr (Config::kSerial) {
-        ptx::mbarrier_wait(smem.full_v(), kv.phase());
-        while (it.left > 0) take_serial_step();
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded
+        while (it.left > 0) run_serial_step();
       } else {
         start_scores();
-        ptx::mbarrier_wait(smem.full_v(), kv.phase());
+        ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded
         ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(rS);
+        ptx::wgmma_fence_operand(rS);
         if (it.left == 1) {
-          take_step(std::true_type{}, std::true_type{});
+          run_step(std::true_type{}, std::true_type{});
         } else {
-          take_step(std::true_type{}, std::false_type{});
-          while (it.left > 1) take_step(std::false_type{}, std::false_type{});
-          take_step(std::false_type{}, std::true_type{});
+          run_step(std::true_type{}, std::false_type{});
+          while (it.left > 1) run_step(std::false_type{}, std::false_type{});
+          run_step(std::false_type{}, std::true_type{});
         }
       }
-      if constexpr (Config::kGradQ) {
-        float rQ[Config::kGradQCols / 2];
-        ScoreState const before{step.count - 1};
-        start_grad_q(rQ, before);
+      if constexpr (Config::kGradQ) {  // dQ of the last step
+        float rdQ[Config::kGradQCols / 2];
+        ScoreState const previous{step.count - 1};
+        start_grad_q(rdQ, previous);
         ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(rQ);
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(before.stage()));
-        add_grad_q<Config>(rQ, grad_q_part<Config>(args, it.before, warpgroup));
+        ptx::wgmma_fence_operand(rdQ);
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
+        add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
       }
-      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());
+      if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // K and V are read
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(), rV,
-                                          grad_v_scale<Config>(problem), first_key,
+    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(),
+                                          rdV, grad_v_scale<Config>(problem), first_key,
                                           problem.head_dim_v);
-    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile.batch, tile.head_kv, tile.rows(), rK,
+    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile.batch, tile.head_kv, tile.rows(), rdK,
                                          problem.modifiers.scale, first_key, problem.head_dim);
   }
 }

@@ -1,4 +1,5 @@
-// Converts the fp32 sums of dQ to the gradient's dtype; runs after the dK and dV kernel.
+// Kernel that converts the fp32 sums of dQ to the gradient's dtype; runs after the dK and dV
+// kernel.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +17,7 @@ template <class Config>
 __global__ void __launch_bounds__(kConvertThreads)
     bwd_convert_kernel(const __grid_constant__ BwdArgs args) {
   const BwdProblem& problem = args.problem;
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // dK and dV kernel: all dQ is added
   Sequences queries = problem.queries;
   if constexpr (!Config::kVarlen) queries.offsets = nullptr;  // removes the varlen branches
   uint32_t const head = blockIdx.x / args.query_tiles;

@@ -1,8 +1,9 @@
-// dQ in its own kernel, for the deterministic mode and for head dims above 128: a CTA owns 128
-// queries of one head and iterates over the keys they see; no other CTA adds to its rows.
+// dQ in a kernel of its own, for the deterministic mode and for head dims above 128. A CTA owns 128
+// queries of one head and iterates over the keys visible to them; no other CTA adds to its rows.
 //
-// Scheduler, pipeline and load order are the forward's, with dO beside Q. Each of two consumer
-// warpgroups of 64 queries computes S and dP, then dS, and dQ += dS K, while the other's GEMMs run.
+// Scheduler, pipeline and load order are those of the forward, with dO beside Q. Each of two
+// consumer warpgroups owns 64 queries. It computes S and dP, then dS, then dQ += dS K; meanwhile
+// the other's GEMMs run.
 #pragma once
 #include <cstdint>
 
@@ -24,10 +25,10 @@ struct BwdDqArgs : QueryScheduler {
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // as in BwdArgs
   const float* delta;
-  int32_t query_tiles;  // of kPaddedBlockQ queries, per head, over all batches
+  int32_t query_tiles;  // tiles of kPaddedBlockQ queries, per head, over all batches
 };
 
-// The load warp: all TMA loads, in the order in which consumers need them.
+// The load warp: issues all TMA loads, in the order in which consumers need them.
 template <class Config>
 __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
                                            const QueryTileSmem<Config>& smem) {
@@ -38,35 +39,38 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
   for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
        work_tile = WorkTile::receive(smem, q.count)) {
     QueryTile<Config> const tile(args, work_tile);
-    // Varlen tensors have one batch index; sequences start at their offsets.
+    // Varlen tensors have one batch index, 0; sequences start at their offsets.
     uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
-    ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q and dO
+    // The previous tile has released Q and dO.
+    ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);
     q.advance();
-    if (!tile.sees()) {
-      WorkTile::request_next(smem);
+    if (!tile.has_keys()) {
+      WorkTile::release(smem);
       if (threadIdx.x < 2) ptx::mbarrier_arrive(smem.full_q());
       continue;
     }
     int32_t const row_q = tile.row_q + tile.first_query;
-    load_rows<Config::kColBlocks, Config::kColBlockBytesQ>(
+    load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
         smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst, row_q, tile.head, batch_q);
-    load_rows<Config::kColBlocksV, Config::kColBlockBytesQ>(
+    load_tile<Config::kColBlocksV, Config::kColBlockBytesQ>(
         smem.q() + Config::kGradOutOffset, &args.grad_out, smem.full_q(),
         ptx::CacheHint::kEvictFirst, row_q, tile.head, batch_q);
-    // Not earlier: with the dynamic schedule another CTA might start that tile sooner.
-    int32_t const soon = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
+    // The work tile is released here, and no earlier: with the dynamic schedule the scheduler would
+    // take the next unit too soon, and another CTA might be idle.
+    int32_t const release_at = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
     for (int32_t n = tile.end - 1; n >= tile.begin; --n) {
-      if (n == soon) WorkTile::request_next(smem);
+      if (n == release_at) WorkTile::release(smem);
       int32_t const row_k = tile.row_k + n * Config::kBlockKV;
-      ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);  // dQ of this stage is complete
-      load_rows<Config::kColBlocks, Config::kColBlockBytesKV>(
+      // dQ, which read this stage, is complete.
+      ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);
+      load_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
           smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast, row_k,
           tile.head_kv, batch_k);
       k.advance();
-      ptx::mbarrier_wait(smem.empty_v(v.stage()),
-                         v.phase() ^ 1);  // dP of this stage is complete
-      load_rows<Config::kColBlocksV, Config::kColBlockBytesKV>(
+      // dP, which read this stage, is complete.
+      ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);
+      load_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
           smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast, row_k,
           tile.head_kv, batch_k);
       v.advance();
@@ -74,7 +78,8 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
   }
 }
 
-// LSE and delta of the thread's two queries; past the sequence's end P is 0.
+// Reads LSE and delta of the thread's two queries. Past the sequence's end they are such that P is
+// 0.
 template <class Config>
 __device__ __forceinline__ void read_row_values(const BwdDqArgs& args,
                                                 const QueryTile<Config>& tile, int32_t first_query,
@@ -91,24 +96,24 @@ __device__ __forceinline__ void read_row_values(const BwdDqArgs& args,
   delta.values = {read(args.delta, row, 0.f), read(args.delta, row + 8, 0.f)};
 }
 
-// Issues scores = rows keys^T: S = Q K^T, or dP = dO V^T.
+// Issues S = Q K^T, or dP = dO V^T.
 template <class Config, int kDim>
-__device__ __forceinline__ void multiply_keys_t(typename Scores<Config>::Registers& scores,
-                                                uint32_t rows, uint32_t keys) {
+__device__ __forceinline__ void gemm_scores(typename Scores<Config>::Registers& scores,
+                                            uint32_t rows, uint32_t keys) {
   gemm_ss<typename Config::Dtype, Config::kBlockKV, kDim / 16>(
       scores, KMajor<Config::kColBlockBytesQ>(rows), KMajor<Config::kColBlockBytesKV>(keys));
 }
 
 // Issues dQ += dS K.
 template <class Config>
-__device__ __forceinline__ void multiply_keys(float (&grad)[Config::kHeadDim / 2],
-                                              const typename Scores<Config>::Packed& scores,
-                                              uint32_t keys) {
+__device__ __forceinline__ void gemm_grad_q(float (&grad)[Config::kHeadDim / 2],
+                                            const typename Scores<Config>::Packed& scores,
+                                            uint32_t keys) {
   gemm_rs<typename Config::Dtype, Config::kHeadDim>(grad, scores,
                                                     MnMajor<Config::kColBlockBytesKV>(keys));
 }
 
-// Zeros packed scores that the mask hides; rows are queries.
+// Zeros packed scores of hidden keys; rows are queries.
 template <class Config>
 __device__ __forceinline__ void apply_mask(typename Scores<Config>::Packed& packed,
                                            const Mask& mask, int32_t first_query,
@@ -117,12 +122,13 @@ __device__ __forceinline__ void apply_mask(typename Scores<Config>::Packed& pack
     return;
   }
   uint32_t const thread = ptx::thread_index();
-  int32_t const own = first_key + static_cast<int32_t>(thread % 4 * 2);
+  int32_t const first_column = first_key + static_cast<int32_t>(thread % 4 * 2);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int32_t const row = first_query + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
-    int32_t const begin = mask.visible_begin(row) - own, end = mask.visible_end(row) - own;
-    hide_scores<Scores<Config>::kColumns>(half, begin, end, [&](int n, int half, int e) {
+    int32_t const begin = mask.key_begin(row) - first_column,
+                  end = mask.key_end(row) - first_column;
+    hide_scores<Scores<Config>::kMmaCols>(half, begin, end, [&](int n, int half, int e) {
       Scores<Config>::clear(packed, n, half, e);
     });
   }
@@ -134,8 +140,9 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
                                            uint32_t warpgroup) {
   using S = Scores<Config>;
   const BwdProblem& problem = args.problem;
-  float const factor = problem.score_sign * problem.scale_log2;
-  bool const tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  float const scale_log2 = problem.score_sign * problem.scale_log2;
+  // Past a sequence's last key the tensor may hold other data than zeros.
+  bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
   PipelineState<1> q;
   PipelineState<Config::kStages> k;
   PipelineState<Config::kStagesV> v;
@@ -144,62 +151,63 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
   };
   for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
        work_tile = WorkTile::receive(smem, q.count)) {
-    WorkTile::request_next(smem);
+    WorkTile::release(smem);
     QueryTile<Config> const tile(args, work_tile);
     int32_t const first_query = tile.first_query + warpgroup * 64;
     RowValues lse, delta;
     read_row_values<Config>(args, tile, first_query, lse, delta);
-    float rQ[Config::kHeadDim / 2];
-    clear(rQ);
-    ptx::mbarrier_wait(smem.full_q(), q.phase());
+    float rdQ[Config::kHeadDim / 2];
+    clear(rdQ);
+    ptx::mbarrier_wait(smem.full_q(), q.phase());  // Q and dO are loaded
     q.advance();
-    if (!tile.sees()) release(smem.empty_q());
+    if (!tile.has_keys()) release(smem.empty_q());
     uint32_t const sQ = smem.q() + warpgroup * 64 * 128, sGradOut = sQ + Config::kGradOutOffset;
-    bool const zeroes = tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
     for (int32_t n = tile.end - 1; n >= tile.begin; --n) {
       int32_t const first_key = n * Config::kBlockKV;
-      typename S::Registers rS, rdS;
-      typename S::Packed rP, rdP;
-      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
-      if (zeroes && n == tile.end - 1) {
+      typename S::Registers rS, rdP;
+      typename S::Packed rP, rdS;
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
+      if (zero_tail && n == tile.end - 1) {
         zero_rows<Config, Config::kColBlocks>(smem.k(k.stage()), tile.mask.seqlen_k - first_key);
       }
-      multiply_keys_t<Config, Config::kHeadDim>(rS, sQ, smem.k(k.stage()));
-      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
-      multiply_keys_t<Config, Config::kHeadDimV>(rdS, sGradOut, smem.v(v.stage()));
+      gemm_scores<Config, Config::kHeadDim>(rS, sQ, smem.k(k.stage()));
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
+      gemm_scores<Config, Config::kHeadDimV>(rdP, sGradOut, smem.v(v.stage()));
       ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(rS);
-      ptx::wgmma_pin(rdS);
+      ptx::wgmma_fence_operand(rS);
+      ptx::wgmma_fence_operand(rdP);
       release(smem.empty_v(v.stage()));
       v.advance();
       if (n == tile.begin) release(smem.empty_q());
       if constexpr (Config::kModifiers) {
-        differentiate_with_modifiers<Config>(rS, rdS, rP, rdP, problem, tile, tile.head, lse, delta,
+        differentiate_with_modifiers<Config>(rS, rdP, rP, rdS, problem, tile, tile.head, lse, delta,
                                              first_key, first_query);
       } else {
 #pragma unroll
-        for (int i = 0; i < 4 * S::kColumns; ++i) {
-          rS[i] = exp2_approx(rS[i] * factor - (i / 2 % 2 == 0 ? lse.values.x : lse.values.y));
+        for (int i = 0; i < 4 * S::kMmaCols; ++i) {
+          rS[i] = exp2_approx(rS[i] * scale_log2 - (i / 2 % 2 == 0 ? lse.values.x : lse.values.y));
         }
 #pragma unroll
-        for (int j = 0; j < S::kColumns; ++j) {
-          differentiate<RowValues>(&rS[4 * j], &rdS[4 * j], delta.values);
+        for (int j = 0; j < S::kMmaCols; ++j) {
+          differentiate_tile<RowValues>(&rS[4 * j], &rdP[4 * j], delta.values);
         }
-        S::pack(rdS, rdP);
+        S::pack(rdP, rdS);
       }
-      apply_mask<Config>(rdP, tile.mask, first_query, first_key);
-      multiply_keys<Config>(rQ, rdP, smem.k(k.stage()));
+      apply_mask<Config>(rdS, tile.mask, first_query, first_key);
+      gemm_grad_q<Config>(rdQ, rdS, smem.k(k.stage()));
       ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(rQ);
+      ptx::wgmma_fence_operand(rdQ);
       release(smem.empty_k(k.stage()));
       k.advance();
     }
     store_grad<Config, Config::kHeadDim>(problem.grad_q, tile.batch, tile.head,
-                                         {tile.row_q, tile.mask.seqlen_q}, rQ,
+                                         {tile.row_q, tile.mask.seqlen_q}, rdQ,
                                          problem.modifiers.scale, first_query, problem.head_dim);
   }
 }
 
+// The dQ kernel.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     bwd_dq_kernel(const __grid_constant__ BwdDqArgs args) {
@@ -218,8 +226,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init_fence();
   }
-  ptx::griddepcontrol_wait();  // LSE and delta are written, the counter is zeroed
-  __syncthreads();             // mbarriers are initialised
+  // The kernels before this one are complete: LSE and delta are written, the counter is zeroed.
+  ptx::griddepcontrol_wait();
+  __syncthreads();  // mbarriers are initialised
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
@@ -229,8 +238,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    // The shuffle tells the compiler that the index is warp-uniform: descriptors use uniform
-    // registers.
+    // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
+    // uniform registers.
     dq_consume<Config>(args, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
   }
 }

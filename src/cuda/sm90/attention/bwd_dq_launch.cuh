@@ -10,16 +10,16 @@
 
 namespace flashvar::sm90::attention {
 
-// The kernel's arguments. `keys`: those of the dK and dV kernel, with which it shares LSE and
-// delta. `counter` is zeroed by the preprocess kernel.
+// Fills the dQ kernel's arguments. `bwd_args`: those of the dK and dV kernel, with which it shares
+// LSE and delta. `counter`: zeroed by the preprocess kernel.
 template <class Config>
-cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& keys, uint32_t* counter,
+cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* counter,
                          int multiprocessors) {
-  BwdProblem const& problem = keys.problem;
+  BwdProblem const& problem = bwd_args.problem;
   args.problem = problem;
-  args.lse_log2 = keys.lse_log2;
-  args.delta = keys.delta;
-  args.query_tiles = keys.query_tiles;
+  args.lse_log2 = bwd_args.lse_log2;
+  args.delta = bwd_args.delta;
+  args.query_tiles = bwd_args.query_tiles;
   if (!args.init(problem, Config::kBlockQ, multiprocessors, counter)) {
     return cudaErrorInvalidConfiguration;
   }

@@ -1,5 +1,5 @@
-// The backward on 9.0: picks per call the wgmma kernels or, where those do not support it, the
-// mma.sync kernels of sm80. Launchers alone may include another family.
+// The backward on compute capability 9.0: chooses per call the wgmma kernels or, where those do not
+// support the call, the mma.sync kernels of sm80. Only launchers include headers of another family.
 #pragma once
 #include <algorithm>
 
@@ -22,7 +22,8 @@ struct BwdLaunch {
   }
 
  private:
-  // Callers ask once per shape, before addresses are known: enough for either choice.
+  // Enough for either family: callers ask once per shape, before addresses, and with them
+  // alignment, are known.
   static uint64_t workspace(const BwdProblem& problem) {
     uint64_t const size = MmaSync::workspace(for_mma_sync(problem));
     return Wgmma::unsupported(problem) == nullptr ? std::max(size, Wgmma::workspace(problem))
@@ -38,8 +39,9 @@ struct BwdLaunch {
     explain_wgmma(problem, Wgmma::unsupported(problem), tensor_map_encoder() != nullptr, text);
   }
 
-  // Where wgmma would not sum dQ in the workspace, mma.sync must not either: the workspace would be
-  // much larger for a fallback that unaligned tensors alone take.
+  // Where the wgmma kernels would not sum dQ in the workspace, the mma.sync kernels do not either
+  // (deterministic mode): the workspace would be much larger, for the unaligned tensors alone that
+  // fall back to them.
   static BwdProblem for_mma_sync(BwdProblem problem) {
     if (Wgmma::unsupported(problem) == nullptr && !Wgmma::sums_grad_q(problem))
       problem.deterministic = true;

@@ -1,5 +1,5 @@
-// Softcap, ALiBi and dropout in the backward. A bias is left to the mma.sync kernels: its gradient
-// is a global atomic per score, which takes longer than the GEMMs.
+// Softcap, ALiBi and dropout in the backward. Calls with a bias go to the mma.sync kernels: its
+// gradient takes a global atomic per score, which takes longer than the GEMMs.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -11,14 +11,14 @@
 
 namespace flashvar::sm90::attention {
 
-// Specialisations of the element-wise loop: most calls have exactly one modifier, and its loop then
-// has no branches and no registers of the others.
+// Specialisations of the element-wise loop. Most calls have exactly one modifier; its loop then has
+// no branches and no registers for the others.
 enum class Modifier { kSoftcap, kAlibi, kDropout, kSeveral };
 
-// Calls `evaluate` with the call's Modifier as a constant.
+// Calls `evaluate` with the call's Modifier as a compile-time constant.
 template <class Evaluate>
-__device__ __forceinline__ void with_modifiers(const ScoreModifiers& modifiers,
-                                               Evaluate&& evaluate) {
+__device__ __forceinline__ void dispatch_modifier(const ScoreModifiers& modifiers,
+                                                  Evaluate&& evaluate) {
   bool const softcap = modifiers.softcap != 0.f, alibi = modifiers.alibi_slopes != nullptr;
   bool const dropout = modifiers.rng != nullptr;
   if (alibi && !softcap && !dropout) {
@@ -32,32 +32,33 @@ __device__ __forceinline__ void with_modifiers(const ScoreModifiers& modifiers,
   }
 }
 
-// dP to dS, one mma tile, with dropout. `factors`: negative where the element is dropped.
+// Computes dS in place of dP (`grads`), for one mma tile, with dropout. `factors`: from
+// ModifierStep::exponentiate(), negative where the element is dropped. `scale`: dropout_scale.
 template <class Values>
 __device__ __forceinline__ void differentiate_dropped(const float* factors, float* grads,
                                                       float scale, float2 delta) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float const grad = __float_as_int(factors[i]) >= 0 ? grads[i] * scale : 0.f;
-    grads[i] = fabsf(factors[i]) * (grad - (i / Values::kEvery % 2 == 0 ? delta.x : delta.y));
+    grads[i] = fabsf(factors[i]) * (grad - (i / Values::kRepeat % 2 == 0 ? delta.x : delta.y));
   }
 }
 
-// The modifiers of one step, for a thread whose first score is at (`key`, `query`). Fragment kk is
-// the mma tiles 2 kk and 2 kk + 1; accumulator i of tile n lies 8 n + i % 2 columns and i / 2 * 8
-// rows from the first.
+// Evaluates the modifiers of one main-loop step, for a thread whose first score is at (`key`,
+// `query`). Fragment kk is the mma tiles 2 kk and 2 kk + 1; accumulator i of mma tile n lies 8 n +
+// i % 2 columns and i / 2 * 8 rows from the first.
 template <class Config, Modifier kModifier, class Values>
 struct ModifierStep {
-  static constexpr bool kRowsAreKeys = Values::kEvery == 1;
+  static constexpr bool kRowsAreKeys = Values::kRepeat == 1;
   const ScoreModifiers& modifiers;
   float scale_log2;
   int32_t key, query;
   float slope_log2;  // ALiBi: -slope * log2(e)
   float distance;    // ALiBi: of the first score
-  DropoutRng words;
-  // Always 0 (sign bit after cvt.relu, which turns -0 into +0). Added to the Philox counter two
+  DropoutRng rng;
+  // Always 0: sign bits after cvt.relu, which turns -0 into +0. Added to the Philox counter two
   // fragments later as a false dependency; without it ptxas hoists Philox for all fragments and
-  // spills.
+  // spills registers.
   uint32_t chain[2] = {0, 0};
 
   template <class Tile>
@@ -74,10 +75,11 @@ struct ModifierStep {
       distance = alibi.distance(query, key);
     }
     if (has(Modifier::kDropout)) {
-      words = DropoutRng(modifiers.rng, tile.batch * problem.heads_q + head);
+      rng = DropoutRng(modifiers.rng, tile.batch * problem.heads_q + head);
     }
   }
 
+  // Whether the call has the modifier: a constant, or for kSeveral a branch.
   __device__ __forceinline__ bool has(Modifier which) const {
     if constexpr (kModifier != Modifier::kSeveral) return kModifier == which;
     return which == Modifier::kSoftcap ? modifiers.softcap != 0.f
@@ -85,25 +87,26 @@ struct ModifierStep {
                                        : modifiers.rng != nullptr;
   }
 
-  // One fragment: S to P, packed as A operand (the factor of dropout is applied to dV). `scores`
-  // becomes the factor of dP - delta: P times softcap's derivative, negative where dropped.
+  // Computes P of one fragment from S (`scores`), packed as operand A without dropout_scale, which
+  // is applied to dV. `scores` then holds what dP - delta is to be multiplied by: P times the
+  // derivative of softcap, negative where the element is dropped.
   __device__ __forceinline__ void exponentiate(int kk, const Values& lse, float* scores,
                                                uint32_t (&packed)[4]) {
-    float exponent[8];  // without the score's term
+    float exponent[8];  // log2 of P but for the term of the score: ALiBi - LSE
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float2 const shift = lse.of_tile(2 * kk + j);
 #pragma unroll
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        exponent[i] = i / Values::kEvery % 2 == 0 ? -shift.x : -shift.y;
+        exponent[i] = i / Values::kRepeat % 2 == 0 ? -shift.x : -shift.y;
       }
     }
     if (has(Modifier::kAlibi)) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        float const on = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
-        exponent[i] =
-            fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + on : distance - on), exponent[i]);
+        float const offset = 16 * kk + i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
+        exponent[i] = fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + offset : distance - offset),
+                           exponent[i]);
       }
     }
     float p[8];
@@ -124,9 +127,9 @@ struct ModifierStep {
       }
     }
     if (has(Modifier::kDropout)) {
-      int32_t const on = 16 * kk + chain[kk % 2];
+      int32_t const offset = 16 * kk + chain[kk % 2];
       DropoutBits const bits =
-          kRowsAreKeys ? words.along_rows(query + on, key) : words.along_columns(query, key + on);
+          kRowsAreKeys ? rng.draw_transposed(query + offset, key) : rng.draw(query, key + offset);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         int const row_half = i / 2 % 2, column_half = i / 4;
@@ -145,7 +148,7 @@ struct ModifierStep {
     chain[kk % 2] = packed[3] >> 31;
   }
 
-  // One fragment: dP to dS; `factors`: from exponentiate().
+  // Computes dS of one fragment in place of dP (`grads`). `factors`: from exponentiate().
   __device__ __forceinline__ void differentiate(int kk, const Values& delta, const float* factors,
                                                 float* grads) const {
 #pragma unroll
@@ -155,21 +158,21 @@ struct ModifierStep {
         differentiate_dropped<Values>(&factors[4 * j], &grads[4 * j], modifiers.dropout_scale,
                                       sums);
       } else {
-        attention::differentiate<Values>(&factors[4 * j], &grads[4 * j], sums);
+        attention::differentiate_tile<Values>(&factors[4 * j], &grads[4 * j], sums);
       }
     }
   }
 };
 
-// S and dP to P and dS, packed, fragment by fragment, so that intermediates of a score are neither
-// kept nor recomputed.
+// Computes P and dS, packed, from S and dP. Goes fragment by fragment, so that intermediates of a
+// score are neither kept nor recomputed.
 template <class Config, class Values, class Tile>
 __device__ __forceinline__ void differentiate_with_modifiers(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Registers& grads,
     typename Scores<Config>::Packed& packed_p, typename Scores<Config>::Packed& packed_ds,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
     const Values& delta, int32_t first_key, int32_t first_query) {
-  with_modifiers(problem.modifiers, [&](auto modifier) {
+  dispatch_modifier(problem.modifiers, [&](auto modifier) {
     ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
@@ -180,13 +183,13 @@ __device__ __forceinline__ void differentiate_with_modifiers(
   });
 }
 
-// S to P, packed, and to the factor of dP - delta.
+// Computes P, packed, from S; `scores` becomes the factor of dP - delta.
 template <class Config, class Values, class Tile>
-__device__ __forceinline__ void probabilities_with_modifiers(
+__device__ __forceinline__ void exponentiate_with_modifiers(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Packed& packed,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
     int32_t first_key, int32_t first_query) {
-  with_modifiers(problem.modifiers, [&](auto modifier) {
+  dispatch_modifier(problem.modifiers, [&](auto modifier) {
     ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
@@ -195,7 +198,7 @@ __device__ __forceinline__ void probabilities_with_modifiers(
   });
 }
 
-// The factor of dV.
+// What dV is multiplied by at the end.
 template <class Config>
 __device__ __forceinline__ float grad_v_scale(const BwdProblem& problem) {
   return Config::kModifiers ? problem.modifiers.dropout_scale : 1.f;

@@ -1,8 +1,8 @@
 // GEMMs, softmax derivatives and epilogues of the backward's consumer warpgroups.
 //
-// In the dK and dV kernel scores are transposed (rows are keys, columns queries), so that P^T and
-// dS^T are A operands of dV += P^T dO and dK += dS^T Q in registers; only dS goes through shared
-// memory, for dQ = dS K.
+// In the dK and dV kernel scores are transposed, with keys as rows and queries as columns, so that
+// P^T and dS^T are operand A of dV += P^T dO and dK += dS^T Q in registers. Only dS goes through
+// shared memory, for dQ = dS K.
 #pragma once
 #include <cstdint>
 
@@ -19,15 +19,16 @@
 
 namespace flashvar::sm90::attention {
 
-// Types of score accumulators, and of their 16-bit form as A operands.
+// Score accumulators of a thread (Registers: kMmaCols mma tiles of four), and their 16-bit form as
+// operand A (Packed: kSteps fragments).
 template <class Config>
 struct Scores {
-  static constexpr int kColumns = Config::kScoreColumns / 8;  // mma tiles per row
-  static constexpr int kSteps = Config::kScoreColumns / 16;
-  using Registers = float[4 * kColumns];
+  static constexpr int kMmaCols = Config::kScoreColumns / 8;  // mma tiles of 8 columns
+  static constexpr int kSteps = Config::kScoreColumns / 16;   // k-steps of 16
+  using Registers = float[4 * kMmaCols];
   using Packed = uint32_t[kSteps][4];
 
-  // One 16 x 16 fragment: two adjacent mma tiles.
+  // Packs one 16 x 16 fragment: two adjacent mma tiles.
   static __device__ __forceinline__ void pack(const float* scores, uint32_t (&packed)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -38,7 +39,7 @@ struct Scores {
 #pragma unroll
     for (int kk = 0; kk < kSteps; ++kk) pack(&scores[8 * kk], packed[kk]);
   }
-  // Zeros the element in column `e` and row half `half` of mma tile n.
+  // Zeros element `e` (0 or 1) of row half `half` of mma tile n.
   static __device__ __forceinline__ void clear(Packed& packed, int n, int half, int e) {
     packed[n / 2][n % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0x0000ffffu;
   }
@@ -50,27 +51,27 @@ __device__ __forceinline__ void clear(float (&sums)[kCount]) {
   for (float& sum : sums) sum = 0.f;
 }
 
-// Issues scores = keys queries^T: S^T = K Q^T, or dP^T = V dO^T, of 64 keys.
+// Issues S^T = K Q^T, or dP^T = V dO^T, of 64 keys.
 template <class Config, int kDim>
-__device__ __forceinline__ void multiply_scores(typename Scores<Config>::Registers& scores,
-                                                uint32_t keys, uint32_t queries) {
+__device__ __forceinline__ void gemm_scores_t(typename Scores<Config>::Registers& scores,
+                                              uint32_t keys, uint32_t queries) {
   gemm_ss<typename Config::Dtype, Config::kBlockQ, kDim / 16>(
       scores, KMajor<Config::kColBlockBytesKV>(keys), KMajor<Config::kColBlockBytesQ>(queries));
 }
 
-// Issues grad += scores rows: dV += P^T dO, or dK += dS^T Q.
+// Issues dV += P^T dO, or dK += dS^T Q.
 template <class Config, int kDim>
-__device__ __forceinline__ void multiply_grad(float (&grad)[kDim / 2],
-                                              const typename Scores<Config>::Packed& scores,
-                                              uint32_t rows) {
+__device__ __forceinline__ void gemm_grad_kv(float (&grad)[kDim / 2],
+                                             const typename Scores<Config>::Packed& scores,
+                                             uint32_t rows) {
   gemm_rs<typename Config::Dtype, kDim>(grad, scores, MnMajor<Config::kColBlockBytesQ>(rows));
 }
 
-// Issues a warpgroup's part of dQ = dS K.
+// Issues a warpgroup's half of dQ = dS K: half of its rows, or half of its columns.
 template <class Config>
-__device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols / 2],
-                                                uint32_t scores, uint32_t keys,
-                                                uint32_t warpgroup) {
+__device__ __forceinline__ void gemm_grad_q_part(float (&grad)[Config::kGradQCols / 2],
+                                                 uint32_t scores, uint32_t keys,
+                                                 uint32_t warpgroup) {
   if constexpr (Config::kSplitsRows) {
     scores += warpgroup * 64 * 128;
   } else {
@@ -80,8 +81,8 @@ __device__ __forceinline__ void multiply_grad_q(float (&grad)[Config::kGradQCols
       grad, KMajor<Config::kColBlockBytesQ>(scores), MnMajor<Config::kColBlockBytesKV>(keys));
 }
 
-// Calls clear(n, half, e) for the thread's scores that the mask hides; rows are keys. n, half, e:
-// mma tile, row half, column.
+// Calls clear(n, half, e) for the thread's hidden scores: element e of row half `half` of mma tile
+// n. Rows are keys.
 template <class Config, class Clear>
 __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_key,
                                                 int32_t first_query, Clear&& clear) {
@@ -93,33 +94,33 @@ __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_
   for (int half = 0; half < 2; ++half) {
     int32_t const key = first_key + thread / 32 % 4 * 16 + half * 8 + thread % 32 / 4;
     int32_t const start = first_query + static_cast<int32_t>(thread % 4 * 2);
-    int32_t const begin = mask.seeing_begin(key) - start;
-    int32_t const end = key < mask.seqlen_k ? mask.seeing_end(key) - start : INT32_MIN;
-    hide_scores<Scores<Config>::kColumns>(half, begin, end, clear);
+    int32_t const begin = mask.query_begin(key) - start;
+    int32_t const end = key < mask.seqlen_k ? mask.query_end(key) - start : INT32_MIN;
+    hide_scores<Scores<Config>::kMmaCols>(half, begin, end, clear);
   }
 }
 
-// S to P = exp2(S scale - LSE), masked.
+// Computes P = exp2(S scale - LSE) in place, with 0 for hidden keys; rows are keys.
 template <class Config>
 __device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers& scores,
-                                             float factor, uint32_t lse, const Mask& mask,
+                                             float scale_log2, uint32_t lse, const Mask& mask,
                                              int32_t first_key, int32_t first_query) {
   uint32_t const column = ptx::thread_index() % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
+  for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
     float2 const shift = ptx::shared_load2(lse + (n * 8 + column) * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float* const pair = &scores[4 * n + 2 * half];
-      pair[0] = exp2_approx(pair[0] * factor - shift.x);
-      pair[1] = exp2_approx(pair[1] * factor - shift.y);
+      pair[0] = exp2_approx(pair[0] * scale_log2 - shift.x);
+      pair[1] = exp2_approx(pair[1] * scale_log2 - shift.y);
     }
   }
   mask_transposed<Config>(mask, first_key, first_query,
                           [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
 }
 
-// LSE or delta of a thread's scores where rows are keys: per mma tile two queries' values, in
+// LSE or delta for a thread's scores where columns are queries: two values per mma tile, read from
 // shared memory.
 struct ColumnValues {
   uint32_t smem;
@@ -127,47 +128,49 @@ struct ColumnValues {
   __device__ __forceinline__ explicit ColumnValues(uint32_t first)
       : smem(first + ptx::thread_index() % 4 * 8) {}
 
-  // Accumulator i of mma tile n uses .x where i / kEvery is even, else .y.
-  static constexpr int kEvery = 1;
+  // Accumulator i of an mma tile uses .x where i / kRepeat is even, else .y.
+  static constexpr int kRepeat = 1;
   __device__ __forceinline__ float2 of_tile(int n) const {
     return ptx::shared_load2(smem + n * 32);
   }
 };
 
-// The same where rows are queries: the thread's two rows.
+// LSE or delta for a thread's scores where rows are queries: the values of its two rows.
 struct RowValues {
   float2 values;
 
-  static constexpr int kEvery = 2;
+  static constexpr int kRepeat = 2;
   __device__ __forceinline__ float2 of_tile(int) const { return values; }
 };
 
-// dP to dS = P (dP - delta), one mma tile.
+// Computes dS = P (dP - delta) in place of dP (`scores`), for one mma tile.
 template <class Values>
-__device__ __forceinline__ void differentiate(const float* p, float* scores, float2 delta) {
+__device__ __forceinline__ void differentiate_tile(const float* p, float* scores, float2 delta) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    scores[i] = p[i] * (scores[i] - (i / Values::kEvery % 2 == 0 ? delta.x : delta.y));
+    scores[i] = p[i] * (scores[i] - (i / Values::kRepeat % 2 == 0 ? delta.x : delta.y));
   }
 }
 
-// dP to dS, all mma tiles; rows are keys, delta is in shared memory.
+// Computes dS in place of dP (`scores`), for all mma tiles; rows are keys, `delta` is the address
+// in shared memory.
 template <class Config>
-__device__ __forceinline__ void differentiate_all(const typename Scores<Config>::Registers& p,
-                                                  typename Scores<Config>::Registers& scores,
-                                                  uint32_t delta) {
+__device__ __forceinline__ void differentiate_softmax(const typename Scores<Config>::Registers& p,
+                                                      typename Scores<Config>::Registers& scores,
+                                                      uint32_t delta) {
 #pragma unroll
-  for (int n = 0; n < Scores<Config>::kColumns; ++n) {
-    differentiate<ColumnValues>(
+  for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
+    differentiate_tile<ColumnValues>(
         &p[4 * n], &scores[4 * n],
         ptx::shared_load2(delta + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
   }
 }
 
-// Stores dS^T transposed, as rows of queries: `to` is a column block of 64 keys.
+// Stores a warpgroup's dS^T transposed, so that rows are queries. `to`: the column block of its 64
+// keys.
 template <class Config>
-__device__ __forceinline__ void store_scores(uint32_t to,
-                                             const typename Scores<Config>::Packed& packed) {
+__device__ __forceinline__ void store_ds(uint32_t to,
+                                         const typename Scores<Config>::Packed& packed) {
   uint32_t const thread = ptx::thread_index();
   uint32_t const lane = thread % 32, tile = lane / 8, row = lane % 8;
   uint32_t const chunk = (thread / 32 % 4 * 2 + tile % 2) ^ row;  // eight keys of the row
@@ -178,12 +181,12 @@ __device__ __forceinline__ void store_scores(uint32_t to,
   }
 }
 
-// Offset of a thread's four elements of an mma tile in a warpgroup's part of dQ's sums.
+// Offset of a thread's four accumulators of an mma tile in a warpgroup's part of the sums of dQ.
 __device__ __forceinline__ uint32_t grad_q_offset(uint32_t thread, uint32_t tile) {
   return (tile * 128 + thread) * 4;
 }
 
-// Adds a warpgroup's part of a dQ tile to the sums in the workspace.
+// Adds a warpgroup's part of a tile of dQ to the sums in the workspace, atomically.
 template <class Config>
 __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to) {
   uint32_t const thread = ptx::thread_index() % 128;
@@ -194,7 +197,7 @@ __device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCol
   }
 }
 
-// Converts a warpgroup's 64 rows of a gradient and stores them, from sequence row `first` on.
+// Converts a warpgroup's 64 rows of a gradient and stores them from row `first` of the sequence on.
 // `rows`: those of the sequence in the tensor.
 template <class Config, int kDim>
 __device__ __forceinline__ void store_grad(const Tensor& tensor, uint32_t batch, uint32_t head,

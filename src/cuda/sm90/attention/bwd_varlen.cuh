@@ -1,9 +1,9 @@
 // Key tiles and producer of the dK and dV kernel where lengths are known only on the device: varlen
 // sequences and seqused_k.
 //
-// Such tiles differ in length, and locating one takes several dependent memory accesses. CTAs
-// therefore take them from a counter, and a scheduler warp of the producer warpgroup prepares them
-// in slots of shared memory ahead of the load threads and consumers.
+// Such tiles differ in work, and locating one takes several dependent memory accesses. Therefore
+// CTAs take work units from a counter (dynamic schedule), and a scheduler warp of the producer
+// warpgroup writes the tiles into slots of shared memory ahead of the load threads and consumers.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -21,7 +21,8 @@ struct VarlenCoordinate {
   int32_t row, end;
   uint32_t batch;
 
-  // Of row `row` of a sequence; `span`: its rows, behind which TMA fills zeros.
+  // Coordinates of row `row` of a sequence. `span`: the sequence's rows, after which TMA writes
+  // zeros.
   __device__ __forceinline__ VarlenCoordinate(const Sequences& sequences, const Span& span,
                                               uint32_t batch, int32_t row)
       : row((sequences.offsets == nullptr ? sequences.seqlen : sequences.total) - span.count + row),
@@ -29,7 +30,7 @@ struct VarlenCoordinate {
         batch(sequences.offsets == nullptr ? batch : 0) {}
 };
 
-// KeyTile of a varlen sequence, in a slot of shared memory.
+// VarlenKeyTile: what KeyTile is for dense sequences, stored in a slot of shared memory.
 template <class Config>
 struct VarlenKeyTile {
   Mask mask;  // of the keys in use
@@ -38,8 +39,8 @@ struct VarlenKeyTile {
   int32_t begin, end;  // query blocks
   Span all;            // keys of the sequence, in use or not
   int32_t first_query_tile;
-  uint32_t seen_before;            // tiles of this CTA before this one that any query sees
-  VarlenCoordinate queries, keys;  // of the sequence and of the tile
+  uint32_t kv_loads;  // loads of K and V by this CTA before this tile: the count of their pipeline
+  VarlenCoordinate queries, keys;  // of the sequence's first query, of the tile's first key
 
   __device__ __forceinline__ void fill(const BwdProblem& problem, const TileCoordinate& coordinate,
                                        uint32_t head, Span span_k) {
@@ -57,15 +58,16 @@ struct VarlenKeyTile {
     begin = end = 0;
     if (first_key >= used) return;
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
-    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
-    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    begin = mask.query_begin(first_key) / Config::kBlockQ;
+    end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
-  // Last queries first: the first keys, which have the most work under a causal mask, start first.
+  // Always from the last query block to the first: the first keys, which have the most work under a
+  // causal mask, start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
-  __device__ __forceinline__ bool seen() const { return begin < end; }
+  __device__ __forceinline__ bool has_queries() const { return begin < end; }
 
   __device__ __forceinline__ Span rows() const { return all; }
 
@@ -82,21 +84,22 @@ __device__ __forceinline__ VarlenKeyTile<Config>& shared_tile(const KeyTileSmem<
   return *static_cast<VarlenKeyTile<Config>*>(__cvta_shared_to_generic(smem.tile(slot)));
 }
 
-// The scheduler warp: prepares the CTA's key tiles.
+// The scheduler warp: writes the CTA's key tiles into slots, then a tile with first_key -1.
 template <class Config>
 __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
                                                    const KeyTileSmem<Config>& smem) {
   const BwdProblem& problem = args.problem;
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<kTileSlots> slot;
-  uint32_t seen = 0;
+  uint32_t kv_loads = 0;
+  // All readers have released the slot.
   auto wait_slot = [&] { ptx::mbarrier_wait(smem.empty_tile(slot.stage()), slot.phase() ^ 1); };
-  auto take_unit = [&] {
+  auto next_unit = [&] {
     uint32_t unit = 0;
     if (first_lane) unit = atomicAdd(args.counters, 1);
     return __shfl_sync(0xffffffffu, unit, 0);
   };
-  for (uint32_t unit = take_unit(); unit < args.work_units; unit = take_unit()) {
+  for (uint32_t unit = next_unit(); unit < args.work_units; unit = next_unit()) {
     TileCoordinate coordinate;
     uint32_t head_kv = unit / args.units_per_head;
     uint32_t const number = unit % args.units_per_head;
@@ -114,14 +117,15 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
       wait_slot();
       VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
       tile.fill(problem, coordinate, head_kv, keys);
-      tile.seen_before = seen;
-      seen += tile.seen() ? 1 : 0;
+      tile.kv_loads = kv_loads;
+      kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
     }
     __syncwarp();
     if (!exists) continue;
-    // Not earlier: another CTA might start the next unit sooner.
-    ptx::mbarrier_wait(smem.want_tile(), PipelineState<1>{slot.count}.phase());
+    // The next unit is taken only when a load thread requests it: taken earlier, it might wait here
+    // while another CTA is idle.
+    ptx::mbarrier_wait(smem.tile_request(), PipelineState<1>{slot.count}.phase());
     slot.advance();
   }
   if (!first_lane) return;
@@ -137,7 +141,7 @@ struct VarlenKeyTiles {
   PipelineState<kTileSlots> slot;
 
   __device__ __forceinline__ bool has_tile(const BwdArgs&, const KeyTileSmem<Config>& smem) {
-    ptx::mbarrier_wait(smem.full_tile(slot.stage()), slot.phase());
+    ptx::mbarrier_wait(smem.full_tile(slot.stage()), slot.phase());  // the slot is written
     return shared_tile(smem, slot.stage()).first_key >= 0;
   }
   __device__ __forceinline__ const VarlenKeyTile<Config>& tile(
@@ -169,21 +173,22 @@ struct DenseKeyTiles {
 template <class Config>
 using KeyTiles = std::conditional_t<Config::kVarlen, VarlenKeyTiles<Config>, DenseKeyTiles<Config>>;
 
-// Steps of a tile still to be loaded when the next tile is requested.
+// Steps of a tile still to be loaded when a load thread requests the next tile: a few microseconds
+// ahead.
 inline constexpr int32_t kStepsAhead = 4;
 
-// What a load thread loads: K and Q; or V, dO, LSE and delta.
+// What a load thread loads: kKeys: K and Q; kValues: V, dO, LSE and delta.
 enum class Operand { kKeys, kValues };
 
-// Column blocks that a call's head dim has. The others are never loaded (they are zeroed once): for
-// a box wholly outside the tensor TMA still translates the map's base address, and in front of the
-// tensor, where a clipped map starts, there may be no memory.
+// Number of column blocks that a call's head dim has. Further ones are zeroed once and never
+// loaded: TMA translates the map's base address even for a box wholly outside the tensor, and a
+// clipped map starts in front of the tensor, where there may be no memory.
 __device__ __forceinline__ int32_t col_blocks_of(int32_t head_dim) {
   return (head_dim + kColBlockCols - 1) / kColBlockCols;
 }
 
-// Zeros the column blocks that a call's smaller head dim leaves unused and the GEMMs still read.
-// All threads, before any load.
+// Zeros the column blocks that the GEMMs read beyond a call's smaller head dim. Called by all
+// threads, before any load.
 template <class Config>
 __device__ __forceinline__ void zero_missing_col_blocks(const BwdProblem& problem,
                                                         const KeyTileSmem<Config>& smem) {
@@ -191,18 +196,19 @@ __device__ __forceinline__ void zero_missing_col_blocks(const BwdProblem& proble
       col_blocks_of(problem.head_dim_v) >= Config::kColBlocksV) {
     return;
   }
-  for (uint32_t at = smem.k() + threadIdx.x * 16; at < smem.grad_scores(0);
-       at += Config::kThreads * 16) {
+  for (uint32_t at = smem.k() + threadIdx.x * 16; at < smem.ds(0); at += Config::kThreads * 16) {
     ptx::shared_store(at, 0.f, 0.f, 0.f, 0.f);
   }
-  ptx::fence_async_proxy();  // stores are visible to TMA and wgmma
+  ptx::fence_async_proxy();  // the zeros are visible to TMA and wgmma
 }
 
-// Loads a tile's column blocks; the barrier expects `extra` bytes of other loads, too.
+// Loads a tile's column blocks from row `row` on, relative to `at`. Completes on the mbarrier
+// `full`, which also expects `extra` bytes of other loads.
 template <int kColBlocks, int kColBlockBytes>
-__device__ __forceinline__ void load_varlen(uint32_t smem, const CUtensorMap* map, uint32_t full,
-                                            int32_t head_dim, const VarlenCoordinate& at,
-                                            int32_t row, uint32_t head, uint32_t extra = 0) {
+__device__ __forceinline__ void load_tile_varlen(uint32_t smem, const CUtensorMap* map,
+                                                 uint32_t full, int32_t head_dim,
+                                                 const VarlenCoordinate& at, int32_t row,
+                                                 uint32_t head, uint32_t extra = 0) {
   int32_t const col_blocks = col_blocks_of(head_dim);
   ptx::mbarrier_arrive_expect(full, col_blocks * kColBlockBytes + extra);
 #pragma unroll
@@ -213,7 +219,8 @@ __device__ __forceinline__ void load_varlen(uint32_t smem, const CUtensorMap* ma
   }
 }
 
-// One load thread. Two share the operands: setmaxnreg leaves one too few registers for all.
+// One of the two load threads. Two, because setmaxnreg leaves one thread too few registers for all
+// operands.
 template <class Config, Operand kOperand>
 __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
                                                  const KeyTileSmem<Config>& smem) {
@@ -222,24 +229,26 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
   PipelineState<Config::kStages> step;
   for (KeyTiles<Config> tiles; tiles.has_tile(args, smem); tiles.advance(args, smem)) {
     const auto& tile = tiles.tile(args, smem);
-    // The next tile is requested a few microseconds before this one's last load.
+    // The next tile is requested kStepsAhead steps before this one's last load.
     int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
-    auto request_next = [&](bool soon) {
-      if (kOperand == Operand::kKeys && soon) {
-        ptx::mbarrier_arrive(smem.want_tile());
+    auto request_next = [&](bool due) {
+      if (kOperand == Operand::kKeys && due) {
+        ptx::mbarrier_arrive(smem.tile_request());
       }
     };
     request_next(left <= kStepsAhead);
-    if (!tile.seen()) continue;
-    // K or V after Q or dO: their stages are free while the previous tile still holds K and V.
+    if (!tile.has_queries()) continue;
+    // K or V is loaded after the first Q or dO, whose stages are free while the previous tile still
+    // holds K and V.
     auto load_kv = [&] {
-      ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);  // the previous tile has released them
+      // The previous tile has released K and V.
+      ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
       kv.advance();
       if constexpr (kOperand == Operand::kKeys) {
-        load_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
+        load_tile_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
             smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
       } else {
-        load_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
+        load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
       }
     };
@@ -248,14 +257,15 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       uint32_t const s = step.stage();
       request_next(--left == kStepsAhead);
       if constexpr (kOperand == Operand::kKeys) {
-        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);  // dK of this stage is complete
-        load_varlen<Config::kColBlocks, Config::kColBlockBytesQ>(smem.q(s), &args.q, smem.full_q(s),
-                                                                 problem.head_dim, tile.queries,
-                                                                 m * Config::kBlockQ, head);
+        // dK, which read this stage, is complete.
+        ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);
+        load_tile_varlen<Config::kColBlocks, Config::kColBlockBytesQ>(
+            smem.q(s), &args.q, smem.full_q(s), problem.head_dim, tile.queries, m * Config::kBlockQ,
+            head);
       } else {
-        // dV of this stage is complete
+        // dV, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-        load_varlen<Config::kColBlocksV, Config::kColBlockBytesQ>(
+        load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesQ>(
             smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), problem.head_dim_v,
             tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
         load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
@@ -267,11 +277,12 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
   }
 }
 
-// The producer warpgroup: two load threads and a scheduler warp.
+// The producer warpgroup: two load threads and the scheduler warp.
 template <class Config>
 __device__ __forceinline__ void bwd_produce_varlen(const BwdArgs& args,
                                                    const KeyTileSmem<Config>& smem) {
-  ptx::griddepcontrol_wait();  // LSE and delta are written, the counter is zeroed
+  // The preprocess kernel is complete: LSE and delta are written, the counter is zeroed.
+  ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
     bwd_load_operand<Config, Operand::kKeys>(args, smem);
   } else if (threadIdx.x == 32) {

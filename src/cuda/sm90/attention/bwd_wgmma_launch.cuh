@@ -1,5 +1,8 @@
 // Launches the wgmma backward: its kernels in order, tensor maps, the layout of the workspace,
 // grids.
+//
+// Order: preprocess; dK and dV; convert dQ, or the dQ kernel. All but the first are programmatic
+// dependent launches.
 #pragma once
 #include <algorithm>
 
@@ -20,7 +23,7 @@ template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct BwdWgmmaLaunch {
   template <BwdVariant kVariant>
   using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
-  // All variants have its tiles.
+  // All variants have the tiles of this one.
   using Dense = Config<BwdVariant::kDense>;
 
   static constexpr KernelFactsList<3> facts(const char* row) {
@@ -36,7 +39,7 @@ struct BwdWgmmaLaunch {
                                         Dq::kBlockQ, Dq::kBlockKV)}};
   }
 
-  // Why a problem is left to the mma.sync kernels whatever its addresses; null: it is not.
+  // Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
   static const char* unsupported(const BwdProblem& problem) {
     if (are_short(problem.queries, problem.batch)) {
       return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
@@ -47,7 +50,8 @@ struct BwdWgmmaLaunch {
     return nullptr;
   }
 
-  // TMA requires rows that start at multiples of 16 bytes.
+  // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
+  // bytes.
   static bool supports(const BwdProblem& problem) {
     return unsupported(problem) == nullptr && problem.rows_are_aligned() &&
            tensor_map_encoder() != nullptr;
@@ -55,7 +59,7 @@ struct BwdWgmmaLaunch {
 
   static uint64_t workspace(const BwdProblem& problem) { return plan(problem).end; }
 
-  // Whether dQ is summed in the workspace, else computed by a kernel of its own.
+  // Whether dQ is summed in the workspace; otherwise a kernel of its own computes it.
   static bool sums_grad_q(const BwdProblem& problem) {
     return Dense::kGradQ && !problem.deterministic;
   }
@@ -77,13 +81,13 @@ struct BwdWgmmaLaunch {
   }
 
  private:
-  static constexpr int64_t kFewestRows = 32;
-  static_assert(kFewestRows == 32, "the texts above say 32");
+  static constexpr int64_t kMinMeanQueries = 32;  // half of the smallest query tile
+  static_assert(kMinMeanQueries == 32, "the texts above say 32");
 
-  // Fewer queries per sequence than this on average: most of the workspace's tiles would be
-  // padding.
+  // Whether sequences have fewer queries than this on average: most of the workspace's tiles would
+  // then be padding.
   static bool are_short(const Sequences& sequences, int64_t batch) {
-    return sequences.offsets != nullptr && sequences.total < kFewestRows * batch;
+    return sequences.offsets != nullptr && sequences.total < kMinMeanQueries * batch;
   }
 
   template <class C>
@@ -114,10 +118,10 @@ struct BwdWgmmaLaunch {
     }
     args.units_per_head = static_cast<uint32_t>(units_per_head);
     args.work_units = static_cast<uint32_t>(heads * units_per_head);
-    using Queries = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
-    BwdDqArgs queries;
+    using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
+    BwdDqArgs dq_args;
     if (!C::kGradQ && error == cudaSuccess) {
-      error = make_dq_args<Queries>(queries, args, args.counters + 1, multiprocessors);
+      error = make_dq_args<DqConfig>(dq_args, args, args.counters + 1, multiprocessors);
     }
     if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
     if (error == cudaSuccess) {
@@ -130,12 +134,12 @@ struct BwdWgmmaLaunch {
       return launch_kernel<bwd_convert_kernel<C>>(
           args, {query_tiles * problem.heads_q, kConvertThreads, 0, true}, device, stream);
     } else {
-      return launch_dq<Queries>(queries, device, multiprocessors, stream);
+      return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
     }
   }
 
   struct Workspace {
-    uint64_t delta, grad_q_sum, counters, end;  // offsets; lse_log2 is at 0
+    uint64_t delta, grad_q_sum, counters, end;  // offsets in bytes; lse_log2 is at 0
   };
 
   static Workspace plan(const BwdProblem& problem) {
@@ -145,7 +149,8 @@ struct BwdWgmmaLaunch {
     return {rows, 2 * rows, 2 * rows + sums, 2 * rows + sums + 256};
   }
 
-  // delta, the LSE in base 2, zeros of the counters and, where dQ is summed, of its sums.
+  // Launches the preprocess kernel: delta, the LSE in base 2, zeros of the counters and, where dQ
+  // is summed, of its sums.
   template <class C>
   static cudaError_t launch_preprocess(const BwdArgs& args, int device, cudaStream_t stream) {
     PreprocessArgs const preprocess{args.problem,

@@ -1,9 +1,9 @@
 // Attention forward with wgmma and TMA (the schedule of FlashAttention-3: Shah et al., 2024).
 //
-// Persistent CTAs of one producer warpgroup (a load warp issues all TMA, a scheduler warp assigns
-// tiles) and two to four consumer warpgroups of 64 query rows each. A consumer issues S(n) = Q
-// K(n)^T and O += P(n+1) V(n+1) together and computes the softmax of S(n) while other consumers'
-// GEMMs and, above head dim 64, its own P V run. Device code only; launched by
+// Persistent CTAs of one producer warpgroup (a load warp issues all TMA loads, a scheduler warp
+// publishes work tiles) and two to four consumer warpgroups of 64 query rows each. A consumer
+// issues S(n) = Q K(n)^T and O += P(n+1) V(n+1) together. It computes the softmax of S(n) while the
+// GEMMs of other consumers and, above head dim 64, its own P V run. Device code only; launched by
 // fwd_wgmma_launch.cuh.
 #pragma once
 #include <cstdint>
@@ -22,7 +22,7 @@ struct FwdArgs : QueryScheduler {
   CUtensorMap q, k, v;
 };
 
-// The load warp: all TMA loads, in the order in which consumers need them.
+// The load warp: issues all TMA loads, in the order in which consumers need them.
 template <class Config>
 __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
                                             const QueryTileSmem<Config>& smem) {
@@ -32,36 +32,37 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
   for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
        work_tile = WorkTile::receive(smem, q.count)) {
     QueryTile<Config> const tile(args, work_tile);
-    // Varlen tensors have one batch index; sequences start at their offsets.
+    // Varlen tensors have one batch index, 0; sequences start at their offsets.
     uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
-    if (!tile.sees()) {
-      WorkTile::request_next(smem);
+    if (!tile.has_keys()) {
+      WorkTile::release(smem);
       if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());
       q.advance();
       continue;
     }
-    load_rows<Config::kColBlocks, Config::kColBlockBytesQ>(
+    load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
         smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
         tile.row_q + tile.first_query, tile.head, batch_q);
     q.advance();
-    // Not earlier: with the dynamic schedule another CTA might start that tile sooner.
-    int32_t const soon = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
+    // The work tile is released here, and no earlier: with the dynamic schedule the scheduler would
+    // take the next unit too soon, and another CTA might be idle.
+    int32_t const release_at = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
     for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
-      if (n == soon) WorkTile::request_next(smem);
+      if (n == release_at) WorkTile::release(smem);
       if (n >= tile.begin) {
-        ptx::mbarrier_wait(smem.empty_k(k.stage()),
-                           k.phase() ^ 1);  // S of this stage is complete
-        load_rows<Config::kColBlocks, Config::kColBlockBytesKV>(
+        // S, which read this stage, is complete.
+        ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);
+        load_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
             smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
         k.advance();
       }
       if (n + 1 < tile.end) {
-        ptx::mbarrier_wait(smem.empty_v(v.stage()),
-                           v.phase() ^ 1);  // P V of this stage is complete
-        load_rows<Config::kColBlocksV, Config::kColBlockBytesKV>(
+        // P V, which read this stage, is complete.
+        ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);
+        load_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
         v.advance();
@@ -70,38 +71,39 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
   }
 }
 
-// One consumer warpgroup: 64 rows of every tile of the CTA. Longer than a screen because its steps
-// are closures over the consumer's registers and pipeline states; the main loop itself is short.
+// One consumer warpgroup: 64 rows of every tile of the CTA. Over 100 lines, because its steps are
+// closures over the consumer's registers and pipeline states; the main loop itself is short.
 template <class Config>
 __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTileSmem<Config>& smem,
                                             uint32_t warpgroup) {
   const FwdProblem& problem = args.problem;
-  bool const tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  // Past a sequence's last key the tensor may hold other data than zeros.
+  bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
   uint32_t const next = (warpgroup + 1) % Config::kConsumers;
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;
-  if (Config::kOrdered && next == 0)
-    ptx::named_barrier_arrive(kOrder, 256);  // consumer 0 goes first
+  // The last consumer's first arrival lets consumer 0 go first.
+  if (Config::kOrdered && next == 0) ptx::named_barrier_arrive(kOrder, 256);
   auto release = [&](uint32_t barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   };
   for (WorkTile work_tile = WorkTile::receive(smem, 0); work_tile.exists();
        work_tile = WorkTile::receive(smem, q.count)) {
-    WorkTile::request_next(smem);
+    WorkTile::release(smem);
     QueryTile<Config> const tile(args, work_tile);
     FwdConsumer<Config> consumer;
-    ptx::mbarrier_wait(smem.full_q(), q.phase());
+    ptx::mbarrier_wait(smem.full_q(), q.phase());  // Q is loaded
     q.advance();
-    if (!tile.sees()) {
+    if (!tile.has_keys()) {
       release(smem.empty_q());
       consumer.store_output(problem, tile, warpgroup);
       continue;
     }
     uint32_t const sQ = smem.q() + warpgroup * 64 * 128;
     int32_t n = tile.end - 1;
-    // Precondition: S(n) is complete. Releases K(n) (with the last: Q) and computes P(n).
+    // Precondition: S(n) is complete. Releases K(n) (with the last one also Q) and computes P(n).
     auto finish_scores = [&](auto is_first) {
-      ptx::wgmma_pin(consumer.rS);
+      ptx::wgmma_fence_operand(consumer.rS);
       if constexpr (Config::kLazy && !is_first.value) {
         consumer.lazy_softmax_step(problem, tile, warpgroup, n, sQ, smem.k(k.stage()));
         if (n == tile.begin) release(smem.empty_q());
@@ -112,51 +114,53 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
       release(smem.empty_k(k.stage()) + consumer.zero_after_softmax());
       k.advance();
     };
-    // Precondition: P(n + 1) V(n + 1) is complete. Releases V(n + 1).
+    // Precondition: P(n+1) V(n+1) is complete. Releases V(n+1).
     auto finish_output = [&] {
-      ptx::wgmma_pin(consumer.rO);
+      ptx::wgmma_fence_operand(consumer.rO);
       release(smem.empty_v(v.stage()));
       v.advance();
     };
-    auto wait_order = [&] {  // the previous consumer has issued its GEMMs
+    // Ordering barrier: the previous consumer has issued its GEMMs.
+    auto wait_order = [&] {
       if constexpr (Config::kOrdered) ptx::named_barrier_sync(kOrder + warpgroup, 256);
     };
+    // Lets the next consumer issue its GEMMs.
     auto signal_next = [&] {
       if constexpr (Config::kOrdered) ptx::named_barrier_arrive(kOrder + next, 256);
     };
 
-    // Key blocks that only other consumers see: wait before the release, so that no stage is
-    // released twice in one phase. A block that zero_rows() completes is never skipped: all
-    // consumers meet there.
-    bool const zeroes = tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
-    int32_t const own_end = zeroes ? tile.end : tile.end_of(warpgroup);
+    // Key blocks that are visible only to other consumers' rows: this consumer releases them
+    // unread, but only once they are loaded, so that no stage is released twice in one phase. A
+    // block that zero_rows() completes is never skipped: all consumers meet there.
+    bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    int32_t const own_end = zero_tail ? tile.end : tile.key_blocks_end(warpgroup);
 #pragma unroll 1
     for (; n >= own_end; --n) {
-      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       release(smem.empty_k(k.stage()));
       k.advance();
       wait_order();
       signal_next();
-      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
       release(smem.empty_v(v.stage()));
       v.advance();
     }
-    ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
-    consumer.multiply_qk(sQ, smem.k(k.stage()));
+    ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
+    consumer.gemm_qk(sQ, smem.k(k.stage()));
     ptx::wgmma_wait<0>();
     finish_scores(std::true_type{});
     if constexpr (!Config::kEarlyWait) consumer.pack();
-    if (zeroes) {
-      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
+    if (zero_tail) {
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
       zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()),
                                              tile.mask.seqlen_k - n * Config::kBlockKV);
     }
     for (--n; n >= tile.begin; --n) {
-      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());
+      ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       wait_order();
-      consumer.multiply_qk(sQ, smem.k(k.stage()));
-      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
-      consumer.multiply_pv(smem.v(v.stage()));
+      consumer.gemm_qk(sQ, smem.k(k.stage()));
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n+1) is loaded
+      consumer.gemm_pv(smem.v(v.stage()));
       signal_next();
       if constexpr (Config::kEarlyWait) {
         ptx::wgmma_wait<0>();
@@ -171,17 +175,18 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
         consumer.rescale();
       }
     }
-    ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());
-    consumer.multiply_pv(smem.v(v.stage()));
+    ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n+1) is loaded
+    consumer.gemm_pv(smem.v(v.stage()));
     ptx::wgmma_wait<0>();
     finish_output();
     consumer.store_output(problem, tile, warpgroup);
   }
   if (Config::kOrdered && warpgroup == 0) {
-    ptx::named_barrier_sync(kOrder, 256);  // consumes the last arrival, which no tile waited for
+    ptx::named_barrier_sync(kOrder, 256);  // takes the last arrival, for which no tile waited
   }
 }
 
+// The forward kernel. Variants: FwdVariant.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
@@ -214,7 +219,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    // The shuffle tells the compiler that the index is warp-uniform.
+    // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
+    // uniform registers.
     uint32_t const warpgroup = threadIdx.x / 128 - 1;
     fwd_consume<Config>(args, smem,
                         Config::kUniform ? __shfl_sync(0xffffffffu, warpgroup, 0) : warpgroup);

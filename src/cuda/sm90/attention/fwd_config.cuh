@@ -1,4 +1,4 @@
-// Tile sizes of the forward, from the head dims and the kernel variant.
+// Tile sizes of the forward, chosen by the head dims and the kernel variant.
 #pragma once
 #include "core/target.h"
 #include "sm90/pipeline.cuh"
@@ -8,21 +8,22 @@ namespace flashvar::sm90::attention {
 // Variants of the kernel, each with tiles of its own.
 enum class FwdVariant {
   kGeneral,
-  kShort,      // few keys or a mask: smaller tiles waste less work
-  kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide the latency
+  kShort,      // few keys, or a mask: smaller tiles waste less work
+  kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
 };
 
 struct FwdTile {
-  FwdVariant variant;  // kGeneral rows are used for the other variants, too
+  FwdVariant variant;  // rows of kGeneral also serve the other variants
   int max_head_dim;
   int max_head_dim_v;
   int block_kv;         // keys of one main-loop step
   int consumers;        // warpgroups of 64 query rows each
-  int few_keys = 0;     // kShort: taken for calls with at most this many keys or a left window,
+  int few_keys = 0;     // kShort: used for calls with at most this many keys or with a left window,
   bool causal = false;  // and, if set, for every call with a right window
 };
 
-// The first row that fits is taken. Measured on an H200 (docs/hopper-ledger.md).
+// The first row whose variant and head dims fit is used. Measured on an H200
+// (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
     {FwdVariant::kModifiers,  64,  64,  64, 4},
@@ -40,8 +41,8 @@ inline constexpr FwdTile kFwdTiles[] = {
 };
 // clang-format on
 
-// The smallest N of ptx::Wgmma that holds V's head dim.
-constexpr int columns_of_v(int head_dim_v) {
+// Columns of V that the GEMMs compute: the smallest N of ptx::Wgmma that holds V's head dim.
+constexpr int padded_head_dim_v(int head_dim_v) {
   int const step = head_dim_v <= 64 || head_dim_v > 128 ? 32 : 16;
   int const columns = (head_dim_v + step - 1) / step * step;
   return columns <= 192 ? columns : 256;
@@ -61,27 +62,31 @@ struct FwdConfig {
   static constexpr FwdTile kTile = fwd_tile(kVariant, kHeadDim_, kHeadDimV_);
   static constexpr bool kModifiers = kVariant == FwdVariant::kModifiers;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
-  static constexpr int kHeadDimV = columns_of_v(kHeadDimV_);
+  static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kConsumers = kTile.consumers;
   static constexpr int kStages = 2;  // buffers of K, and of V
-  // Key blocks still to be loaded when the next work tile is requested: a few microseconds ahead.
+  // Key blocks still to be loaded when the load warp releases its work tile, so that the scheduler
+  // prepares the next: 512 keys ahead, a few microseconds (docs/hopper-ledger.md, forward, version
+  // 26).
   static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  // setmaxnreg: the producer's limit, and what that leaves to each consumer.
+  // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
+  // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
+  // multiples of 8.
   static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 24;
   static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters =
       (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
-  // P is computed before the block's maximum is known (LazySoftmax). Not with modifiers: scores may
-  // have to be recomputed, and modified ones cannot be.
+  // P is computed before the block's maximum is known (LazySoftmax). Not with modifiers, which
+  // FwdConsumer::lazy_softmax_step() does not evaluate.
   static constexpr bool kLazy = !kModifiers;
-  // The wait for O += P V precedes the softmax, which then packs P too.
+  // A consumer waits for O += P V before the softmax, which then packs P too.
   static constexpr bool kEarlyWait = kLazy && kHeadDim <= 64;
-  // Consumers issue their GEMMs in a fixed order (ordering barriers, ping-pong scheduling).
+  // Consumers issue their GEMMs in a fixed order (ping-pong scheduling with ordering barriers).
   static constexpr bool kOrdered = kHeadDim > 128;
-  // The warpgroup's index in uniform registers; at larger head dims that would cost a spill.
+  // The warpgroup's index is kept in a uniform register; at larger head dims that costs a spill.
   static constexpr bool kUniform = kHeadDim <= 192;
 
   static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
@@ -91,7 +96,7 @@ struct FwdConfig {
   static constexpr int kBytesQ = kColBlocks * kColBlockBytesQ;
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
-  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kBarrierBytes = 1024;  // mbarriers and work tile (smem.cuh)
   static constexpr int kSharedMemory = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };

@@ -1,7 +1,7 @@
-// Registers and steps of a consumer warpgroup of the forward.
+// FwdConsumer: registers and steps of a consumer warpgroup of the forward.
 //
-// Accumulators of m64nN: warp w holds rows 16 w to 16 w + 15; a thread holds rows lane / 4 and
-// lane / 4 + 8 of these, and columns 2 (lane % 4) and 2 (lane % 4) + 1 of every eight.
+// Accumulators of m64nN: warp w holds rows 16 w to 16 w + 15. A thread holds rows lane / 4 and lane
+// / 4 + 8 of these, and columns 2 (lane % 4) and 2 (lane % 4) + 1 of every eight.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -26,13 +26,14 @@ namespace flashvar::sm90::attention {
 template <class Config>
 struct FwdConsumer {
   using Dtype = typename Config::Dtype;
-  static constexpr int kColumns = Config::kBlockKV / 8;  // mma tiles of a row of scores
-  static constexpr int kColumnsV = Config::kHeadDimV / 8;
-  float rS[4 * kColumns];
-  uint32_t rP[kColumns / 2][4];
-  float rO[4 * kColumnsV];
+  // mma tiles of 8 columns in a row of scores, and of the output.
+  static constexpr int kMmaCols = Config::kBlockKV / 8;
+  static constexpr int kMmaColsV = Config::kHeadDimV / 8;
+  float rS[4 * kMmaCols];        // S, then P
+  uint32_t rP[kMmaCols / 2][4];  // P in 16 bits, operand A of P V
+  float rO[4 * kMmaColsV];
   std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
-  float factor[2];  // pending rescale of rO, per row
+  float factor[2];  // per row, by which rO is still to be rescaled
 
   __device__ __forceinline__ FwdConsumer() {
 #pragma unroll
@@ -40,24 +41,24 @@ struct FwdConsumer {
   }
 
   // Issues rS = Q K^T.
-  __device__ __forceinline__ void multiply_qk(uint32_t sQ, uint32_t sK) {
+  __device__ __forceinline__ void gemm_qk(uint32_t sQ, uint32_t sK) {
     gemm_ss<Dtype, Config::kBlockKV, Config::kHeadDim / 16>(rS, KMajor<Config::kColBlockBytesQ>(sQ),
                                                             KMajor<Config::kColBlockBytesKV>(sK));
   }
 
   // Issues rO += P V.
-  __device__ __forceinline__ void multiply_pv(uint32_t sV) {
+  __device__ __forceinline__ void gemm_pv(uint32_t sV) {
     gemm_rs<Dtype, Config::kHeadDimV>(rO, rP, MnMajor<Config::kColBlockBytesKV>(sV));
   }
 
-  // Scores of key block n to P, relative to the updated running maximum.
+  // Computes P of key block n from S in rS, relative to the updated running maximum.
   template <bool kFirst>
   __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, uint32_t warpgroup,
                                                int32_t n) {
     finalize_scores(problem, tile, warpgroup, n);
     float const scale_log2 = scale_log2_of(problem);
-    // Separate maxima and sums of even and odd columns: two dependent chains instead of one; ptxas
+    // Separate maxima and sums of even and odd columns: two dependency chains instead of one. ptxas
     // does not reassociate.
     float highest[4];
     column_maxima(highest);
@@ -79,8 +80,9 @@ struct FwdConsumer {
     if constexpr (Config::kEarlyWait && !kFirst) rescale();
   }
 
-  // The same relative to the running maximum of previous blocks, where that suffices. `sQ` and
-  // `sK`: the operands, from which the scores are recomputed if P overflows.
+  // Computes P relative to the running maximum of the previous blocks, where that suffices;
+  // otherwise as softmax_step(). `sQ` and `sK`: the operands, from which the scores are recomputed
+  // if P overflows.
   __device__ __forceinline__ void lazy_softmax_step(const FwdProblem& problem,
                                                     const QueryTile<Config>& tile,
                                                     uint32_t warpgroup, int32_t n, uint32_t sQ,
@@ -108,20 +110,20 @@ struct FwdConsumer {
     softmax_step<false>(problem, tile, warpgroup, n);
   }
 
-  // Always 0; a false dependency on all of P. ptxas hoists the wait for P V to the start of its
-  // basic block, before the softmax that should overlap it; it does not reorder shared-memory
-  // accesses, so an mbarrier address that depends on P keeps the wait behind the softmax. Head dim
-  // 64 is 1 % faster without: its GEMMs are short, and packing P fills the latency of the
-  // exponentials.
+  // Always 0: a false dependency on all of P, to be added to an mbarrier address. ptxas hoists the
+  // wait for P V to the start of its basic block, before the softmax that should overlap with P V;
+  // but it does not reorder shared-memory accesses, so an mbarrier address that depends on P keeps
+  // the wait after the softmax. Not up to head dim 64, which is 1 % faster without: its GEMMs are
+  // short, and packing P fills the latency of the exponentials.
   __device__ __forceinline__ uint32_t zero_after_softmax() const {
     if constexpr (Config::kHeadDim <= 64) return 0;
     return softmax.row_sum[0] + softmax.row_sum[1] < 0.f ? 1 : 0;
   }
 
-  // P to operand registers. Precondition: the wgmma that reads the previous P is complete.
+  // Packs P into rP. Precondition: the wgmma that reads the previous P is complete.
   __device__ __forceinline__ void pack() {
 #pragma unroll
-    for (int kk = 0; kk < kColumns / 2; ++kk) {
+    for (int kk = 0; kk < kMmaCols / 2; ++kk) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         rP[kk][i] = Dtype::pack(rS[8 * kk + 2 * i], rS[8 * kk + 2 * i + 1]);
@@ -134,13 +136,14 @@ struct FwdConsumer {
   __device__ __forceinline__ void rescale() {
     if (!__any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f)) return;
 #pragma unroll
-    for (int i = 0; i < 4 * kColumnsV; ++i) rO[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < 4 * kMmaColsV; ++i) rO[i] *= factor[i / 2 % 2];
   }
 
-  // Normalises the warpgroup's rows and stores them and their LSE.
+  // Normalises the warpgroup's rows of the output and stores them and their LSE.
   __device__ __forceinline__ void store_output(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, uint32_t warpgroup) {
-    // Special registers are read again: hoisted addresses would take registers of the main loop.
+    // Special registers are read again here: hoisted addresses would take registers of the main
+    // loop.
     int const thread = ptx::thread_index() % 128;
     int const lane = thread % 32;
     bool const varlen = problem.queries.offsets != nullptr;
@@ -165,13 +168,13 @@ struct FwdConsumer {
   }
 
  private:
-  // Modified scores are scaled already, in natural-log units.
+  // What exponents are multiplied by. Modified scores are already scaled, in natural-log units.
   static __device__ __forceinline__ float scale_log2_of(const FwdProblem& problem) {
     return Config::kModifiers && problem.modifiers.modifies_scores() ? 1.f / kLn2
                                                                      : problem.scale_log2;
   }
 
-  // Modifiers, sign and mask.
+  // Applies modifiers, sign of the scale and mask to S.
   __device__ __forceinline__ void finalize_scores(const FwdProblem& problem,
                                                   const QueryTile<Config>& tile, uint32_t warpgroup,
                                                   int32_t n) {
@@ -188,24 +191,26 @@ struct FwdConsumer {
     }
   }
 
+  // Maxima of the thread's scores: [2 * row + column % 2].
   __device__ __forceinline__ void column_maxima(float (&highest)[4]) const {
 #pragma unroll
     for (float& x : highest) x = -infinity();
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
+    for (int i = 0; i < 4 * kMmaCols; ++i) highest[i % 4] = fmaxf(highest[i % 4], rS[i]);
   }
 
+  // Computes P = exp2(S scale_log2 - shift) in rS, and adds it to `sum`: [2 * row + column % 2].
   __device__ __forceinline__ void exponentiate(float scale_log2, const float (&shift)[2],
                                                float (&sum)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) {
+    for (int i = 0; i < 4 * kMmaCols; ++i) {
       rS[i] = exp2_approx(rS[i] * scale_log2 - shift[i / 2 % 2]);
       sum[i % 4] += rS[i];
     }
   }
 
   // Raises the running maximum of rows whose sum of P exceeds kMaxRowSum, and rescales P; other
-  // rows stay bitwise unchanged. False, with nothing changed, where P overflowed.
+  // rows stay bitwise unchanged. Returns false, with nothing changed, where P overflowed.
   __device__ __forceinline__ bool raise_running_max(const float (&block_sum)[2]) {
     float highest[4], top[2];
     column_maxima(highest);
@@ -222,7 +227,7 @@ struct FwdConsumer {
       softmax.row_sum[r] += block_sum[r] * factor[r];
     }
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) rS[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < 4 * kMmaCols; ++i) rS[i] *= factor[i / 2 % 2];
     if constexpr (Config::kEarlyWait) {
       pack();
       rescale();
@@ -230,7 +235,7 @@ struct FwdConsumer {
     return true;
   }
 
-  // rS = Q K^T again, each warp on its own (mma.sync: wgmma needs all four warps).
+  // Computes rS = Q K^T again, each warp by itself with mma.sync: wgmma needs all four warps.
   __device__ __forceinline__ void recompute_scores(uint32_t sQ, uint32_t sK) {
     int const lane = ptx::thread_index() % 32;
     uint32_t const q = sQ + (ptx::thread_index() / 32 % 4 * 16 + lane % 16) * 128;
@@ -239,13 +244,13 @@ struct FwdConsumer {
     for (float& score : rS) score = 0.f;
 #pragma unroll 1
     for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
-      // Swizzled 16-byte chunks of a row.
+      // Swizzled offsets of 16-byte chunks in a row.
       uint32_t const chunk_q = ((kk % 4 * 2 + lane / 16) ^ (lane % 8)) * 16;
       uint32_t const chunk_k = ((kk % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
       uint32_t a[4];
       ptx::ldmatrix_x4(a, q + kk / 4 * Config::kColBlockBytesQ + chunk_q);
 #pragma unroll
-      for (int c = 0; c < kColumns; c += 2) {
+      for (int c = 0; c < kMmaCols; c += 2) {
         uint32_t b[4];
         ptx::ldmatrix_x4(b, k + kk / 4 * Config::kColBlockBytesKV + c * 8 * 128 + chunk_k);
 #pragma unroll
@@ -257,11 +262,12 @@ struct FwdConsumer {
     }
   }
 
-  static __device__ __forceinline__ int row_of_warpgroup() {
+  // The thread's first row within the warpgroup's 64.
+  static __device__ __forceinline__ int row_in_warpgroup() {
     return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
-  // -inf for keys that a row does not see.
+  // Sets scores of hidden keys to -inf.
   __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
                                              int32_t first_key) {
     if (mask.left == kUnbounded) {
@@ -276,23 +282,23 @@ struct FwdConsumer {
                                              int32_t first_key) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t const row = first_row + row_of_warpgroup() + half * 8;
-      int32_t const own = first_key + threadIdx.x % 4 * 2;
-      int32_t const begin = kLeft ? mask.visible_begin(row) - own : INT32_MIN;
-      hide_scores<kColumns>(half, begin, mask.visible_end(row) - own, [&](int n, int half, int e) {
-        rS[4 * n + 2 * half + e] = -infinity();
-      });
+      int32_t const row = first_row + row_in_warpgroup() + half * 8;
+      int32_t const first_column = first_key + threadIdx.x % 4 * 2;
+      int32_t const begin = kLeft ? mask.key_begin(row) - first_column : INT32_MIN;
+      hide_scores<kMmaCols>(
+          half, begin, mask.key_end(row) - first_column,
+          [&](int n, int half, int e) { rS[4 * n + 2 * half + e] = -infinity(); });
     }
   }
 
-  // q . k to scores in natural-log units.
+  // Applies scale, softcap, ALiBi and bias: from q . k to scores in natural-log units.
   __device__ __forceinline__ void modify_scores(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
     const ScoreModifiers& modifiers = problem.modifiers;
-    int32_t const row = first_row + row_of_warpgroup();
+    int32_t const row = first_row + row_in_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
-    float scale = modifiers.scale;  // still to be applied
+    float scale = modifiers.scale;  // what is still to be multiplied by; 1 once applied
     if (modifiers.softcap != 0.f) {
       Softcap const softcap(modifiers, scale);
 #pragma unroll
@@ -303,7 +309,7 @@ struct FwdConsumer {
       Alibi const alibi(problem, tile.batch, tile.head, tile.mask.seqlen_q, tile.mask.seqlen_k);
       float const distance = alibi.distance(row, key);
 #pragma unroll
-      for (int i = 0; i < 4 * kColumns; ++i) {
+      for (int i = 0; i < 4 * kMmaCols; ++i) {
         float const bias = alibi(distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
         rS[i] = rS[i] * scale + bias;
       }
@@ -323,22 +329,22 @@ struct FwdConsumer {
                                            int32_t row, int32_t key, float scale) {
     Bias<Element> const bias(problem, tile.batch, tile.head);
 #pragma unroll
-    for (int i = 0; i < 4 * kColumns; ++i) {
+    for (int i = 0; i < 4 * kMmaCols; ++i) {
       rS[i] = rS[i] * scale + bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
     }
   }
 
-  // Zeros dropped elements of P, after they were added to the row sums. store_output() applies the
-  // factor of the kept ones.
+  // Zeros the dropped elements of P. The row sums already have them. store_output() applies
+  // dropout_scale.
   __device__ __forceinline__ void apply_dropout(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
-    DropoutRng const words(problem.modifiers.rng, tile.batch * problem.heads_q + tile.head);
-    int32_t const row = first_row + row_of_warpgroup();
+    DropoutRng const rng(problem.modifiers.rng, tile.batch * problem.heads_q + tile.head);
+    int32_t const row = first_row + row_in_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 2) {
-      DropoutBits const bits = words.along_columns(row, key + 8 * c);
+    for (int c = 0; c < kMmaCols; c += 2) {
+      DropoutBits const bits = rng.draw(row, key + 8 * c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         bool const kept = bits.keeps(i / 2 % 2, i % 2, i / 4, problem.modifiers.dropout_threshold);

@@ -1,5 +1,5 @@
-// The forward on 9.0: picks per call the wgmma kernels or, where those do not support it, the
-// mma.sync kernels of sm80. Launchers alone may include another family.
+// The forward on compute capability 9.0: chooses per call the wgmma kernels or, where those do not
+// support the call, the mma.sync kernels of sm80. Only launchers include headers of another family.
 #pragma once
 #include "sm80/attention/fwd_launch.cuh"
 #include "sm90/attention/fwd_wgmma_launch.cuh"

@@ -1,4 +1,4 @@
-// Launches the wgmma forward: picks a variant, encodes tensor maps, sizes the grid.
+// Launches the wgmma forward: chooses the variant, encodes tensor maps, sizes the grid.
 #pragma once
 #include <algorithm>
 
@@ -18,7 +18,8 @@ struct FwdWgmmaLaunch {
   using Config = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
   using General = Config<FwdVariant::kGeneral>;
 
-  // Threads: those of the variant with the fewest, which has the most registers per thread.
+  // `threads`: of the variant with the fewest, which has the most registers per thread. The other
+  // facts are those of the general variant.
   static constexpr KernelFactsList<1> facts(const char* row) {
     constexpr int kThreads = std::min({General::kThreads, Config<FwdVariant::kShort>::kThreads,
                                        Config<FwdVariant::kModifiers>::kThreads});
@@ -28,12 +29,13 @@ struct FwdWgmmaLaunch {
                         General::kBlockKV)}};
   }
 
-  // TMA requires rows that start at multiples of 16 bytes.
+  // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
+  // bytes.
   static bool supports(const FwdProblem& problem) {
     return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
   }
 
-  // The counter of the dynamic tile scheduler.
+  // Bytes for the counter of the dynamic schedule.
   static uint64_t workspace(const FwdProblem& problem) {
     return problem.queries.offsets == nullptr ? 0 : 256;
   }

@@ -1,4 +1,4 @@
-// The dK and dV kernel's arguments, and the key tiles of dense sequences.
+// The dK and dV kernel's arguments, and its key tiles of dense sequences (varlen: bwd_varlen.cuh).
 #pragma once
 #include <cuda.h>
 
@@ -14,23 +14,26 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Query rows are padded to whole tiles in the workspace, per sequence.
+// Arguments of the dK and dV kernel. In the workspace the queries of each sequence are padded to
+// whole tiles.
 struct BwdArgs {
   BwdProblem problem;
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // [heads_q, query_tiles, kBlockQ], from the preprocess kernel
   const float* delta;     // [heads_q, query_tiles, kBlockQ], likewise
-  float* grad_q_sum;  // [heads_q, query_tiles, warpgroup, kGradQElements], in accumulator order; or
-                      // null
+  // fp32 sums of dQ, [heads_q, query_tiles, warpgroup, kGradQElements] in accumulator order; or
+  // null.
+  float* grad_q_sum;
   int32_t query_tiles;      // per head, over all batches
-  uint32_t work_units;      // key tiles, or pairs of them, over all heads and batches
+  uint32_t work_units;      // over all heads and batches
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
-  bool paired;              // a unit is two tiles
-  uint32_t* counters;       // varlen: [0] is the next unit of the dynamic schedule
+  bool paired;              // a unit is a pair of tiles
+  // Dynamic schedules: [0] the next unit of this kernel (varlen), [1] of the dQ kernel.
+  uint32_t* counters;
 };
 
-// Static schedule of dense sequences, as in the forward (scheduler.cuh): under a causal mask a unit
-// is two tiles of one head, the n-th from the start and the n-th from the end.
+// Static schedule of dense sequences: a unit is one tile or, under a causal mask, a pair of tiles
+// of one head, the n-th from the start and the n-th from the end (as in scheduler.cuh).
 struct KeyWorkUnit {
   uint32_t unit;
   bool second;
@@ -43,14 +46,14 @@ struct KeyWorkUnit {
   }
 };
 
-// One key tile of one kv head, and the query blocks that see it.
+// KeyTile: one key tile of one kv head, and the query blocks to which it is visible.
 template <class Config>
 struct KeyTile {
   Mask mask;
   uint32_t batch, head_kv;
   int32_t first_key;
   int32_t begin, end;  // query blocks
-  bool second;         // of a unit of two tiles
+  bool second;         // the second tile of a pair
 
   __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWorkUnit& work)
       : second(work.second) {
@@ -68,19 +71,22 @@ struct KeyTile {
     if (work.second && block == number) first_key = count_k;
     mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
-    begin = mask.seeing_begin(first_key) / Config::kBlockQ;
-    end = (mask.seeing_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    begin = mask.query_begin(first_key) / Config::kBlockQ;
+    end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
+  // Whether query blocks are visited from the last to the first (query_iterator.cuh).
   __device__ __forceinline__ bool reversed() const { return !second; }
 
+  // False for the second tile of a unit that has only one.
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }
-  __device__ __forceinline__ bool seen() const { return begin < end; }
+  // Whether the tile is visible to any query; otherwise dK and dV are zeros.
+  __device__ __forceinline__ bool has_queries() const { return begin < end; }
 
-  // Rows of dK and dV that exist.
+  // The rows of dK and dV that exist.
   __device__ __forceinline__ Span rows() const { return {0, mask.seqlen_k}; }
 
-  // Number of a query tile in the workspace. Precondition: fits 32 bits (the launcher checks).
+  // Number of a query tile in the workspace. Precondition: it fits 32 bits (the launcher checks).
   __device__ __forceinline__ uint32_t query_tile(const BwdArgs& args, uint32_t head,
                                                  uint32_t m) const {
     uint32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
@@ -88,8 +94,8 @@ struct KeyTile {
   }
 };
 
-// Loads LSE and delta of a query tile (query_tile()) into a stage, on the barrier of its dO.
-// Precondition: the barrier expects the bytes.
+// Loads LSE and delta of a query tile (`tile`: query_tile()) into a stage. Completes on the
+// mbarrier of the stage's dO, which must expect the bytes.
 template <class Config>
 __device__ __forceinline__ void load_row_values(const BwdArgs& args,
                                                 const KeyTileSmem<Config>& smem, uint32_t stage,

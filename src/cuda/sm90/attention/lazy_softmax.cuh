@@ -1,12 +1,13 @@
 // Online softmax that computes P of a block before the block's maximum is known.
 //
-// P is taken relative to the running maximum of previous blocks. While a block's row sums stay
-// small relative to it, it stands, and no maximum is computed. Otherwise it is raised by a power of
-// two (up to its own rounding) and P, the row sum and the output are rescaled by that factor.
-// Scores are recomputed only where P overflowed.
+// P is computed relative to the running maximum of the previous blocks. While the block's sum of P
+// stays below kMaxRowSum, the running maximum is kept and the block's own maximum is never
+// computed. Otherwise the running maximum is raised by a power of two (up to its own rounding), and
+// P, the row sum and the output are rescaled by that factor. Scores are recomputed only where P
+// overflowed.
 //
-// Rows are laid out as in attention/online_softmax.cuh: a thread owns kRows rows, each shared by a
-// quad.
+// Rows are laid out as in attention/online_softmax.cuh: a thread has elements of kRows rows, and
+// the four lanes of a quad share each row.
 #pragma once
 #include "attention/online_softmax.cuh"
 #include "core/math.cuh"
@@ -16,15 +17,17 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Limit of a thread's sum of P in one row and block; it bounds each element, too.
+// Largest sum of a thread's P in one row and block; it bounds each element, too: as
+// 2^kRescaleThreshold does in OnlineSoftmax.
 inline constexpr float kMaxRowSum = 256.f;
-// P beyond this counts as overflowed.
+// P above this counts as overflowed: far below the largest fp32 number (2^128), so that sums of P
+// are finite.
 inline constexpr float kOverflow = 0x1p100f;
 
 template <int kRows_>
 struct LazySoftmax {
   static constexpr int kRows = kRows_;
-  float running_max[kRows];  // log2, what P is relative to; -inf: the row has seen no key
+  float running_max[kRows];  // log2 units; P is relative to it; -inf: no visible key seen yet
   float row_sum[kRows];      // this thread's columns only, until finish()
 
   __device__ __forceinline__ LazySoftmax() {
@@ -35,7 +38,7 @@ struct LazySoftmax {
     }
   }
 
-  // Whether every row of this thread has seen a key.
+  // Whether every row of this thread has seen a visible key.
   __device__ __forceinline__ bool has_running_max() const {
     bool all = true;
 #pragma unroll
@@ -43,7 +46,7 @@ struct LazySoftmax {
     return all;
   }
 
-  // As OnlineSoftmax::advance: updates the running maximum with `block_max`, before P is computed.
+  // As OnlineSoftmax::advance(): updates the running maximum with `block_max` before P is computed.
   __device__ __forceinline__ float advance(int r, float block_max, float scale_log2, float& shift) {
     float const before = running_max[r];
     float const highest = quad_max(block_max) * scale_log2;
@@ -54,9 +57,9 @@ struct LazySoftmax {
     return factor;
   }
 
-  // Raises the running maximum of row r after P of a block was computed with the old one; `highest`
-  // is the quad's largest P. Returns the factor that rescales P, sums and output: a power of two, 1
-  // where `highest` is 1.
+  // Raises the running maximum of row r after P of the block was computed with the old one.
+  // `highest`: the quad's largest P. Returns the factor that rescales P, row sum and output: a
+  // power of two, 1 where `highest` is 1.
   __device__ __forceinline__ float raise(int r, float highest) {
     float const before = running_max[r];
     running_max[r] = before + static_cast<float>((__float_as_int(highest) >> 23) - 127);

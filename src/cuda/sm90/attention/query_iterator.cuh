@@ -1,4 +1,4 @@
-// The order in which a CTA visits the query blocks that see its key tile.
+// The order in which a CTA visits the query blocks to which its key tile is visible.
 #pragma once
 #include <cstdint>
 
@@ -6,10 +6,10 @@
 
 namespace flashvar::sm90::attention {
 
-// Calls step(head, m) for the query blocks that see a tile, of all heads of its group. Heads are
-// innermost. Tiles that start together (the first of a pair) take queries in descending order,
-// those that end together in ascending order: CTAs of the same kv heads are then at the same
-// queries under any mask, and find them, and the sums of dQ, in L2.
+// Calls step(head, m) for each of these query blocks, of all query heads of the group; heads vary
+// fastest. First tiles of a pair, which start together, visit queries in descending order; second
+// tiles, which end together, in ascending order. CTAs of the same kv head are then at the same
+// queries at any time, under any mask, and find Q, dO and the sums of dQ in L2.
 template <class Tile, class Step>
 __device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
   uint32_t head = tile.head_kv * group;
@@ -24,12 +24,13 @@ __device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, S
   }
 }
 
-// The order of for_each_step(), for consumers that look one step ahead and one back.
+// Iterator in the order of for_each_step(), for consumers, which also need the next and the
+// previous step.
 template <class Tile>
 struct QueryIterator {
   const Tile& tile;
-  int32_t m, left;          // current query block; steps left, this one included
-  uint32_t number, before;  // query_tile() of the current and of the previous step, or kNone
+  int32_t m, left;            // current query block; number of steps left, this one included
+  uint32_t number, previous;  // query_tile() of this step and of the previous one, or kNone
 
   static constexpr uint32_t kNone = 0xffffffff;
 
@@ -38,22 +39,22 @@ struct QueryIterator {
         m(tile.reversed() ? tile.end - 1 : tile.begin),
         left(args.problem.group * (tile.end - tile.begin)),
         number(tile.query_tile(args, tile.head_kv * args.problem.group, m)),
-        before(kNone) {}
+        previous(kNone) {}
 
   __device__ __forceinline__ void advance(const BwdArgs& args) {
-    before = number;
+    previous = number;
     number += args.query_tiles;
     uint32_t const heads = args.problem.group * args.query_tiles;
     if (number >= (tile.head_kv + 1) * heads) {  // past the group's last head
-      int32_t const on = tile.reversed() ? -1 : 1;
-      m += on;
-      number += static_cast<uint32_t>(on) - heads;
+      int32_t const direction = tile.reversed() ? -1 : 1;
+      m += direction;
+      number += static_cast<uint32_t>(direction) - heads;
     }
     --left;
   }
 };
 
-// A warpgroup's part of the fp32 sums of dQ; `tile`: query_tile().
+// A warpgroup's part of a tile of the fp32 sums of dQ. `tile`: query_tile().
 template <class Config>
 __device__ __forceinline__ float* grad_q_part(const BwdArgs& args, uint32_t tile,
                                               uint32_t warpgroup) {

@@ -1,4 +1,4 @@
-// One query tile of one head, and the key blocks that its queries see.
+// QueryTile: one query tile of one head, and the key blocks visible to its queries.
 #pragma once
 #include <cstdint>
 
@@ -12,8 +12,8 @@ struct QueryTile {
   Mask mask;
   uint32_t batch, head, head_kv;
   int32_t first_query;   // within the sequence
-  int32_t row_q, row_k;  // tensor rows where the sequence starts
-  int32_t begin, end;    // key blocks that some query of the tile sees
+  int32_t row_q, row_k;  // tensor rows at which the sequence starts
+  int32_t begin, end;    // key blocks visible to some query of the tile
 
   template <class Args>
   __device__ __forceinline__ QueryTile(const Args& args, const WorkTile& work_tile)
@@ -27,22 +27,21 @@ struct QueryTile {
     if (problem.seqused_k != nullptr) count_k = min(max(problem.seqused_k[batch], 0), count_k);
     mask = {queries.count, count_k, problem.window_left, problem.window_right};
     int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
-    begin = mask.visible_begin(first_query) / Config::kBlockKV;
-    end = (mask.visible_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+    begin = mask.key_begin(first_query) / Config::kBlockKV;
+    end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
   }
 
-  // End of the key blocks that a warpgroup's rows see; begin + 1 where it has no rows or sees none,
-  // so that every consumer computes at least one block.
-  __device__ __forceinline__ int32_t end_of(uint32_t warpgroup) const {
+  // End of the key blocks visible to a warpgroup's rows. At least begin + 1, also where it has no
+  // rows, so that every consumer computes at least one block.
+  __device__ __forceinline__ int32_t key_blocks_end(uint32_t warpgroup) const {
     int32_t const first = first_query + static_cast<int32_t>(warpgroup) * 64;
-    uint32_t const keys =
-        mask.visible_end(first + 63);  // unsigned: its division takes fewer registers
+    uint32_t const keys = mask.key_end(first + 63);  // unsigned: its division takes fewer registers
     int32_t const own = (keys + Config::kBlockKV - 1) / Config::kBlockKV;
     return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 
-  // Whether any query of the tile sees a key.
-  __device__ __forceinline__ bool sees() const { return begin < end; }
+  // Whether any key is visible to a query of the tile.
+  __device__ __forceinline__ bool has_keys() const { return begin < end; }
 };
 
 }  // namespace flashvar::sm90::attention

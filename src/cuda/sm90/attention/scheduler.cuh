@@ -1,11 +1,11 @@
 // The tile scheduler of persistent kernels whose CTAs own query tiles (forward, dQ).
 //
-// A work unit is one query tile or, under a causal mask, two tiles of one sequence, the n-th from
-// the end and the n-th from the start: units of equally long sequences then take equally long, and
-// CTAs that run at the same time read the same keys. Dense: CTAs take every gridDim.x-th unit.
-// Varlen, where units differ in length: they take units from a counter in device memory, as late as
-// possible. One warp of the producer warpgroup schedules and publishes work tiles through shared
-// memory.
+// A work unit is one query tile or, under a causal mask, a pair of tiles of one sequence, the n-th
+// from the end and the n-th from the start. Units of equally long sequences then have equal work,
+// and CTAs that run at the same time read the same keys. Dense: static schedule, CTAs take every
+// gridDim.x-th unit. Varlen, where units differ in work: dynamic schedule, CTAs take units from a
+// counter in device memory, each as late as possible. One warp of the producer warpgroup, the
+// scheduler warp, publishes work tiles to the CTA through shared memory.
 #pragma once
 #include <cstdint>
 
@@ -24,13 +24,14 @@ using namespace flashvar::attention;  // what all architectures share
 struct QueryScheduler {
   uint32_t work_units;      // over all heads and batches
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
-  bool paired;              // a unit is two tiles
+  bool paired;              // a unit is a pair of tiles
   Divisor by_units_per_head, by_heads_q, by_group;
-  uint32_t*
-      counter;  // units taken beyond the first gridDim.x, 0 at the start; null: static schedule
+  // Dynamic schedule: units taken beyond the first gridDim.x, 0 at the start. Null: static
+  // schedule.
+  uint32_t* counter;
 
-  // False where units cannot be numbered with 31 bits. `counter_` may be null; it is not used
-  // unless there are more units than CTAs. Host only.
+  // Returns false where unit numbers do not fit 31 bits. `counter_` may be null; it is used only
+  // for varlen queries with more units than CTAs. Host only.
   bool init(const Problem& problem, int block_q, int multiprocessors, uint32_t* counter_) {
     bool const varlen = problem.queries.offsets != nullptr;
     int64_t const rows = varlen ? problem.heads_q : problem.heads_q * problem.batch;
@@ -50,17 +51,19 @@ struct QueryScheduler {
   }
 };
 
-// Coordinates of a query tile, as published by the scheduler warp.
+// WorkTile: coordinates of a query tile, as the scheduler warp publishes them. One slot in shared
+// memory, guarded by full_work_tile and empty_work_tile.
 struct WorkTile {
   uint32_t batch, head;
   int32_t first_query;  // within the sequence; negative: no more tiles
 
   __device__ __forceinline__ bool exists() const { return first_query >= 0; }
 
-  // Scheduler warp: publishes the CTA's tile `number`.
+  // For the scheduler warp: publishes the CTA's tile `number`.
   template <class Config>
   __device__ __forceinline__ void publish(const QueryTileSmem<Config>& smem,
                                           uint32_t number) const {
+    // All readers have released the previous tile.
     ptx::mbarrier_wait(smem.empty_work_tile(), PipelineState<1>{number}.phase() ^ 1);
     if (ptx::thread_index() % 32 == 0) {
       ptx::shared_store(smem.work_tile(),
@@ -69,25 +72,26 @@ struct WorkTile {
     }
   }
 
-  // Load warp and consumers, all lanes: receives tile `number`; request_next() lets the scheduler
-  // overwrite it.
+  // For the load warp and consumers, all lanes: receives tile `number`.
   template <class Config>
   __device__ __forceinline__ static WorkTile receive(const QueryTileSmem<Config>& smem,
                                                      uint32_t number) {
+    // The tile is published.
     ptx::mbarrier_wait(smem.full_work_tile(), PipelineState<1>{number}.phase());
     uint4 const words = ptx::shared_load_words(smem.work_tile());
-    // The shuffle tells the compiler that values are warp-uniform: derived ones use uniform
-    // registers.
+    // The shuffle tells the compiler that the values are warp-uniform: what it computes from them
+    // goes to uniform registers.
     auto const uniform = [](uint32_t word) { return __shfl_sync(0xffffffffu, word, 0); };
     return {uniform(words.x), uniform(words.y), static_cast<int32_t>(uniform(words.z))};
   }
+  // Releases the received tile; the scheduler warp may then overwrite it with the next.
   template <class Config>
-  __device__ __forceinline__ static void request_next(const QueryTileSmem<Config>& smem) {
+  __device__ __forceinline__ static void release(const QueryTileSmem<Config>& smem) {
     ptx::mbarrier_arrive(smem.empty_work_tile());
   }
 };
 
-// The scheduler warp.
+// The scheduler warp: publishes the tiles of the CTA's units, then a tile that does not exist.
 template <class Config, class Args>
 __device__ __forceinline__ void schedule_query_tiles(const Args& args,
                                                      const QueryTileSmem<Config>& smem) {
@@ -97,14 +101,14 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
     uint32_t const row = args.by_units_per_head(unit);
     uint32_t const number = unit - row * args.units_per_head;
     WorkTile work_tile;
-    int32_t tile, count;  // tile or pair of tiles within the sequence; rows of the sequence
+    int32_t tile, count;  // number of tile or pair within the sequence; rows of the sequence
     if (problem.queries.offsets == nullptr) {
       work_tile.batch = args.by_heads_q(row);
       work_tile.head = row - work_tile.batch * problem.heads_q;
       tile = number;
       count = problem.queries.seqlen;
     } else {
-      // Two calls, so that the rows of a tile are constants to divide by.
+      // Two calls of find(), so that it divides by constants.
       uint32_t const wanted = args.units_per_head - 1 - number;
       uint32_t const batches = static_cast<uint32_t>(problem.batch);
       TileCoordinate coordinate;
@@ -119,8 +123,8 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
       work_tile.head = args.by_units_per_head(unit);  // recomputed: the warp has few registers
       count = problem.queries.span(coordinate.batch).count;
     }
-    // The last queries first: under a causal mask they have the most work. Varlen has more units
-    // than tiles, and the middle one of an odd number of tiles has no partner.
+    // The last queries come first: under a causal mask they have the most work. Varlen has more
+    // units than tiles need, and the middle one of an odd number of tiles has no partner.
     int32_t const last = (count + Config::kBlockQ - 1) / Config::kBlockQ - 1 - tile;
     if (args.paired ? tile <= last : last >= 0) {
       work_tile.first_query = last * Config::kBlockQ;

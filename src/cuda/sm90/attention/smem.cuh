@@ -1,6 +1,6 @@
-// Shared-memory maps: mbarriers and work tiles first, then operand tiles, which start at multiples
-// of 1024 bytes, the period of the swizzle. Barrier pairs: full = written, empty = released by all
-// readers.
+// Addresses in a CTA's shared memory: mbarriers and work tiles first, then operand tiles, which
+// start at multiples of 1024 bytes, the period of the swizzle. mbarriers come in pairs: full = the
+// buffer is written, empty = all readers have released it.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +11,12 @@
 
 namespace flashvar::sm90::attention {
 
-// Named barriers: kZeroed, of all consumers (zero_rows); kOrder + i, the ordering barrier of
-// consumer i.
+// Numbers of named barriers. kZeroed: of all consumers, in zero_rows(). kOrder + i: the ordering
+// barrier of consumer i.
 enum : uint32_t { kZeroed = 1, kOrder = 2 };
 
-// CTAs that own query tiles (forward, dQ): Q (dQ: and dO behind it), rings of K and V.
+// CTAs that own query tiles (forward, dQ): Q (in the dQ kernel with dO after it), rings of K and
+// V.
 template <class Config>
 struct QueryTileSmem {
   uint32_t base;
@@ -28,15 +29,16 @@ struct QueryTileSmem {
     return k(Config::kStages) + stage * Config::kBytesV;
   }
 
-  // full: the tile is loaded; empty: all consumers have released it.
+  // full: the tile is loaded. empty: all consumers have released it.
   __device__ __forceinline__ uint32_t full_q() const { return base; }
   __device__ __forceinline__ uint32_t empty_q() const { return base + 8; }
   __device__ __forceinline__ uint32_t full_k(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_k(uint32_t stage) const { return ring(1, stage); }
   __device__ __forceinline__ uint32_t full_v(uint32_t stage) const { return ring(2, stage); }
   __device__ __forceinline__ uint32_t empty_v(uint32_t stage) const { return ring(3, stage); }
-  // full: the work tile is published; empty: consumers have read it and the producer requests the
-  // next.
+  // full: the work tile is published. empty: the consumers have read it and the load warp has
+  // released it, late (kBlocksAhead), so that the scheduler does not prepare the next one too
+  // early.
   __device__ __forceinline__ uint32_t full_work_tile() const {
     return base + Config::kBarrierBytes / 2;
   }
@@ -49,10 +51,10 @@ struct QueryTileSmem {
   }
 };
 
-// Varlen: slots for scheduled key tiles, and the bytes of each.
+// Varlen: slots for key tiles that the scheduler warp has prepared, and the bytes of each.
 inline constexpr uint32_t kTileSlots = 2, kTileBytes = 128;
 
-// CTAs that own key tiles (dK and dV): K, V, rings of Q, dO with LSE and delta, and of dS or P.
+// CTAs that own key tiles (dK and dV): K, V, rings of Q, of dO with LSE and delta, and of dS or P.
 template <class Config>
 struct KeyTileSmem {
   uint32_t base;
@@ -65,41 +67,43 @@ struct KeyTileSmem {
   __device__ __forceinline__ uint32_t grad_out(uint32_t stage) const {
     return q(Config::kStages) + stage * Config::kBytesGradOut;
   }
-  // dS: rows are queries, column blocks of 64 keys.
-  __device__ __forceinline__ uint32_t grad_scores(uint32_t stage) const {
+  // dS: rows are queries, in column blocks of 64 keys.
+  __device__ __forceinline__ uint32_t ds(uint32_t stage) const {
     return grad_out(Config::kStages) + stage * Config::kBytesScores;
   }
-  // WorkSplit::kGemms: P in fp32, from a thread of the first warpgroup to that of the second with
-  // the same index.
-  __device__ __forceinline__ uint32_t p(uint32_t stage) const { return grad_scores(stage); }
+  // WorkSplit::kGemms: P in fp32, passed from each thread of the first consumer to the thread of
+  // the second with the same index.
+  __device__ __forceinline__ uint32_t p(uint32_t stage) const { return ds(stage); }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return grad_scores(Config::kScoreStages) + stage * Config::kRowBytes;
+    return ds(Config::kScoreStages) + stage * Config::kRowBytes;
   }
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
   }
 
-  // LSE and delta share the barriers of dO.
+  // full: loaded (LSE and delta share the mbarriers of dO). empty_kv: all consumers have released K
+  // and V.
   __device__ __forceinline__ uint32_t full_k() const { return base; }
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
-  // dS or P, passed between the consumers.
+  // dS or P, passed between the consumers. full: written; empty: read.
   __device__ __forceinline__ uint32_t full_scores(uint32_t stage) const {
     return ring(4, 0) + stage * 16;
   }
   __device__ __forceinline__ uint32_t empty_scores(uint32_t stage) const {
     return full_scores(stage) + 8;
   }
-  // Varlen: slots of scheduled key tiles; want_tile: the load thread requests the next.
+  // Varlen: slots of prepared key tiles. full: written by the scheduler warp; empty: read by
+  // consumers and load threads. tile_request: a load thread asks the scheduler for the next tile.
   __device__ __forceinline__ uint32_t full_tile(uint32_t slot) const {
     return base + Config::kBarrierBytes / 2 + slot * 16;
   }
   __device__ __forceinline__ uint32_t empty_tile(uint32_t slot) const {
     return full_tile(slot) + 8;
   }
-  __device__ __forceinline__ uint32_t want_tile() const { return full_tile(kTileSlots); }
+  __device__ __forceinline__ uint32_t tile_request() const { return full_tile(kTileSlots); }
   __device__ __forceinline__ uint32_t tile(uint32_t slot) const {
-    return want_tile() + 16 + slot * kTileBytes;
+    return tile_request() + 16 + slot * kTileBytes;
   }
   __device__ __forceinline__ uint32_t full_q(uint32_t stage) const { return ring(0, stage); }
   __device__ __forceinline__ uint32_t empty_q(uint32_t stage) const { return ring(1, stage); }
@@ -114,8 +118,9 @@ struct KeyTileSmem {
   }
 };
 
-// Zeros rows [first, kBlockKV) of a tile of V (dQ: of K), by all consumers. Needed where the tensor
-// goes on behind the sequence's last key: P is 0 there, but 0 * inf is not.
+// Zeros rows [first, kBlockKV) of a tile of V (dQ kernel: of K), by all consumers. Needed where the
+// tensor holds other data after the sequence's last key: P (dQ kernel: dS) is 0 there, but 0 * inf
+// is not.
 template <class Config, int kColBlocks>
 __device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
   int const chunk = ptx::thread_index() % 8;
@@ -127,7 +132,8 @@ __device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
     }
   }
   ptx::fence_async_proxy();
-  ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);  // zeros are visible to all consumers
+  // All consumers have written their zeros.
+  ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);
 }
 
 }  // namespace flashvar::sm90::attention

@@ -1,4 +1,4 @@
-// Tensor maps of attention's tensors. Host only.
+// TensorMapEncoder: tensor maps of attention's tensors. Host only.
 #pragma once
 #include "attention/problem.h"
 #include "core/tensor_map.h"
@@ -9,11 +9,12 @@ using namespace flashvar::attention;  // what all architectures share
 
 // Encodes maps whose boxes are one column block (128 bytes) of `rows` rows of one head.
 //
-// Clipped: the map's extent also ends where a box's coordinates say, so that with several sequences
-// in one tensor TMA fills zeros behind each of them. The rows are then two dimensions of one
-// stride, of which only the first bounds a box, and the map's address is as many rows before the
-// tensor as the tensor has. Row r of a sequence of n rows that ends before tensor row `end` has
-// coordinates {column, rows - n + r, head, end, batch} (VarlenCoordinate).
+// Clipped maps are for varlen tensors, where rows after a sequence's end belong to the next
+// sequence: a coordinate says where a box must end, and TMA writes zeros after that. The tensor's
+// R rows are two dimensions of the map, both with the stride of rows. The first has R elements and
+// clips the box; the second shifts it. The map's base address lies R rows in front of the tensor.
+// Row r of a sequence of n rows that ends at tensor row `end` has the coordinates {column, R - n +
+// r, head, end, batch} (VarlenCoordinate): tensor row (R - n + r) + end - R = end - n + r.
 struct TensorMapEncoder {
   const Problem& problem;
   CUtensorMapDataType type;
@@ -31,7 +32,7 @@ struct TensorMapEncoder {
                      int64_t heads, int64_t dim, int rows) const {
     constexpr int kElementBytes = sizeof(*tensor.data);
     bool const varlen = sequences.offsets != nullptr;
-    // The driver refuses dimensions of 0; kernels load nothing from such a tensor.
+    // The driver rejects dimensions of 0; kernels load nothing from such a tensor.
     auto const size = [](int64_t count) { return static_cast<cuuint64_t>(count > 0 ? count : 1); };
     cuuint64_t const dims[4] = {size(dim), size(varlen ? sequences.total : sequences.seqlen),
                                 size(heads), varlen ? 1 : size(problem.batch)};
@@ -51,7 +52,8 @@ struct TensorMapEncoder {
   }
 };
 
-// The maps of a backward kernel's arguments, in tiles of block_q queries and block_kv keys.
+// Encodes the maps of a backward kernel's arguments, for tiles of block_q queries and block_kv
+// keys.
 template <class Args>
 cudaError_t encode_bwd_tensor_maps(Args& args, const TensorMapEncoder& encoder, int block_q,
                                    int block_kv) {

@@ -7,7 +7,6 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from flashvar.cli import commands, output
@@ -79,11 +78,8 @@ def _warmup(chosen: argparse.Namespace) -> int:
     from flashvar.cli import warmup
 
     asked = warmup.Asked(
-        dims=tuple(dict.fromkeys(chain.from_iterable(chosen.head_dim))),
-        dtypes=tuple(dict.fromkeys(chain.from_iterable(chosen.dtype))),
-        causal=(*[True] * chosen.causal, *[False] * chosen.full) or (True, False),
-        training=chosen.backward,
-        features=frozenset(one for one in commands.FEATURES if getattr(chosen, one)),
+        kinds=tuple(warmup.warmed_ops()[chosen.op].kinds(chosen)),
+        op=chosen.op,
         architecture=chosen.arch,
         device=chosen.device,
         everything=chosen.all,
@@ -94,7 +90,7 @@ def _warmup(chosen: argparse.Namespace) -> int:
 def _tune(chosen: argparse.Namespace) -> int:
     from flashvar.cli import tune
 
-    return tune.run(chosen.head_dim, chosen.direction, chosen.device, as_json=chosen.json)
+    return tune.run(chosen)
 
 
 _RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
+from flashvar import ops
 from flashvar._version import __version__
 
 _EPILOG: Final = """\
@@ -64,7 +65,7 @@ def _guess(words: Iterable[str], known: list[str]) -> str | None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The chosen command with its options; exits with 2 where there is none, or a wrong one."""
-    parser, commands = _parser()
+    parser, commands = _parser(_op_of(arguments))
     parser.words = arguments
     for command in commands:
         command.words = arguments[1:]
@@ -81,7 +82,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return chosen
 
 
-def _parser() -> tuple[Parser, list[Parser]]:
+def _parser(op: str) -> tuple[Parser, list[Parser]]:
     parser = Parser(
         prog="flashvar", description="Attention kernels, inspected and prepared.", epilog=_EPILOG
     )
@@ -92,7 +93,7 @@ def _parser() -> tuple[Parser, list[Parser]]:
         command = commands.add_parser(
             name, help=summary, description=f"{_sentence(summary)}", epilog=closing
         )
-        add_options(command)
+        add_options(command, op)
         made.append(command)
     return parser, made
 
@@ -101,7 +102,7 @@ def _sentence(summary: str) -> str:
     return f"{summary[0].upper()}{summary[1:]}."
 
 
-def _doctor(parser: Parser) -> None:
+def _doctor(parser: Parser, _op: str) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of --json")
     parser.add_argument(
@@ -114,34 +115,16 @@ def _doctor(parser: Parser) -> None:
     )
 
 
-def _show(parser: Parser) -> None:
+def _show(parser: Parser, _op: str) -> None:
     parser.add_argument("architecture", nargs="*", help="as sm_XY; without one, all that are found")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
-def _warmup(parser: Parser) -> None:
-    parser.add_argument(
-        "--head-dim",
-        type=_dims,
-        nargs="+",
-        default=[[(64, 64), (128, 128)]],
-        metavar="N",
-        help="such as 64,128 or 192x128, where values have their own (default: 64,128)",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=_dtypes,
-        nargs="+",
-        default=[["bf16"]],
-        metavar="T",
-        help="bf16, fp16 or both (default: bf16)",
-    )
-    parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
-    parser.add_argument("--full", action="store_true", help="calls that are not (default: both)")
-    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
-    features = parser.add_argument_group("what every call has; run warmup again for other calls")
-    for name, words in FEATURES.items():
-        features.add_argument(f"--{name}", action="store_true", help=words)
+def _warmup(parser: Parser, op: str) -> None:
+    from flashvar.cli.warmup import warmed_ops
+
+    every = warmed_ops()
+    every[_op(parser, op, every)].add_options(parser)
     where = parser.add_argument_group("where")
     where.add_argument(
         "--arch", metavar="sm_XY", help="compile for a GPU that is not here, into Triton's cache"
@@ -153,62 +136,38 @@ def _warmup(parser: Parser) -> None:
     where.add_argument("--json", action="store_true", help="for machines")
 
 
-FEATURES: Final = {
-    "window": "a sliding window",
-    "softcap": "softcapped scores",
-    "alibi": "ALiBi slopes",
-    "bias": "an additive bias or mask",
-    "dropout": "dropout",
-    "varlen": "packed sequences",
-    "seqused": "a cache that is read up to a length",
-}
+def _tune(parser: Parser, op: str) -> None:
+    from flashvar.cli.tune import tuned_ops
 
-
-def _dims(text: str) -> list[tuple[int, int]]:
-    """`64,192x128` as pairs."""
-    found = []
-    for word in text.split(","):
-        first, _, second = word.partition("x")
-        try:
-            found.append((int(first), int(second or first)))
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"expected head dims such as 64,192x128, found {text!r}"
-            ) from None
-    return found
-
-
-def _dtypes(text: str) -> list[str]:
-    words = text.split(",")
-    if wrong := [word for word in words if word not in ("bf16", "fp16")]:
-        raise argparse.ArgumentTypeError(f"expected bf16 or fp16, found {wrong[0]!r}")
-    return words
-
-
-def _tune(parser: Parser) -> None:
-    parser.add_argument(
-        "--head-dim",
-        type=int,
-        nargs="+",
-        default=[64, 128],
-        metavar="N",
-        help="8 to 256, by 8 (default: 64 128)",
-    )
-    parser.add_argument(
-        "--direction",
-        nargs="+",
-        choices=("forward", "backward"),
-        default=["forward", "backward"],
-        metavar="D",
-        help="forward, backward (default: both)",
-    )
+    every = tuned_ops()
+    every[_op(parser, op, every)].add_options(parser)
     parser.add_argument(
         "--device", type=int, default=0, metavar="N", help="as torch numbers them (default: 0)"
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
-_COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser], None]]]] = {
+def _op(parser: Parser, op: str, every: Iterable[str]) -> str:
+    """The op comes first, and decides which options there are."""
+    names = tuple(every)
+    chosen = op if op in names else names[0]
+    parser.add_argument(
+        "op",
+        nargs="?",
+        default=chosen,
+        choices=names,
+        help=f"{' or '.join(names)} (default: {names[0]}); each has options of its own",
+    )
+    return chosen
+
+
+def _op_of(arguments: list[str]) -> str:
+    """The op that a command line names right behind the command; the first one otherwise."""
+    names = tuple(ops.TABLE)
+    return arguments[1] if len(arguments) > 1 and arguments[1] in names else names[0]
+
+
+_COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"

@@ -2,66 +2,81 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
-import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
-from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar import ops
+from flashvar.errors import BackendUnavailableError
 from flashvar.machine.system import Device, System, gather
-from flashvar.ops.attention.spec import HEAD_DIM_MAX, HEAD_DIM_STEP
-
-if TYPE_CHECKING:
-    from flashvar.backends.triton.attention.measure import Measurement, Timer
 
 
-def run(
-    head_dims: Sequence[int],
-    directions: Sequence[str],
-    number: int,
-    *,
-    as_json: bool,
-    system: System | None = None,
-    timer: Timer | None = None,
-) -> int:
+@dataclass(frozen=True)
+class Tuned:
+    """The best tile of one kernel."""
+
+    name: str  # of the kernel, for people
+    facts: Mapping[str, Any]  # for machines: the kernel, what it is for, and the tile
+    tile: str  # in words
+    milliseconds: float
+    table_milliseconds: float | None  # of the tile that the table has; None: it does not run
+    measured: int  # how many tiles ran
+    kept: str | None  # the file; None: it could not be written
+
+
+class OpTune(Protocol):
+    """What the module `OpSpec.tune` of an op holds."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """The options that say what is tuned."""
+        ...
+
+    def run(
+        self,
+        chosen: argparse.Namespace,
+        system: System,
+        device: Device,
+        *,
+        quiet: bool,
+        timer: Any = None,
+    ) -> Iterator[Tuned]:
+        """Time the tiles of each kernel on the device and keep the best."""
+        ...
+
+
+def tuned_ops() -> dict[str, OpTune]:
+    """The ops whose Triton kernels have tiles to choose from, by name."""
+    return {
+        spec.name: cast("OpTune", importlib.import_module(spec.tune))
+        for spec in ops.specs()
+        if spec.tune is not None
+    }
+
+
+def run(chosen: argparse.Namespace, *, system: System | None = None, timer: Any = None) -> int:
     """Measure, keep, and say what was found; returns the exit code.
 
     Raises:
-        InvalidInputError: a head dim that no kernel takes.
         BackendUnavailableError: there is no such device, or no Triton.
     """
     system = system or gather()
-    device = _device(system, number)
-    for head_dim in head_dims:
-        if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
-            raise InvalidInputError(
-                f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, got "
-                f"{head_dim}: "
-                "tune the one that your tensors are padded to"
-            )
-    from flashvar.backends.triton.attention import measure, tiles, tuned
-
-    timer = timer or measure.DeviceTimer(number)
-    name = tuned.machine(system.triton, device.name)
-    results = []
-    for head_dim in dict.fromkeys(head_dims):
-        for direction in dict.fromkeys(directions):
-            for kernel in measure.KERNELS[direction]:
-                say = None if as_json else f"{kernel}, head dim {head_dim}"
-                found = _watched(measure.measure(kernel, head_dim, device, timer), say)
-                running = [one for one in found if one.milliseconds is not None]
-                if not running:
-                    continue
-                best = min(running, key=lambda one: one.milliseconds or 0.0)
-                key = tuned.key(kernel, sum(tiles.split(head_dim)))
-                # Kept at once: the next kernel is timed beside it, and an interrupt loses little.
-                file = tuned.keep(name, {key: best.tile})
-                results.append(_result(best, found, str(file) if file else None))
-    if as_json:
-        print(json.dumps({"schema": 1, "machine": name, "kernels": results}, indent=1))
+    device = _device(system, chosen.device)
+    op = tuned_ops()[chosen.op]
+    results = list(op.run(chosen, system, device, quiet=chosen.json, timer=timer))
+    if chosen.json:
+        document = {
+            "schema": 1,
+            "device": device.name,
+            "triton": system.triton,
+            "kernels": [_to_json(one) for one in results],
+        }
+        print(json.dumps(document, indent=1))
     else:
         print("\n".join(_summary(results)))
-    return 0 if results and all(one["kept"] for one in results) else 1
+    return 0 if results and all(one.kept for one in results) else 1
 
 
 def _device(system: System, number: int) -> Device:
@@ -78,43 +93,18 @@ def _device(system: System, number: int) -> Device:
     return device
 
 
-def _watched(found: Iterable[Measurement], what: str | None) -> list[Measurement]:
-    """All of them; each is shown as it comes, on stderr, unless `what` is None."""
-    measured = []
-    for one in found:
-        measured.append(one)
-        if what is not None:
-            time = "does not run" if one.milliseconds is None else f"{one.milliseconds:.3f} ms"
-            why = f" ({one.reason.splitlines()[0][:80]})" if one.reason else ""
-            print(f"{what}: {_spelled(one.tile)}: {time}{why}", file=sys.stderr, flush=True)
-    return measured
+def _to_json(one: Tuned) -> dict[str, Any]:
+    rest = ("milliseconds", "table_milliseconds", "measured", "kept")
+    return {**one.facts, **{name: getattr(one, name) for name in rest}}
 
 
-def _result(best: Measurement, found: list[Measurement], kept: str | None) -> dict[str, Any]:
-    return {
-        "kernel": best.direction,
-        "head_dim": best.head_dim,
-        "tile": list(best.tile),
-        "milliseconds": best.milliseconds,
-        "table_milliseconds": found[0].milliseconds,  # the table's choice is measured first
-        "measured": sum(one.milliseconds is not None for one in found),
-        "kept": kept,
-    }
-
-
-def _summary(results: list[dict[str, Any]]) -> Iterable[str]:
+def _summary(results: Sequence[Tuned]) -> Iterable[str]:
     if not results:
         yield "No tile ran, nothing is kept."
     for one in results:
-        line = f"{one['kernel']}, head dim {one['head_dim']}: {_spelled(one['tile'])}"
-        line += f", {one['milliseconds']:.3f} ms"
-        if one["table_milliseconds"] is not None:
-            line += f", the table's {one['table_milliseconds']:.3f} ms"
+        line = f"{one.name}: {one.tile}, {one.milliseconds:.3f} ms"
+        if one.table_milliseconds is not None:
+            line += f", the table's {one.table_milliseconds:.3f} ms"
         yield line
-    for file in dict.fromkeys(one["kept"] for one in results):
+    for file in dict.fromkeys(one.kept for one in results):
         yield f"kept in {file}" if file else "not kept: the cache folder cannot be written"
-
-
-def _spelled(tile: Sequence[int]) -> str:
-    rows_q, rows_kv, warps, stages = tile
-    return f"{rows_q} queries x {rows_kv} keys, {warps} warps, {stages} stages"

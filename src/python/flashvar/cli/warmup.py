@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol, cast
 
+from flashvar import ops
 from flashvar.binaries import loader
 from flashvar.binaries.registry import Inventory
 from flashvar.binaries.variant import Architecture
 from flashvar.cli import progress, screen
 from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
-from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.errors import BackendUnavailableError
+from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.machine.system import Device, System, gather
-from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_STEP
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
-
-if TYPE_CHECKING:
-    from flashvar.backends.triton.attention.warmup import Kind
 
 _SCHEMA: Final = 1
 _KIND, _KINDS = "kind of call", "kinds of calls"
@@ -30,15 +29,57 @@ _READY, _SERVED, _FAILED = "ready", "served", "failed"
 _TONES: Final = {_READY: GOOD, _SERVED: QUIET, _FAILED: BAD}
 
 
+class Kind(Protocol):
+    """Calls of an op that share their kernels."""
+
+    def __str__(self) -> str:
+        """In words."""
+        ...
+
+    def requests(self, device: int) -> tuple[Request, ...]:
+        """What selection is asked for such a call."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        ...
+
+
+class OpWarmup(Protocol):
+    """What the module `OpSpec.warmup` of an op holds."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """The options that say which calls are meant."""
+        ...
+
+    def kinds(self, chosen: argparse.Namespace) -> Sequence[Kind]:
+        """The kinds of calls that the options mean."""
+        ...
+
+    def compile_here(self, kind: Any, device: int) -> None:
+        """Compile the kernels of a kind of call on `cuda:device`."""
+        ...
+
+    def compile_for(self, kind: Any, capability: tuple[int, int]) -> None:
+        """Compile them for a device that is not here."""
+        ...
+
+
+def warmed_ops() -> dict[str, OpWarmup]:
+    """The ops that Triton may have to serve, by name."""
+    return {
+        spec.name: cast("OpWarmup", importlib.import_module(spec.warmup))
+        for spec in ops.specs()
+        if spec.warmup is not None
+    }
+
+
 @dataclass(frozen=True)
 class Asked:
-    """What a model will call, as the command line says it; every combination is meant."""
+    """What a model will call, as the command line says it."""
 
-    dims: tuple[tuple[int, int], ...]
-    dtypes: tuple[str, ...]
-    causal: tuple[bool, ...] = (True, False)
-    training: bool = False
-    features: frozenset[str] = frozenset()  # of one call, together
+    kinds: tuple[Kind, ...]
+    op: str
     architecture: str | None = None  # of a GPU that is not here
     device: int = 0
     everything: bool = False  # what compiled kernels serve too
@@ -55,8 +96,12 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
-        kind = {**asdict(self.kind), "features": sorted(self.kind.features)}
-        return {**kind, "state": self.state, "words": self.words, "seconds": self.seconds}
+        return {
+            **self.kind.to_json(),
+            "state": self.state,
+            "words": self.words,
+            "seconds": self.seconds,
+        }
 
 
 @dataclass
@@ -82,7 +127,6 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
     """Compile what is missing, and say what is ready; 1 where something cannot be compiled.
 
     Raises:
-        InvalidInputError: a head dim, or a pair of features, that no call may have.
         BackendUnavailableError: no Triton, no such device, or an unknown architecture.
     """
     system = system or gather()
@@ -95,11 +139,10 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
             "warming up compiles, TRITON_INTERPRET=1 says that nothing is: unset it"
         )
     device = _device(asked, system)
-    kinds = list(_kinds(asked))
     before = _kernels(system.triton_cache)
     report = Report(_target(asked, device), system.triton_cache)
     wanted = []
-    for kind in kinds:
+    for kind in asked.kinds:
         outcome = _judge(kind, asked, system, device)
         report.outcomes.append(outcome)
         if outcome.state == _READY:
@@ -132,25 +175,6 @@ def page(report: Report) -> Page:
     return Page(verdict, BAD if failed else GOOD, (calls,))
 
 
-def _kinds(asked: Asked) -> Iterator[Kind]:
-    from flashvar.backends.triton.attention.warmup import Kind
-
-    for dims in asked.dims:
-        if not all(1 <= dim <= 256 for dim in dims):
-            raise InvalidInputError(
-                f"a head dim must be from 1 to 256, got {'x'.join(map(str, dims))}: correct it"
-            )
-    if {"bias", "varlen"} <= asked.features:
-        raise InvalidInputError(
-            "bias does not go with packed sequences, got --bias and --varlen: run warmup for each"
-        )
-    modes = (False, True) if asked.training else (False,)
-    for (head_dim, head_dim_v), dtype, causal, training in product(
-        asked.dims, asked.dtypes, asked.causal, modes
-    ):
-        yield Kind(dtype, head_dim, head_dim_v, causal, training, asked.features)
-
-
 def _device(asked: Asked, system: System) -> Device:
     if asked.architecture is None:
         device = system.device(asked.device)
@@ -160,8 +184,6 @@ def _device(asked: Asked, system: System) -> Device:
                 "name it, --arch sm_XY, to compile without it"
             )
         return device
-    from flashvar.backends.triton.attention.warmup import SHARED_MEMORY
-
     try:
         capability = Architecture.parse(asked.architecture).capability
         shared_memory = SHARED_MEMORY[capability]
@@ -191,10 +213,8 @@ def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
         overrides = Overrides("triton")
     else:
         inventory = loader.open_all()
-    dims = tuple(-(-dim // HEAD_DIM_STEP) * HEAD_DIM_STEP for dim in kind.dims)
     server = ""
-    for function in (FORWARD, BACKWARD) if kind.training else (FORWARD,):
-        request = Request(function, kind.dtype, device.index, (dims,))
+    for request in kind.requests(device.index):
         decision = select(request, system, inventory, overrides)
         if decision.chosen is None:
             triton = next(one for one in decision.results if one.backend == "triton")
@@ -208,14 +228,13 @@ def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
 
 
 def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
-    from flashvar.backends.triton.attention import warmup
-
+    op = warmed_ops()[asked.op]
     start = time.perf_counter()
     try:
         if asked.architecture is None:
-            warmup.run(outcome.kind, device.index)
+            op.compile_here(outcome.kind, device.index)
         else:
-            warmup.compile_for(outcome.kind, device.capability)
+            op.compile_for(outcome.kind, device.capability)
     except Exception as error:  # the compiler and the launch raise what they like
         outcome.state = _FAILED
         outcome.words = (str(error).strip().splitlines() or [type(error).__name__])[0]

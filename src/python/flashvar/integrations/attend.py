@@ -20,7 +20,7 @@ from flashvar.integrations.torch.sdpa import attend, attend_at_once
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.options import is_number, truth
-from flashvar.ops.attention.tensors import check_tensor
+from flashvar.ops.attention.validate import check_tensor
 from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]

@@ -9,6 +9,7 @@ own is put back, flashvar's is.
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,15 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-__all__ = ["OWN", "REPLACED", "is_replaced_by_others", "put", "read_as_own", "take_away"]
+__all__ = [
+    "OWN",
+    "REPLACED",
+    "is_replaced_by_others",
+    "put",
+    "read_as_own",
+    "splits_sequences",
+    "take_away",
+]
 
 # Not what the attribute is at the time of this import: that may be somebody else's.
 OWN: Final = torch._C._nn.scaled_dot_product_attention
@@ -29,6 +38,7 @@ REPLACED: Final = (
 
 _NAME: Final = "scaled_dot_product_attention"
 _there: Final = functional.__dict__
+_function_modes: Final = torch._C._len_torch_function_stack
 
 
 class _Thread(threading.local):
@@ -84,7 +94,7 @@ def take_away() -> None:
 def _settle() -> None:
     """Put there whose turn it is, and let the module notice the next change."""
     with _lock:
-        replaced = is_replaced_by_others()
+        replaced = _is_replaced()
         if not replaced:
             _there[_NAME] = _function if _active else OWN
         if _active or replaced:
@@ -95,8 +105,33 @@ def _settle() -> None:
 
 def is_replaced_by_others() -> bool:
     """Whether calls of the function are somebody else's, context_parallel's for example."""
+    return _is_replaced() or splits_sequences()
+
+
+def _is_replaced() -> bool:
     found = functional.scaled_dot_product_attention
     return found is not OWN and found is not _function
+
+
+def splits_sequences() -> bool:
+    """Whether context_parallel answers calls of the function: tensors are parts of sequences then.
+
+    It replaces the function or, in torch 2.8, may enter a mode.
+    """
+    return (_is_replaced() or _function_modes() > 0) and _sends_dtensors_around()
+
+
+def _sends_dtensors_around() -> bool:
+    """Whether DTensors of attention are handled by context_parallel."""
+    kinds = sys.modules.get("torch.distributed.tensor")
+    if kinds is None:
+        return False
+    flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+    return flash in kinds.DTensor._op_dispatcher._custom_op_handlers
+
+
+# Torch.compile asks while it traces, with a guard on the function that is there.
+_sends_dtensors_around._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.serving import unserved
-from flashvar.ops.attention import run as attention_run
+from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.problem import Inputs, Options
@@ -285,7 +285,7 @@ def _attend(
     """The output, in the strides of q, and the log-sum-exp [batch, heads, sequence]."""
     global _served
     turn, options = _layout(q, dropout_p, causal, scale)
-    out, lse = attention_run.forward(Inputs(turn(q), turn(k), turn(v), rng_state=state), options)
+    out, lse = plans.forward(Inputs(turn(q), turn(k), turn(v), rng_state=state), options)
     _served += 1
     return _laid_out(turn(out), q), lse
 
@@ -305,9 +305,7 @@ def _gradients(
     """Those of q, k and v, each in the strides of its tensor."""
     turn, options = _layout(q, dropout_p, causal, scale)
     inputs = Inputs(turn(q), turn(k), turn(v), rng_state=state)
-    grads = attention_run.backward(
-        turn(grad_out), None, inputs, turn(out), lse, options, wants_bias=False
-    )
+    grads = plans.backward(turn(grad_out), None, inputs, turn(out), lse, options, wants_bias=False)
     pairs = zip((q, k, v), grads[:3], strict=True)
     return tuple(_laid_out(turn(grad), tensor) for tensor, grad in pairs)
 

@@ -16,7 +16,7 @@ from flashvar.integrations.serving import unserved
 from flashvar.ops.attention.api import BackendName, Layout, attention
 from flashvar.ops.attention.call import call_plain
 from flashvar.ops.attention.options import plain_scale
-from flashvar.ops.attention.plan import NO_EXTRAS
+from flashvar.ops.attention.problem import NO_TENSORS, pack_options
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
 
 __all__ = ["attend", "attend_at_once", "kind_but_plain", "why_not"]
@@ -58,8 +58,8 @@ def attend_at_once(
         return None
     rows_first = _has_rows_first(shape, strides)
     layout = "bhsd->bshd" if rows_first else "bhsd"
-    options = (causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend, None, None)
-    out, _ = call_plain(q, k, v, NO_EXTRAS, options, False)
+    options = pack_options(causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend)
+    out, _ = call_plain(q, k, v, NO_TENSORS, options, False)
     return out.transpose(1, 2) if rows_first else out
 
 

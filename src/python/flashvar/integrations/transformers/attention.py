@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
-from flashvar.integrations.transformers.check import called, causal_without_mask, under_way
+from flashvar.integrations.torch.attribute import splits_sequences
+from flashvar.integrations.transformers.check import called, causal_without_mask
+from flashvar.integrations.transformers.in_parts import attention_of_the_whole
 from flashvar.integrations.transformers.layout import (
     Layout,
     added,
@@ -20,7 +22,7 @@ from flashvar.integrations.transformers.own_path import Call, own_path
 from flashvar.integrations.transformers.rows import Rows, rows_of_positions
 from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
 from flashvar.ops.attention.api import attention as dense
-from flashvar.ops.attention.tensors import rows_contiguous
+from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.attention.varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"
@@ -76,18 +78,27 @@ def attention(
         in the place of the weights, except where they are asked for, of the model's own attention.
 
     Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
+        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call; or torch's
+            context_parallel, in which the call lies, has no such attention.
         ShapeError: a mask of any other rank.
     """
-    if not torch.compiler.is_compiling() and under_way:
+    if not torch.compiler.is_compiling():
         called()
-    if others.get("cache") is not None:
+    in_parts = splits_sequences()
+    if others.get("cache") is not None and not in_parts:
         key, value = _paged(module, key, value, others)
         attention_mask = None  # made of the queries alone
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
         if is_causal and attention_mask is None:
             is_causal = causal_without_mask(type(module))
+    if in_parts:
+        call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
+        # Positions of a part say nothing of the sequence.
+        layout = _layout(
+            call, attention_mask, is_causal, sliding_window, {**others, "position_ids": None}
+        )
+        return attention_of_the_whole(module, call, layout, others), None
     causal, plain = is_causal, sliding_window is None
     if attention_mask is not None:
         said = attached(attention_mask)

@@ -7,6 +7,7 @@ classes of their own by name, and know none of ours; or compute attention withou
 from __future__ import annotations
 
 import sys
+import threading
 from functools import partial
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ __all__ = [
     "called",
     "causal_without_mask",
     "chooses_a_class",
+    "here",
     "refused",
-    "under_way",
     "watch",
 ]
 
@@ -34,13 +35,19 @@ class _Forward:
         self.model, self.served = model, False
 
 
-# The watched forwards that have begun and not ended, outermost first.
-under_way: Final[list[_Forward]] = []
+class _Thread(threading.local):
+    """The watched forwards of a thread that have begun and not ended, outermost first."""
+
+    def __init__(self) -> None:
+        self.under_way: list[_Forward] = []
+
+
+here: Final = _Thread()
 
 
 def called() -> None:
     """Our attention function was called."""
-    for forward in under_way:
+    for forward in here.under_way:
         forward.served = True
 
 
@@ -49,9 +56,9 @@ def _over(model: torch.nn.Module) -> _Forward | None:
 
     A hook in a compiled graph does not come here, and the other one of its pair may.
     """
-    for place, forward in enumerate(under_way):
+    for place, forward in enumerate(here.under_way):
         if forward.model is model:
-            del under_way[place:]
+            del here.under_way[place:]
             return forward
     return None
 
@@ -119,7 +126,9 @@ def watch(model: PreTrainedModel, names: set[str]) -> None:
 def _begins(model: torch.nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling():
         _over(model)
-        under_way.append(_Forward(model))
+        # Where another thread's forward of a model was over first, the hook of its end is gone.
+        here.under_way[:] = [one for one in here.under_way if hasattr(one.model, _HANDLES)]
+        here.under_way.append(_Forward(model))
 
 
 def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) -> None:
@@ -127,7 +136,7 @@ def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) 
         return
     forward = _over(model)
     # A part of another's forward, or an error.
-    if forward is None or under_way or output is None:
+    if forward is None or here.under_way or output is None:
         return
     attentions = set()
     for module in model.modules():

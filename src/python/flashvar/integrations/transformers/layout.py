@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from flashvar.integrations.torch.attribute import splits_sequences
 from flashvar.integrations.transformers.rows import (
     Rows,
     has_holes,
@@ -37,6 +38,8 @@ class Layout(NamedTuple):
 
 def bounded(window: tuple[int, int], keys: int) -> tuple[int, int]:
     """The window, unbounded where it holds all keys."""
+    if splits_sequences():  # there are more of them
+        return window
     left, right = (-1 if side >= keys - 1 else side for side in window)
     return left, right
 

@@ -13,9 +13,9 @@ from flashvar.integrations.fallback import decline
 from flashvar.integrations.transformers.layout import Layout, added
 
 # What torch's attention leaves out.
-_ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
+ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
 # What a model puts into the mask instead, where it knows the name of the implementation.
-_ONLY_ITS_OWN: Final = ("indices", "block_indices")
+ONLY_ITS_OWN: Final = ("indices", "block_indices")
 
 
 class Call(NamedTuple):
@@ -41,7 +41,7 @@ def own_path(
             and torch's does not do; or neither would do.
     """
     name = type(module).__name__
-    if any(others.get(word) is not None for word in _ONLY_ITS_OWN):
+    if any(others.get(word) is not None for word in ONLY_ITS_OWN):
         raise BackendUnavailableError(
             f"{name} masks the keys that it does not select for eager and sdpa alone, got a call "
             f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
@@ -52,7 +52,7 @@ def own_path(
         call = call._replace(position_bias=call.position_bias[..., :keys])
     options = {**others, **call._asdict()}
     options = {word: value for word, value in options.items() if value is not None}
-    only = [word for word in _ONLY_EAGER if options.get(word, False) is not False]
+    only = [word for word in ONLY_EAGER if options.get(word, False) is not False]
     decline(name, reason, "the model's eager attention" if only else "the model's sdpa attention")
     forward = sdpa_attention_forward
     if only:

@@ -8,7 +8,7 @@ import torch
 
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.options import is_number, truth, window_pair
-from flashvar.ops.attention.plan import NO_EXTRAS
+from flashvar.ops.attention.problem import NO_TENSORS, pack_options, pack_tensors
 
 Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
 BackendName = Literal["auto", "cuda", "triton", "reference"]
@@ -129,14 +129,14 @@ def attention(
     """
     drops_none = is_number(dropout_p) and dropout_p == 0.0
     if bias is None and alibi_slopes is None and rng_state is None and drops_none:
-        extras = NO_EXTRAS
+        tensors = NO_TENSORS
     else:
         rng_state = rng_state_of(q, dropout_p, rng_state)
-        extras = (bias, alibi_slopes, rng_state, None, None, None)
+        tensors = pack_tensors(bias, alibi_slopes, rng_state)
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
         return_lse = truth("return_lse", return_lse)
-    options = (
+    options = pack_options(
         causal,
         scale,
         left,
@@ -146,8 +146,6 @@ def attention(
         deterministic,
         layout,
         backend,
-        None,
-        None,
     )
-    out, lse = call(q, k, v, extras, options, return_lse)
+    out, lse = call(q, k, v, tensors, options, return_lse)
     return (out, lse) if lse is not None and return_lse else out

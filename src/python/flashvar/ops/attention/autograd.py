@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.attention import run as attention_run
-from flashvar.ops.attention.plan import NO_EXTRAS, Extras, Plan
-from flashvar.ops.attention.problem import Inputs, Options, make_inputs
+from flashvar.ops.attention import plan as plans
+from flashvar.ops.attention.plan import Plan
+from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, make_inputs
 from flashvar.ops.derivatives import (
     Differentiated,
     attach,
@@ -75,7 +75,7 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     if grad_out is None and grad_lse is None:
         return (None,) * len(wanted)
     *inputs, out, lse = ctx.saved_tensors
-    inputs = (*inputs, *NO_EXTRAS[len(inputs) - 3 :])
+    inputs = (*inputs, *NO_TENSORS[len(inputs) - 3 :])
     bias = wanted[before + _BIAS] if len(wanted) > before + _BIAS else False
     if (
         not is_compiling()
@@ -88,7 +88,7 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     ):
         options = Options._make(ctx.options)
         given = make_inputs(inputs)
-        grads: Sequence[torch.Tensor | None] = attention_run.backward(
+        grads: Sequence[torch.Tensor | None] = plans.backward(
             grad_out, grad_lse, given, out, lse, options, bias
         )
     else:
@@ -118,13 +118,13 @@ _apply: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Attentio
 def differentiable(
     plan: Plan,
     tensors: tuple[torch.Tensor | None, ...],
-    extras: Extras,
+    optional: OptionalTensors,
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output and, if it is wanted, the log-sum-exp of plain tensors, with their history."""
-    if extras is not NO_EXTRAS:
-        tensors = (*tensors, *extras)
+    if optional is not NO_TENSORS:
+        tensors = (*tensors, *optional)
         refuse_gradient_of_slopes(tensors)
     answer = _apply(plan.compute, options, with_lse, *tensors)
     if not with_lse:

@@ -8,13 +8,12 @@ import torch
 
 from flashvar.ops.attention.autograd import differentiable
 from flashvar.ops.attention.flops import tell_flop_counters
-from flashvar.ops.attention.inputs import check_tensors, inspect_symbolic
 from flashvar.ops.attention.options import check_options, is_number
-from flashvar.ops.attention.plan import NO_EXTRAS, Extras, plan
-from flashvar.ops.attention.problem import Options, make_inputs
+from flashvar.ops.attention.plan import plan
+from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options, make_inputs
 from flashvar.ops.attention.sharding import refuse_mixture, teach_dtensor
-from flashvar.ops.attention.tensors import refuse_unknown_kinds
 from flashvar.ops.attention.torch_library import attention_fwd
+from flashvar.ops.attention.validate import check_tensors, inspect_symbolic, refuse_unknown_kinds
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
@@ -29,7 +28,7 @@ def call(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: Extras,
+    optional: OptionalTensors,
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> Outputs:
@@ -39,52 +38,56 @@ def call(
     """
     if is_compiling():
         teach_dtensor()
-        out, lse = attention_fwd(*_cast(q, k, v, extras), *options)
+        out, lse = attention_fwd(*_cast(q, k, v, optional), *options)
         return out, lse
     if not (
         type(q) in PLAIN
         and type(k) in PLAIN
         and type(v) in PLAIN
         and nothing_watches()
-        and (extras is NO_EXTRAS or all(x is None or type(x) in PLAIN for x in extras))
+        and (optional is NO_TENSORS or all(x is None or type(x) in PLAIN for x in optional))
     ):
         try:
-            return _dispatched(q, k, v, extras, options)
+            return _dispatched(q, k, v, optional, options)
         except TypeError as error:
-            refuse_unknown_kinds(error, (q, k, v, *extras))
+            refuse_unknown_kinds(error, (q, k, v, *optional))
             raise
-    return call_plain(q, k, v, extras, options, with_lse)
+    return call_plain(q, k, v, optional, options, with_lse)
 
 
 def call_plain(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: Extras,
+    optional: OptionalTensors,
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> Outputs:
     """`call` where the caller knows that tensors are plain and that nothing watches."""
-    found = plan(q, k, v, extras, options)
+    found = plan(q, k, v, optional, options)
     if (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (extras is not NO_EXTRAS and any(x is not None and x.requires_grad for x in extras))
+        or (optional is not NO_TENSORS and any(x is not None and x.requires_grad for x in optional))
     ) and _grad_enabled():
-        return differentiable(found, (q, k, v), extras, options, with_lse)
-    return found.run(make_inputs((q, k, v, *extras)), with_lse)
+        return differentiable(found, (q, k, v), optional, options, with_lse)
+    return found.run(make_inputs((q, k, v, *optional)), with_lse)
 
 
 def _dispatched(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
 ) -> Outputs:
     """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
     check_options(Options._make(options))
-    given = make_inputs((q, k, v, *extras))
+    given = make_inputs((q, k, v, *optional))
     check_tensors(given)
     refuse_mixture(given)
-    inputs = make_inputs(_cast(q, k, v, extras))
+    inputs = make_inputs(_cast(q, k, v, optional))
     inspect_symbolic(inputs, Options._make(options))
     tell_flop_counters()
     teach_dtensor()
@@ -110,14 +113,14 @@ def draw_rng_state(q: torch.Tensor) -> torch.Tensor:
 
 
 def _cast(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
 ) -> tuple[torch.Tensor | None, ...]:
     """The tensors as autocast wants them: as for scaled_dot_product_attention, all but float64."""
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return (q, k, v, *extras)
+        return (q, k, v, *optional)
     dtype = torch.get_autocast_dtype(device)
-    bias, *others = extras
+    bias, *others = optional
     q, k, v = (_lower(x, dtype) for x in (q, k, v))
     return (q, k, v, None if bias is None else _lower(bias, dtype), *others)
 

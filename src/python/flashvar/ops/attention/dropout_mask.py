@@ -19,8 +19,8 @@ from flashvar.backends.reference.attention.scores import (
     without_autocast,
 )
 from flashvar.backends.reference.attention.sequences import of_keys, of_queries, parts
-from flashvar.ops.attention.inputs import inspect
 from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.validate import inspect
 
 _ROUNDED_TO: Final = 128
 # Head dim up to -> keys in a block of FlashAttention 2 with dropout.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -16,9 +16,15 @@ from flashvar.ops.attention.options import (
     unbounded_below,
     window_pair,
 )
-from flashvar.ops.attention.plan import NO_EXTRAS, Extras
-from flashvar.ops.attention.problem import Inputs, Options
-from flashvar.ops.attention.tensors import check_strided, refuses_unknown_kinds, rows_contiguous
+from flashvar.ops.attention.problem import (
+    NO_TENSORS,
+    Inputs,
+    OptionalTensors,
+    Options,
+    pack_options,
+    pack_tensors,
+)
+from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds, rows_contiguous
 
 Window = tuple[int, int]
 Answer: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -46,10 +52,10 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: Wanted) -> 
             "call, or use flashvar.attention, which takes empty batches"
         )
     rng_state = rng_state_of(q, wanted.dropout_p)
-    extras = NO_EXTRAS
+    tensors = NO_TENSORS
     if rng_state is not None or wanted.alibi_slopes is not None:
-        extras = (None, wanted.alibi_slopes, rng_state, None, None, None)
-    return _answer(q, k, v, extras, wanted, (None, None))
+        tensors = pack_tensors(None, wanted.alibi_slopes, rng_state)
+    return _answer(q, k, v, tensors, wanted, (None, None))
 
 
 def varlen(
@@ -76,8 +82,8 @@ def varlen(
             "call, or use flashvar.attention_varlen, which takes empty batches"
         )
     rng_state = rng_state_of(q, wanted.dropout_p)
-    extras = (None, wanted.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, None)
-    return _answer(q, k, v, extras, wanted, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
+    tensors = pack_tensors(None, wanted.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k)
+    return _answer(q, k, v, tensors, wanted, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
 
 
 @refuses_unknown_kinds
@@ -107,13 +113,13 @@ def _answer(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: Extras,
+    tensors: OptionalTensors,
     wanted: Wanted,
     bounds: tuple[int | None, int | None],
 ) -> Answer:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     left, right = window_pair(wanted.window_size)
-    options: tuple[Any, ...] = (
+    options = pack_options(
         truth("causal", wanted.causal),
         plain_scale(wanted.softmax_scale),
         unbounded_below(left),
@@ -126,12 +132,12 @@ def _answer(
         *bounds,
     )
     with_lse = truth("return_attn_probs", wanted.return_attn_probs)
-    out, lse = call(q, k, v, extras, options, with_lse)
+    out, lse = call(q, k, v, tensors, options, with_lse)
     if not with_lse or lse is None:
         return out
     if wanted.dropout_p == 0:
         return out, lse, q.new_empty(0)
-    weights = dropped_weights(Inputs(q, k, v, *extras), Options._make(options))
+    weights = dropped_weights(Inputs(q, k, v, *tensors), Options._make(options))
     return out, lse, weights
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from flashvar.ops.attention.inputs import inspect
 from flashvar.ops.attention.problem import Inputs, Options, Problem
+from flashvar.ops.attention.validate import inspect
 
 _TENSORS: Final = len(Inputs._fields)
 _COUNTER: Final = "torch.utils.flop_counter"

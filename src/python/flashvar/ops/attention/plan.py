@@ -13,22 +13,24 @@ from typing import Any, Final
 import torch
 
 from flashvar.backends import backend
-from flashvar.ops.attention.inputs import check_tensors, inspect, inspect_backward
 from flashvar.ops.attention.optional_tensors import check_offsets
 from flashvar.ops.attention.options import check_options
-from flashvar.ops.attention.padding import pad_inputs, padded_launch, wants_padding
+from flashvar.ops.attention.padding import cut, pad, pad_inputs, padded_launch, wants_padding
 from flashvar.ops.attention.problem import (
+    NO_TENSORS,
     BackwardLaunch,
     BackwardProblem,
     Gradients,
     Inputs,
     Launch,
+    OptionalTensors,
     Options,
     Problem,
     make_inputs,
 )
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, SPEC
 from flashvar.ops.attention.trace import follow_backward, follow_forward
+from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
@@ -36,8 +38,10 @@ from flashvar.selection.resolve import choose
 # Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
 _PLANS_KEPT: Final = 4096
 
-Extras = tuple[torch.Tensor | None, ...]
-NO_EXTRAS: Final[Extras] = (None,) * 6
+# Booleans among the options: 1 == True and hash(1) == hash(True), so that causal=1 would find the
+# plan of causal=True.
+_CAUSAL: Final = Options._fields.index("causal")
+_DETERMINISTIC: Final = Options._fields.index("deterministic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Plan:
         self, inputs: tuple[torch.Tensor | None, ...], _options: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Both outputs; the last of the inputs may be left out."""
-        return self.run(make_inputs(inputs + NO_EXTRAS[len(inputs) - 3 :]), True)
+        return self.run(make_inputs(inputs + NO_TENSORS[len(inputs) - 3 :]), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,33 +123,37 @@ _backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
 
 
 def plan(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
 ) -> Plan:
     """The plan of a call; made, which checks every argument, the first time it is asked for.
 
-    `extras` are the other fields of Inputs, `options` those of Options in their order.
+    `optional` are the other fields of Inputs, `options` those of Options in their order.
 
     Raises:
         InvalidInputError: an argument is not what attention takes.
         BackendUnavailableError: nothing can serve the call.
     """
     try:
-        key = _key(q, k, v, extras, options)
+        key = _key(q, k, v, optional, options)
         found = _plans.get(key)
     # An option that cannot be looked up is not one, and a tensor without strides not ours.
     except (TypeError, ValueError, RuntimeError):
         check_options(Options._make(options))
-        check_tensors(make_inputs((q, k, v, *extras)))
+        check_tensors(make_inputs((q, k, v, *optional)))
         raise
     if found is None:
-        found = _make(make_inputs((q, k, v, *extras)), Options._make(options))
+        found = _make(make_inputs((q, k, v, *optional)), Options._make(options))
         _keep(_plans, key, found)
     return found
 
 
 def backward_plan(
     inputs: Inputs,
-    extras: Extras,
+    optional: OptionalTensors,
     options: Options,
     grad_out: torch.Tensor,
     wants_bias: bool,
@@ -153,7 +161,7 @@ def backward_plan(
     """The plan of a backward, made the first time it is asked for."""
     q, k, v = inputs[:3]
     key = (
-        _key(q, k, v, extras, options),
+        _key(q, k, v, optional, options),
         grad_out.stride(),
         wants_bias,
     )
@@ -164,13 +172,63 @@ def backward_plan(
     return found
 
 
+def forward(inputs: Inputs, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and its log-sum-exp."""
+    q, k, v = inputs[:3]
+    out, lse = plan(q, k, v, _optional(inputs), options).run(inputs, with_lse=True)
+    assert lse is not None
+    return out, lse
+
+
+def backward(
+    grad_out: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    inputs: Inputs,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+    wants_bias: bool,
+) -> Gradients:
+    """The gradients of q, k, v and, where it is wanted, of the bias.
+
+    An absent `grad_out` or `grad_lse` counts as zeros.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        options = options._replace(deterministic=True)
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    optional = _optional(inputs)
+    chosen = backward_plan(inputs, optional, options, grad_out, wants_bias)
+    if not chosen.pads:
+        return chosen.run(inputs, out, lse, grad_out, grad_lse)
+    padded = backward(
+        pad(grad_out),
+        grad_lse,
+        pad_inputs(inputs),
+        pad(out),
+        lse,
+        options._replace(scale=chosen.problem.forward.scale),
+        wants_bias,
+    )
+    return cut(padded, inputs)
+
+
+def _optional(inputs: Inputs) -> OptionalTensors:
+    optional = inputs[3:]
+    return NO_TENSORS if all(x is None for x in optional) else optional
+
+
 def _key(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras, options: tuple[Any, ...]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     facts = None
-    if extras is not NO_EXTRAS:
+    if optional is not NO_TENSORS:
         facts = tuple(
-            None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in optional
         )
     return (
         q.shape,
@@ -187,8 +245,8 @@ def _key(
         v.device,
         facts,
         options,
-        type(options[0]),  # 1 equals True, but is none: of causal, and of deterministic
-        type(options[6]),
+        type(options[_CAUSAL]),
+        type(options[_DETERMINISTIC]),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -56,6 +56,52 @@ class Options(NamedTuple):
     backend: str = "auto"
     max_seqlen_q: int | None = None  # upper bounds of packed sequences; None: the total
     max_seqlen_k: int | None = None
+
+
+def pack_options(
+    causal: object,
+    scale: object,
+    window_left: object,
+    window_right: object,
+    softcap: object,
+    dropout_p: object,
+    deterministic: object,
+    layout: object,
+    backend: object,
+    max_seqlen_q: object = None,
+    max_seqlen_k: object = None,
+    /,
+) -> tuple[Any, ...]:
+    """The fields of Options in their order, unchecked, in a quarter of the time of its own."""
+    return (
+        causal,
+        scale,
+        window_left,
+        window_right,
+        softcap,
+        dropout_p,
+        deterministic,
+        layout,
+        backend,
+        max_seqlen_q,
+        max_seqlen_k,
+    )
+
+
+OptionalTensors = tuple[torch.Tensor | None, ...]
+NO_TENSORS: Final[OptionalTensors] = (None,) * (len(Inputs._fields) - 3)
+
+
+def pack_tensors(
+    bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    rng_state: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+) -> OptionalTensors:
+    """The fields of Inputs behind q, k and v, in their order."""
+    return (bias, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
 
 
 class Gradients(NamedTuple):

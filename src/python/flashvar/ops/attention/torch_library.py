@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops.attention import run as attention_run
+from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at_autograd_key
-from flashvar.ops.attention.inputs import inspect_symbolic
 from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.validate import inspect_symbolic
 from flashvar.ops.attention.vmap import backward_batched, forward_batched
 from flashvar.ops.derivatives import (
     SCHEMA,
@@ -51,7 +51,7 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options]:
 
 
 def _attention_fwd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return attention_run.forward(*_split(arguments))
+    return plans.forward(*_split(arguments))
 
 
 def _attention_fwd_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,7 +73,7 @@ def _attention_bwd(
     *arguments: Any,
 ) -> _Four:
     inputs, options = _split(arguments)
-    grads = attention_run.backward(grad_out, grad_lse, inputs, out, lse, options, wants_bias)
+    grads = plans.backward(grad_out, grad_lse, inputs, out, lse, options, wants_bias)
     return grads.q, grads.k, grads.v, lse.new_empty(0) if grads.bias is None else grads.bias
 
 

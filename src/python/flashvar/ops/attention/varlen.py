@@ -10,6 +10,7 @@ from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.options import truth, window_pair
+from flashvar.ops.attention.problem import pack_options, pack_tensors
 
 
 @overload
@@ -127,11 +128,11 @@ def attention_varlen(
     if cu_seqlens_k is None and isinstance(k, torch.Tensor) and k.dim() == 3:
         cu_seqlens_k = cu_seqlens_q
     rng_state = rng_state_of(q, dropout_p, rng_state)
-    extras = (None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
+    tensors = pack_tensors(None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
         return_lse = truth("return_lse", return_lse)
-    options = (
+    options = pack_options(
         causal,
         scale,
         left,
@@ -144,5 +145,5 @@ def attention_varlen(
         max_seqlen_q,
         max_seqlen_k,
     )
-    out, lse = call(q, k, v, extras, options, return_lse)
+    out, lse = call(q, k, v, tensors, options, return_lse)
     return (out, lse) if lse is not None and return_lse else out

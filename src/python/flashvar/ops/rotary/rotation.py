@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.attention.options import count, truth
-from flashvar.ops.attention.tensors import DTYPES, check_strided
+from flashvar.ops.attention.validate import DTYPES, check_strided
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling
 
 _INTEGERS: Final = (torch.int32, torch.int64)

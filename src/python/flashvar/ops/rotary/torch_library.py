@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import ShapeError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.rotary.rotation import (
     Rotation,
@@ -120,9 +120,9 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     """x, some heads of which are turned; with a history where gradients are wanted.
 
-    `parts` begin with head 0. The result is x itself, or a view of it with the gradient: where x is
-    a leaf that requires one (torch takes no writing there, FlashAttention does), or one of several
-    views that were made at once.
+    `parts` begin with head 0. The result is x itself, or a view of it with the gradient where x is
+    a leaf that requires one (torch takes no writing there, FlashAttention does). One of several
+    views that were made at once gets memory of its own, which leaves their base as it is.
     """
     check_writable(x)
     if any(needs_formula(x, rotation.cos, rotation.sin) for _, _, rotation in parts):
@@ -135,6 +135,8 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
             # A compiled autograd function does not show what it writes; a copy, which mostly is
             # compiled away, does.
             return x.copy_(_rotated(x, parts))
+        if _is_one_of_several_views(x):
+            return _exchanged(x, _rotated(x, parts))
         tensors: list[torch.Tensor | None] = []
         plain = []
         for begin, count, (*of_part, offset, interleaved, conjugate) in parts:
@@ -145,20 +147,31 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     return x
 
 
+def _exchanged(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+    """The object x, which is `turned` from now on; memory and history of what it was stay.
+
+    Torch takes no writing in place of one of several views: it would refuse the other ones for
+    ever. Unsaid, the writing would change what others kept for their backward.
+    """
+    try:
+        torch.utils.swap_tensors(x, turned)
+    except RuntimeError as error:
+        raise InvalidInputError(
+            "x is one of several views that were made at once, and must not be kept for a "
+            f"backward, to be turned in place; got one that is ({error}): pass inplace=False"
+        ) from error
+    return x
+
+
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
     """Heads turned in place; the gradient is turned back in a tensor of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, plain: Any, *tensors: Any) -> torch.Tensor:
         parts = _joined(plain, tensors)
-        if _is_one_of_several_views(x):
-            # Torch would refuse the other ones for ever: their base counts what is written.
-            with torch.autograd._unsafe_preserve_version_counter(x):
-                _turn_parts(x, parts)
-        else:
-            _turn_parts(x, parts)
-            if _may_be_marked(x):
-                ctx.mark_dirty(x)
+        _turn_parts(x, parts)
+        if _may_be_marked(x):
+            ctx.mark_dirty(x)
         ctx.save_for_backward(*tensors)
         ctx.plain = plain
         return x

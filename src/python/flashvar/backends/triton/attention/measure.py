@@ -93,8 +93,8 @@ class DeviceTimer:
 
     def _call(self, direction: str, head_dim: int, tile: Tile, causal: bool) -> Callable[[], None]:
         from flashvar.backends.triton.attention import launch
-        from flashvar.ops.attention.inputs import inspect, inspect_backward
         from flashvar.ops.attention.problem import Gradients, Inputs, Options
+        from flashvar.ops.attention.validate import inspect, inspect_backward
 
         shape = (_TOKENS // _SEQLEN, _SEQLEN, max(1, _WIDTH // head_dim), head_dim)
         kind: dict[str, Any] = {"dtype": torch.bfloat16, "device": self._device}

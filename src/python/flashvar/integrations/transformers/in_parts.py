@@ -1,0 +1,82 @@
+"""A layer's call inside torch's context_parallel, where tensors are parts of sequences."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.fallback import decline
+from flashvar.integrations.torch import flash as torch_flash
+from flashvar.integrations.torch.attribute import REPLACED
+from flashvar.integrations.transformers.layout import Layout
+from flashvar.integrations.transformers.own_path import ONLY_EAGER, ONLY_ITS_OWN, Call
+
+__all__ = ["attention_of_the_whole"]
+
+_NOT_TORCHS: Final = (*ONLY_EAGER, *ONLY_ITS_OWN, "position_bias", "block_table", "cache")
+
+
+def attention_of_the_whole(
+    module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
+) -> torch.Tensor:
+    """Attention of the whole sequences, [batch, seqlen_q, heads_q, head_dim_v].
+
+    By torch's function, which context_parallel has replaced. Its steps are flashvar's again where
+    flashvar is torch's flash attention.
+
+    Raises:
+        BackendUnavailableError: context_parallel has no such attention; or FLASHVAR_STRICT=1, and
+            flashvar computed none of its steps.
+    """
+    name = type(module).__name__
+    found = _beyond_torchs(call, layout, others)
+    if found is not None:
+        raise BackendUnavailableError(
+            f"{name}: expected attention that torch's context_parallel has, causal or of all keys, "
+            f"found {found}: run such models outside of it, and pass an attention_mask of ones "
+            "where positions of one sequence jump"
+        )
+    query, key, value = call.query, call.key, call.value
+    before = torch_flash.served()
+    out: torch.Tensor = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        dropout_p=call.dropout,
+        is_causal=layout.causal,
+        scale=call.scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if not torch.compiler.is_compiling() and torch_flash.served() == before:
+        decline(name, REPLACED, "that one")
+    return out.transpose(1, 2)
+
+
+def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | None:
+    """What of a call context_parallel does not know, None where it knows all."""
+    given = {**others, **call._asdict()}
+    for word in _NOT_TORCHS:
+        if given.get(word) is not None and given[word] is not False:
+            return word
+    if layout.rows is not None:
+        return "padding or packed sequences"
+    if layout.bias is not None:
+        return "a mask"
+    if layout.window != (-1, -1):
+        return "a sliding window"
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    if layout.keys != keys or (layout.causal and queries != keys):
+        return f"{queries} queries beside {keys} keys of a cache"
+    positions = others.get("position_ids")
+    if (
+        layout.causal
+        and positions is not None
+        and positions.shape == (1, keys)
+        and not torch.compiler.is_compiling()
+        and bool((positions.diff() <= 0).any())
+    ):
+        return "positions that begin again, of packed sequences"
+    return None

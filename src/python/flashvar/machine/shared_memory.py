@@ -1,0 +1,25 @@
+"""Bytes of shared memory that a block may have, by capability.
+
+CUDA C++ programming guide, table of technical specifications, less the 1 KiB that the system takes
+of each block.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+SHARED_MEMORY: Final = MappingProxyType(
+    {
+        (7, 5): 64 << 10,
+        (8, 0): 163 << 10,
+        (8, 6): 99 << 10,
+        (8, 7): 163 << 10,
+        (8, 9): 99 << 10,
+        (9, 0): 227 << 10,
+        (10, 0): 227 << 10,
+        (10, 3): 227 << 10,
+        (12, 0): 99 << 10,
+        (12, 1): 99 << 10,
+    }
+)

@@ -1,0 +1,96 @@
+"""What `flashvar tune` measures of attention: tiles of the Triton kernels, by head dim."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flashvar.cli.tune import Tuned
+from flashvar.errors import InvalidInputError
+from flashvar.ops.attention.spec import HEAD_DIM_MAX, HEAD_DIM_STEP
+
+if TYPE_CHECKING:
+    from flashvar.backends.triton.attention.measure import Measurement
+    from flashvar.machine.system import Device, System
+
+_DIRECTIONS: Final = ("forward", "backward")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is tuned."""
+    parser.add_argument(
+        "--head-dim",
+        type=int,
+        nargs="+",
+        default=[64, 128],
+        metavar="N",
+        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, by {HEAD_DIM_STEP} (default: 64 128)",
+    )
+    parser.add_argument(
+        "--direction",
+        nargs="+",
+        choices=_DIRECTIONS,
+        default=list(_DIRECTIONS),
+        metavar="D",
+        help="forward, backward (default: both)",
+    )
+
+
+def run(
+    chosen: argparse.Namespace, system: System, device: Device, *, quiet: bool, timer: Any = None
+) -> Iterator[Tuned]:
+    """Time the tiles of each kernel on the device and keep the best.
+
+    Raises:
+        InvalidInputError: a head dim that no kernel takes.
+    """
+    for head_dim in chosen.head_dim:
+        if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
+            raise InvalidInputError(
+                f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, got "
+                f"{head_dim}: tune the one that your tensors are padded to"
+            )
+    from flashvar.backends.triton.attention import measure, tiles, tuned
+
+    timer = timer or measure.DeviceTimer(device.index)
+    machine = tuned.machine(system.triton, device.name)
+    for head_dim in dict.fromkeys(chosen.head_dim):
+        for direction in dict.fromkeys(chosen.direction):
+            for kernel in measure.KERNELS[direction]:
+                name = f"{kernel}, head dim {head_dim}"
+                found = _watched(measure.measure(kernel, head_dim, device, timer), name, quiet)
+                running = [one for one in found if one.milliseconds is not None]
+                if not running:
+                    continue
+                best = min(running, key=lambda one: one.milliseconds or 0.0)
+                key = tuned.key(kernel, sum(tiles.split(head_dim)))
+                # Kept at once: the next kernel is timed beside it, and an interrupt loses little.
+                file = tuned.keep(machine, {key: best.tile})
+                yield Tuned(
+                    name,
+                    {"kernel": kernel, "head_dim": head_dim, "tile": list(best.tile)},
+                    _spelled(best.tile),
+                    best.milliseconds or 0.0,
+                    found[0].milliseconds,  # the table's choice is measured first
+                    len(running),
+                    str(file) if file else None,
+                )
+
+
+def _watched(found: Iterable[Measurement], name: str, quiet: bool) -> list[Measurement]:
+    """All of them; each is shown on stderr as it comes, unless that is not wanted."""
+    measured = []
+    for one in found:
+        measured.append(one)
+        if not quiet:
+            time = "does not run" if one.milliseconds is None else f"{one.milliseconds:.3f} ms"
+            why = f" ({one.reason.splitlines()[0][:80]})" if one.reason else ""
+            print(f"{name}: {_spelled(one.tile)}: {time}{why}", file=sys.stderr, flush=True)
+    return measured
+
+
+def _spelled(tile: Sequence[int]) -> str:
+    rows_q, rows_kv, warps, stages = tile
+    return f"{rows_q} queries x {rows_kv} keys, {warps} warps, {stages} stages"

@@ -1,0 +1,156 @@
+"""What `flashvar warmup` may be asked of attention: kinds of calls that share their kernels."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, product
+from typing import Any, Final
+
+from flashvar.errors import InvalidInputError
+from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
+from flashvar.ops.op import spelled
+from flashvar.selection.request import Request
+
+# What a call may ask for beside q, k and v.
+FEATURES: Final = {
+    "window": "a sliding window",
+    "softcap": "softcapped scores",
+    "alibi": "ALiBi slopes",
+    "bias": "an additive bias or mask",
+    "dropout": "dropout",
+    "varlen": "packed sequences",
+    "seqused": "a KV cache with per-sequence lengths",
+}
+_DTYPES: Final = ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Calls that share their kernels. Training calls keep the log-sum-exp and have a backward."""
+
+    dtype: str  # "bf16" or "fp16"
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    training: bool
+    features: frozenset[str] = frozenset()  # of one call, together
+
+    def __str__(self) -> str:
+        """In words."""
+        with_what = [one for one in FEATURES if one in self.features]
+        return " ".join(
+            (
+                "forward and backward" if self.training else "forward",
+                self.dtype,
+                f"head dim {spelled((self.head_dim, self.head_dim_v))}",
+                "causal" if self.causal else "full",
+                *([f"({', '.join(with_what)})"] if with_what else []),
+            )
+        )
+
+    def requests(self, device: int) -> tuple[Request, ...]:
+        """What selection is asked; flashvar.attention pads to the steps of the kernels."""
+        dims = tuple(
+            -(-n // HEAD_DIM_STEP) * HEAD_DIM_STEP for n in (self.head_dim, self.head_dim_v)
+        )
+        functions = (FORWARD, BACKWARD) if self.training else (FORWARD,)
+        return tuple(Request(name, self.dtype, device, (dims,)) for name in functions)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {**vars(self), "features": sorted(self.features)}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which calls are meant; every combination is."""
+    parser.add_argument(
+        "--head-dim",
+        type=_dims,
+        nargs="+",
+        default=[[(64, 64), (128, 128)]],
+        metavar="N",
+        help="such as 64,128 or 192x128, where values have their own (default: 64,128)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=_dtypes,
+        nargs="+",
+        default=[["bf16"]],
+        metavar="T",
+        help="bf16, fp16 or both (default: bf16)",
+    )
+    parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
+    parser.add_argument("--full", action="store_true", help="calls that are not (default: both)")
+    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    features = parser.add_argument_group("what every call has; run warmup again for other calls")
+    for name, words in FEATURES.items():
+        features.add_argument(f"--{name}", action="store_true", help=words)
+
+
+def kinds(chosen: argparse.Namespace) -> list[Kind]:
+    """The kinds of calls that the options mean.
+
+    Raises:
+        InvalidInputError: a head dim, or a pair of features, that no call may have.
+    """
+    dims = _unique(chosen.head_dim)
+    for pair in dims:
+        if not all(1 <= dim <= HEAD_DIM_MAX for dim in pair):
+            raise InvalidInputError(
+                f"a head dim must be from 1 to {HEAD_DIM_MAX}, got {'x'.join(map(str, pair))}: "
+                "correct it"
+            )
+    features = frozenset(one for one in FEATURES if getattr(chosen, one))
+    if {"bias", "varlen"} <= features:
+        raise InvalidInputError(
+            "bias does not go with packed sequences, got --bias and --varlen: run warmup for each"
+        )
+    causal = (*[True] * chosen.causal, *[False] * chosen.full) or (True, False)
+    training = (False, True) if chosen.backward else (False,)
+    return [
+        Kind(dtype, head_dim, head_dim_v, one, gradients, features)
+        for (head_dim, head_dim_v), dtype, one, gradients in product(
+            dims, _unique(chosen.dtype), causal, training
+        )
+    ]
+
+
+def compile_here(kind: Kind, device: int) -> None:
+    """Compile the kernels of a kind of call on `cuda:device`."""
+    from flashvar.backends.triton.attention import warmup
+
+    warmup.run(kind, device)
+
+
+def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
+    """Compile them for a device that is not here."""
+    from flashvar.backends.triton.attention import warmup
+
+    warmup.compile_for(kind, capability)
+
+
+def _unique(lists: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(lists)))
+
+
+def _dims(text: str) -> list[tuple[int, int]]:
+    """`64,192x128` as pairs."""
+    found = []
+    for word in text.split(","):
+        first, _, second = word.partition("x")
+        try:
+            found.append((int(first), int(second or first)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"expected head dims such as 64,192x128, found {text!r}"
+            ) from None
+    return found
+
+
+def _dtypes(text: str) -> list[str]:
+    words = text.split(",")
+    if wrong := [word for word in words if word not in _DTYPES]:
+        raise argparse.ArgumentTypeError(f"expected bf16 or fp16, found {wrong[0]!r}")
+    return words

@@ -1,0 +1,69 @@
+"""Integrations inside torch's context_parallel, over two processes: right, or refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_distributed import run_ranks
+
+from flashvar.integrations import transformers
+from flashvar.integrations.torch import attribute as torch_attribute
+from flashvar.integrations.transformers import attention as transformers_attention
+
+RIGHT = (
+    "transformers",
+    "transformers in order",
+    "transformers without masks",
+    "a compiled layer",
+    "Attend",
+    "diffusers",
+)
+REFUSED = {
+    "packed": "padding or packed sequences",
+    "packed without masks": "positions that begin again",
+    "a window": "a sliding window",
+    "a window wider than a part": "a sliding window",
+    "a mask in a graph": "a mask",
+    "softcap": "softcap",
+}
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("parts")
+    run_ranks(Path(__file__).with_name("integrations_in_parts.py"), str(folder))
+    files = (folder / f"found-{rank}.json" for rank in range(2))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right(case: str, in_parts: list[dict[str, Any]]) -> None:
+    for found in in_parts:
+        assert max(found[case]) < 1e-5
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, in_parts: list[dict[str, Any]]) -> None:
+    for found in in_parts:
+        assert f"context_parallel has, causal or of all keys, found {REFUSED[case]}" in found[case]
+
+
+def test_other_replacements_leave_models_on_flashvar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who loads a model with flashvar has chosen; a replacement is for those who call torch's."""
+    transformers.register()
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    assert torch_attribute.is_replaced_by_others()
+    assert not torch_attribute.splits_sequences()
+    module: Any = torch.nn.Module()
+    found, _ = transformers_attention.attention(module, q, k, v, None, is_causal=False)
+    expected = torch_attribute.OWN(q, k, v)
+    torch.testing.assert_close(found.transpose(1, 2), expected)
