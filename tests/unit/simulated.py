@@ -20,6 +20,7 @@ from flashvar.binaries.manifest import (
 from flashvar.binaries.registry import Binary, Candidate, Inventory
 from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.machine.system import Device, System, platform_tag
+from flashvar.ops import specs
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.request import Request
 
@@ -61,7 +62,7 @@ def manifest(
     dtypes: tuple[str, ...] = ("bf16", "fp16"),
     ops: tuple[str, ...] = OPS,
 ) -> Manifest:
-    """A manifest of one architecture with a kernel per op, dtype and head dim."""
+    """A manifest of one architecture with a kernel per op, dtype and head dim, and other ops'."""
     architecture = Architecture.parse(code)
     return Manifest(
         abi=ABI,
@@ -80,7 +81,19 @@ def manifest(
             for op in ops
             for head_dim in head_dims
             for dtype in dtypes
-        ),
+        )
+        + _of_ops_without_axes(),
+    )
+
+
+def _of_ops_without_axes() -> tuple[KernelRow, ...]:
+    """A kernel per function and dtype of every op that has no axes beside the dtype."""
+    return tuple(
+        kernel(function, dtype=dtype)
+        for spec in specs()
+        if not spec.axes
+        for function in spec.functions
+        for dtype in spec.usual_dtypes
     )
 
 

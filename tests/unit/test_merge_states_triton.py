@@ -77,11 +77,11 @@ def compiled(capability: int, direction: str, parts: Parts, grad_lse: bool = Tru
         elif isinstance(value, torch.Tensor):
             signature[name] = NAMES[value.dtype]
             aligned[index,] = [["tt.divisibility", 16]]
-        elif value is None or name.isupper() or (value == 1 and name.endswith("_row")):
+        elif value is None or name.isupper():
             signature[name], constants[index,] = "constexpr", value
         else:
             signature[name] = "i32"
-            if name not in kernels._RUNTIME and value % 16 == 0:
+            if name not in kernels.RUNTIME and value % 16 == 0:
                 aligned[index,] = [["tt.divisibility", 16]]
     return triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -12,6 +13,9 @@ from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
 if TYPE_CHECKING:
     from flashvar.ops.merge_states.problem import Parts
     from flashvar.selection.candidates import CandidateResult
+
+# Of a kernel and a grid makes what takes the arguments.
+Begin = Callable[[Any, "tuple[int, ...]"], Any]
 
 # Each number of pointers is a kernel of its own; more parts than this are stacked.
 _MOST_POINTERS: Final = 8
@@ -29,16 +33,17 @@ def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch
     blocks = max(-(-out.shape[-1] // sizes["BLOCK_DIM"]), 1)
     grid = (-(-lse.numel() // sizes["BLOCK_ROWS"]) * blocks,)
     with torch.cuda.device_of(out):  # Triton launches on the current device
-        fwd_kernel[grid](out, lse, outs, lses, *out.stride()[:3], *strides, **sizes)
+        begin(fwd_kernel, grid)(out, lse, outs, lses, *out.stride()[:3], *strides, **sizes)
 
 
 def backward(
-    chosen: CandidateResult,
+    chosen: CandidateResult | None,
     parts: Parts,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     grad_outs: torch.Tensor,
     grad_lses: torch.Tensor,
+    begin: Begin = start,
 ) -> None:
     """Write the gradients: stacked, those of lses contiguous as `grad_lse` is."""
     sizes = _sizes(grad_out)
@@ -46,7 +51,7 @@ def backward(
     grid = (-(-grad_lses[0].numel() // sizes["BLOCK_ROWS"]),)
     tensors = (grad_out, grad_lse, grad_outs, grad_lses, outs, lses)
     with torch.cuda.device_of(grad_out):
-        bwd_kernel[grid](
+        begin(bwd_kernel, grid)(
             *tensors, *grad_out.stride()[:3], *grad_outs.stride()[:4], *strides, **sizes
         )
 

@@ -17,7 +17,10 @@ import triton
 import triton.language as tl
 
 # They change from call to call: one kernel serves all of their values.
-_RUNTIME: Final = ("rows", "seqlen", "heads", "parts")
+RUNTIME: Final = (
+    *("rows", "seqlen", "heads", "parts"),
+    *("lses_part", "lses_batch", "lses_head", "lses_row"),
+)
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 _INFINITY: Final = tl.constexpr(float("inf"))
 
@@ -61,7 +64,7 @@ def _total(p_lses, o_lse, lses_part, parts, m_row, BLOCK_ROWS: tl.constexpr):
     return b_base, b_sum
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME)
 def fwd_kernel(
     p_out,  # [batch, seqlen, heads, HEAD_DIM]
     p_lse,  # [batch, heads, seqlen], contiguous
@@ -115,7 +118,7 @@ def fwd_kernel(
     tl.store(p_lse + (i_batch * heads + i_head) * seqlen + i_sequence, b_lse, mask=m_first)
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME)
 def bwd_kernel(
     p_grad_out,  # [batch, seqlen, heads, HEAD_DIM]
     p_grad_lse,  # [batch, heads, seqlen], contiguous; None: zeros
