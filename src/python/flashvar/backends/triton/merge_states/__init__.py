@@ -26,7 +26,18 @@ _INT32_MAX: Final = 2**31 - 1
 _WARPS: Final = 4
 
 
-def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
+def start(kernel: Any, grid: tuple[int, ...]) -> Any:
+    """What takes the arguments of a kernel and starts it on a grid."""
+    return kernel[grid]
+
+
+def forward(
+    chosen: CandidateResult | None,
+    parts: Parts,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    begin: Begin = start,
+) -> None:
     """Write the merged out and its log-sum-exp, which is contiguous."""
     sizes = _sizes(out)
     outs, lses, strides = _pointers(parts, out)
