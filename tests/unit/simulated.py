@@ -62,7 +62,7 @@ def manifest(
     dtypes: tuple[str, ...] = ("bf16", "fp16"),
     ops: tuple[str, ...] = OPS,
 ) -> Manifest:
-    """A manifest of one architecture with a kernel per op, dtype and head dim, and other ops'."""
+    """A manifest of one architecture with a kernel per op, dtype and head dim."""
     architecture = Architecture.parse(code)
     return Manifest(
         abi=ABI,
@@ -81,8 +81,7 @@ def manifest(
             for op in ops
             for head_dim in head_dims
             for dtype in dtypes
-        )
-        + _of_ops_without_axes(),
+        ),
     )
 
 
@@ -101,7 +100,9 @@ def binary(code: str, **changes: Any) -> Binary:
     """An installed wheel of `code`; `changes` replace fields of its manifest."""
     extra = Architecture.parse(code).extra
     candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
-    return Binary(candidate, replace(manifest(code), **changes))
+    made = manifest(code)
+    made = replace(made, kernels=made.kernels + _of_ops_without_axes())
+    return Binary(candidate, replace(made, **changes))
 
 
 def inventory(*codes: str, extras: tuple[str, ...] = ("sm80", "sm86", "sm89", "sm90")) -> Inventory:

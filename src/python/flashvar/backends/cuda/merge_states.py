@@ -33,17 +33,33 @@ _WORKSPACE: Final = (0, 0)
 def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Write the merged out and its log-sum-exp."""
     function, device = function_of(FORWARD, chosen, out.device.index)
-    problem, _kept = _problem(parts, out)
-    function.launch(
-        _FORWARD.pack(
-            call_head(_FORWARD, device),
-            torch._C._cuda_getCurrentRawStream(device),
-            *_WORKSPACE,
-            *_rows(out),
-            lse.data_ptr(),
-            problem,
-        )
+    packed, _kept = _forward(device, parts, out, lse)
+    function.launch(packed)
+
+
+def explain_forward(
+    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
+) -> str:
+    """How the binary reads the rows of a call, and why."""
+    function, device = function_of(FORWARD, chosen, out.device.index)
+    packed, _kept = _forward(device, parts, out, lse)
+    return function.explain(packed)
+
+
+def _forward(
+    device: int, parts: Parts, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[bytes, object]:
+    """The struct of a call, and what has to live until the call is made."""
+    problem, kept = _problem(parts, out)
+    packed = _FORWARD.pack(
+        call_head(_FORWARD, device),
+        torch._C._cuda_getCurrentRawStream(device),
+        *_WORKSPACE,
+        *_rows(out),
+        lse.data_ptr(),
+        problem,
     )
+    return packed, kept
 
 
 def backward(
