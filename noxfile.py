@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,9 +19,10 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError  # noqa: E402
-from flashvar_factory import container, environment, native, schema, toolchain, words  # noqa: E402
 from flashvar_factory.cli.selected import Selected  # noqa: E402
+from flashvar_factory.config import native, schema, selection_arguments  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
+from flashvar_factory.toolchain import container, environment, nvcc  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -95,6 +97,15 @@ def tests(session: nox.Session) -> None:
     install_toolkit(session)
     # A file is one worker's, for its tests share what they build.
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+
+
+@nox.session(name="every-wheel", reuse_venv=True)
+def every_wheel(session: nox.Session) -> None:
+    """Test the wheels of a whole release, where `tests` makes do with a sample of its kernels."""
+    install(session, "test")
+    install_toolkit(session)
+    files = [f"tests/packaging/test_{name}.py" for name in ("wheels", "audit", "sbom")]
+    session.run("python", "-m", "pytest", *files, "--every-wheel", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
@@ -255,7 +266,7 @@ def check_words(session: nox.Session) -> None:
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:
         config = schema.read(ROOT / schema.FILE_NAME)
-        selected = Selected(ROOT, config, words.parse(list(said), config))
+        selected = Selected(ROOT, config, selection_arguments.parse(list(said), config))
         _ = selected.for_development() if session.name == "build-dev" else selected.for_release()
     except FlashvarError as error:
         environment.remove_unless_whole(Path(session.virtualenv.location))
@@ -282,17 +293,28 @@ def install(session: nox.Session, group: str, *, editable: bool = False) -> None
 
 
 def install_toolkit(session: nox.Session) -> None:
-    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do."""
+    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do.
+
+    Again where it would take one from there of other pins.
+    """
+    folder = ROOT / nvcc.PYPI_FOLDER
+    requirements = nox.project.dependency_groups(PYPROJECT, nvcc.GROUP)
+    pins = "\n".join(requirements)
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
-        toolchain.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        found = nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        if environment.holds(folder, pins) or not found.nvcc.is_relative_to(folder.resolve()):
+            return
+        session.log(f"{folder} does not hold the pinned CUDA compiler: it comes from PyPI again")
     except ToolchainError as error:
         if forced == "toolkit=system":
             session.error(str(error))
         session.log("no CUDA compiler that will do on this machine: it comes from PyPI")
-        folder = str(ROOT / toolchain.PYPI_FOLDER)
-        requirements = nox.project.dependency_groups(PYPROJECT, toolchain.GROUP)
-        session.install("--target", folder, *requirements, env=PIP_AND_UV)
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("--target", str(folder), *requirements, env=PIP_AND_UV)
+    (folder / environment.STAMP).write_text(pins, encoding="utf-8")
 
 
 def dev_python(session: nox.Session) -> str:

@@ -17,7 +17,8 @@ from typing import Any, Final
 from tables import table
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import expand, schema, toml_table, words
+from flashvar_factory.config import expand, schema, toml_table
+from flashvar_factory.config.selection_arguments import SelectionArguments
 
 # The names that a user chooses, as the reference writes them.
 NAMED: Final = {"ops": "<op>", "axes": "<axis>", "architectures": "<architecture>"}
@@ -195,7 +196,7 @@ def architectures(root: Path) -> str:
 def kernels(root: Path) -> str:
     """What a wheel holds, op by op."""
     config = schema.read(root / schema.FILE_NAME)
-    everything = expand.select_all(words.Words(platform="x86_64"), config)
+    everything = expand.select_all(SelectionArguments(platform="x86_64"), config)
     build = expand.expand(config, everything)[0]
     rows = []
     for op in config.default_ops:

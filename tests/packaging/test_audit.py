@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from flashvar_factory import archive, audit, elf, schema
-from flashvar_factory.audit import expectations, fatbin
-from flashvar_factory.expand import expand, select_all
-from flashvar_factory.schema import Target
-from flashvar_factory.words import Words
+from flashvar_factory import audit
+from flashvar_factory.audit import expectations
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.schema import Config, Target
+from flashvar_factory.config.selection_arguments import SelectionArguments
+from flashvar_factory.inspect import archive, elf, fatbin
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 Files = dict[str, bytes]
@@ -147,13 +149,15 @@ def test_nothing_against_a_real_wheel(number: int, built: Built, factory: Factor
 
 
 @pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
-def test_nothing_against_a_release(target: Target, dist: Path) -> None:
+def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -> None:
     (wheel,) = dist.glob(f"{target.distribution.replace('-', '_')}-*.whl")
-    report = audit.audit(wheel, expectations.of(CONFIG))
+    report = audit.audit(wheel, expectations.of(config))
     assert report.findings == ()
     assert report.architectures == (f"sm_{target.architecture.code}",)
     spent = {(key.op, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
-    (build,) = expand(CONFIG, select_all(Words(architectures=(target.architecture.name,)), CONFIG))
+    (build,) = expand(
+        config, select_all(SelectionArguments(architectures=(target.architecture.name,)), config)
+    )
     assert spent == {(kernel.op, kernel.axes) for kernel in build.kernels}
 
 
@@ -292,4 +296,5 @@ def test_cuobjdump_sees_the_same(
         for size, name in re.findall(row, ask(cuobjdump, "-elf", file), re.MULTILINE)
     }
     assert code
-    assert {function for image in library.images for function in image.functions or ()} == code
+    held = (function for image in library.images for function in image.functions or ())
+    assert {(function.name, function.size) for function in held} == code

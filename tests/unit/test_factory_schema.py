@@ -10,7 +10,7 @@ from matrix import CONFIG, TEXT, project
 
 from flashvar.binaries import manifest
 from flashvar.errors import ConfigurationError
-from flashvar_factory import schema
+from flashvar_factory.config import schema
 from flashvar_factory.errors import ToolchainError
 
 FILE = Path(__file__).parents[2] / "variants.toml"

@@ -13,7 +13,7 @@ from typing import Final
 
 from flashvar.binaries.variant import Architecture
 
-# Of the requirements that flashvar_factory.extras writes: all are for Linux.
+# Of the requirements that flashvar_factory.config.extras writes: all are for Linux.
 _EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
@@ -33,10 +33,12 @@ def of_installed(platform: str) -> Extras:
     """Those of the installed flashvar, for a platform such as "linux_x86_64"."""
     try:
         stated = metadata.metadata("flashvar")
-    except metadata.PackageNotFoundError:
+        provided = stated.get_all("Provides-Extra") or []
+        required = stated.get_all("Requires-Dist") or []
+    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError):
+        # It is not installed, or its METADATA is damaged or missing.
         return NO_EXTRAS
-    extras = stated.get_all("Provides-Extra") or []
-    return read(extras, stated.get_all("Requires-Dist") or [], platform)
+    return read(provided, required, platform)
 
 
 def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> Extras:

@@ -1,8 +1,9 @@
-"""Which binaries are installed here, and which of the folders found may be trusted.
+"""The binaries that are found on this machine, and why others are not used.
 
 Looking is cheap: manifests are read and files are measured, no library is opened. For one
 architecture the first candidate wins in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary
-embedded in flashvar itself. Whoever loses stays listed with the reason.
+embedded in flashvar itself. Of the last two, one of flashvar's own version comes before any other.
+Candidates that lose stay listed with the reason.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Candidate:
     directory: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
     repair: str  # the command or the step that replaces it
+    named: bool = False  # by FLASHVAR_LIB_DIR
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def take_stock(
     extras: Extras = NO_EXTRAS,
 ) -> Inventory:
     """Judge candidates given in order of precedence; `refused` names those known not to load."""
-    binaries: dict[str, Binary] = {}
+    usable: list[Binary] = []
     refusals: list[Refusal] = []
     for candidate in found:
         try:
@@ -149,13 +151,26 @@ def take_stock(
         fault = _fault(binary) or (refused or {}).get(candidate.directory)
         if fault is not None:
             refusals.append(Refusal(candidate, name, fault, candidate.repair))
-        elif name in binaries:
-            reason = f"shadowed by {binaries[name].candidate.origin}, which comes first"
-            refusals.append(Refusal(candidate, name, reason, None))
+        else:
+            usable.append(binary)
+    binaries: dict[str, Binary] = {}
+    for binary in sorted(usable, key=_preference):
+        name = binary.architecture.name
+        if name in binaries:
+            first = binaries[name]
+            better = first.skew is None and binary.skew is not None
+            why = "which has flashvar's version" if better else "which comes first"
+            reason = f"shadowed by {first.candidate.origin}, {why}"
+            refusals.append(Refusal(binary.candidate, name, reason, None))
         else:
             binaries[name] = binary
     in_order = sorted(binaries.values(), key=lambda binary: binary.architecture)
     return Inventory(tuple(in_order), tuple(refusals), extras)
+
+
+def _preference(binary: Binary) -> tuple[bool, bool]:
+    """What the user named first, then those of flashvar's own version."""
+    return not binary.candidate.named, binary.skew is not None
 
 
 def _fault(binary: Binary) -> str | None:
@@ -188,7 +203,7 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
     # With no manifest anywhere the folder itself stays the candidate, so that the mistake is shown.
     for directory in [folder] if own or not children else children:
         origin = f"{LIB_DIR} ({directory})"
-        yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}")
+        yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}", named=True)
 
 
 def _in_wheels() -> Iterator[Candidate]:
@@ -198,7 +213,7 @@ def _in_wheels() -> Iterator[Candidate]:
         entries = _entries(distribution)
         if not entries:
             continue
-        name = distribution.metadata["Name"] or "without a name"
+        name, version = _name(distribution)
         developed = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
         for architecture, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
@@ -207,7 +222,16 @@ def _in_wheels() -> Iterator[Candidate]:
                 if developed
                 else advice.install_again(name, architecture)
             )
-            yield Candidate(directory, f"wheel {name} {distribution.version}", again)
+            yield Candidate(directory, f"wheel {name} {version}", again)
+
+
+def _name(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Name and version of a distribution, for people, also of one with damaged METADATA."""
+    try:
+        stated = distribution.metadata
+        return stated["Name"] or "without a name", stated["Version"] or "of unknown version"
+    except (OSError, UnicodeDecodeError, AttributeError, KeyError):
+        return "without a name", "of unknown version"
 
 
 def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 # A point is of numbers alone.
@@ -12,10 +11,15 @@ _SPELLING = re.compile(
     r"(?:sm_?(?!\d+\.))?(?P<major>[1-9][0-9]*)\.?(?P<minor>[0-9])(?P<specific>a?)", re.ASCII
 )
 
-# Axes that names print, and commands take, shorter than they are called; others go as they are.
-SHORT_AXES: Final = MappingProxyType({"head_dim": "hdim"})
+_DIM = re.compile(r"([a-z])[a-z0-9]*(?:_[a-z0-9]+)*_dim")
 # The second integer of a pair stands right behind the first, under its axis with this at the end.
 SECOND: Final = "_v"
+
+
+def short_axis(axis: str) -> str:
+    """What names print, and commands take, for an axis: `hdim` for `head_dim`, others in full."""
+    match = _DIM.fullmatch(axis)
+    return axis if match is None else f"{match[1]}dim"
 
 
 def pair_words(first: int, second: int) -> str:
@@ -96,7 +100,7 @@ class Kernel:
         """The value of each axis as names spell it: `bf16`, `hdim64`, `hdim192x128`."""
         named = {axis for axis, value in self.axes if isinstance(value, str)}
         return {
-            axis: value if axis in named else f"{SHORT_AXES.get(axis, axis)}{value}"
+            axis: value if axis in named else f"{short_axis(axis)}{value}"
             for axis, value in self.values.items()
         }
 

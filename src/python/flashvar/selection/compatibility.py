@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import SHORT_AXES
+from flashvar.binaries.variant import short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
 from flashvar.ops.op import OpSpec, Value, spelled
@@ -135,7 +135,7 @@ def _rebuild(request: Request, binary: Binary) -> str | None:
             values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
     words = [f"arch={binary.architecture.name}"]
     words += [
-        f"{SHORT_AXES.get(name, name)}={','.join(map(spelled, sorted(held)))}"
+        f"{short_axis(name)}={','.join(map(spelled, sorted(held)))}"
         for name, held in values.items()
         if held
     ]

@@ -1,4 +1,4 @@
-"""What the audit has to say against a wheel."""
+"""One fault that the audit found in a wheel."""
 
 from __future__ import annotations
 

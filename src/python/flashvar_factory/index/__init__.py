@@ -10,9 +10,7 @@ from typing import Final
 
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import pages, simple_json, yanks
-from flashvar_factory.index.entries import Entry, normalized, project_of, read
-
-__all__ = ["normalized", "write"]
+from flashvar_factory.index.entries import Entry, project_of, read
 
 PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
 PAGE: Final = "index.html"

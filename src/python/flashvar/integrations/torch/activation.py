@@ -177,8 +177,9 @@ def _scaled_dot_product_attention(
     if not _active:  # somebody kept the function
         return _own(query, key, value, *given)
     if is_compiling():
-        if mode_that_watches() is not None:
-            return _own(query, key, value, *given)
+        if (mode := mode_that_watches()) is not None:
+            name = type(mode).__name__
+            return _shown_without_graph(f"the mode {name} is to see it", query, key, value, *given)
     elif (onlooker := _onlooker(query, key, value, attn_mask)) is not None:
         return _shown(onlooker, query, key, value, *given)
     bottom_right = False
@@ -266,6 +267,15 @@ def _shown(onlooker: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     else:
         _note(onlooker if _on_cpu or _is_on_device(query) else _ON_CPU)
     return out
+
+
+def _shown_without_graph(*words: Any) -> Any:
+    """The same from a graph, which ends here: a mode looks at the call which function it sees."""
+    return torch.compiler.disable(_shown)(*words)
+
+
+# What torch.compiler.disable says of a function, without the import of the compiler.
+_shown_without_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _is_on_device(tensor: Any) -> bool:
