@@ -20,10 +20,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, str]:
+def found(python: str) -> dict[str, str]:
     """Case -> what was wrong; all of them in one process, which takes a second to start."""
     answers: dict[str, str] = json.loads(
-        interpreted("-W", "ignore", str(Path(__file__).with_name("interpreted_merge_states.py")))
+        interpreted(
+            python, "-W", "ignore", str(Path(__file__).with_name("interpreted_merge_states.py"))
+        )
     )
     return answers
 

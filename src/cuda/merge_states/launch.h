@@ -31,7 +31,7 @@ struct Unaligned {
 // `bytes`: of an element.
 inline Unaligned find_unaligned(const Problem& problem, int64_t bytes,
                                 std::initializer_list<Operand> operands) {
-  if (problem.head_dim * bytes % 16 != 0) return {"the head dim", "its rows"};
+  if (problem.head_dim * bytes % 16 != 0) return {"outs", "the length of a row"};
   for (const Operand& one : operands) {
     uintptr_t addresses =
         one.addresses == nullptr ? reinterpret_cast<uintptr_t>(one.tensor.data) : 0;
