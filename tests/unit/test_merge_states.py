@@ -444,3 +444,40 @@ def test_refusals(given: Callable[[], dict[str, Any]], kind: type[Exception], wo
     with pytest.raises(kind) as caught:
         flashvar.merge_states(**given())
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_is_timed_moves_the_bytes_that_are_counted(direction: str) -> None:
+    from flashvar.ops.merge_states import speed
+
+    cell = speed._cell(direction, 3, 4)
+    parts = 3 * 4 * speed.HEADS * (2 * speed.HEAD_DIM + 4)
+    assert cell.work == parts + parts / 3 + (parts if direction == "backward" else 0)
+    for contender in ("flashvar", *speed.PEERS):
+        result = speed.call(cell, contender, torch.device("cpu"))()
+        if contender == "copy":
+            assert 2 * result.nbytes == cell.work
+        else:
+            assert len(result) == (2 if direction == "forward" else 6)
+
+
+def test_warmup_kinds() -> None:
+    import argparse
+
+    from flashvar.ops.merge_states import warmup
+
+    parser = argparse.ArgumentParser()
+    warmup.add_options(parser)
+    found = warmup.kinds(parser.parse_args(["--parts", "2,4", "--head-dim", "64", "--backward"]))
+    assert [str(one) for one in found] == [
+        "forward bf16 head dim 64, 2 parts",
+        "forward and backward bf16 head dim 64, 2 parts",
+        "forward bf16 head dim 64, 4 parts",
+        "forward and backward bf16 head dim 64, 4 parts",
+    ]
+    assert [one.function for one in found[1].requests(0)] == [
+        "merge_states_fwd",
+        "merge_states_bwd",
+    ]
+    with pytest.raises(flashvar.InvalidInputError, match="at least one part, got 0"):
+        warmup.kinds(parser.parse_args(["--parts", "0"]))
