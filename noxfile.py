@@ -62,7 +62,7 @@ FLOOR = [
 @nox.session(name="build-dev", reuse_venv=True)
 def build_dev(session: nox.Session) -> None:
     """Build kernels into a development environment: `-- hdim=64 arch=native ptx=1 jobs=2`."""
-    check_words(session)
+    check_selection(session)
     install(session, "dev", editable=True)
     install_toolkit(session)
     session.run("python", "-m", "flashvar_factory", "develop", *session.posargs)
@@ -92,7 +92,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Test without a GPU: the unit tests, and the wheels; pytest's own words after `--`."""
+    """Test without a GPU: the unit tests, and the wheels; pytest's own arguments after `--`."""
     install(session, "test")
     install_toolkit(session)
     # A file is one worker's, for its tests share what they build.
@@ -191,8 +191,8 @@ def reproduce(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
-    """Prove that wheels are what they say: those of dist/, or `-- X.whl --json --budget BYTES`."""
-    run_on_wheels(session, "audit", "audit")
+    """Prove that dist/ is what it claims to be, or `-- X.whl --json --budget BYTES`."""
+    run_on_files(session, "audit", "audit", "*.whl", "*.tar.gz")
 
 
 @nox.session(reuse_venv=True)
@@ -206,7 +206,7 @@ def smoke(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def sbom(session: nox.Session) -> None:
     """Check and print what the wheels of dist/ are made of, or `-- X.whl --json`."""
-    run_on_wheels(session, "build", "sbom")
+    run_on_files(session, "build", "sbom", "*.whl")
 
 
 @nox.session(reuse_venv=True)
@@ -227,7 +227,7 @@ def index(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def cibuildwheel(session: nox.Session) -> None:
     """Build a wheel in a manylinux container, repair, audit and load it: `-- sm80 hdim=32`."""
-    check_words(session)
+    check_selection(session)
     why_not = container.choose(container.gather(os.environ)).why_not
     if sys.version_info < (3, 11):
         why_not = "expected Python 3.11 or newer for cibuildwheel, found an older one"
@@ -247,21 +247,22 @@ def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
 
 def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
     """Run a command of the factory that compiles."""
-    check_words(session)
+    check_selection(session)
     install(session, group)
     install_toolkit(session)
-    words = ("python", "-m", "flashvar_factory", command, *session.posargs)
-    session.run(*words, env=WITH_SOURCES)
+    command_line = ("python", "-m", "flashvar_factory", command, *session.posargs)
+    session.run(*command_line, env=WITH_SOURCES)
 
 
-def run_on_wheels(session: nox.Session, group: str, command: str) -> None:
-    """Run a command of the factory on the wheels that are named, else on those of dist/."""
+def run_on_files(session: nox.Session, group: str, command: str, *patterns: str) -> None:
+    """Run a command of the factory on the files that are named, else on those of dist/."""
     install(session, group)
-    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
-    session.run("python", "-m", "flashvar_factory", command, *words, env=WITH_SOURCES)
+    made = [path for pattern in patterns for path in (ROOT / "dist").glob(pattern)]
+    files = session.posargs or sorted(map(str, made))
+    session.run("python", "-m", "flashvar_factory", command, *files, env=WITH_SOURCES)
 
 
-def check_words(session: nox.Session) -> None:
+def check_selection(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:

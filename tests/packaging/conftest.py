@@ -22,10 +22,10 @@ Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 
 
-# What a sample of the release is built of, for every architecture and op.
+# What a sample of the release is built of, for every architecture and op: a pair of head dims too.
 SAMPLE = (
     (r"^dtype = .+$", 'dtype = ["bf16"]'),
-    (r"^head_dim = .+$", "head_dim = [64]"),
+    (r"^head_dim = .+$", 'head_dim = [64]\n\n[defaults.attention_fwd]\nhead_dim = [64, "192x128"]'),
 )
 
 

@@ -105,7 +105,7 @@ def test_wheels_that_work(project: Path, way: str) -> None:
     (check,) = report.checks
     assert report.ok, report.text()
     assert check.dependencies == ("stand-in absent-here 3.1",)
-    assert check.said == "hello vecadd=2.1.0 vecadd-sm75=2.1.0 vecadd-sm90=2.1.0"
+    assert check.output == "hello vecadd=2.1.0 vecadd-sm75=2.1.0 vecadd-sm90=2.1.0"
     assert json.loads(report.to_json())["ok"] is True
 
 

@@ -1,7 +1,8 @@
 """A whole wheel of the factory with one planted fault each: every one is found, and said in words.
 
 A row is a fault: its name, how it is planted, and a part of the sentence that reports it. The wheel
-has no other fault: a row shows a check that nothing else makes.
+has no other fault: a row shows a check that nothing else makes. The file is longer than others
+for its tables, which are read as lists.
 """
 
 from __future__ import annotations
@@ -466,6 +467,10 @@ OF_METADATA: Mapping[str, Fault] = {
         called("flashvar_sm80-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"),
         "expected the tag py3-none-<platform> of a wheel that holds no extension of Python",
     ),
+    "number of a build": (
+        called("flashvar_sm80-0.1.0-1evil-py3-none-manylinux_2_28_x86_64.whl"),
+        "expected the file name flashvar_sm80-0.1.0-py3-none-manylinux_2_28_x86_64.whl",
+    ),
     "second tag": (
         edited(WHEEL, "Tag: ", "Tag: py3-none-any\nTag: "),
         "expected tags ['py3-none-manylinux_2_28_x86_64']",
@@ -613,6 +618,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
         Wheel(replace(described(), platform="linux_aarch64"), fabricated.library(described())),
         "expected platform linux_x86_64, found linux_aarch64",
     ),
+    "key twice": (edited(MANIFEST, "{", '{"schema": 2,'), "a key twice in one object"),
     "deep": (added(MANIFEST, b"[" * 100_000), "expected JSON, found something else"),
     "not UTF-8": (added(MANIFEST, b'{"schema": "\xff"}'), "expected UTF-8"),
     "huge": (added(MANIFEST, NOISE), "expected at most 1,048,576 bytes"),
@@ -790,3 +796,16 @@ def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: P
 
 def test_the_table_is_long() -> None:
     assert len(FAULTS) >= 170
+
+
+def test_folders_that_auditwheel_adds_are_no_fault(tmp_path: Path) -> None:
+    """A repaired wheel has entries for its folders, which RECORD does not list."""
+    path = Wheel(described()).write(tmp_path)
+    files = archive.read(path)
+    folders = {f"{name.rpartition('/')[0]}/" for name in files} | {f"{INFO}/"}
+    with zipfile.ZipFile(path, "w") as opened:
+        for name in sorted(folders):
+            opened.writestr(_info(name, 0o40755), b"")
+        for name, content in files.items():
+            opened.writestr(_info(name), content)
+    assert faults(path, expected()) == []

@@ -47,7 +47,7 @@ from flashvar_factory.inspect import (
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
-SECONDS = 10  # for one input: the slowest takes 0.1 s
+SECONDS = 60  # for one input: the slowest takes 0.1 s, the import of a validator seconds
 GIGABYTES = 4  # beside what the process has when a test begins
 NUMBERS = (0, 1, 7, 8, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 WORDS = (b"\0", b"\xff\xfe", b'"', b"\n\n", b"=", b",", b"..", b"[" * 3000, b"9" * 5000)
@@ -115,7 +115,7 @@ def check(read: Read, content: bytes, folder: Path) -> None:
     except FlashvarError as error:
         said = str(error)
     assert not said or "expected" in said or "unknown" in said
-    assert len(said) < 5000
+    assert len(said) < 12_000  # a damaged name of 5,000 digits may be said twice
 
 
 @cache
@@ -317,6 +317,8 @@ FOUND: dict[str, tuple[str, bytes]] = {
     "deep SBOM": ("SBOM", b"[" * 100_000),
     "container of zeros": ("fatbin", fatbin.START + bytes(8) + fatbin.START + bytes(72)),
     "no input": ("sdist", b""),
+    "gzip that ends in a name": ("sdist", b"\x1f\x8b\x08\x08" + bytes(6)),
+    "gzip that ends in a comment": ("index of an sdist", b"\x1f\x8b\x08\x10" + bytes(6)),
 }
 
 

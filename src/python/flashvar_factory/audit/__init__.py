@@ -23,6 +23,7 @@ from flashvar_factory.audit import (
     platform_checks,
     sbom_checks,
     source_checks,
+    variant_checks,
 )
 from flashvar_factory.audit.expectations import BUDGET, Expectations
 from flashvar_factory.audit.facts import Wheel
@@ -56,6 +57,7 @@ _OF_THE_PROJECT: Final[tuple[Check, ...]] = (
     metadata_checks.wheel_file,
     source_checks.sources,
     source_checks.declared,
+    variant_checks.variant,
 )
 _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     member_checks.members,
@@ -64,6 +66,7 @@ _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     metadata_checks.wheel_file,
     metadata_checks.entries,
     sbom_checks.bill,
+    variant_checks.variant,
     manifest_checks.manifest,
     manifest_checks.derived,
     kernel_checks.kernels,
@@ -105,7 +108,8 @@ def require(reports: Iterable[Report]) -> None:
 def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
     """AuditError that counts the faults of sdists, each printed, if there is one."""
     for path, found in findings.items():
-        print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
+        if found:
+            print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
     failed = [path.name for path, found in findings.items() if found]
     if failed:
         count = sum(map(len, findings.values()))

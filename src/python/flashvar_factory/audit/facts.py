@@ -148,7 +148,7 @@ def gather(path: Path) -> Wheel:
             why_not = zip_file.why_not_canonical(member)
             entries.append(Entry(member.name, why_not, len(content), digest.digest()))
             if content.startswith(elf.ANY_MAGIC):
-                libraries.append(_library(member.name, content, digest.hexdigest()))
+                libraries.append(read_library(member.name, content, digest.hexdigest()))
             elif len(content) <= _KEPT_BYTES:
                 files[member.name] = content
             if _is_text(member.name) and len(content) > _TEXT_BYTES:
@@ -180,7 +180,8 @@ def _is_text(name: str) -> bool:
     return file == manifest.FILE_NAME or (folder.endswith(".dist-info") and file in _METADATA)
 
 
-def _library(path: str, content: bytes, sha256: str) -> Library:
+def read_library(path: str, content: bytes, sha256: str) -> Library:
+    """The library at `path` of a wheel; BuildError when it cannot be read."""
     file = elf.parse(content, path)
     device = [section for name in fatbin.SECTIONS for section in file.named(name)]
     records = [one.content for one in file.sections if one.name.endswith(_RECORDS_SUFFIX)]

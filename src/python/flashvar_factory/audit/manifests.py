@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from flashvar.binaries import manifest
 from flashvar.binaries.manifest import Manifest
 from flashvar.errors import ManifestError
 from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import json_text
 
 
 def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
     """Every manifest, or what is wrong with it, by its folder."""
-    found: dict[str, Manifest | ManifestError] = {}
-    for folder, text in wheel.manifests.items():
-        try:
-            found[folder] = manifest.parse(text)
-        except ManifestError as error:
-            found[folder] = error
-    return found
+    return {folder: _parsed(text) for folder, text in wheel.manifests.items()}
+
+
+@lru_cache(maxsize=8)  # every check asks; a wheel of the factory has one
+def _parsed(text: str) -> Manifest | ManifestError:
+    try:
+        json_text.parse(text.encode(), manifest.FILE_NAME)
+        return manifest.parse(text)
+    except ManifestError as error:
+        return error
+    except PackagingError as error:
+        return ManifestError(str(error))
 
 
 def pairs(wheel: Wheel) -> Iterator[tuple[Library, Manifest]]:

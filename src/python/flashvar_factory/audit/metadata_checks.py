@@ -94,6 +94,10 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     ):
         if right != found:
             yield Finding("wheel", where, f"expected {what} {right}, found {found}")
+    label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
+    name = f"{wheel.name.distribution}-{wheel.name.version}-{wheel.name.tag}{label}.whl"
+    if wheel.path.name != name:
+        yield Finding("wheel", wheel.path.name, f"expected the file name {name}, found another")
     tag = "py3-none-any" if is_pure else _TAG
     if not wheel.name.tag.startswith(tag):
         yield Finding(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Names are bom-refs too: one document never holds two of one name.
 _NVIDIA: Final = "CUDA Toolkit End User License Agreement"
 _GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
+_SHOWN: Final = 300  # letters of an error
 _FOLDER = re.compile(r"[^/]+\.dist-info/sboms/(?P<name>[^/]+\.cdx\.json)")
 
 
@@ -93,7 +94,9 @@ def read(wheel: Path) -> dict[str, str]:
         except (PackagingError, ValueError, RecursionError) as broken:
             error = broken
         if error is not None:
-            raise PackagingError(f"{wheel}: {name}: expected CycloneDX 1.6, found: {error}")
+            # The schema's error repeats the whole document.
+            found = " ".join(str(error).split())[:_SHOWN]
+            raise PackagingError(f"{wheel}: {name}: expected CycloneDX 1.6, found: {found}")
     return documents
 
 

@@ -15,8 +15,9 @@ from typing import Final
 
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import axes, toml_table
+from flashvar_factory.config import axes, families, toml_table
 from flashvar_factory.config.axes import Axis, Op
+from flashvar_factory.config.families import Family
 from flashvar_factory.config.suggestions import did_you_mean, listed
 from flashvar_factory.config.toml_table import Table, Value
 
@@ -97,9 +98,11 @@ def parse(text: str, file: str = FILE_NAME) -> Config:
     project = _project(top.table("project"))
     ops = axes.read(_tables(top, "ops"))
     default_ops, defaults = _defaults(top.table("defaults"), ops)
-    targets = _targets(top, project)
+    limits = families.read(top.table("families"), ops.values()) if "families" in top.rest else {}
+    targets = _targets(top, project, limits)
+    _check_limits(top, targets, [ops[name] for name in default_ops], limits)
     dev = _dev(top.table("dev"), _union(defaults), targets)
-    top.end()
+    top.end(also=["families"])
     return Config(
         project,
         MappingProxyType(ops),
@@ -193,7 +196,17 @@ def _check_accepted(table: Table, axis: Axis, values: Sequence[Value]) -> None:
             raise table.wrong(axis.name, str(axis), value)
 
 
-def _targets(top: Table, project: Project) -> dict[str, Target]:
+def _check_limits(
+    top: Table, targets: Mapping[str, Target], ops: Sequence[Op], limits: Mapping[str, Family]
+) -> None:
+    """Every op is compiled for every architecture: nothing beyond what its family can."""
+    table = Table({}, "ops", top.file)
+    for name in dict.fromkeys(target.family for target in targets.values()):
+        for op in ops:
+            limits.get(name, Family(name)).check(op, table)
+
+
+def _targets(top: Table, project: Project, limits: Mapping[str, Family]) -> dict[str, Target]:
     targets: dict[str, Target] = {}
     for name, table in _tables(top, "architectures"):
         code = table.text("code", r"[1-9][0-9]+a?", "a compute capability such as '90a'")
@@ -207,9 +220,11 @@ def _targets(top: Table, project: Project) -> dict[str, Target]:
             distribution=table.text("distribution", _DISTRIBUTION, "a distribution name"),
             platforms=_platforms(table),
         )
+        if expected := limits.get(target.family, Family(target.family)).why_not(architecture):
+            raise table.wrong("code", expected, code)
         if target.shared_memory not in _SHARED_MEMORY:
-            limits = f"{_SHARED_MEMORY[0]} to {_SHARED_MEMORY[-1]} in steps of"
-            expected = f"the bytes of a block, {limits} {_SHARED_MEMORY.step}"
+            bounds = f"{_SHARED_MEMORY[0]} to {_SHARED_MEMORY[-1]} in steps of"
+            expected = f"the bytes of a block, {bounds} {_SHARED_MEMORY.step}"
             raise table.wrong("shared_memory", expected, target.shared_memory)
         others = {other.distribution for other in targets.values()}
         if target.distribution in {*others, project.name.replace("_", "-")}:

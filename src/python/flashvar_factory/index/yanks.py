@@ -42,6 +42,20 @@ def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
     return yanks
 
 
+def require_used(yanks: Yanks, projects: Mapping[str, Iterable[Entry]], file: str) -> None:
+    """ConfigurationError where an entry names no version and no file of its project."""
+    for project, reasons in yanks.items():
+        entries = [entry for entry in projects.get(project, ()) if entry.version is not None]
+        known = {one for entry in entries for one in (entry.file, str(entry.version))}
+        for key in reasons:
+            if key not in known:
+                names = listed(sorted(known)) or "none"
+                raise ConfigurationError(
+                    f"{file}: {project}: expected a version or a file that is listed ({names}), "
+                    f"found {key!r}{did_you_mean(key, known)}; list earlier releases with --also"
+                )
+
+
 def reason(yanks: Yanks, project: str, entry: Entry) -> str | None:
     """Why this file was withdrawn; None when it was not."""
     of_project = yanks.get(project, {})

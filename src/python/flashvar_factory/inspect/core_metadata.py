@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from flashvar_factory.errors import PackagingError
 
+_SHOWN: Final = 300
 LIMIT: Final = 1 << 20  # bytes; a long README takes a tenth of it
 # `str(marker)` always writes double quotes.
 _EXTRA: Final = re.compile(r'\bextra == "(?P<name>[^"]+)"')
@@ -25,10 +26,15 @@ def read(content: bytes, where: str) -> Metadata:
         # Decoded here: a byte that is no UTF-8 makes other readers skip the field.
         return Metadata.from_email(content.decode("utf-8"), validate=True)
     except ExceptionGroup as errors:
-        found = "; ".join(" ".join(str(error).split()) for error in errors.exceptions)
+        found = "; ".join(map(_shown, errors.exceptions))
     except (InvalidMetadata, ValueError, RecursionError) as error:
-        found = " ".join(str(error).split())
+        found = _shown(error)
     raise PackagingError(f"{where}: expected valid core metadata, found: {found}")
+
+
+def _shown(error: Exception) -> str:
+    """What is wrong, as the beginning of one line."""
+    return " ".join(str(error).split())[:_SHOWN]
 
 
 def requires_python(content: bytes) -> str | None:

@@ -17,6 +17,7 @@ MEMBERS: Final = 20_000
 TOTAL_BYTES: Final = 1 << 28
 RATIO: Final = 100
 _SMALL: Final = 1 << 22
+_GZIP: Final = 16  # for zlib: with the header of gzip
 _DAMAGED = (OSError, tarfile.TarError, EOFError, ValueError, zlib.error, OverflowError)
 
 
@@ -46,8 +47,7 @@ def _files(packed: bytes, path: Path) -> dict[str, bytes]:
     limit = min(TOTAL_BYTES, max(_SMALL, RATIO * len(packed)))
     files: dict[str, bytes] = {}
     total = 0
-    # As a stream: nothing is read before the sizes in front of it were looked at.
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r|gz") as opened:
+    with tarfile.open(fileobj=io.BytesIO(_unpacked(packed, limit)), mode="r:") as opened:
         for member in opened:
             total += member.size
             if total > limit or len(files) >= MEMBERS:
@@ -64,6 +64,17 @@ def _files(packed: bytes, path: Path) -> dict[str, bytes]:
                 )
             files[name] = content.read()
     return files
+
+
+def _unpacked(packed: bytes, limit: int) -> bytes:
+    """The tar of a gzip file: of one member, with nothing behind it, and no larger than `limit`."""
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | _GZIP)
+    content = unpacker.decompress(packed, limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"more than {limit:,} bytes of files")
+    if not unpacker.eof or unpacker.unused_data:
+        raise EOFError("a gzip file that is cut short, or has data behind it")
+    return content
 
 
 def _why_not(member: tarfile.TarInfo, folder: str) -> str | None:

@@ -56,11 +56,16 @@ class Binary:
 
         Providers know the capability alone, `90_real` also where the code is `90a`.
         """
-        architecture = self.manifest.architecture
-        return {
-            "cuda_version_lower_bound": [".".join(map(str, self.manifest.minimum_driver.cuda))],
-            "sm_arch": [f"{architecture.major}{architecture.minor}_real"],
-        }
+        return properties_of(self.manifest)
+
+
+def properties_of(described: Manifest) -> Properties:
+    """The properties of the variant that holds this binary."""
+    architecture = described.architecture
+    return {
+        "cuda_version_lower_bound": [".".join(map(str, described.minimum_driver.cuda))],
+        "sm_arch": [f"{architecture.major}{architecture.minor}_real"],
+    }
 
 
 def write(wheels: Path, output: Path, project: str) -> list[Path]:
@@ -96,7 +101,14 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
 
 def document(variants: Mapping[str, Properties]) -> str:
     """`variant.json` of one label, or the list of all of them; checked against the schema."""
-    content = {
+    found = content(variants)
+    check(found)
+    return json.dumps(found, indent=2) + "\n"
+
+
+def content(variants: Mapping[str, Properties]) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
         "$schema": SCHEMA_URL,
         "default-priorities": {"namespace": [NAMESPACE]},
         "providers": {NAMESPACE: dict(PROVIDER)},
@@ -105,8 +117,6 @@ def document(variants: Mapping[str, Properties]) -> str:
             for label, properties in sorted(variants.items())
         },
     }
-    check(content)
-    return json.dumps(content, indent=2) + "\n"
 
 
 def check(content: Mapping[str, Any]) -> None:
