@@ -1,6 +1,6 @@
 """The one runner: `python benchmarks/run.py attention --json OUT`; models, host, ... likewise.
 
-Needs nothing but Python, and torch (with triton) for the first five; flashvar is imported from
+Needs nothing but Python, and torch (with triton) for the first six; flashvar is imported from
 where Python finds it, so from a working tree:
 
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
@@ -43,6 +43,9 @@ The JSON file, schema 2, here as `result_file.read` gives it:
     forms      cell, contender, form (gqa or mha, packed or padded, a feature or "without", a head
                dim or the next that is compiled); the rest as attention; ratio to the plain form: of
                rates (to_plain) and of times (faster)
+    ops        op, cell, contender, dtype; median_ms, low_ms, high_ms, rounds, rate (10^12 of the
+               cell's work a second: operations, or bytes moved), to_contender (flashvar's rate to
+               it); clocks as attention; or skipped
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     integrations  way; median_us, low_us, high_us, rounds, calls (per round); of calls added_us,
                what is more than `flashvar.attention` takes; on the CPU where there is no device
@@ -76,6 +79,7 @@ _MODULES: Final = {
     "attention": "attention",
     "models": "models",
     "forms": "forms",
+    "ops": "ops",
     "host": "host",
     "integrations": "integrations",
     "build": "build",
@@ -84,12 +88,12 @@ _MODULES: Final = {
     "index": "index",
     "audit": "audit",
 }
-_ON_DEVICE: Final = ("attention", "models", "forms", "host")
+_ON_DEVICE: Final = ("attention", "models", "forms", "ops", "host")
 # Who takes an option that not everybody takes.
 _WITH_CONTENDERS: Final = ("attention", "models", "forms")
 _TAKEN_BY: Final = {
     "contender": _WITH_CONTENDERS,
-    "seconds": (*_WITH_CONTENDERS, "integrations"),
+    "seconds": (*_WITH_CONTENDERS, "ops", "integrations"),
     "prepare": _WITH_CONTENDERS,
     "threshold": (),
 }
@@ -220,8 +224,8 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=_positive,
         default=0.25,
-        help="attention, models, forms: device time of a contender in a case; integrations: of "
-        "each way (%(default)s)",
+        help="attention, models, forms, ops: device time of a contender in a case; "
+        "integrations: of each way (%(default)s)",
     )
     parser.add_argument(
         "--prepare",

@@ -71,7 +71,9 @@ def test_it_compiles_into_a_wheel(factory: Factory, tree: Path, tmp_path: Path) 
         read = manifest.parse(archive.read(f"flashvar_sm87/{manifest.FILE_NAME}").decode())
     assert read.architecture.name == "sm_87"
     assert NAME in {row.name for row in read.kernels}
-    assert {row.axes for row in read.kernels} == {(("dtype", "bf16"), ("head_dim", 112))}
+    # An op without a head dim is there too, in that dtype.
+    axes = (("dtype", "bf16"), ("head_dim", 112))
+    assert {row.axes for row in read.kernels} == {axes, axes[:1]}
     assert all(row.registers > 0 for row in read.kernels)
     (pure,) = tmp_path.glob("flashvar-*.whl")
     with zipfile.ZipFile(pure) as archive:

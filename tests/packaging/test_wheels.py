@@ -35,10 +35,12 @@ UNSPILT_UP_TO = 128
 # least (rows that are not aligned to 16 bytes cannot be copied asynchronously).
 IN_EVERY_COPY = {"sm80": ("HMMA.16816", "LDSM"), "sm90": ("HGMMA", "UTMALDG")}
 IN_ONE_COPY = {"sm80": ("LDGSTS",), "sm90": ()}
+# Ops with a head dim multiply matrices; the others' kernels use no such instructions.
 PER_OP = [
     pytest.param(target, op, id=f"{name}-{op}")
     for name, target in CONFIG.targets.items()
     for op in CONFIG.default_ops
+    if any(axis.name == "head_dim" for axis in CONFIG.ops[op].axes)
 ]
 
 
@@ -85,7 +87,7 @@ def test_manifest_describes_the_library(target: Target, unpacked: Path, config: 
 @every_target
 def test_kernels_fit_their_architecture(target: Target, unpacked: Path) -> None:
     rows = rows_of(unpacked, target)
-    assert [row.name for row in rows if not 0 < row.shared_memory <= target.shared_memory] == []
+    assert [row.name for row in rows if not 0 <= row.shared_memory <= target.shared_memory] == []
     assert [row.name for row in rows if not 0 < row.registers <= 255] == []
     assert [row.name for row in rows if row.threads % 32] == []
 

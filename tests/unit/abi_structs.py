@@ -1,4 +1,4 @@
-"""The structs of `flashvar.h` and `attention.h`, as ctypes lays them out."""
+"""The structs of the C ABI's headers, as ctypes lays them out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 _ABI: Final = Path(__file__).parents[2] / "src/cuda/abi"
+# The others in the folder are C++, for the library's own sources.
 HEADER: Final = "".join(
-    (_ABI / name).read_text(encoding="utf-8") for name in ("flashvar.h", "attention.h")
+    text
+    for path in sorted(_ABI.glob("*.h"))
+    if '\nextern "C" {' in (text := path.read_text(encoding="utf-8"))
 )
 _C_TYPES: Final[dict[str, Any]] = {
     "uint32_t": ctypes.c_uint32,

@@ -20,6 +20,7 @@ from flashvar.binaries.manifest import (
 from flashvar.binaries.registry import Binary, Candidate, Inventory
 from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.machine.system import Device, System, platform_tag
+from flashvar.ops import specs
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.request import Request
 
@@ -85,11 +86,24 @@ def manifest(
     )
 
 
+def _of_ops_without_axes() -> tuple[KernelRow, ...]:
+    """A kernel per function and dtype of every op that has no axes beside the dtype."""
+    return tuple(
+        kernel(function, dtype=dtype)
+        for spec in specs()
+        if not spec.axes
+        for function in spec.functions
+        for dtype in spec.usual_dtypes
+    )
+
+
 def binary(code: str, **changes: Any) -> Binary:
     """An installed wheel of `code`; `changes` replace fields of its manifest."""
     extra = Architecture.parse(code).extra
     candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
-    return Binary(candidate, replace(manifest(code), **changes))
+    made = manifest(code)
+    made = replace(made, kernels=made.kernels + _of_ops_without_axes())
+    return Binary(candidate, replace(made, **changes))
 
 
 def inventory(*codes: str, extras: tuple[str, ...] = ("sm80", "sm86", "sm89", "sm90")) -> Inventory:

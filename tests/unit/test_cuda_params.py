@@ -13,7 +13,8 @@ import torch
 from abi_structs import HEADER, declared
 
 from flashvar.backends.cuda import attention as cuda
-from flashvar.binaries import loader
+from flashvar.backends.cuda.call import DTYPES
+from flashvar.binaries import loader, manifest
 from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
@@ -262,10 +263,10 @@ def test_the_binary_explains_a_call(packed: list[bytes]) -> None:
 
 def test_constants_are_the_headers() -> None:
     constants = dict(re.findall(r"(FLASHVAR_\w+)(?: =)? (\d+)u?\b", HEADER))
-    assert int(constants["FLASHVAR_ABI_VERSION"]) == cuda._ABI_VERSION
+    assert int(constants["FLASHVAR_ABI_VERSION"]) == manifest.ABI
     for name in ("CAUSAL", "WINDOW_LEFT", "WINDOW_RIGHT", "DETERMINISTIC"):
         assert int(constants[f"FLASHVAR_{name}"]) == getattr(cuda, f"_{name}")
-    for name, value in cuda._DTYPES.items():
+    for name, value in DTYPES.items():
         assert int(constants[f"FLASHVAR_{name.upper()}"]) == value
 
 

@@ -28,15 +28,17 @@ def developed(words: str, *capabilities: native.Capability) -> tuple[Build, ...]
 
 
 @pytest.mark.parametrize("config", [CONFIG, SHIPPED], ids=["these tests'", "the project's"])
-def test_everything_is_every_architecture_by_every_head_dim_by_every_dtype(config: Config) -> None:
+def test_everything_is_every_architecture_by_every_value_of_every_axis(config: Config) -> None:
     builds = released(config)
     assert [build.architecture.name for build in builds] == list(config.targets)
     for build in builds:
         for op in config.default_ops:
             mine = [kernel.words for kernel in build.kernels if kernel.op == op]
-            axes = [(words["dtype"], words["head_dim"].removeprefix("hdim")) for words in mine]
+            axes = [tuple(word.removeprefix("hdim") for word in words.values()) for words in mine]
             values = config.defaults[op]
-            whole = itertools.product(values["dtype"], map(str, values["head_dim"]))
+            whole = itertools.product(
+                *(map(str, values[axis.name]) for axis in config.ops[op].axes)
+            )
             assert sorted(axes) == sorted(whole)
         assert build.code_kinds == ("sass",)
 

@@ -67,7 +67,8 @@ def test_no_record_for_an_unknown_gpu() -> None:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors of the CPU, where the device's would be."""
+    """Attention alone, of small tensors of the CPU where the device's would be."""
+    monkeypatch.setattr(stopwatch, "timed_ops", lambda: {"attention": cells})
     monkeypatch.setattr(cells, "TOKENS", 32)
     monkeypatch.setattr(cells, "SEQLEN", 16)
     monkeypatch.setattr(cells, "WIDTH", 128)

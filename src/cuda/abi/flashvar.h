@@ -35,7 +35,11 @@ typedef enum flashvar_status {
   FLASHVAR_CUDA_ERROR = 3        /* the driver or the runtime failed; the message names its error */
 } flashvar_status;
 
-typedef enum flashvar_dtype { FLASHVAR_BF16 = 0, FLASHVAR_FP16 = 1 } flashvar_dtype;
+typedef enum flashvar_dtype {
+  FLASHVAR_BF16 = 0,
+  FLASHVAR_FP16 = 1,
+  FLASHVAR_FP32 = 2
+} flashvar_dtype;
 
 /* The first member of every op's parameters. */
 typedef struct flashvar_call {

@@ -49,8 +49,8 @@ struct fp16 {
   }
 };
 
-// Element type of side inputs only (an attention bias): no kernel is instantiated with it.
 struct fp32 {
+  static constexpr unsigned kAbi = 2;  // FLASHVAR_FP32
   using Word = float;
 
   static __device__ __forceinline__ float unpack(float value) { return value; }

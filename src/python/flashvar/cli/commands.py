@@ -108,7 +108,7 @@ def _doctor(parser: Parser, _op: str) -> None:
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="time attention too, in ten seconds, beside torch's and what was recorded",
+        help="time the ops too, in ten seconds, beside torch's and what was recorded",
     )
     parser.add_argument(
         "--device", type=int, metavar="N", help="of --bench, as torch numbers them (default: 0)"

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from flashvar.ops.attention.api import attention
     from flashvar.ops.attention.varlen import attention_varlen
+    from flashvar.ops.merge_states.api import merge_states
     from flashvar.ops.op import OpSpec
 
-__all__ = ["attention", "attention_varlen"]
+__all__ = ["attention", "attention_varlen", "merge_states"]
 
 # Op -> public function -> its module in the op's folder. Each folder has a module `spec`.
 TABLE: Final = MappingProxyType(
     {
         "attention": {"attention": "api", "attention_varlen": "varlen"},
+        "merge_states": {"merge_states": "api"},
     }
 )
 # Public function -> its module; imported at its first use.

@@ -8,6 +8,7 @@ from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary
 from flashvar.binaries.variant import short_axis
 from flashvar.machine.system import Device, System
+from flashvar.ops import specs
 from flashvar.ops.op import OpSpec, Value, spelled
 from flashvar.selection.candidates import Rejection
 from flashvar.selection.request import Overrides, Request, kind_words
@@ -126,13 +127,18 @@ def _rebuild(request: Request, binary: Binary) -> str | None:
     """The command that adds what is asked for to a build of a subset, and keeps the rest."""
     if not _is_subset(binary) or any(axis.too_large(asked) for axis, asked in request.by_axis):
         return None
-    spec = request.spec
-    rows = (row for row in binary.manifest.kernels if row.op in spec.functions)
-    every = {*_kinds(spec, rows), request.axes}
+    values: dict[str, set[Value]] = {}
+    for spec in specs():
+        rows = (row for row in binary.manifest.kernels if row.op in spec.functions)
+        kinds = {*_kinds(spec, rows), *([request.axes] if spec is request.spec else [])}
+        for place, axis in enumerate(spec.axes):
+            values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
     words = [f"arch={binary.architecture.name}"]
-    for place, axis in enumerate(spec.axes):
-        values = sorted({kind[place] for kind in every})
-        words.append(f"{short_axis(axis.name)}={','.join(map(spelled, values))}")
+    words += [
+        f"{short_axis(name)}={','.join(map(spelled, sorted(held)))}"
+        for name, held in values.items()
+        if held
+    ]
     return f"nox -s build-dev -- {' '.join(words)}"
 
 

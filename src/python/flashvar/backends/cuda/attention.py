@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.binaries import loader, manifest
+from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, call_head, function_of
 from flashvar.binaries.loader import Function
-from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     )
     from flashvar.selection.candidates import CandidateResult
 
-_TENSOR: Final = "Qqqq"  # data, batch, sequence and head stride
-# flashvar_call: struct_size abi_version device reserved; then stream workspace workspace_size.
-_HEAD: Final = struct.Struct("<IIiI")
-_CALL: Final = f"{_HEAD.size}sQQQ"
 # flashvar_attention_problem: what never changes in one problem, then what a call brings.
 _SIZES: Final = struct.Struct(
     "<qqqqq"  # batch seqlen_q seqlen_k total_q total_k
@@ -36,17 +31,15 @@ _SIZES: Final = struct.Struct(
     "ffiifI"  # scale softcap window_left window_right dropout_p bias_dtype
 )
 # cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes alibi_batch_stride rng bias
-_PROBLEM: Final = struct.Struct(f"<{_SIZES.size}sQQQQqQ{_TENSOR}")
+_PROBLEM: Final = struct.Struct(f"<{_SIZES.size}sQQQQqQ{TENSOR}")
 # flashvar_attention_fwd_params: q, k, v and out, then lse.
-_FORWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
+_FORWARD: Final = struct.Struct(f"<{CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
 # lse and grad_lse.
-_BACKWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
+_BACKWARD: Final = struct.Struct(f"<{CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
 _NO_TENSOR: Final = (0, 0, 0, 0)
 _ALIGNED: Final = 256  # an address that is not NULL, for a size that depends on no other
 
-_ABI_VERSION: Final = manifest.ABI
-_DTYPES: Final = {"bf16": 0, "fp16": 1}
 _CAUSAL: Final = 1
 _WINDOW_LEFT: Final = 2
 _WINDOW_RIGHT: Final = 4
@@ -56,7 +49,7 @@ _BIAS_FLOAT32: Final = 1
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
     """Bind the binary that the chosen names and everything of the struct but the addresses."""
-    function, device = _function(FORWARD, problem, chosen)
+    function, device = function_of(FORWARD, chosen, problem.device)
     workspace = _forward_workspace(problem, device, function)
     return _forward(problem, device, function.launch, workspace)
 
@@ -65,7 +58,7 @@ def explain_forward(
     problem: Problem, chosen: CandidateResult
 ) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
     """A function that says which kernels the binary launches for a call, and why."""
-    function, device = _function(FORWARD, problem, chosen)
+    function, device = function_of(FORWARD, chosen, problem.device)
     said: list[str] = []
     ask = _forward(problem, device, lambda packed: said.append(function.explain(packed)), 0)
 
@@ -78,13 +71,13 @@ def explain_forward(
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
     """Bind the binary, and ask it once how much workspace the problem wants."""
-    function, device = _function(BACKWARD, problem.forward, chosen)
+    function, device = function_of(BACKWARD, chosen, problem.forward.device)
     return _backward(problem, device, function.launch, function.workspace)
 
 
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
     """As `explain_forward`; the function takes what a BackwardLaunch takes."""
-    function, device = _function(BACKWARD, problem.forward, chosen)
+    function, device = function_of(BACKWARD, chosen, problem.forward.device)
     said: list[str] = []
     ask = _backward(
         problem,
@@ -105,7 +98,7 @@ def _forward(
 ) -> Launch:
     stream_of = torch._C._cuda_getCurrentRawStream
     pack = _FORWARD.pack
-    head = _head(_FORWARD, device)
+    head = call_head(_FORWARD, device)
     q_strides, k_strides, v_strides, out_strides = (
         struct.pack("<qqq", *strides) for strides in (problem.q, problem.k, problem.v, problem.out)
     )
@@ -143,7 +136,11 @@ def _forward_workspace(problem: Problem, device: int, function: Function) -> int
     """Asked before there is a call: the size depends on no address but on which are NULL."""
     strides = struct.pack("<qqq", *problem.q)
     packed = _FORWARD.pack(
-        _head(_FORWARD, device), *(0, 0, 0), *((_ALIGNED, strides) * 4), 0, _placeholder(problem)
+        call_head(_FORWARD, device),
+        *(0, 0, 0),
+        *((_ALIGNED, strides) * 4),
+        0,
+        _placeholder(problem),
     )
     return function.workspace(packed)
 
@@ -157,7 +154,7 @@ def _backward(
     forward = problem.forward
     stream_of = torch._C._cuda_getCurrentRawStream
     pack = _BACKWARD.pack
-    head = _head(_BACKWARD, device)
+    head = call_head(_BACKWARD, device)
     q_strides, k_strides, v_strides, out_strides, grad_out_strides = (
         struct.pack("<qqq", *strides)
         for strides in (forward.q, forward.k, forward.v, forward.out, problem.grad_out)
@@ -221,19 +218,6 @@ def _backward(
     return launch
 
 
-def _head(params: struct.Struct, device: int) -> bytes:
-    return _HEAD.pack(params.size, _ABI_VERSION, device, 0)
-
-
-def _function(name: str, problem: Problem, chosen: CandidateResult) -> tuple[Function, int]:
-    if chosen.binary is None or problem.device is None:
-        raise BackendUnavailableError(
-            "the cuda backend serves CUDA tensors through an installed binary, got "
-            f"{chosen.candidate}: run `flashvar doctor` to see what is installed"
-        )
-    return loader.load(chosen.binary).function(name), problem.device
-
-
 def _sizes(problem: Problem) -> bytes:
     flags = _CAUSAL if problem.window_right == 0 else 0
     flags |= _WINDOW_LEFT if problem.window_left >= 0 else 0
@@ -249,7 +233,7 @@ def _sizes(problem: Problem) -> bytes:
         problem.heads_kv,
         problem.head_dim,
         problem.head_dim_v,
-        _DTYPES[problem.dtype],
+        DTYPES[problem.dtype],
         flags,
         problem.scale,
         problem.softcap,

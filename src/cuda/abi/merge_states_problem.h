@@ -1,0 +1,66 @@
+// From the parameters of a merge_states op to the problem its kernels see: what both directions
+// check and translate alike.
+#pragma once
+#include <cstdint>
+
+#include "abi/error.h"
+#include "abi/merge_states.h"
+#include "merge_states/problem.h"
+
+namespace flashvar {
+
+static_assert(FLASHVAR_MERGE_STATES_MAX_ADDRESSES == merge_states::kMaxAddresses);
+
+inline merge_states::Tensor view(const flashvar_tensor& tensor) {
+  return {tensor.data, tensor.batch_stride, tensor.seq_stride, tensor.head_stride};
+}
+
+inline flashvar_status check_merge_states(const flashvar_merge_states_problem& p) {
+  auto is_count = [](int64_t count) { return 0 <= count && count <= INT32_MAX; };
+  if (!is_count(p.batch) || !is_count(p.seqlen) || p.heads < 0 || p.head_dim < 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "sizes must be 0 to 2^31 - 1, found batch %lld, seqlen %lld, heads %d, head_dim %d",
+                static_cast<long long>(p.batch), static_cast<long long>(p.seqlen), p.heads,
+                p.head_dim);
+  }
+  int64_t rows = 0;
+  if (__builtin_mul_overflow(p.batch * p.seqlen, int64_t{p.heads}, &rows)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "rows must be below 2^63, found %lld * %lld * %d",
+                static_cast<long long>(p.batch), static_cast<long long>(p.seqlen), p.heads);
+  }
+  bool const listed = p.out_parts != nullptr || p.lse_parts != nullptr;
+  if (p.parts < 1 || (listed && p.parts > merge_states::kMaxAddresses)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "parts must be at least 1, and at most %d where they are addresses, found %d; "
+                "stack more than that",
+                merge_states::kMaxAddresses, p.parts);
+  }
+  return FLASHVAR_OK;
+}
+
+inline merge_states::Problem merge_states_problem(const flashvar_merge_states_problem& p) {
+  return {p.batch,
+          p.seqlen,
+          p.heads,
+          p.head_dim,
+          p.parts,
+          {view(p.outs), p.outs_part_stride, p.out_parts},
+          {view(p.lses), p.lses_part_stride, p.lse_parts}};
+}
+
+inline bool is_empty(const flashvar_merge_states_problem& p) {
+  return p.batch == 0 || p.seqlen == 0 || p.heads == 0;
+}
+
+// The kernel of the problem's dtype; `table` ends with null.
+template <class Kernel>
+flashvar_status find_kernel(const char* op, const Kernel* const* table,
+                            const flashvar_merge_states_problem& p, const Kernel*& found) {
+  for (const Kernel* const* row = table; *row != nullptr; ++row) {
+    found = *row;
+    if (found->dtype == p.dtype) return FLASHVAR_OK;
+  }
+  return fail(FLASHVAR_NO_KERNEL, "this binary holds no %s kernel for dtype %u", op, p.dtype);
+}
+
+}  // namespace flashvar

@@ -1,0 +1,66 @@
+// What the launchers of both directions share. Host only.
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+
+#include "core/launch.h"
+#include "core/target.h"
+#include "core/text.h"
+#include "merge_states/args.h"
+
+namespace flashvar::merge_states {
+
+// A tensor, or the parts of one operand, by the name that messages give it.
+struct Operand {
+  const char* name;
+  const Tensor& tensor;
+  int64_t part_stride = 0;
+  const void* const* addresses = nullptr;
+};
+
+inline Operand named(const char* name, const Parts& parts) {
+  return {name, parts.first, parts.stride, parts.addresses};
+}
+
+// Why 16-byte accesses do not fit: the operand and what of it, or null where they do.
+struct Unaligned {
+  const char* operand;
+  const char* what;
+};
+
+// `bytes`: of an element.
+inline Unaligned find_unaligned(const Problem& problem, int64_t bytes,
+                                std::initializer_list<Operand> operands) {
+  if (problem.head_dim * bytes % 16 != 0) return {"outs", "the length of a row"};
+  for (const Operand& one : operands) {
+    uintptr_t addresses =
+        one.addresses == nullptr ? reinterpret_cast<uintptr_t>(one.tensor.data) : 0;
+    for (int i = 0; one.addresses != nullptr && i < problem.parts; ++i) {
+      addresses |= reinterpret_cast<uintptr_t>(one.addresses[i]);
+    }
+    if (addresses % 16 != 0) return {one.name, "an address"};
+    int64_t const strides =
+        one.part_stride | one.tensor.batch_stride | one.tensor.seq_stride | one.tensor.head_stride;
+    if (strides * bytes % 16 != 0) return {one.name, "a stride"};
+  }
+  return {nullptr, nullptr};
+}
+
+inline void explain(const Unaligned& found, Text& text) {
+  if (found.operand == nullptr) {
+    text.print("simt: rows are read 16 bytes at a time");
+  } else {
+    text.print("simt: rows are read element by element, for %s of %s is no multiple of 16 bytes",
+               found.what, found.operand);
+  }
+}
+
+template <auto* kKernel, class Target, class Args>
+cudaError_t launch_rows(const Args& args, int device, cudaStream_t stream) {
+  int64_t const rows = args.teams.rows();
+  LaunchShape const shape{(args.row_count + rows - 1) / rows, kThreads, 0,
+                          Target::kArchitecture >= 90};
+  return launch_kernel<kKernel>(args, shape, device, stream);
+}
+
+}  // namespace flashvar::merge_states

@@ -1,0 +1,34 @@
+"""merge_states in plain torch operations: float32 throughout, float64 for float64 inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashvar.backends.reference.merge_states import formula
+
+if TYPE_CHECKING:
+    import torch
+
+    from flashvar.ops.merge_states.problem import Parts
+    from flashvar.selection.candidates import CandidateResult
+
+
+def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Write the merged out and its log-sum-exp."""
+    merged, merged_lse = formula.forward(parts)
+    out.copy_(merged)
+    lse.copy_(merged_lse)
+
+
+def backward(
+    chosen: CandidateResult,
+    parts: Parts,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    grad_outs: torch.Tensor,
+    grad_lses: torch.Tensor,
+) -> None:
+    """Write the gradients, stacked."""
+    of_outs, of_lses = formula.backward(parts, grad_out, grad_lse)
+    grad_outs.copy_(of_outs)
+    grad_lses.copy_(of_lses)

@@ -1,0 +1,1 @@
+"""Merging of partial attentions: `flashvar.merge_states`."""

@@ -1,0 +1,224 @@
+"""Whether outs and lses fit together, and views of them in the order of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.merge_states.problem import Parts
+from flashvar.selection.request import BACKENDS
+
+LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
+# As requests and manifests write them.
+DTYPES: Final = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+_DEVICES: Final = ("cpu", "cuda", "meta")
+
+
+def given(outs: Any, lses: Any) -> tuple[list[Any], list[Any], bool]:
+    """The arguments as lists, and whether each is one tensor with the parts in front."""
+    stacked = isinstance(outs, torch.Tensor)
+    if stacked and isinstance(lses, torch.Tensor):
+        return [outs], [lses], True
+    outs, lses = _listed("outs", outs), _listed("lses", lses)
+    if stacked and all(isinstance(one, torch.Tensor) for one in lses) and _alike(lses):
+        return [torch.stack(outs)], [torch.stack(lses)], True
+    return outs, lses, False
+
+
+def _listed(name: str, parts: Any) -> list[Any]:
+    if isinstance(parts, torch.Tensor):
+        if parts.dim() == 0:
+            raise ShapeError(
+                f"{name} must have the parts in its first dimension, got a tensor without "
+                "dimensions: pass a sequence of tensors, or torch.stack() of it"
+            )
+        return list(parts.unbind())
+    if isinstance(parts, Sequence) and not isinstance(parts, (str, bytes)):
+        return list(parts)
+    raise InvalidInputError(
+        f"{name} must be a sequence of tensors or one tensor with the parts in front, got "
+        f"{type(parts).__name__}: pass [{name[:-1]}_a, {name[:-1]}_b]"
+    )
+
+
+def _alike(tensors: list[torch.Tensor]) -> bool:
+    kinds = {(x.shape, x.dtype, x.device) for x in tensors}
+    return len(kinds) == 1
+
+
+def check_kinds(outs: list[Any], lses: list[Any], layout: Any, backend: Any) -> None:
+    """Refuse what the dispatcher could not hand on: no tensors, other kinds, unknown options."""
+    if not outs:
+        raise ShapeError(
+            "outs must hold at least one part, got none: pass the output and log-sum-exp of at "
+            "least one attention"
+        )
+    if type(layout) is not str or layout not in LAYOUTS:
+        raise LayoutError(
+            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
+            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
+        )
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
+        )
+    for name, tensors in (("outs", outs), ("lses", lses)):
+        for place, x in enumerate(tensors):
+            if not isinstance(x, torch.Tensor):
+                raise InvalidInputError(
+                    f"{name}[{place}] must be a torch.Tensor, got {type(x).__name__}: "
+                    "convert it with torch.as_tensor()"
+                )
+            if x.is_nested or x.layout is not torch.strided:
+                kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+                raise LayoutError(
+                    f"{name}[{place}] must be a strided tensor, got {kind}: convert it to a dense "
+                    "one, or pass its values as packed rows"
+                )
+            if x.device.type not in _DEVICES:
+                raise DeviceError(
+                    f"{name}[{place}] must be on a CUDA device or the CPU, got {x.device}: "
+                    "move it with .to('cuda') or .to('cpu')"
+                )
+
+
+def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) -> None:
+    """Refuse tensors that do not fit together.
+
+    Raises:
+        InvalidInputError: with what was expected, what was found and what to do.
+    """
+    first = outs[0]
+    front = 1 if stacked else 0
+    if first.dim() - front not in (3, 4):
+        ahead = "parts, " if stacked else ""
+        raise ShapeError(
+            f"outs must be [{ahead}batch, seqlen, heads, head_dim] or packed [{ahead}total, heads, "
+            f"head_dim], got {tuple(first.shape)}: reshape it, and pass parts as a sequence or "
+            "stacked in front"
+        )
+    packed = first.dim() - front == 3
+    if packed and layout != "bshd":
+        raise LayoutError(
+            f"packed outs are [total, heads, head_dim], which is layout 'bshd', got {layout!r}: "
+            "leave layout out"
+        )
+    if stacked and first.shape[0] == 0:
+        raise ShapeError(
+            f"outs must hold at least one part, got {tuple(first.shape)}: pass the output and "
+            "log-sum-exp of at least one attention"
+        )
+    if len(outs) != len(lses):
+        raise ShapeError(
+            f"outs and lses must be as many, got {len(outs)} and {len(lses)}: pass one "
+            "log-sum-exp for each output"
+        )
+    _check_alike("outs", outs)
+    _check_alike("lses", lses)
+    _check_dtypes(first, lses[0])
+    expected = tuple(first.shape)[:-1]
+    if layout == "bshd":
+        expected = (*expected[:-2], expected[-1], expected[-2])
+    if tuple(lses[0].shape) != expected:
+        form = "[heads, total]" if packed else "[batch, heads, seqlen]"
+        raise ShapeError(
+            f"lses must be {form} beside outs {tuple(first.shape)}, that is {expected}, got "
+            f"{tuple(lses[0].shape)}: transpose it, or check that layout={layout!r} is the order "
+            "of your dimensions"
+        )
+    if first.device != lses[0].device:
+        raise DeviceError(
+            f"outs and lses must be on one device, got {first.device} and {lses[0].device}: "
+            "move them with .to(outs[0].device)"
+        )
+
+
+def _check_alike(name: str, tensors: Sequence[Any]) -> None:
+    first = tensors[0]
+    for place, x in enumerate(tensors):
+        if x is first:
+            continue
+        if x.shape != first.shape:
+            raise ShapeError(
+                f"{name} must have one shape, got {tuple(first.shape)} and, in part {place}, "
+                f"{tuple(x.shape)}: pass parts of the same queries"
+            )
+        if x.dtype != first.dtype:
+            raise DtypeError(
+                f"{name} must have one dtype, got {first.dtype} and, in part {place}, {x.dtype}: "
+                f"cast them with .to({name}[0].dtype)"
+            )
+        if x.device != first.device:
+            raise DeviceError(
+                f"{name} must be on one device, got {first.device} and, in part {place}, "
+                f"{x.device}: move them with .to({name}[0].device)"
+            )
+
+
+def _check_dtypes(out: Any, lse: Any) -> None:
+    if out.dtype not in DTYPES:
+        raise DtypeError(
+            f"outs must be bfloat16, float16 or float32 (float64 too on the CPU), got {out.dtype}: "
+            "cast them with .to(torch.bfloat16)"
+        )
+    wide = out.dtype == torch.float64
+    if lse.dtype != torch.float32 and not (wide and lse.dtype == torch.float64):
+        raise DtypeError(
+            f"lses must be float32{' or float64' if wide else ''} beside {out.dtype} outs, got "
+            f"{lse.dtype}: take them from attention(return_lse=True), or cast them with .float()"
+        )
+
+
+def out_shape(out: Any, stacked: bool, layout: str) -> tuple[int, ...]:
+    """Of the merged output."""
+    shape = tuple(out.shape)[1 if stacked else 0 :]
+    if layout == "bhsd->bshd":
+        return shape[0], shape[2], shape[1], shape[3]
+    return shape
+
+
+def output_layout(layout: str) -> str:
+    """Of the merged output and its gradient."""
+    return "bshd" if layout == "bhsd->bshd" else layout
+
+
+def rows_first(out: torch.Tensor, stacked: bool, layout: str) -> torch.Tensor:
+    """A view [batch, seqlen, heads, head_dim] of an output, with the parts in front if stacked."""
+    if out.dim() == (4 if stacked else 3):
+        return out.unsqueeze(-4)
+    return out if layout == "bshd" else out.transpose(-3, -2)
+
+
+def batched(lse: torch.Tensor, stacked: bool) -> torch.Tensor:
+    """A view [batch, heads, seqlen] of a log-sum-exp, with the parts in front if stacked."""
+    return lse.unsqueeze(-3) if lse.dim() == (3 if stacked else 2) else lse
+
+
+def rows_contiguous(out: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied where its last dimension is strided."""
+    return out if out.stride(-1) == 1 or out.shape[-1] <= 1 else out.contiguous()
+
+
+def parts_of(
+    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], stacked: bool, layout: str
+) -> Parts:
+    """The parts in the order of backends; copies where the strides are none that they take."""
+    views = [rows_first(rows_contiguous(out), stacked, layout) for out in outs]
+    of_lses = [batched(lse, stacked) for lse in lses]
+    return Parts(_one_layout(views), _one_layout(of_lses), stacked)
+
+
+def _one_layout(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    strides = tensors[0].stride()
+    if all(x.stride() == strides for x in tensors):
+        return tuple(tensors)
+    return tuple(x.contiguous() for x in tensors)
