@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
     active = attention_dispatch._AttentionBackendRegistry._active_backend
     yield
     attention_dispatch._AttentionBackendRegistry._active_backend = active

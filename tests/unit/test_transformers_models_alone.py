@@ -76,7 +76,7 @@ OWN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
 
 
 def made(name: str, options: dict[str, Any], by: str = "flashvar") -> Any:

@@ -32,7 +32,7 @@ LENGTH = 12
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
 
 
 def layer() -> Any:

@@ -19,7 +19,7 @@ from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_other
 from flashvar.integrations.torch.sdpa import attend, attend_at_once
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.options import is_number, truth
+from flashvar.ops.attention.options import as_bool, is_number
 from flashvar.ops.attention.validate import check_tensor
 from flashvar.ops.dispatch_modes import is_compiling
 
@@ -80,7 +80,7 @@ class Attend(nn.Module):  # type: ignore[misc]
                 f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
             )
         self.dropout = dropout
-        self.flash = truth("flash", flash)
+        self.flash = as_bool("flash", flash)
         self.scale = scale
         self.backend: BackendName = backend
         self._named = named(backend) != "auto"

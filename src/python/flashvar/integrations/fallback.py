@@ -11,7 +11,7 @@ from flashvar.selection.request import Overrides
 __all__ = ["decline"]
 
 _log: Final = logging.getLogger("flashvar")
-_said: Final[set[tuple[str, str]]] = set()
+_logged: Final[set[tuple[str, str]]] = set()
 
 
 def decline(where: str, reason: str, instead: str) -> None:
@@ -25,6 +25,6 @@ def decline(where: str, reason: str, instead: str) -> None:
             f"{where}: expected a call that flashvar serves (FLASHVAR_STRICT=1), found {reason}: "
             f"leave FLASHVAR_STRICT out for {instead}"
         )
-    if (where, reason) not in _said:
-        _said.add((where, reason))
+    if (where, reason) not in _logged:
+        _logged.add((where, reason))
         _log.warning("%s: %s; such calls take %s", where, reason, instead)

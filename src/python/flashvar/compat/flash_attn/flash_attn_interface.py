@@ -22,7 +22,7 @@ from flashvar.flash_attn import (
 )
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.dropout_mask import block_of_keys, dropped_weights
-from flashvar.ops.attention.options import plain_scale, unbounded_below
+from flashvar.ops.attention.options import plain_scale, window_side
 from flashvar.ops.attention.problem import Inputs, Options
 
 __all__ = [
@@ -207,8 +207,8 @@ def _options(
     return Options(
         causal=bool(causal),
         scale=plain_scale(softmax_scale),
-        window_left=unbounded_below(window_left),
-        window_right=unbounded_below(window_right),
+        window_left=window_side(window_left),
+        window_right=window_side(window_right),
         softcap=softcap,
         dropout_p=dropout_p,
     )

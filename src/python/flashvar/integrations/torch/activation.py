@@ -26,7 +26,7 @@ from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.sdpa import attend, attend_at_once, kind_but_plain, why_not
 from flashvar.ops.attention.api import BackendName, attention
 from flashvar.ops.attention.options import plain_scale
-from flashvar.ops.dispatch_modes import is_compiling, mode_that_watches, nothing_watches
+from flashvar.ops.dispatch_modes import active_mode, is_compiling, no_dispatch_mode_active
 
 __all__ = [
     "SERVED",
@@ -177,7 +177,7 @@ def _scaled_dot_product_attention(
     if not _active:  # somebody kept the function
         return _own(query, key, value, *given)
     if is_compiling():
-        if mode_that_watches() is not None:
+        if active_mode() is not None:
             return _own(query, key, value, *given)
     elif (onlooker := _onlooker(query, key, value, attn_mask)) is not None:
         return _shown(onlooker, query, key, value, *given)
@@ -242,9 +242,9 @@ def _onlooker(query: Any, key: Any, value: Any, mask: Any) -> str | None:
         return f"a tensor is of the kind {odd.__name__}"
     if mask is not None and (odd := kind_but_plain(mask)) and not _is_causal_bias(mask):
         return f"attn_mask is of the kind {odd.__name__}"
-    if nothing_watches():
+    if no_dispatch_mode_active():
         return None
-    mode = mode_that_watches()
+    mode = active_mode()
     return None if mode is None else f"the mode {type(mode).__name__} is to see it"
 
 
@@ -253,7 +253,7 @@ def _shown(onlooker: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     global _last
     torch_flash.serve_dtensors()
     before = torch_flash.served()
-    ours, mode = _scaled_dot_product_attention, mode_that_watches()
+    ours, mode = _scaled_dot_product_attention, active_mode()
     kept = getattr(mode, "__dict__", {}).values()
     if any(value is ours for value in kept):
         # It was entered while this function was torch's, and knows no other.

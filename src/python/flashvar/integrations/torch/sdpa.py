@@ -17,7 +17,7 @@ from flashvar.ops.attention.api import BackendName, Layout, attention
 from flashvar.ops.attention.call import call_plain
 from flashvar.ops.attention.options import plain_scale
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
 
 __all__ = ["attend", "attend_at_once", "kind_but_plain", "why_not"]
 
@@ -39,7 +39,7 @@ def attend_at_once(
     """
     if is_compiling() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return None
-    if q.is_nested or k.is_nested or v.is_nested or not nothing_watches():
+    if q.is_nested or k.is_nested or v.is_nested or not no_dispatch_mode_active():
         return None
     if not _are_strided(q, k, v):
         return None
@@ -107,7 +107,7 @@ def why_not(
         if reason is not None:
             return reason
         backward = backward or (_grad_enabled() and mask.requires_grad)
-    if is_compiling() or not nothing_watches():
+    if is_compiling() or not no_dispatch_mode_active():
         if torch._C._are_functorch_transforms_active():
             return "a functorch transform, which may want second derivatives"
         if not is_compiling() and forward_ad._current_level >= 0:

@@ -1,4 +1,4 @@
-"""What `flashvar warmup` may be asked of attention: kinds of calls that share their kernels."""
+"""`flashvar warmup` for attention: its options, and the kinds of calls they select."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
-from flashvar.ops.op import spelled
+from flashvar.ops.op import value_text
 from flashvar.selection.request import Request
 
-# What a call may ask for beside q, k and v.
+# Features of a call besides q, k and v, and their help texts.
 FEATURES: Final = {
     "window": "a sliding window",
     "softcap": "softcapped scores",
@@ -28,30 +28,30 @@ _DTYPES: Final = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Kind:
-    """Calls that share their kernels. Training calls keep the log-sum-exp and have a backward."""
+    """Calls that use the same kernels. Training calls store the log-sum-exp and have a backward."""
 
     dtype: str  # "bf16" or "fp16"
     head_dim: int
     head_dim_v: int
     causal: bool
     training: bool
-    features: frozenset[str] = frozenset()  # of one call, together
+    features: frozenset[str] = frozenset()  # all used by one call
 
     def __str__(self) -> str:
-        """In words."""
+        """The kind in words, e.g. `forward bf16 head dim 64 causal`."""
         with_what = [one for one in FEATURES if one in self.features]
         return " ".join(
             (
                 "forward and backward" if self.training else "forward",
                 self.dtype,
-                f"head dim {spelled((self.head_dim, self.head_dim_v))}",
+                f"head dim {value_text((self.head_dim, self.head_dim_v))}",
                 "causal" if self.causal else "full",
                 *([f"({', '.join(with_what)})"] if with_what else []),
             )
         )
 
     def requests(self, device: int) -> tuple[Request, ...]:
-        """What selection is asked; flashvar.attention pads to the steps of the kernels."""
+        """The selection requests, with head dims padded as flashvar.attention pads them."""
         dims = tuple(
             -(-n // HEAD_DIM_STEP) * HEAD_DIM_STEP for n in (self.head_dim, self.head_dim_v)
         )
@@ -59,12 +59,12 @@ class Kind:
         return tuple(Request(name, self.dtype, device, (dims,)) for name in functions)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The fields, for --json."""
         return {**vars(self), "features": sorted(self.features)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which calls are meant; every combination is."""
+    """Add the options that select calls; they select every combination."""
     parser.add_argument(
         "--head-dim",
         type=_dims,
@@ -90,10 +90,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
-    """The kinds of calls that the options mean.
+    """The kinds of calls that the options select.
 
     Raises:
-        InvalidInputError: a head dim, or a pair of features, that no call may have.
+        InvalidInputError: a head dim or a pair of features is not supported.
     """
     dims = _unique(chosen.head_dim)
     for pair in dims:
@@ -125,7 +125,7 @@ def compile_here(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile them for a device that is not here."""
+    """Compile the kernels of a kind of call for a GPU that is not in this machine."""
     from flashvar.backends.triton.attention import warmup
 
     warmup.compile_for(kind, capability)

@@ -12,7 +12,7 @@ import torch
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import DeviceError, InvalidInputError, ShapeError
 from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds
-from flashvar.ops.rotary.rotation import checked, turn
+from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
 
 __all__ = [
@@ -82,7 +82,7 @@ def apply_rotary_emb_torch(
             f"{tuple(x.shape)}: pass one row for each of x, and one entry for each pair"
         )
     width = 2 * cos.shape[-1]
-    return torch.cat((turn(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
+    return torch.cat((rotate_rows(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
 
 
 def apply_rotary_emb(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.attention.options import truth
+from flashvar.ops.attention.options import as_bool
 from flashvar.ops.attention.validate import refuses_unknown_kinds
 from flashvar.ops.rotary.rotation import checked
 from flashvar.ops.rotary.torch_library import rotate, rotate_in_place
@@ -44,7 +44,7 @@ def apply_rotary(
         cu_seqlens=cu_seqlens,
         max_seqlen=max_seqlen,
     )
-    if truth("inplace", inplace):
+    if as_bool("inplace", inplace):
         return rotate_in_place(x, [(0, x.shape[-2], rotation)])
     return rotate(x, rotation)
 
