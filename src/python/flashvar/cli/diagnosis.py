@@ -16,7 +16,7 @@ from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.binaries.registry import Binary, Inventory, Refusal
 from flashvar.cli.speed import Speed
 from flashvar.machine.system import System, gather
-from flashvar.ops.op import OpSpec, Value, spelled
+from flashvar.ops.op import OpSpec, Value, value_text
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Overrides, Request
@@ -213,7 +213,7 @@ def _decision_to_json(decision: Decision) -> dict[str, Any]:
     return {
         "function": request.function,
         "dtype": request.dtype,
-        "axes": {axis.name: spelled(value) for axis, value in request.by_axis},
+        "axes": {axis.name: value_text(value) for axis, value in request.by_axis},
         "device": request.device,
         "chosen": chosen.candidate if chosen else None,
         "backend": chosen.backend if chosen else None,

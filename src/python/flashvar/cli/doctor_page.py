@@ -12,7 +12,7 @@ from flashvar.cli.speed import OURS, Result, Speed, timed_ops
 from flashvar.machine.system import System
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.compatibility import dotted, values_of
-from flashvar.selection.request import Request, kind_words
+from flashvar.selection.request import Request, kind_text
 
 # Below this part of the record something is wrong with the card, not with the measurement.
 _SLOW = 0.85
@@ -129,9 +129,7 @@ def _kinds(function: str, rows: Sequence[KernelRow]) -> str:
     spec = ops.find(function)
     if spec is None:
         return "not known to this flashvar"
-    return kind_words(
-        spec.axes, *(one for row in rows if (one := values_of(spec, row)) is not None)
-    )
+    return kind_text(spec.axes, *(one for row in rows if (one := values_of(spec, row)) is not None))
 
 
 def _joined(*words: str) -> str:
@@ -159,7 +157,7 @@ def _answers(decisions: Sequence[Decision]) -> Iterator[Table]:
 def _asked(requests: Iterable[Request]) -> str:
     """The axes of requests for one function in words."""
     every = list(requests)
-    return kind_words(every[0].spec.axes, *(one.axes for one in every))
+    return kind_text(every[0].spec.axes, *(one.axes for one in every))
 
 
 def _families(decisions: Sequence[Decision]) -> Iterator[Section]:
