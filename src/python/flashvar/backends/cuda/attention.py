@@ -1,4 +1,4 @@
-"""Attention through a compiled binary: the C structs of `attention.h`, each filled in one go."""
+"""Attention through a compiled binary: packs the structs of `attention.h` and launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _TENSOR: Final = "Qqqq"  # data, batch, sequence and head stride
 # flashvar_call: struct_size abi_version device reserved; then stream workspace workspace_size.
 _HEAD: Final = struct.Struct("<IIiI")
 _CALL: Final = f"{_HEAD.size}sQQQ"
-# flashvar_attention_problem: what never changes in one problem, then what a call brings.
+# flashvar_attention_problem: first the fields that are constant for a problem, then those of a
+# call.
 _SIZES: Final = struct.Struct(
     "<qqqqq"  # batch seqlen_q seqlen_k total_q total_k
     "iiiiII"  # heads_q heads_kv head_dim head_dim_v dtype flags
@@ -43,7 +44,7 @@ _FORWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
 # lse and grad_lse.
 _BACKWARD: Final = struct.Struct(f"<{_CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
 _NO_TENSOR: Final = (0, 0, 0, 0)
-_ALIGNED: Final = 256  # an address that is not NULL, for a size that depends on no other
+_ALIGNED: Final = 256  # a placeholder for addresses: aligned, and not NULL
 
 _ABI_VERSION: Final = manifest.ABI
 _DTYPES: Final = {"bf16": 0, "fp16": 1}
@@ -55,7 +56,7 @@ _BIAS_FLOAT32: Final = 1
 
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
-    """Bind the binary that the chosen names and everything of the struct but the addresses."""
+    """Look up the function in the chosen binary; pack everything but streams and addresses."""
     function, device = _function(FORWARD, problem, chosen)
     workspace = _forward_workspace(problem, device, function)
     return _forward(problem, device, function.launch, workspace)
@@ -64,7 +65,7 @@ def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
 def explain_forward(
     problem: Problem, chosen: CandidateResult
 ) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
-    """A function that says which kernels the binary launches for a call, and why."""
+    """A function that returns which kernels the binary launches for a call, and why."""
     function, device = _function(FORWARD, problem, chosen)
     said: list[str] = []
     ask = _forward(problem, device, lambda packed: said.append(function.explain(packed)), 0)
@@ -77,13 +78,13 @@ def explain_forward(
 
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
-    """Bind the binary, and ask it once how much workspace the problem wants."""
+    """As `prepare_forward`; the first call queries the size of the workspace."""
     function, device = _function(BACKWARD, problem.forward, chosen)
     return _backward(problem, device, function.launch, function.workspace)
 
 
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
-    """As `explain_forward`; the function takes what a BackwardLaunch takes."""
+    """As `explain_forward`; the function has the arguments of a BackwardLaunch."""
     function, device = _function(BACKWARD, problem.forward, chosen)
     said: list[str] = []
     ask = _backward(
@@ -140,7 +141,7 @@ def _forward(
 
 
 def _forward_workspace(problem: Problem, device: int, function: Function) -> int:
-    """Asked before there is a call: the size depends on no address but on which are NULL."""
+    """The size of the workspace; it depends only on which addresses are NULL, not on a call."""
     strides = struct.pack("<qqq", *problem.q)
     packed = _FORWARD.pack(
         _head(_FORWARD, device), *(0, 0, 0), *((_ALIGNED, strides) * 4), 0, _placeholder(problem)
@@ -261,7 +262,7 @@ def _sizes(problem: Problem) -> bytes:
 
 
 def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
-    """The problem's struct where it is the same at every call, else None; and that of one call."""
+    """The packed problem if it is the same at every call, else None; and a function to pack it."""
     sizes, pack = _sizes(problem), _PROBLEM.pack
     alibi_stride = problem.alibi_batch_stride or 0
 
@@ -273,7 +274,7 @@ def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
             _address(inputs.seqused_k),
             _address(inputs.alibi_slopes),
             alibi_stride,
-            # The ABI has the generator's state exactly where something is dropped.
+            # The ABI requires NULL unless dropout_p is positive.
             _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
             *_bias(inputs.bias, problem.bias),
         )
@@ -284,7 +285,7 @@ def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
 
 
 def _placeholder(problem: Problem) -> bytes:
-    """The problem's struct with an address wherever a call has one."""
+    """The packed problem with a placeholder for every address of a call."""
     return _PROBLEM.pack(
         _sizes(problem),
         _ALIGNED if problem.total_q is not None else 0,
