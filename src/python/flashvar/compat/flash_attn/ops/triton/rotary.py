@@ -26,7 +26,7 @@ def apply_rotary(
     inplace: bool = False,
     conjugate: bool = False,
 ) -> torch.Tensor:
-    """Like `layers.rotary.apply_rotary_emb`; with `conjugate`, turn back.
+    """Like `layers.rotary.apply_rotary_emb`; `conjugate` rotates in the opposite direction.
 
     Returns:
         Shape and dtype of x; x itself with `inplace`.
@@ -50,7 +50,7 @@ def apply_rotary(
 
 
 def __getattr__(name: str) -> Any:
-    """The kernel, which needs Triton, when it is asked for."""
+    """Import the kernel, which needs Triton, on first use."""
     if name == "rotary_kernel":
         from flashvar.backends.triton.rotary.kernel import rotary_kernel
 
