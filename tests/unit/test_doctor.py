@@ -37,8 +37,8 @@ def rendered(found: Report, width: int | None = None) -> str:
     ("system", "inventory", "healthy", "conclusion"),
     [
         pytest.param(sim.system(sim.H100), ALL, True, "Compiled kernels serve", id="H100"),
-        pytest.param(sim.system(sim.GB200), ALL, True, "Triton serves everything", id="GB200"),
-        pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves everything", id="bare"),
+        pytest.param(sim.system(sim.GB200), ALL, True, "Triton serves every request", id="GB200"),
+        pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves every request", id="bare"),
         pytest.param(sim.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
         pytest.param(
             sim.system(driver_cuda=None), ALL, False, "no NVIDIA driver is found", id="no driver"
@@ -109,9 +109,7 @@ def test_fixes_are_those_that_would_change_what_runs(
 def test_text_of_a_machine_with_two_devices() -> None:
     inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
     text = rendered(report(sim.system(sim.L40S, sim.GB200), inventory))
-    assert text.startswith(
-        f"flashvar {__version__}: Of 32 requests asked about: cuda 16, triton 16.\n"
-    )
+    assert text.startswith(f"flashvar {__version__}: Of 32 requests: cuda 16, triton 16.\n")
     what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0].splitlines()
     assert what_runs == [
         "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: cuda sm_89",
@@ -120,7 +118,7 @@ def test_text_of_a_machine_with_two_devices() -> None:
         "      triton      stands by  serves, compiled at the first call",
         '      reference   no         serves CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
-        "      cuda sm_100  no      flashvar has no wheel for it, but for "
+        "      cuda sm_100  no      flashvar has no wheel for it, only for "
         "sm_80, sm_86, sm_89, sm_90",
         "      cuda sm_89   no      runs on 8.9 and higher minors, the device is 10.0",
         "      cuda sm_89   no      wheel b: shadowed by wheel a",

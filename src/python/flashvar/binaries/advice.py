@@ -15,8 +15,8 @@ def install(extra: str) -> str:
 
 def install_again(distribution: str, architecture: str) -> str:
     """The command that replaces an installed binary by the one of exactly this version."""
-    asked = f"--force-reinstall --no-deps {distribution}=={public(__version__)}"
-    return _from_wheels(architecture, asked)
+    requirement = f"--force-reinstall --no-deps {distribution}=={public(__version__)}"
+    return _from_wheels(architecture, requirement)
 
 
 def public(version: str) -> str:
@@ -24,7 +24,7 @@ def public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _from_wheels(architecture: str, asked: str) -> str:
+def _from_wheels(architecture: str, requirement: str) -> str:
     if PUBLISHED:
-        return f"pip install {asked}"
-    return f"nox -s wheels -- {architecture} && pip install --find-links dist {asked}"
+        return f"pip install {requirement}"
+    return f"nox -s wheels -- {architecture} && pip install --find-links dist {requirement}"

@@ -143,8 +143,8 @@ def take_stock(
         except ManifestError as error:
             refusals.append(Refusal(candidate, None, str(error), candidate.repair))
             continue
-        lost = (missing or {}).get(candidate.directory, {})
-        binary = Binary(candidate, manifest, tuple(lost.items()))
+        missing_functions = (missing or {}).get(candidate.directory, {})
+        binary = Binary(candidate, manifest, tuple(missing_functions.items()))
         name = binary.architecture.name
         fault = _fault(binary) or (refused or {}).get(candidate.directory)
         if fault is not None:

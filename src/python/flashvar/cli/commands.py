@@ -123,8 +123,8 @@ def _show(parser: Parser, _op: str) -> None:
 def _warmup(parser: Parser, op: str) -> None:
     from flashvar.cli.warmup import warmed_ops
 
-    every = warmed_ops()
-    every[_op(parser, op, every)].add_options(parser)
+    modules = warmed_ops()
+    modules[_op(parser, op, modules)].add_options(parser)
     where = parser.add_argument_group("where")
     where.add_argument(
         "--arch",
@@ -141,17 +141,17 @@ def _warmup(parser: Parser, op: str) -> None:
 def _tune(parser: Parser, op: str) -> None:
     from flashvar.cli.tune import tuned_ops
 
-    every = tuned_ops()
-    every[_op(parser, op, every)].add_options(parser)
+    modules = tuned_ops()
+    modules[_op(parser, op, modules)].add_options(parser)
     parser.add_argument(
         "--device", type=int, default=0, metavar="N", help="CUDA device (default: 0)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _op(parser: Parser, op: str, every: Iterable[str]) -> str:
+def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
     """Add the positional argument `op`, which decides the other options; returns the op."""
-    names = tuple(every)
+    names = tuple(modules)
     chosen = op if op in names else names[0]
     parser.add_argument(
         "op",

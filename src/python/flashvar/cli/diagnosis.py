@@ -69,14 +69,14 @@ class Report:
         if not self.healthy:
             return "No backend but the reference serves this machine."
         if all(backend == "cuda" for backend in backends):
-            return "Compiled kernels serve everything asked about."
+            return "Compiled kernels serve every request."
         if all(backend == "triton" for backend in backends):
-            return "Triton serves everything asked about."
+            return "Triton serves every request."
         counts = ", ".join(
             f"{backend or 'nothing'} {backends.count(backend)}"
             for backend in dict.fromkeys(backends)
         )
-        return f"Of {len(backends)} requests asked about: {counts}."
+        return f"Of {len(backends)} requests: {counts}."
 
     @property
     def _failing(self) -> str:
@@ -172,13 +172,13 @@ def _fix_of_machine(system: System) -> str | None:
     if system.devices or system.torch_hip is not None or system.driver_cuda is None:
         return None
     if system.torch_cuda is None:
-        return f"install a torch made for CUDA; torch {system.torch} is for the CPU alone"
+        return f"install a torch built for CUDA; torch {system.torch} is CPU-only"
     major, served = int(system.torch_cuda.split(".")[0]), system.driver_cuda[0]
     if major <= served:
         return None if system.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"
     return (
         f"update the NVIDIA driver to one that serves CUDA {system.torch_cuda}, "
-        f"or install a torch made for CUDA {served}"
+        f"or install a torch built for CUDA {served}"
     )
 
 

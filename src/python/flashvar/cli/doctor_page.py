@@ -41,13 +41,13 @@ def _system(report: Report) -> Table:
     driver = None
     if system.driver_cuda is not None:
         driver = f"{system.driver_display or '?'}, serves CUDA {dotted(system.driver_cuda)}"
-    made_for = (
+    built_for = (
         f"ROCm {system.torch_hip}" if system.torch_hip else f"CUDA {system.torch_cuda or 'none'}"
     )
     shortened = system.visible_devices is not None
     facts = [
         ("python", f"{system.python} on {system.platform}"),
-        ("torch", f"{system.torch}, made for {made_for}" if system.torch else None),
+        ("torch", f"{system.torch}, built for {built_for}" if system.torch else None),
         ("triton", system.triton),
         ("C compiler", system.compiler),
         ("Python.h", system.python_headers),
@@ -130,8 +130,8 @@ def _kinds(function: str, rows: Sequence[KernelRow]) -> str:
     return kind_text(spec.axes, *(one for row in rows if (one := values_of(spec, row)) is not None))
 
 
-def _joined(*words: str) -> str:
-    return ", ".join(word for word in words if word)
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _answers(decisions: Sequence[Decision]) -> Iterator[Table]:

@@ -37,10 +37,12 @@ def _lines(page: Page, width: int | None) -> Iterator[str]:
 def _table(table: Table, width: int | None) -> Iterator[str]:
     if table.caption:
         yield from _broken(_INDENT + table.caption, _INDENT * 3, width)
-    every = [*([Row(table.heading)] if table.heading else []), *table.rows]
-    widths = [max(map(len, column)) for column in zip(*(row.cells for row in every), strict=True)]
+    table_rows = [*([Row(table.heading)] if table.heading else []), *table.rows]
+    widths = [
+        max(map(len, column)) for column in zip(*(row.cells for row in table_rows), strict=True)
+    ]
     indent = _INDENT * (3 if table.caption else 1)
-    for row in every:
+    for row in table_rows:
         *first, last = (
             cell.rjust(size) if place in table.numbers else cell.ljust(size)
             for place, (cell, size) in enumerate(zip(row.cells, widths, strict=True))

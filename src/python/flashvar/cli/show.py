@@ -29,12 +29,12 @@ def run(named: Sequence[str], *, as_json: bool) -> int:
     Raises:
         ConfigurationError: a name is not an architecture.
     """
-    every = registry.installed()
-    inventory = _only(every, named)
+    installed = registry.installed()
+    inventory = _only(installed, named)
     if as_json:
         print(json.dumps(_document(inventory), indent=1))
     else:
-        others = [one.architecture.name for one in every.binaries] if named else []
+        others = [one.architecture.name for one in installed.binaries] if named else []
         screen.show(page(inventory, others))
     return 0 if inventory.binaries else 1
 

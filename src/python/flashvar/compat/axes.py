@@ -52,9 +52,9 @@ def rearrange(
     """
     x = _one(tensor)
     read = _read(x, pattern, axes_lengths)
-    odd = set(read.names) ^ set(read.others)
-    if odd:
-        raise _bad(pattern, f"{_list(odd)} on one side alone", "name every axis on both")
+    unmatched = set(read.names) ^ set(read.others)
+    if unmatched:
+        raise _bad(pattern, f"{_list(unmatched)} on only one side", "name every axis on both")
     return _apply(x, read)
 
 
@@ -70,7 +70,7 @@ def repeat(
     read = _read(x, pattern, axes_lengths)
     lost = set(read.names).difference(read.others)
     if lost:
-        raise _bad(pattern, f"{_list(lost)} on the left alone", "name every axis on the right too")
+        raise _bad(pattern, f"{_list(lost)} only on the left", "name every axis on the right too")
     unknown = set(read.others).difference(read.lengths)
     if unknown:
         raise _bad(pattern, f"{_list(unknown)} without a length", "pass it as a keyword")
@@ -115,9 +115,9 @@ def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
     dots = [f"{_DOTS}{i}" for i in range(rest)]
     read = _Pattern(_expanded(before, dots), _expanded(after, dots), lengths)
     if any(_DOTS in group for group in before if group != _DOTS):
-        raise _bad(pattern, "(...) on the left", "join dimensions on the right alone")
+        raise _bad(pattern, "(...) on the left", "join dimensions only on the right")
     if (_DOTS in before) != any(_DOTS in group for group in after):
-        raise _bad(pattern, "... on one side alone", "write it on both")
+        raise _bad(pattern, "... on only one side", "write it on both")
     for side in (read.names, read.others):
         if len(set(side)) != len(side):
             raise _bad(pattern, "an axis twice on one side", "give every axis its own name")
@@ -185,6 +185,4 @@ def _list(axes: set[str] | list[str]) -> str:
 
 
 def _bad(pattern: str, found: str, do: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"a pattern must tell where every axis goes, got {found} in {pattern!r}: {do}"
-    )
+    return InvalidInputError(f"a pattern must name every axis, got {found} in {pattern!r}: {do}")

@@ -51,7 +51,7 @@ class Documents(NamedTuple):
             )
         if ids.is_meta:
             raise DeviceError(
-                "ids must have values, got a tensor on meta: make Documents where the batch is made"
+                "ids must have values, got a meta tensor: make Documents from the real batch"
             )
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise DtypeError(f"ids must be integers, got {ids.dtype}: pass one id for each token")
@@ -86,7 +86,7 @@ class Documents(NamedTuple):
             where = None if device is None else torch.device(device)
         except (TypeError, RuntimeError) as error:
             raise DeviceError(
-                f"device must be one of torch, got {device!r}: pass that of the tokens"
+                f"device must be a torch device, got {device!r}: pass the device of the tokens"
             ) from error
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=where)
         return cls(cu_seqlens, max(numbers), offsets[-1])

@@ -51,7 +51,7 @@ def _judge(
 ) -> str | None:
     name = DTYPES.get(dtype)
     if name is None:
-        return f"{dtype} is no dtype that flashvar takes"
+        return f"flashvar does not support {dtype}"
     if device.type not in ("cpu", "cuda"):
         return f"flashvar serves CUDA devices and the CPU, not {device.type}"
     dims, index = (head_dim, head_dim_v), None

@@ -139,14 +139,14 @@ def _check_packed(tensors: tuple[torch.Tensor, ...], mask: Any, kind: str) -> No
     batches = [tensor.shape[0] for tensor in tensors]
     if batches != [1, 1, 1]:
         raise ShapeError(
-            f"{kind} goes with a batch of 1, got {', '.join(map(str, batches))} in query, key and "
-            "value: lay the sequences end to end in the second dimension"
+            f"{kind} needs a batch of 1, got {', '.join(map(str, batches))} in query, key and "
+            "value: concatenate the sequences along the second dimension"
         )
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
     # Diagonals of the mask begin in the top left corners, flashvar's end in the bottom right.
     if kind == "BlockDiagonalCausalMask" and not _same_lengths(queries, keys):
         raise InvalidInputError(
-            f"{kind} must have the same lengths of queries and of keys, got others: use "
+            f"{kind} must have equal lengths of queries and keys, got different ones: use "
             "BlockDiagonalCausalFromBottomRightMask if the last query sees all keys"
         )
 

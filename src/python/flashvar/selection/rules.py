@@ -109,13 +109,13 @@ def _missing_binary(
     if wanted == best:
         return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, advice.install(best.extra))
     if wanted.extra in extras.elsewhere:
-        reason = f"flashvar has no wheel of it for {system.platform}"
+        reason = f"flashvar has no wheel for {system.platform}"
         return CandidateResult(candidate, "cuda", False, reason)
     if (
         offered or extras.elsewhere
     ):  # an installed flashvar lists its wheels; a source tree does not
         every = sorted(map(Architecture.parse, extras.here | extras.elsewhere))
-        reason = f"flashvar has no wheel for it, but for {', '.join(one.name for one in every)}"
+        reason = f"flashvar has no wheel for it, only for {', '.join(one.name for one in every)}"
         return CandidateResult(candidate, "cuda", False, reason)
     return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
@@ -221,7 +221,7 @@ def _triton_rejections(
         )
     if system.triton_cache is None:
         yield Rejection(
-            "cannot keep what it compiles: its cache folder cannot be written",
+            "cannot store compiled kernels: its cache folder cannot be written",
             "set TRITON_CACHE_DIR to a folder that can be written",
         )
 

@@ -67,12 +67,14 @@ def explain_forward(
 ) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
     """A function that returns which kernels the binary launches for a call, and why."""
     function, device = _function(FORWARD, problem, chosen)
-    said: list[str] = []
-    ask = _forward(problem, device, lambda packed: said.append(function.explain(packed)), 0)
+    explained: list[str] = []
+    explain_packed = _forward(
+        problem, device, lambda packed: explained.append(function.explain(packed)), 0
+    )
 
     def explain(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> str:
-        ask(inputs, out, lse)
-        return said.pop()
+        explain_packed(inputs, out, lse)
+        return explained.pop()
 
     return explain
 
@@ -86,17 +88,17 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
     """As `explain_forward`; the function has the arguments of a BackwardLaunch."""
     function, device = _function(BACKWARD, problem.forward, chosen)
-    said: list[str] = []
-    ask = _backward(
+    explained: list[str] = []
+    explain_packed = _backward(
         problem,
         device,
-        lambda packed: said.append(function.explain(packed)),
+        lambda packed: explained.append(function.explain(packed)),
         lambda packed: 0,
     )
 
     def explain(*call: Any) -> str:
-        ask(*call)
-        return said.pop()
+        explain_packed(*call)
+        return explained.pop()
 
     return explain
 
@@ -169,7 +171,7 @@ def _backward(
     )
     grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
     constant, tail = _tail(forward)
-    wanted: list[int] = []
+    workspace_size: list[int] = []
 
     def launch(
         inputs: Inputs,
@@ -210,9 +212,9 @@ def _backward(
                 end,
             )
 
-        if not wanted:
-            wanted.append(workspace_of(packed(0, 0)))
-        size = wanted[0]
+        if not workspace_size:
+            workspace_size.append(workspace_of(packed(0, 0)))
+        size = workspace_size[0]
         if size == 0:
             run(packed(0, 0))
             return

@@ -53,7 +53,7 @@ def index_put_first_axis(
     if values.shape[0] != indices.shape[0]:
         raise ShapeError(
             f"indices must name a row for each of values, got {indices.shape[0]} for "
-            f"{tuple(values.shape)}: pass those that unpad_input gave with them"
+            f"{tuple(values.shape)}: pass the indices that unpad_input returned with them"
         )
     rows = count("first_axis_dim", first_axis_dim)
     zeros = values.new_zeros((rows, *values.shape[1:]))
@@ -162,7 +162,7 @@ def _check_indices(name: str, rows: torch.Tensor, indices: torch.Tensor) -> None
     if rows.dim() == 0 or indices.dim() != 1:
         raise ShapeError(
             f"{name} must be [rows, ...] and indices [n], got {tuple(rows.shape)} and "
-            f"{tuple(indices.shape)}: flatten the batch, and pass what unpad_input gave"
+            f"{tuple(indices.shape)}: flatten the batch, and pass the results of unpad_input"
         )
     if indices.dtype not in (torch.int32, torch.int64):
         raise DtypeError(
@@ -178,8 +178,8 @@ def _is_beyond(indices: torch.Tensor, rows: int) -> bool:
 
 def _beyond(indices: torch.Tensor, rows: int) -> ShapeError:
     return ShapeError(
-        f"indices must be of {rows} rows, got some from {int(indices.min())} to "
-        f"{int(indices.max())}: pass those that unpad_input gave, and the sizes it was given"
+        f"indices must be below {rows}, got values from {int(indices.min())} to "
+        f"{int(indices.max())}: pass the indices that unpad_input returned, and its sizes"
     )
 
 
@@ -207,7 +207,7 @@ def _counts(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) -> torch
     _check_beside(name, mask, hidden_states)
     if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()):
         raise InvalidInputError(
-            f"{name} must be 1 where a row counts and 0 elsewhere, got other values in a "
-            f"{mask.dtype} mask: one that is added to scores becomes such a mask by mask == 0"
+            f"{name} must be 1 for rows in use and 0 elsewhere, got other values in a "
+            f"{mask.dtype} mask: pass mask == 0 for a mask that is added to scores"
         )
     return mask != 0

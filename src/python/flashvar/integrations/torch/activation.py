@@ -1,4 +1,4 @@
-"""Flashvar behind torch.nn.functional.scaled_dot_product_attention.
+"""Serves torch.nn.functional.scaled_dot_product_attention with flashvar.
 
     import flashvar.integrations.torch
 
@@ -81,7 +81,7 @@ class Activation:
 
 
 def activate(backend: BackendName = "auto") -> Activation:
-    """Put flashvar behind torch.nn.functional.scaled_dot_product_attention, in this process.
+    """Serve torch.nn.functional.scaled_dot_product_attention with flashvar, in this process.
 
     Every call is checked separately. Calls that flashvar does not serve go to torch's own function,
     with one line in the log for each reason; with FLASHVAR_STRICT=1 they raise. CPU tensors go
@@ -240,15 +240,15 @@ def _options(
 
 def _observer(query: Any, key: Any, value: Any, mask: Any) -> str | None:
     """The mode or tensor subclass that must see a call, in words; None without one."""
-    odd = non_plain_type(query) or non_plain_type(key) or non_plain_type(value)
-    if odd is not None:
-        return f"a tensor is of the kind {odd.__name__}"
-    if mask is not None and (odd := non_plain_type(mask)) and not _is_causal_bias(mask):
-        return f"attn_mask is of the kind {odd.__name__}"
+    kind = non_plain_type(query) or non_plain_type(key) or non_plain_type(value)
+    if kind is not None:
+        return f"a tensor has the type {kind.__name__}"
+    if mask is not None and (kind := non_plain_type(mask)) and not _is_causal_bias(mask):
+        return f"attn_mask has the type {kind.__name__}"
     if no_dispatch_mode_active():
         return None
     mode = active_mode()
-    return None if mode is None else f"the mode {type(mode).__name__} is to see it"
+    return None if mode is None else f"the mode {type(mode).__name__} must see the call"
 
 
 def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any) -> Any:

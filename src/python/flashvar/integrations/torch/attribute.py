@@ -33,7 +33,7 @@ __all__ = [
 OWN: Final = torch._C._nn.scaled_dot_product_attention
 
 REPLACED: Final = (
-    "torch's scaled_dot_product_attention is replaced by somebody (context_parallel, for example)"
+    "torch's scaled_dot_product_attention is replaced by other code (e.g. context_parallel)"
 )
 
 _NAME: Final = "scaled_dot_product_attention"

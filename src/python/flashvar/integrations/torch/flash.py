@@ -129,7 +129,7 @@ class Implementation:
         if kernel is None:
             raise BackendUnavailableError(
                 f"expected a flash attention of torch's own for a call with {reason}, found none: "
-                "leave it to another one, with torch.nn.attention.sdpa_kernel"
+                "choose another attention with torch.nn.attention.sdpa_kernel"
             )
         return kernel.call_boxed(keys, *arguments, scale=scale)
 

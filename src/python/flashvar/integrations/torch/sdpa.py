@@ -76,9 +76,9 @@ def why_not(
     backend: BackendName,
 ) -> str | None:
     """Why flashvar does not serve a call; None if it does, and `attend` may be called."""
-    odd = non_plain_type(q) or non_plain_type(k) or non_plain_type(v)
-    if odd is not None:
-        return f"a tensor is of the kind {odd.__name__}"
+    kind = non_plain_type(q) or non_plain_type(k) or non_plain_type(v)
+    if kind is not None:
+        return f"a tensor has the type {kind.__name__}"
     if q.is_nested or k.is_nested or v.is_nested or not _are_strided(q, k, v):
         return "a tensor is nested or sparse"
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
@@ -89,7 +89,7 @@ def why_not(
     if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
         return "the batch, the head dim or v does not fit, so torch would broadcast"
     if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
-        return "the heads of q and k differ, without enable_gqa or a whole ratio"
+        return "the heads of q and k differ, without enable_gqa, or not by a whole factor"
     cast = _autocast_dtype(q.device.type)
     dtype = _dtype_after(cast, q)
     if (
@@ -208,9 +208,9 @@ def _why_not_mask(
     cast: torch.dtype | None,
 ) -> str | None:
     if type(mask) not in PLAIN:
-        return f"attn_mask is of the kind {type(mask).__name__}"
+        return f"attn_mask has the type {type(mask).__name__}"
     if causal:
-        return "is_causal beside an attn_mask"
+        return "is_causal together with an attn_mask"
     if _dtype_after(cast, mask) not in (torch.bool, torch.float32, _dtype_after(cast, q)):
         return f"attn_mask of {mask.dtype} beside {q.dtype}"
     if mask.device != q.device:

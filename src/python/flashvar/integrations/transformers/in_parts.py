@@ -35,7 +35,7 @@ def distributed_attention(
     found = _beyond_torchs(call, layout, others)
     if found is not None:
         raise BackendUnavailableError(
-            f"{name}: expected attention that torch's context_parallel has, causal or of all keys, "
+            f"{name}: expected attention that torch's context_parallel supports, causal or full, "
             f"found {found}: run such models outside of it, and pass an attention_mask of ones "
             "where positions of one sequence jump"
         )
@@ -78,5 +78,5 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
         and not torch.compiler.is_compiling()
         and bool((positions.diff() <= 0).any())
     ):
-        return "positions that begin again, of packed sequences"
+        return "positions that restart, as in packed sequences"
     return None

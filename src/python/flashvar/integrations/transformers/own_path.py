@@ -45,7 +45,7 @@ def own_path(
     name = type(module).__name__
     if any(others.get(argument) is not None for argument in ONLY_ITS_OWN):
         raise BackendUnavailableError(
-            f"{name} masks the keys that it does not select for eager and sdpa alone, got a call "
+            f"{name} masks the keys that it does not select only for eager and sdpa, got a call "
             f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
         )
     keys = layout.keys

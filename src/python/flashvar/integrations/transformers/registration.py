@@ -62,17 +62,19 @@ def _facts() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise unmet("transformers", _OLDEST, str(error)) from error
     if "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
-        raise unmet("transformers", _OLDEST, "its mask functions are not told lengths")
+        raise unmet("transformers", _OLDEST, "its mask functions get no lengths")
     return masking, modeling, kernels
 
 
 def _check(name: object, known: set[str]) -> None:
     """Refuse a name that would replace another implementation in every model of the process."""
     if not isinstance(name, str) or not name:
-        raise InvalidInputError(f"name must be a word, got {name!r}: leave it out for 'flashvar'")
+        raise InvalidInputError(
+            f"name must be a non-empty string, got {name!r}: leave it out for 'flashvar'"
+        )
     if name in known - _names:
         raise InvalidInputError(
-            f"name must be none that transformers uses already, got {name!r}: "
+            f"name must be one that transformers does not use, got {name!r}: "
             "leave it out for 'flashvar', or choose another"
         )
 

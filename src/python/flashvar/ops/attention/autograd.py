@@ -159,6 +159,6 @@ def refuse_gradient_of_slopes(inputs: tuple[Any, ...]) -> None:
     slopes = inputs[_SLOPES]
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
         raise InvalidInputError(
-            "alibi_slopes must not require a gradient, attention has none for them: detach() "
+            "alibi_slopes must not require a gradient, attention computes none: detach() "
             "them, or pass the biases themselves as bias"
         )

@@ -103,7 +103,7 @@ def _check(arguments: SharedArguments) -> None:
     numbers = is_number(arguments.softcap) and is_number(arguments.dropout_p)
     if numbers and arguments.softcap and arguments.dropout_p:
         raise InvalidInputError(
-            f"softcap does not go with dropout, got softcap={arguments.softcap} and "
+            f"softcap cannot be combined with dropout, got softcap={arguments.softcap} and "
             f"dropout_p={arguments.dropout_p}: leave one out, or use flashvar.attention, which "
             "takes both"
         )

@@ -33,7 +33,7 @@ def sequences(cu_seqlens_q: torch.Tensor) -> int:
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
         raise ShapeError(
             "cu_seqlens_q must have shape (batch + 1,), got "
-            f"{tuple(cu_seqlens_q.shape)}: pass torch.cumsum of the lengths behind a 0"
+            f"{tuple(cu_seqlens_q.shape)}: pass a 0 and then torch.cumsum of the lengths"
         )
     batch: int = cu_seqlens_q.shape[0] - 1
     return batch

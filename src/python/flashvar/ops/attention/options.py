@@ -115,7 +115,7 @@ def window_side(side: Any) -> Any:
 def _window_error(side: object) -> InvalidInputError:
     return InvalidInputError(
         f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
-        "count the keys that a query sees beside its own place"
+        "count the keys that a query sees on each side of its own"
     )
 
 

@@ -63,8 +63,9 @@ def refuse_mixed_dtensors(inputs: Inputs) -> None:
     if len(set(found.values())) > 1:
         plain = ", ".join(name for name, is_dtensor in found.items() if not is_dtensor)
         raise InvalidInputError(
-            f"attention takes DTensors alone or none, got DTensors beside the plain {plain}: "
-            "distribute_tensor() them too, Replicate() where every rank has the whole"
+            "all tensors of attention must be DTensors, or none, got DTensors beside plain "
+            f"{plain}: "
+            "distribute_tensor() them too, with Replicate() if every rank has the whole tensor"
         )
 
 

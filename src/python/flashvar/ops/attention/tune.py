@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[64, 128],
         metavar="N",
-        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, by {HEAD_DIM_STEP} (default: 64 128)",
+        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, in steps of {HEAD_DIM_STEP} (default: 64 128)",
     )
     parser.add_argument(
         "--direction",
@@ -50,7 +50,7 @@ def run(
         if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
             raise InvalidInputError(
                 f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, got "
-                f"{head_dim}: tune the one that your tensors are padded to"
+                f"{head_dim}: tune the padded head dim"
             )
     from flashvar.backends.triton.attention import measure, tiles, tuned
 

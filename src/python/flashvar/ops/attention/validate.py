@@ -78,8 +78,8 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     if inputs.bias is not None:
         if total_q is not None:
             raise InvalidInputError(
-                "bias does not go with packed sequences, got both: pad the sequences, or use "
-                "alibi_slopes"
+                "bias cannot be combined with packed sequences, got both: pad the sequences, or "
+                "use alibi_slopes"
             )
         bias = optional_tensors.check_bias(inputs.bias, q, (batch, heads_q, seqlen_q, seqlen_k))
     alibi = None
@@ -211,8 +211,8 @@ def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
     kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
-            "tensors must be of kinds that implement flashvar's ops and torch's views, got "
-            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and say what they hide by "
+            "tensors must be of types that implement flashvar's ops and torch's views, got "
+            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass their mask as "
             "a bias or lengths"
         ) from error
 
@@ -340,7 +340,7 @@ def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
     """Check a head dim: at least 1, and at most 256 in kernels."""
     if head_dim < 1:
         raise ShapeError(
-            f"the {name} must be at least 1, got {head_dim}: pass vectors that hold something"
+            f"the {name} must be at least 1, got {head_dim}: pass vectors with at least one element"
         )
     if in_kernels and head_dim > HEAD_DIM_MAX:
         raise ShapeError(

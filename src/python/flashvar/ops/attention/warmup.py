@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[[(64, 64), (128, 128)]],
         metavar="N",
-        help="such as 64,128 or 192x128, where values have their own (default: 64,128)",
+        help="e.g. 64,128, or 192x128 if values differ (default: 64,128)",
     )
     parser.add_argument(
         "--dtype",
@@ -82,9 +82,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="bf16, fp16 or both (default: bf16)",
     )
     parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
-    parser.add_argument("--full", action="store_true", help="calls that are not (default: both)")
-    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
-    features = parser.add_argument_group("what every call has; run warmup again for other calls")
+    parser.add_argument(
+        "--full", action="store_true", help="calls without a causal mask (default: both)"
+    )
+    parser.add_argument(
+        "--backward", action="store_true", help="also training calls, with gradients"
+    )
+    features = parser.add_argument_group("features of every call; run warmup again for other calls")
     for name, words in FEATURES.items():
         features.add_argument(f"--{name}", action="store_true", help=words)
 
@@ -105,7 +109,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     features = frozenset(one for one in FEATURES if getattr(chosen, one))
     if {"bias", "varlen"} <= features:
         raise InvalidInputError(
-            "bias does not go with packed sequences, got --bias and --varlen: run warmup for each"
+            "bias cannot be combined with packed sequences, got --bias and --varlen: run warmup "
+            "for each"
         )
     causal = (*[True] * chosen.causal, *[False] * chosen.full) or (True, False)
     training = (False, True) if chosen.backward else (False,)

@@ -76,7 +76,7 @@ def checked(
     if x.dim() != (4 if cu_seqlens is None else 3):
         raise ShapeError(
             f"x must be {form}, got {tuple(x.shape)}: "
-            "reshape it, and pass cu_seqlens for packed sequences alone"
+            "reshape it, and pass cu_seqlens only for packed sequences"
         )
     _check_tables(x, cos, sin)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -159,7 +159,7 @@ def check_writable(x: torch.Tensor) -> None:
     shared = (size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True))
     if any(shared):
         raise LayoutError(
-            f"x must have memory of its own for each entry to be rotated in place, got shape "
+            f"x must not share memory between entries to be rotated in place, got shape "
             f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"
         )
 

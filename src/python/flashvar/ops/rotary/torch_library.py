@@ -85,7 +85,7 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
     if bool(outside.any()):
         raise ShapeError(
             f"cos and sin must have every position of the sequences, got {rotation.cos.shape[0]} "
-            f"positions and a row at {int(positions[outside][0])}: make longer tables, or mend "
+            f"positions and a row at {int(positions[outside][0])}: make longer tables, or correct "
             "seqlen_offsets"
         )
 

@@ -34,15 +34,15 @@ def forward_arguments(problem: Problem, tile: Tile, kernel: Any) -> dict[str, An
     if not _modified(problem):
         sign = 0 if abs(factor) < _SMALLEST else int(math.copysign(1.0, factor))
         factor = 1.0 if sign == 0 else abs(factor)
-    every = {**_common(problem), "scale_log2": _float32(factor), "SIGN": sign}
-    return _kernel_arguments(every, tile, kernel)
+    arguments = {**_common(problem), "scale_log2": _float32(factor), "SIGN": sign}
+    return _kernel_arguments(arguments, tile, kernel)
 
 
 def backward_arguments(backward: BackwardProblem, tile: Tile, kernel: Any) -> dict[str, Any]:
     """The arguments of a backward kernel except pointers, and its compile options."""
     problem = backward.forward
     bias = backward.grad_bias
-    every = {
+    arguments = {
         **_common(problem),
         **_strides("grad_out", backward.grad_out),
         **_strides("grad_q", backward.grad_q),
@@ -54,7 +54,7 @@ def backward_arguments(backward: BackwardProblem, tile: Tile, kernel: Any) -> di
         "scale": _float32(problem.scale),
         "scale_log2": _float32(problem.scale * _LOG2E),
     }
-    return _kernel_arguments(every, tile, kernel)
+    return _kernel_arguments(arguments, tile, kernel)
 
 
 def _common(problem: Problem) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def _float32(value: float) -> float:
     return max(-_LARGEST, min(value, _LARGEST))
 
 
-def _kernel_arguments(every: dict[str, Any], tile: Tile, kernel: Any) -> dict[str, Any]:
-    every = {**every, "BLOCK_Q": tile.block_q, "BLOCK_KV": tile.block_kv}
-    selected = {name: every[name] for name in kernel.arg_names if name in every}
+def _kernel_arguments(arguments: dict[str, Any], tile: Tile, kernel: Any) -> dict[str, Any]:
+    arguments = {**arguments, "BLOCK_Q": tile.block_q, "BLOCK_KV": tile.block_kv}
+    selected = {name: arguments[name] for name in kernel.arg_names if name in arguments}
     # enable_fp_fusion contracts a * b + c. Set explicitly: its default changes with Triton 3.10.
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
     return {**selected, **options}

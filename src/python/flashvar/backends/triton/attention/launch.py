@@ -83,8 +83,8 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
         copied, inputs = _copied(forward, inputs)
         grad_out = grad_out.clone(memory_format=torch.contiguous_format)
         strides = _strides_of(grad_out, forward.layout_out)
-        moved = replace(problem, forward=copied, grad_out=strides)
-        _backward(moved)(inputs, out, lse, grad_out, grad_lse, grads)
+        copied_problem = replace(problem, forward=copied, grad_out=strides)
+        _backward(copied_problem)(inputs, out, lse, grad_out, grad_lse, grads)
 
     return launch
 

@@ -77,16 +77,16 @@ def work_tile(
     else:
         tiles = total // ROWS + batch
         i_tile, i_head = _pair(i_program, tiles, heads, interleave_heads)
-        wanted = i_tile + _offset(p_offsets, 0, total) // ROWS
+        padded_tile = i_tile + _offset(p_offsets, 0, total) // ROWS
         i_sequence = 0
         after = batch
         while after - i_sequence > 1:
             middle = (i_sequence + after) // 2
-            reached = _offset(p_offsets, middle, total) // ROWS + middle <= wanted
+            reached = _offset(p_offsets, middle, total) // ROWS + middle <= padded_tile
             i_sequence = tl.where(reached, middle, i_sequence)
             after = tl.where(reached, after, middle)
         first_tile = _offset(p_offsets, i_sequence, total) // ROWS + i_sequence
-        return i_sequence, i_head, wanted - first_tile, i_tile
+        return i_sequence, i_head, padded_tile - first_tile, i_tile
 
 
 @triton.jit
