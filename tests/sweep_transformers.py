@@ -246,7 +246,7 @@ def judge(kind: Any) -> Verdict:
     logger, handler = logging.getLogger("flashvar"), logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    fallback._said.clear()
+    fallback._logged.clear()
     calls = 0
 
     def counted(*arguments: Any, **options: Any) -> Any:

@@ -133,7 +133,7 @@ def test_float32_goes_the_models_own_way(
 ) -> None:
     """No kernel takes it; the reference does."""
     monkeypatch.setattr(transformers_attention, "own_path", transformers_own_path.own_path)
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
     given, counts = inputs("mistral", LENGTH, "left")
     model, given = on_device(small_model("mistral", LENGTH), given, torch.float32)
     exact = results(model, given, counts)

@@ -24,7 +24,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(f"FLASHVAR_{name}", raising=False)
     monkeypatch.setattr(registry, "_refused", {})
     monkeypatch.setattr(registry, "_missing", {})
-    monkeypatch.setattr(decide, "_said", set())
+    monkeypatch.setattr(decide, "_logged", set())
     registry.installed.cache_clear()
     yield
     registry.installed.cache_clear()

@@ -98,7 +98,7 @@ MACHINES = {
         sim.system(sim.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
     ),
     "GB200": Machine(
-        sim.system(sim.GB200), ("triton",), ("cuda sm_100", "no wheel for it, but for sm_80")
+        sim.system(sim.GB200), ("triton",), ("cuda sm_100", "no wheel for it, only for sm_80")
     ),
     "RTX 5090": Machine(
         sim.system(sim.RTX_5090), ("triton",), (CUDA_90, "runs on exactly 9.0, the device is 12.0")
@@ -140,7 +140,7 @@ MACHINES = {
         (CUDA_90, "serves CUDA tensors"),
         fixes=(
             "update the NVIDIA driver to one that serves CUDA 13.0, "
-            "or install a torch made for CUDA 12",
+            "or install a torch built for CUDA 12",
         ),
         exit_code=1,
     ),
@@ -148,7 +148,7 @@ MACHINES = {
         sim.system(torch="2.13.0+cpu", torch_cuda=None),
         ("reference",),
         ("triton", "serves CUDA tensors"),
-        fixes=("install a torch made for CUDA; torch 2.13.0+cpu is for the CPU alone",),
+        fixes=("install a torch built for CUDA; torch 2.13.0+cpu is CPU-only",),
         exit_code=1,
     ),
     "no torch": Machine(

@@ -32,7 +32,7 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(attention_plan, "_backward_plans", {})
     monkeypatch.setattr(reference, "prepare_forward", watched)
     for module in (attention_padding, attention_plan):
-        monkeypatch.setattr(module, "wants_padding", wants)
+        monkeypatch.setattr(module, "needs_padding", wants)
     return asked
 
 
@@ -64,7 +64,7 @@ def test_padding_changes_nothing(
     attention_plan._plans.clear()
     with pytest.MonkeyPatch.context() as unpadded:
         for module in (attention_padding, attention_plan):
-            unpadded.setattr(module, "wants_padding", lambda *_: False)
+            unpadded.setattr(module, "needs_padding", lambda *_: False)
         attention_plan._backward_plans.clear()
         expected = call()
     torch.testing.assert_close(found, expected)

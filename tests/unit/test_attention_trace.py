@@ -58,7 +58,7 @@ def aligned(*shape: int, offset: int = 0) -> torch.Tensor:
 def forward(verdict: CandidateResult, *given: Inputs, options: Options = Options()) -> None:  # noqa: B008
     calls: list[Any] = []
     problem = replace(inspect(given[0], options), device=0)
-    launch = attention_trace.follow_forward(
+    launch = attention_trace.logged_forward(
         lambda *arguments: calls.append(arguments), problem, verdict
     )
     for one in given:
@@ -107,7 +107,7 @@ def test_a_backward_tells_what_the_binary_says(caplog: pytest.LogCaptureFixture)
     problem = replace(problem, forward=replace(problem.forward, device=0))
     calls: list[Any] = []
     with caplog.at_level(logging.DEBUG, "flashvar"):
-        launch = attention_trace.follow_backward(lambda *call: calls.append(call), problem, BINARY)
+        launch = attention_trace.logged_backward(lambda *call: calls.append(call), problem, BINARY)
         launch(inputs, q, torch.zeros(2, 4, 32), q, None, Gradients(q, q, q))
     assert lines(caplog) == ["cuda sm_90, wgmma: q 0, k 2"]
     assert len(calls) == 1
@@ -129,5 +129,5 @@ def test_without_the_log_a_launch_is_itself() -> None:
     def launch(*arguments: Any) -> None:
         """Nothing."""
 
-    assert attention_trace.follow_forward(launch, problem.forward, BINARY) is launch
-    assert attention_trace.follow_backward(launch, problem, BINARY) is launch
+    assert attention_trace.logged_forward(launch, problem.forward, BINARY) is launch
+    assert attention_trace.logged_backward(launch, problem, BINARY) is launch

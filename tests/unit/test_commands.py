@@ -49,7 +49,7 @@ def test_a_misspelled_word_gets_a_guess(
     wrong, suggestion, where = refusal(capsys, *words).splitlines()
     assert words[-1].partition("=")[0] in wrong or words[-2] in wrong
     assert suggestion == f"did you mean {guess}?"
-    assert where.endswith("--help` lists what there is.")
+    assert where.endswith("--help` lists the commands and options.")
 
 
 @pytest.mark.parametrize("words", [("zzz",), ("doctor", "zzz"), ("tune", "--head-dim", "many")])

@@ -58,7 +58,7 @@ def test_gradients_pass() -> None:
     ("function", "pattern", "lengths", "said"),
     [
         (rearrange, "b s h d", {}, "got 0 arrows"),
-        (rearrange, "b s h d -> b s h", {}, "d on one side alone"),
+        (rearrange, "b s h d -> b s h", {}, "d on only one side"),
         (rearrange, "b s -> s b", {}, "name every dimension of the tensor, got 2"),
         (rearrange, "a b s h d -> a b s h d", {}, "name every dimension of the tensor, got 5"),
         (rearrange, "b s h d -> b b s h d", {}, "an axis twice"),
@@ -69,11 +69,11 @@ def test_gradients_pass() -> None:
         (rearrange, "b s h d -> b (s (h) d)", {}, "got '\\('"),
         (rearrange, "b s h d -> b ? h d", {}, "got '\\?'"),
         (rearrange, "b s h d -> b s h d", {"z": 1}, "a length of z"),
-        (rearrange, "b s ... -> b s", {}, r"\.\.\. on one side alone"),
-        (rearrange, "b s h d -> b s h d ...", {}, r"\.\.\. on one side alone"),
+        (rearrange, "b s ... -> b s", {}, r"\.\.\. on only one side"),
+        (rearrange, "b s h d -> b s h d ...", {}, r"\.\.\. on only one side"),
         (rearrange, "(... b) s h d -> ... b s h d", {}, "on the left"),
         (repeat, "b s h d -> b s h d k", {}, "k without a length"),
-        (repeat, "b s h d -> b", {}, "d, h, s on the left alone"),
+        (repeat, "b s h d -> b", {}, "d, h, s only on the left"),
     ],
 )
 def test_what_is_no_pattern_is_said(

@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_said(
         (
             lambda: apply_rotary_emb(X[:1].expand(2, -1, -1, -1), COS, SIN, inplace=True),
             LayoutError,
-            "memory of its own",
+            "share memory",
         ),
     ],
 )

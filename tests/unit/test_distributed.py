@@ -100,5 +100,5 @@ def test_torchs_function_of_dtensors(case: str, sharded: list[dict[str, Any]]) -
 
 
 def test_dtensors_beside_plain_tensors(sharded: list[dict[str, Any]]) -> None:
-    words = "attention takes DTensors alone or none, got DTensors beside the plain k, v: "
+    words = "all tensors of attention must be DTensors, or none, got DTensors beside plain k, v: "
     assert all(found["mixture"].startswith(words) for found in sharded)

@@ -44,8 +44,8 @@ def rendered(found: Report, width: int | None = None) -> str:
     ("system", "inventory", "healthy", "conclusion"),
     [
         pytest.param(sim.system(sim.H100), ALL, True, "Compiled kernels serve", id="H100"),
-        pytest.param(sim.system(sim.GB200), ALL, True, "Triton serves everything", id="GB200"),
-        pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves everything", id="bare"),
+        pytest.param(sim.system(sim.GB200), ALL, True, "Triton serves every request", id="GB200"),
+        pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves every request", id="bare"),
         pytest.param(sim.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
         pytest.param(
             sim.system(driver_cuda=None), ALL, False, "no NVIDIA driver is found", id="no driver"
@@ -121,7 +121,7 @@ def test_text_of_a_machine_with_two_devices() -> None:
     inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
     text = rendered(report(sim.system(sim.L40S, sim.GB200), inventory))
     assert text.startswith(
-        f"flashvar {__version__}: Of {2 * EACH} requests asked about: cuda {EACH}, triton {EACH}.\n"
+        f"flashvar {__version__}: Of {2 * EACH} requests: cuda {EACH}, triton {EACH}.\n"
     )
     what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0]
     of_ops = re.split(r"\n(?=  cuda:)", what_runs)
@@ -133,7 +133,7 @@ def test_text_of_a_machine_with_two_devices() -> None:
         "      triton      stands by  serves, compiled at the first call",
         '      reference   no         serves CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
-        "      cuda sm_100  no      flashvar has no wheel for it, but for "
+        "      cuda sm_100  no      flashvar has no wheel for it, only for "
         "sm_80, sm_86, sm_89, sm_90",
         "      cuda sm_89   no      runs on 8.9 and higher minors, the device is 10.0",
         "      cuda sm_89   no      wheel b: shadowed by wheel a",
@@ -322,5 +322,5 @@ def test_strict_is_read_from_the_environment(
 
 def test_nothing_installed_says_what_installers_do_with_other_extras() -> None:
     text = rendered(report(sim.system(sim.T4), NOTHING))
-    assert "An installer passes over an extra it does not know: flashvar has sm80, sm86" in text
+    assert "pip ignores unknown extras; flashvar has the extras sm80, sm86" in text
     assert "passes over" not in rendered(report(sim.system(sim.T4)))

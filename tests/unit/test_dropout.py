@@ -7,7 +7,7 @@ import torch
 from philox import kept
 
 import flashvar
-from flashvar.backends.reference.attention.dropout import growth, keeps, philox, threshold
+from flashvar.backends.reference.attention.dropout import keeps, kept_scale, philox, threshold
 
 # Counter, key and result of Philox 4x32 with 7 rounds, from Random123's known answers.
 KNOWN = {
@@ -68,7 +68,7 @@ def test_share_of_dropped_weights(dropout_p: float) -> None:
 )
 def test_probability_is_rounded_to_half_words(dropout_p: float, dropped: int) -> None:
     assert threshold(dropout_p) == dropped << 16
-    assert growth(dropout_p) == 2**16 / (2**16 - dropped)
+    assert kept_scale(dropout_p) == 2**16 / (2**16 - dropped)
 
 
 def test_state_is_drawn_from_the_generator_of_torch() -> None:

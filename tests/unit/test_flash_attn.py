@@ -199,7 +199,7 @@ def test_bounds_in_tensors() -> None:
 
 
 def test_softcap_with_dropout_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"softcap does not go with dropout.*0\.1"):
+    with pytest.raises(InvalidInputError, match=r"softcap cannot be combined with dropout.*0\.1"):
         flash_attn.flash_attn_func(*make(), 0.1, softcap=3.0)
 
 

@@ -32,7 +32,7 @@ DEVICES = {
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
     monkeypatch.delenv("FLASHVAR_BACKEND", raising=False)
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
 
 
 def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:

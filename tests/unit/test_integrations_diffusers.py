@@ -35,7 +35,7 @@ def attention_dispatch(diffusers: Any) -> Any:
 @pytest.fixture(autouse=True)
 def clean(attention_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
     active = attention_dispatch._AttentionBackendRegistry._active_backend
     yield
     attention_dispatch._AttentionBackendRegistry._active_backend = active

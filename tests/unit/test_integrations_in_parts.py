@@ -24,7 +24,7 @@ RIGHT = (
 )
 REFUSED = {
     "packed": "padding or packed sequences",
-    "packed without masks": "positions that begin again",
+    "packed without masks": "positions that restart",
     "a window": "a sliding window",
     "a window wider than a part": "a sliding window",
     "a mask in a graph": "a mask",

@@ -23,7 +23,7 @@ OWN = functional.scaled_dot_product_attention
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
     yield
     ours.deactivate()
     assert functional.scaled_dot_product_attention is OWN
@@ -115,7 +115,7 @@ def fits(case: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         options = {"attn_mask": made(L, 1)}
     elif case == "contiguous in its keys":
         options = {"attn_mask": made(S, L).T}
-    elif case == "the kind":
+    elif case == "the type":
         q = q.as_subclass(Tagged)
     return [q, k, v], options
 
@@ -134,7 +134,7 @@ class Tagged(torch.Tensor):
         "dropout_p is not a",
         "column for each key",
         "contiguous in its keys",
-        "the kind",
+        "the type",
     ],
 )
 def test_leaves_to_torch_what_it_does_not_serve(

@@ -28,7 +28,7 @@ def test_tensors_that_are_alike_take_one_look(
         monkeypatch.setattr(ours, "why_not", None)  # is not asked
         found = call(*tensors, **options)
         monkeypatch.undo()
-        monkeypatch.setattr(ours, "attend_at_once", lambda *_: None)
+        monkeypatch.setattr(ours, "attend_fast", lambda *_: None)
         expected = call(*tensors, **options)
         assert ours.report() == {ours.SERVED: 2}
     for want, have in zip(expected, found, strict=True):

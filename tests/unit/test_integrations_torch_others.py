@@ -28,7 +28,7 @@ Q, K, V = torch.randn(3, 1, 2, 6, 8)
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
     yield
     ours.deactivate()
     assert functional.scaled_dot_product_attention is OWN

@@ -143,5 +143,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="a batch of 1, got 2"):
         memory_efficient_attention(q, k, k, blocks)
     causal = mask("BlockDiagonalCausalMask", q_seqinfo=lengths(M), k_seqinfo=lengths(N))
-    with pytest.raises(InvalidInputError, match="the same lengths of queries and of keys"):
+    with pytest.raises(InvalidInputError, match="equal lengths of queries and keys"):
         memory_efficient_attention(q[:1], k[:1], k[:1], causal)

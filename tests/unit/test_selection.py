@@ -158,7 +158,7 @@ def test_wheel_of_another_platform_is_not_suggested() -> None:
     offers = Extras(here=frozenset({"sm90"}), elsewhere=frozenset({"sm80", "sm86", "sm89"}))
     system = sim.system(sim.A100, platform="linux_aarch64")
     missing = verdict(select(BF16_64, system, Inventory(extras=offers)), "cuda sm_80")
-    assert missing.reason == "flashvar has no wheel of it for linux_aarch64"
+    assert missing.reason == "flashvar has no wheel for linux_aarch64"
     assert missing.fix is None
 
 

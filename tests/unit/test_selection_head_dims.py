@@ -8,7 +8,7 @@ from simulated import chosen, verdict
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Inventory
-from flashvar.binaries.variant import pair_words
+from flashvar.binaries.variant import pair_text
 from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Request
 from flashvar.selection.rules import select
@@ -109,7 +109,7 @@ def test_compiled_pair_of_head_dims(
     )
     assert found.accepted is (expected is not None)
     if expected not in (None, asked):
-        assert f"compiled head dim {pair_words(*expected)}" in found.reason
+        assert f"compiled head dim {pair_text(*expected)}" in found.reason
 
 
 def test_a_missing_pair_is_named_and_can_be_built() -> None:

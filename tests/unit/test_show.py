@@ -101,7 +101,11 @@ def test_nothing_found(
         monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     assert main(words) == 1
     lines = capsys.readouterr().out.splitlines()
-    found = "None of them is found, but sm_80." if len(words) > 1 else "No binary is found."
+    found = (
+        "None of them is installed. Installed: sm_80."
+        if len(words) > 1
+        else "No binary is installed."
+    )
     assert lines[0].endswith(f": {found}")
     assert lines[-1] == "  flashvar doctor"
 

@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
 
 
 def made(name: str, implementation: str) -> Any:

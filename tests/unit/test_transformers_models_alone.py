@@ -76,7 +76,7 @@ OWN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.register()
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback, "_logged", set())
 
 
 def made(name: str, options: dict[str, Any], by: str = "flashvar") -> Any:
@@ -201,7 +201,7 @@ def test_an_error_in_a_forward_is_forgotten(caplog: pytest.LogCaptureFixture) ->
     model = made("BloomModel", OWN["BloomModel"][0])
     with pytest.raises(IndexError):
         model(torch.full((1, 4), 1000))
-    assert transformers_check.here.under_way == []
+    assert transformers_check.here.running == []
     assert not caplog.records
     model(**eaten(model))
     assert "compute attention themselves" in caplog.text
@@ -220,7 +220,7 @@ def test_forwards_of_other_threads(caplog: pytest.LogCaptureFixture) -> None:
     own.h[0].register_forward_hook(lambda *_: in_a_thread(lambda: served(**given)))
     own(**eaten(own))
     assert re.findall(r"(\w+): its layers", caplog.text) == ["BloomModel"]
-    assert transformers_check.here.under_way == []
+    assert transformers_check.here.running == []
 
 
 def test_a_forward_that_is_over_in_another_thread_first(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ DEVICES = {
 }
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
-FLOATS = ("p_lse", "p_base", "p_delta", "p_slopes", "p_grad_bias")
+FLOATS = ("p_lse", "p_lse_log2", "p_delta", "p_slopes", "p_grad_bias")
 ABSENT = ("p_grad_lse", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
 
 

@@ -203,7 +203,7 @@ def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]
 @pytest.mark.parametrize(
     ("wanted", "system", "words"),
     [
-        (ASKED, sim.system(), "torch sees no cuda:0: name it, --arch"),
+        (ASKED, sim.system(), "torch sees no cuda:0: pass --arch"),
         (replace(ASKED, device=2), sim.system(sim.H100), "no cuda:2"),
         (ASKED, sim.system(sim.H100, triton=None), "pip install triton"),
         (ASKED, sim.system(sim.H100, interpreted=True), "TRITON_INTERPRET"),

@@ -1,3 +1,3 @@
-"""The version of every flashvar distribution, and the only place that states it."""
+"""The version of every flashvar distribution, defined only here."""
 
 __version__ = "0.1.0"

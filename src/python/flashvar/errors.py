@@ -1,7 +1,7 @@
-"""What can go wrong, one class per kind.
+"""The errors that flashvar raises, one class per kind.
 
-Messages have three beats: what was expected, what was found, what to do. `exit_code` is what a
-command line ends with when the error reaches it.
+Messages state what was expected, what was found and what to do. `exit_code` is the exit code of a
+command that ends with the error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class FlashvarError(Exception):
 
 
 class ConfigurationError(FlashvarError):
-    """`variants.toml`, a word of a selection or an environment variable is not valid."""
+    """`variants.toml`, a selection argument or an environment variable is not valid."""
 
     exit_code = 2
 
 
 class InvalidInputError(FlashvarError, ValueError):
-    """An argument of an op is not what the op takes."""
+    """An argument of an op is not supported."""
 
 
 class ShapeError(InvalidInputError):
@@ -30,11 +30,11 @@ class ShapeError(InvalidInputError):
 
 
 class DtypeError(InvalidInputError):
-    """A dtype that no backend takes, or dtypes that differ between arguments."""
+    """A dtype that no backend supports, or dtypes that differ between arguments."""
 
 
 class DeviceError(InvalidInputError):
-    """Arguments on different devices, or on a kind of device that nothing serves."""
+    """Arguments on different devices, or on an unsupported kind of device."""
 
 
 class LayoutError(InvalidInputError):
@@ -46,16 +46,16 @@ class BackendUnavailableError(FlashvarError, RuntimeError):
 
 
 class IntegrationError(FlashvarError, ImportError):
-    """The package that flashvar is to be registered in is missing or too old."""
+    """The package to integrate with is missing or too old."""
 
 
 class NotServedError(FlashvarError, ModuleNotFoundError):
-    """A part of another project that flashvar's stand-in for it does not have."""
+    """A part of another project's API that flashvar's replacement does not have."""
 
 
 class ManifestError(FlashvarError):
-    """A manifest is missing, unreadable, or says something that it may not say."""
+    """A manifest is missing, unreadable or not valid."""
 
 
 class BinaryError(FlashvarError, RuntimeError):
-    """A shared library was refused at load, or a launch in it failed."""
+    """A shared library was refused when it was loaded, or a launch failed."""

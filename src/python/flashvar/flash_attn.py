@@ -1,24 +1,28 @@
 """The functions of FlashAttention 2 (Dao 2023), with its names, argument order and defaults.
 
 Import them from here instead of from `flash_attn`; nothing else changes. Tensors are bfloat16 or
-float16. What differs, on purpose: on the CPU they are served too, also in float32 and float64; a
-query that sees no key has log-sum-exp -inf rather than +inf; with ALiBi the log-sum-exp is the true
-one under a causal mask too; the log-sum-exp has a gradient; v may have a head dim of its own; every
-backend drops the same weights.
+float16. Intended differences:
 
-Everywhere:
+* CPU tensors are served too, also in float32 and float64.
+* A query that sees no key has log-sum-exp -inf, not +inf.
+* With ALiBi the log-sum-exp is exact, also under a causal mask.
+* The log-sum-exp has a gradient.
+* v may have a head dim of its own.
+* Every backend drops the same weights.
 
-* `dropout_p`: Probability, below 1, that a weight becomes 0; not together with softcap.
+Arguments of all functions:
+
+* `dropout_p`: Probability, below 1, that a weight becomes 0; cannot be combined with softcap.
 * `softmax_scale`: Factor of the scores; head_dim ** -0.5 by default.
 * `causal`: Hide keys after the diagonal, which ends in the bottom right corner.
-* `window_size`: (left, right) keys beside the diagonal that a query sees; negative: all.
-* `softcap`: Bound of the scores, softcap * tanh(score / softcap); 0 is none.
+* `window_size`: (left, right), how many keys beside the diagonal a query sees; negative: all.
+* `softcap`: Bound of the scores, softcap * tanh(score / softcap); 0 for no bound.
 * `alibi_slopes`: float32 [heads_q] or [batch, heads_q]; -slope * distance is added to the scores.
-* `deterministic`: The same bits of the gradients on every run.
+* `deterministic`: Make the gradients bit-identical between runs.
 * `return_attn_probs`: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
   seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
-  [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128, whose
-  sign says what was dropped; `flashvar.ops.attention.dropout_mask` has the rest.
+  [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128. Negative
+  entries were dropped; `flashvar.ops.attention.dropout_mask` describes the magnitudes.
 
 Errors are those of `flashvar.attention`. The batch must not be empty.
 """
@@ -28,7 +32,14 @@ from __future__ import annotations
 import torch
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.attention.flash_attn import Answer, Wanted, Window, dense, unpacked, varlen
+from flashvar.ops.attention.flash_attn import (
+    Result,
+    SharedArguments,
+    Window,
+    dense,
+    unpacked,
+    varlen,
+)
 
 __all__ = [
     "flash_attn_func",
@@ -52,12 +63,12 @@ def flash_attn_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Answer:
+) -> Result:
     """Attention of q [batch, seqlen_q, heads_q, head_dim] on k, v [batch, seqlen_k, heads_kv, .].
 
-    heads_q is a multiple of heads_kv. Gives out [batch, seqlen_q, heads_q, head_dim of v].
+    heads_q is a multiple of heads_kv. Returns out [batch, seqlen_q, heads_q, head_dim of v].
     """
-    wanted = Wanted(
+    arguments = SharedArguments(
         dropout_p,
         softmax_scale,
         causal,
@@ -67,7 +78,7 @@ def flash_attn_func(
         deterministic,
         return_attn_probs,
     )
-    return dense(q, k, v, wanted)
+    return dense(q, k, v, arguments)
 
 
 def flash_attn_qkvpacked_func(
@@ -80,9 +91,9 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Answer:
+) -> Result:
     """`flash_attn_func` of the slices of qkv [batch, seqlen, 3, heads, head_dim], not copied."""
-    wanted = Wanted(
+    arguments = SharedArguments(
         dropout_p,
         softmax_scale,
         causal,
@@ -93,7 +104,7 @@ def flash_attn_qkvpacked_func(
         return_attn_probs,
     )
     q, k, v = unpacked("qkv", qkv, 5, 3)
-    return dense(q, k, v, wanted)
+    return dense(q, k, v, arguments)
 
 
 def flash_attn_kvpacked_func(
@@ -107,9 +118,9 @@ def flash_attn_kvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Answer:
+) -> Result:
     """`flash_attn_func` of q and the slices of kv [batch, seqlen_k, 2, heads_kv, head_dim]."""
-    wanted = Wanted(
+    arguments = SharedArguments(
         dropout_p,
         softmax_scale,
         causal,
@@ -120,7 +131,7 @@ def flash_attn_kvpacked_func(
         return_attn_probs,
     )
     k, v = unpacked("kv", kv, 5, 2)
-    return dense(q, k, v, wanted)
+    return dense(q, k, v, arguments)
 
 
 def flash_attn_varlen_func(
@@ -140,18 +151,17 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
-) -> Answer:
+) -> Result:
     """Attention within each of many sequences, packed in q [total_q, heads_q, head_dim], k and v.
 
     Sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k and v; both
     are int32 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the lengths.
-    Gives out [total_q, heads_q, head_dim of v].
+    Returns out [total_q, heads_q, head_dim of v].
 
     Raises:
-        BackendUnavailableError: with a block_table, the pages of a paged cache: no kernel reads one
-            yet.
+        BackendUnavailableError: a block_table is given; no kernel reads paged caches yet.
     """
-    wanted = Wanted(
+    arguments = SharedArguments(
         dropout_p,
         softmax_scale,
         causal,
@@ -167,7 +177,7 @@ def flash_attn_varlen_func(
             "one tensor first"
         )
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return varlen(q, k, v, *packing, wanted)
+    return varlen(q, k, v, *packing, arguments)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -182,9 +192,9 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Answer:
+) -> Result:
     """`flash_attn_varlen_func` of the slices of qkv [total, 3, heads, head_dim], not copied."""
-    wanted = Wanted(
+    arguments = SharedArguments(
         dropout_p,
         softmax_scale,
         causal,
@@ -196,7 +206,7 @@ def flash_attn_varlen_qkvpacked_func(
     )
     packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     q, k, v = unpacked("qkv", qkv, 4, 3)
-    return varlen(q, k, v, *packing, wanted)
+    return varlen(q, k, v, *packing, arguments)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -214,9 +224,9 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Answer:
+) -> Result:
     """`flash_attn_varlen_func` of q and the slices of kv [total_k, 2, heads_kv, head_dim]."""
-    wanted = Wanted(
+    arguments = SharedArguments(
         dropout_p,
         softmax_scale,
         causal,
@@ -228,4 +238,4 @@ def flash_attn_varlen_kvpacked_func(
     )
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     k, v = unpacked("kv", kv, 4, 2)
-    return varlen(q, k, v, *packing, wanted)
+    return varlen(q, k, v, *packing, arguments)

@@ -1,4 +1,4 @@
-"""Showing flashvar's log on stderr, from the level that FLASHVAR_LOG names."""
+"""Shows flashvar's log on stderr, at the level that FLASHVAR_LOG names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who can run an op: `<backend>/<op>/`, imported when it is first chosen.
+"""The backends: `<backend>/<op>` serves an op, and is imported when it is first chosen.
 
-A backend is asked once per problem to prepare a launch, and the launch is called once per call; so
-whatever depends on shapes and strides alone is computed in `prepare_*` and never again. What is
-prepared is the op's: `flashvar.ops.<op>.problem` has its protocols.
+A backend prepares a launch once per problem, and every call of the problem runs the launch. Thus
+`prepare_*` computes everything that depends only on shapes and strides. The protocols of a backend
+are in `flashvar.ops.<op>.problem`.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from types import ModuleType
 
 
 def backend(name: str, op: str) -> ModuleType:
-    """The part of a backend ("cuda", "triton" or "reference") that serves an op."""
+    """The module of a backend ("cuda", "triton" or "reference") that serves an op."""
     return importlib.import_module(f"flashvar.backends.{name}.{op}")

@@ -1,1 +1,1 @@
-"""Compiled binaries: what one says of itself, which are installed, and how one is opened."""
+"""Compiled binaries: variants, manifests, the registry of installed binaries, and the loader."""

@@ -1,22 +1,22 @@
-"""Which command brings a binary that fits this flashvar? It depends on where there are wheels."""
+"""Suggestions: the commands that install a binary of this version of flashvar."""
 
 from __future__ import annotations
 
 from flashvar._version import __version__
 
-# Whether pip finds flashvar by itself. Until then whoever wants a wheel makes it, in a checkout.
+# Whether the wheels are on PyPI. If not, users build them in a checkout.
 PUBLISHED: bool = False
 
 
 def install(extra: str) -> str:
-    """The command that adds the binary of an extra to the flashvar that is installed."""
+    """The command that installs the binary of an extra beside the installed flashvar."""
     return _from_wheels(extra, f'"flashvar[{extra}]"')
 
 
 def install_again(distribution: str, architecture: str) -> str:
-    """The command that replaces a binary by that of exactly this version, whatever is there."""
-    asked = f"--force-reinstall --no-deps {distribution}=={public(__version__)}"
-    return _from_wheels(architecture, asked)
+    """The command that replaces an installed binary by the one of exactly this version."""
+    requirement = f"--force-reinstall --no-deps {distribution}=={public(__version__)}"
+    return _from_wheels(architecture, requirement)
 
 
 def public(version: str) -> str:
@@ -24,7 +24,7 @@ def public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _from_wheels(architecture: str, asked: str) -> str:
+def _from_wheels(architecture: str, requirement: str) -> str:
     if PUBLISHED:
-        return f"pip install {asked}"
-    return f"nox -s wheels -- {architecture} && pip install --find-links dist {asked}"
+        return f"pip install {requirement}"
+    return f"nox -s wheels -- {architecture} && pip install --find-links dist {requirement}"

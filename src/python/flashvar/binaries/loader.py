@@ -1,7 +1,7 @@
-"""Opening a binary's shared library and calling it.
+"""Opens a binary's shared library and calls its functions.
 
-A library that is truncated or altered can crash the process inside dlopen, so its hash is compared
-with the manifest first.
+A truncated or altered library can crash the process inside dlopen, so its hash is compared with the
+manifest first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ELF_MAGIC: Final = b"\x7fELF\x02\x01"
 _ELF_HEADER: Final = struct.Struct("<6s26xQ14xHH")
 # Of a program header: p_offset and p_filesz.
 _ELF_SEGMENT: Final = struct.Struct("<8xQ16xQ16x")
-_LONGEST: Final = 512  # bytes of an explanation
+_LONGEST: Final = 512  # bytes, the longest explanation
 
 
 class Function:
     """A function of an op in an open library; it takes one packed struct of src/cuda/abi/<op>.h."""
 
     def __init__(self, library: Library, name: str) -> None:
-        """Look up `flashvar_<name>`, and what goes with it."""
+        """Look up `flashvar_<name>` and its `_workspace` and `_explain`."""
         self._library = library
         self._launch = library.symbol(f"flashvar_{name}", ctypes.c_int)
         self._launch.argtypes = [ctypes.c_char_p]
@@ -47,13 +47,13 @@ class Function:
         """Enqueue one call.
 
         Raises:
-            BinaryError: the library or the driver refused; the message is theirs.
+            BinaryError: the library or the driver refused the call; the message is the library's.
         """
         if self._launch(packed) != _OK:
             raise self._library.failure()
 
     def workspace(self, packed: bytes) -> int:
-        """Bytes of workspace that a call wants.
+        """Bytes of workspace that a call needs.
 
         Raises:
             BinaryError: as for launch.
@@ -79,7 +79,7 @@ class Library:
     """An open binary."""
 
     def __init__(self, path: Path, handle: ctypes.CDLL) -> None:
-        """Of `handle`, opened from `path`."""
+        """Wrap `handle`, which was opened from `path`."""
         self.path = path
         self._handle = handle
         self._last_error = self.symbol("flashvar_last_error", ctypes.c_char_p)
@@ -89,7 +89,7 @@ class Library:
         """A function of an op, looked up once.
 
         Raises:
-            BinaryError: the library does not export it; its other functions serve all the same.
+            BinaryError: the library does not export the function; its others can still be used.
         """
         found = self._functions.get(name)
         if found is None:
@@ -97,7 +97,7 @@ class Library:
         return found
 
     def symbol(self, name: str, result: type[Any]) -> Any:
-        """What the library exports under a name; BinaryError where it exports nothing."""
+        """The exported function of a name; BinaryError if the library exports none."""
         return _symbol(self._handle, name, result)
 
     def failure(self) -> BinaryError:
@@ -130,14 +130,14 @@ def load(binary: Binary) -> Library:
 
 
 def open_all() -> Inventory:
-    """The installed binaries that open; `registry.installed` keeps why the others do not."""
+    """The installed binaries that open, and refusals with a reason for the others."""
     inventory = registry.installed()
     for binary in inventory.binaries:
         try:
             library = load(binary)
         except BinaryError as error:
             registry.refuse(binary, str(error))
-            return open_all()  # the refused one may have shadowed another
+            return open_all()  # the refused binary may have shadowed another
         _check_functions(binary, library)
     return registry.installed()
 

@@ -1,7 +1,7 @@
-"""What a binary says about itself: `manifest.json`, read strictly and written back.
+"""`manifest.json`, the description of a binary: its types, a strict reader, and a writer.
 
-Schema 2. A manifest lies beside the library it describes; it holds everything that choosing a
-kernel needs, so that choosing opens no library.
+Schema 2. A manifest is in the folder of the library that it describes. It holds everything that
+selection needs, so selection opens no library.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from flashvar.errors import ManifestError
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA: Final = 2
-# The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar speaks.
+# The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar calls.
 ABI: Final = 2
 
 # A manifest of every kernel that can be built has some hundred kilobytes.
 _LARGEST: Final = 16 << 20
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
-# Of a kernel's row; every other key is an axis.
+# The fixed keys of a kernel's row; every other key is an axis.
 FIXED_KERNEL_KEYS: Final = frozenset(
     {
         "op",
@@ -46,7 +46,7 @@ FIXED_KERNEL_KEYS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Source:
-    """Where the binary was compiled from."""
+    """The source that the binary was compiled from."""
 
     revision: str | None  # git commit; None outside a checkout
     dirty: bool | None  # uncommitted changes; None outside a checkout
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What compiled it."""
+    """The toolkit that compiled the binary."""
 
     compiler: str
     version: str
@@ -63,7 +63,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class MinimumDriver:
-    """The oldest driver that runs it."""
+    """The oldest driver that runs the binary."""
 
     cuda: tuple[int, int]  # the CUDA version the driver must report
     display: str  # the driver branch that first reports it, e.g. "580"
@@ -83,8 +83,8 @@ class Launch:
     """One device function that a row of a kernel table launches."""
 
     kernel: str
-    family: str  # of instructions: "wgmma" or "mma.sync"
-    when: str  # which calls take the row's kernels of this family
+    family: str  # instruction family: "wgmma" or "mma.sync"
+    when: str  # the calls that launch the row's kernels of this family
     tile: tuple[int, ...]
     threads: int  # per block
     shared_memory: int  # dynamic, bytes per block
@@ -92,7 +92,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Rule:
-    """When the calls that a kernel serves take a family of instructions."""
+    """Which of the calls of a row launch kernels of an instruction family."""
 
     family: str
     when: str
@@ -100,7 +100,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One row of the binary's kernel table and what its main kernel needs to launch."""
+    """One row of the binary's kernel table, with the launch facts of its main kernel."""
 
     op: str
     axes: tuple[tuple[str, str | int], ...]  # e.g. (("dtype", "bf16"), ("head_dim", 64))
@@ -112,12 +112,12 @@ class KernelRow:
     registers: int  # per thread
     spill_bytes: int  # per thread
     stack_bytes: int  # per thread
-    functions: tuple[str, ...] = ()  # the device functions it launches, mangled
+    functions: tuple[str, ...] = ()  # mangled names of the device functions that it launches
     launches: tuple[Launch, ...] = ()  # the main kernel first
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The families of its kernels, that of a plain call first."""
+        """The instruction families of its kernels, that of a plain call first."""
         return tuple(dict.fromkeys(Rule(one.family, one.when) for one in self.launches))
 
     @property
@@ -128,7 +128,7 @@ class KernelRow:
 
     @property
     def values(self) -> dict[str, str | int | tuple[int, ...]]:
-        """The value of each axis but the dtype; two integers of a pair together."""
+        """The value of each axis except the dtype; the integers of a pair are one tuple."""
         found: dict[str, str | int | tuple[int, ...]] = {}
         for axis, value in self.axes:
             first = axis.removesuffix(SECOND)
@@ -179,7 +179,7 @@ class Manifest:
 
 
 def read(path: Path) -> Manifest:
-    """Parse the manifest at `path`; ManifestError, naming the file, on anything off."""
+    """Parse the manifest at `path`; a ManifestError names the file."""
     try:
         return parse(_text(path))
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str) -> Manifest:
-    """Check every key of a manifest and return it; ManifestError names key, expected and found."""
+    """Check every key and return the manifest; a ManifestError names key, expected and found."""
     try:
         document: object = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:

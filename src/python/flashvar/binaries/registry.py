@@ -1,9 +1,9 @@
-"""The binaries that are found on this machine, and why others are not used.
+"""The registry of installed binaries, and of folders that were refused, with the reason.
 
-Looking is cheap: manifests are read and files are measured, no library is opened. For one
-architecture the first candidate wins in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary
-embedded in flashvar itself. Of the last two, one of flashvar's own version comes before any other.
-Candidates that lose stay listed with the reason.
+Listing is cheap: it reads manifests and file sizes, and opens no library. For each architecture the
+first candidate is used, in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary embedded in
+flashvar itself. Of the last two, one of flashvar's own version comes before any other. The other
+candidates are listed as refused.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from flashvar.machine.system import platform_tag
 
 ENTRY_POINT_GROUP: Final = "flashvar.binaries"
 LIB_DIR: Final = "FLASHVAR_LIB_DIR"
-# Who put a development build where a wheel would be, as its INSTALLER says.
+# The INSTALLER of a development build that was installed in place of a wheel.
 DEVELOPMENT: Final = "flashvar_factory"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A folder that may hold a binary, and who says so."""
+    """A folder that may hold a binary, and where it was found."""
 
     directory: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
@@ -45,11 +45,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Binary:
-    """A candidate whose manifest was read and whose library has the size it should have."""
+    """A candidate with a valid manifest and a library of the size in the manifest."""
 
     candidate: Candidate
     manifest: Manifest
-    missing: tuple[tuple[str, str], ...] = ()  # functions that its library lacks, and the reason
+    missing: tuple[tuple[str, str], ...] = ()  # (function, reason) that its library does not export
 
     @property
     def library(self) -> Path:
@@ -58,12 +58,12 @@ class Binary:
 
     @property
     def architecture(self) -> Architecture:
-        """What the library was compiled for."""
+        """The architecture that the library was compiled for."""
         return self.manifest.architecture
 
     @property
     def skew(self) -> str | None:
-        """How its version differs from flashvar's, local labels aside; None when it does not."""
+        """A message if its version differs from flashvar's, ignoring local labels; else None."""
         found = public(self.manifest.version)
         if found == public(__version__):
             return None
@@ -78,18 +78,18 @@ class Refusal:
     """A candidate that is not used, and why."""
 
     candidate: Candidate
-    architecture: str | None  # None when its manifest could not be read
+    architecture: str | None  # None: the manifest could not be read
     reason: str
     fix: str | None
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything found: at most one usable binary per architecture, and all the others."""
+    """All candidates: at most one usable binary per architecture, and refusals."""
 
     binaries: tuple[Binary, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    extras: Extras = NO_EXTRAS  # what `pip install flashvar[...]` would add
+    extras: Extras = NO_EXTRAS  # the extras of `pip install flashvar[...]`
 
 
 _refused: dict[Path, str] = {}
@@ -98,7 +98,7 @@ _missing: dict[Path, dict[str, str]] = {}
 
 @cache
 def installed() -> Inventory:
-    """The inventory of this process, looked up once."""
+    """The inventory of this machine, taken once per process."""
     found = list(candidates(os.environ))
     return take_stock(
         found, refused=_refused, missing=_missing, extras=available.of_installed(platform_tag())
@@ -106,21 +106,21 @@ def installed() -> Inventory:
 
 
 def refuse(binary: Binary, reason: str) -> Inventory:
-    """Stop trusting a binary (its library did not load); the next of its architecture moves up."""
+    """Refuse a binary whose library did not load; the architecture's next candidate replaces it."""
     _refused[binary.candidate.directory] = reason
     installed.cache_clear()
     return installed()
 
 
 def lacks(binary: Binary, function: str, reason: str) -> Inventory:
-    """Stop trusting a binary with one function; it serves the others all the same."""
+    """Record that a binary's library does not export a function; its others can still be used."""
     _missing.setdefault(binary.candidate.directory, {})[function] = reason
     installed.cache_clear()
     return installed()
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
-    """Every folder that claims to be a binary, in order of precedence, each once."""
+    """Every folder that may hold a binary, in order of precedence, each once."""
     seen: set[str] = set()
     for candidate in (*_in_lib_dir(environ), *_in_wheels(), *_embedded()):
         resolved = os.path.realpath(candidate.directory)  # of a loop of links too
@@ -136,7 +136,7 @@ def take_stock(
     missing: Mapping[Path, Mapping[str, str]] | None = None,
     extras: Extras = NO_EXTRAS,
 ) -> Inventory:
-    """Judge candidates given in order of precedence; `refused` names those known not to load."""
+    """Judge candidates, given in order of precedence; `refused` are those that did not load."""
     usable: list[Binary] = []
     refusals: list[Refusal] = []
     for candidate in found:
@@ -145,8 +145,8 @@ def take_stock(
         except ManifestError as error:
             refusals.append(Refusal(candidate, None, str(error), candidate.repair))
             continue
-        lost = (missing or {}).get(candidate.directory, {})
-        binary = Binary(candidate, manifest, tuple(lost.items()))
+        missing_functions = (missing or {}).get(candidate.directory, {})
+        binary = Binary(candidate, manifest, tuple(missing_functions.items()))
         name = binary.architecture.name
         fault = _fault(binary) or (refused or {}).get(candidate.directory)
         if fault is not None:
@@ -174,7 +174,7 @@ def _preference(binary: Binary) -> tuple[bool, bool]:
 
 
 def _fault(binary: Binary) -> str | None:
-    """Why a binary cannot be used, as far as its files tell without opening the library."""
+    """The reason why a binary cannot be used, found without opening its library; None if none."""
     manifest = binary.manifest
     if manifest.abi != manifests.ABI:
         return f"expected ABI {manifests.ABI}, found {manifest.abi}"
@@ -198,44 +198,44 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
     try:
         own = (folder / manifests.FILE_NAME).is_file()
         children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
-    except OSError:  # it may not be looked into, or its name is too long
+    except OSError:  # the folder is not readable, or its name is too long
         own, children = False, []
-    # With no manifest anywhere the folder itself stays the candidate, so that the mistake is shown.
+    # Without any manifest the folder itself is the candidate, so that the mistake is reported.
     for directory in [folder] if own or not children else children:
         origin = f"{LIB_DIR} ({directory})"
         yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}", named=True)
 
 
 def _in_wheels() -> Iterator[Candidate]:
-    # `entry_points()` would hide the second of two distributions with one name, and would parse
-    # every package's file: a foreign malformed one must not matter here.
+    # Not `entry_points()`: it hides the second of two distributions with one name, and fails on a
+    # malformed file of any other package.
     for distribution in metadata.distributions():
         entries = _entries(distribution)
         if not entries:
             continue
         name, version = _name(distribution)
-        developed = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
+        is_development = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
         for architecture, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
-            again = (
+            repair = (
                 f"nox -s build-dev -- arch={architecture}"
-                if developed
+                if is_development
                 else advice.install_again(name, architecture)
             )
-            yield Candidate(directory, f"wheel {name} {version}", again)
+            yield Candidate(directory, f"wheel {name} {version}", repair)
 
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:
     """Name and version of a distribution, for people, also of one with damaged METADATA."""
     try:
-        stated = distribution.metadata
-        return stated["Name"] or "without a name", stated["Version"] or "of unknown version"
+        found = distribution.metadata
+        return found["Name"] or "without a name", found["Version"] or "of unknown version"
     except (OSError, UnicodeDecodeError, AttributeError, KeyError):
         return "without a name", "of unknown version"
 
 
 def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
-    """Our group of a distribution's entry points, name and value; none that cannot be read."""
+    """Name and value of a distribution's entry points in our group; empty if not readable."""
     section = ""
     entries = []
     for line in map(str.strip, _read(distribution, "entry_points.txt").splitlines()):
@@ -248,7 +248,7 @@ def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
 
 
 def _read(distribution: metadata.Distribution, file: str) -> str:
-    """A file of a distribution's metadata; empty where it cannot be read."""
+    """A file of a distribution's metadata; empty if it cannot be read."""
     try:
         return distribution.read_text(file) or ""
     except (OSError, UnicodeDecodeError):
@@ -257,6 +257,6 @@ def _read(distribution: metadata.Distribution, file: str) -> str:
 
 def _embedded() -> Iterator[Candidate]:
     folder = Path(__file__).parents[1] / "_binaries"
-    again = f"install the wheel variant of flashvar {public(__version__)} again"
+    repair = f"install the wheel variant of flashvar {public(__version__)} again"
     for path in sorted(folder.glob(f"*/{manifests.FILE_NAME}")):
-        yield Candidate(path.parent, "embedded in flashvar", again)
+        yield Candidate(path.parent, "embedded in flashvar", repair)

@@ -1,4 +1,4 @@
-"""A JSON object read key by key, each value checked, no key left over."""
+"""Strict reader of JSON objects: every value is checked, and unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _LONGEST = 1000
 
 
 class Table:
-    """One object; every value is taken at most once."""
+    """One object; each key is read at most once."""
 
     def __init__(self, value: object, where: str) -> None:
-        """Take `value`, found at the path `where` of the document ("" at the top)."""
+        """Wrap `value`, which is at the path `where` of the document ("" at the top)."""
         if not isinstance(value, dict):
             raise wrong(where or "the document", "an object", value)
         self.where = where
         self.rest: dict[str, object] = dict(value)
 
     def path(self, key: str) -> str:
-        """Where `key` is, from the top of the document."""
+        """The path of `key` from the top of the document."""
         return f"{self.where}.{key}" if self.where else key
 
     def take(self, key: str) -> object:
-        """The value of `key`, whatever it is; the key counts as read."""
+        """The value of `key`, unchecked; marks the key as read."""
         if key not in self.rest:
             raise ManifestError(f"{self.path(key)}: expected a value, found no such key")
         return self.rest.pop(key)
 
     def text(self, key: str) -> str:
-        """A string that is not empty and prints as one line."""
+        """A string that is not empty and printable in one line."""
         value = self.take(key)
         if not _prints(value):
             raise wrong(self.path(key), "a printable string that is not empty", value)
@@ -46,18 +46,18 @@ class Table:
         return value
 
     def integer(self, key: str) -> int:
-        """An integer from 0 up."""
+        """An integer that is not negative."""
         return _count(self.take(key), self.path(key))
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """A list of integers from 0 up."""
+        """A list of integers that are not negative."""
         value = self.take(key)
         if not isinstance(value, list):
             raise wrong(self.path(key), "a list of integers", value)
         return tuple(_count(item, f"{self.path(key)}[{i}]") for i, item in enumerate(value))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings that are not empty and print."""
+        """A list of printable strings that are not empty."""
         value = self.take(key)
         if not isinstance(value, list) or not all(_prints(item) for item in value):
             raise wrong(self.path(key), "a list of printable strings that are not empty", value)
@@ -75,14 +75,14 @@ class Table:
         return [Table(item, f"{self.path(key)}[{i}]") for i, item in enumerate(value)]
 
     def end(self) -> None:
-        """Refuse keys that nobody read."""
+        """Refuse keys that were not read."""
         if self.rest:
             first = next(iter(self.rest))
             raise ManifestError(f"{self.path(first)}: expected no such key")
 
 
 def _prints(value: object) -> bool:
-    """Whether a value is text for a terminal: no control characters, no end of it."""
+    """Whether a value is a printable string of limited length: no control characters."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST and value.isprintable()
 
 
@@ -93,5 +93,5 @@ def _count(value: object, where: str) -> int:
 
 
 def wrong(where: str, expected: str, found: object) -> ManifestError:
-    """The error for a value that is not what it has to be."""
+    """The error for a value other than the expected."""
     return ManifestError(f"{where}: expected {expected}, found {json.dumps(found)[:80]}")

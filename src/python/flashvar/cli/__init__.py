@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from flashvar.cli.diagnosis import Report
     from flashvar.cli.speed import Speed
 
-_INTERRUPTED: Final = 128 + 2  # 128 and the number of a signal, as a shell says it
+_INTERRUPTED: Final = 128 + 2  # 128 + SIGINT, the shell's convention
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return output.delivered("flashvar", lambda: _run(words))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return output.delivered("flashvar", lambda: _run(given))
 
 
-def _run(words: list[str]) -> int:
-    """Run one command; an error is one message."""
-    chosen = commands.parse(words)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be in anybody's alphabet
+def _run(given: list[str]) -> int:
+    """Run one command; an error prints one message."""
+    chosen = commands.parse(given)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths may hold characters it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _RUN[chosen.command](chosen)

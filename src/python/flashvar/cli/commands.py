@@ -1,4 +1,4 @@
-"""The commands and their options, and what a misspelled one is told."""
+"""The parser of the commands and their options, with suggestions for misspelled ones."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from flashvar._version import __version__
 
 _EPILOG: Final = """\
 start here:
-  flashvar doctor            what runs here, why nothing better, what changes it
-  flashvar doctor --bench    ten seconds on the GPU, beside its recorded result
-  flashvar warmup            no request waits for a compiler
+  flashvar doctor            what runs here, why, and how to improve it
+  flashvar doctor --bench    ten seconds on the GPU, beside recorded rates
+  flashvar warmup            compile Triton kernels before the first request
 
 `python -m flashvar` is the same command.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """One that says what a misspelled command or option may have meant."""
+    """A parser that suggests the nearest command or option for a misspelled one."""
 
     def __init__(self, **settings: Any) -> None:
-        # An abbreviation that works today may mean two options tomorrow.
+        # An abbreviation that works today may become ambiguous with a new option.
         settings["allow_abbrev"] = False
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         if sys.version_info >= (3, 14):
-            settings["suggest_on_error"] = False  # suggests values alone
+            settings["suggest_on_error"] = False  # it suggests only values
         super().__init__(**settings)
-        self.words: list[str] = []  # of the command line that is being read
+        self.arguments: list[str] = []  # of the command line that is parsed
 
     def error(self, message: str) -> NoReturn:
-        """One line, a guess if there is a near one, and where to look; exit code 2."""
-        guess = _guess(self.words, self._known())
+        """Print the message, a suggestion if there is one, and where to look; exit code 2."""
+        suggestion = _suggestion(self.arguments, self._known())
         lines = [f"{self.prog}: {message}"]
-        if guess is not None:
-            lines.append(f"did you mean {guess}?")
-        lines.append(f"`{self.prog} --help` lists what there is.")
+        if suggestion is not None:
+            lines.append(f"did you mean {suggestion}?")
+        lines.append(f"`{self.prog} --help` lists the commands and options.")
         self.exit(2, "\n".join(lines) + "\n")
 
     def _known(self) -> list[str]:
-        """Options, commands and values that this parser takes."""
+        """The options, commands and values of this parser."""
         known: list[str] = []
         for action in self._actions:
             known += action.option_strings
@@ -51,10 +51,10 @@ class Parser(argparse.ArgumentParser):
         return known
 
 
-def _guess(words: Iterable[str], known: list[str]) -> str | None:
-    """The known word that is nearest to the first word that is not known."""
-    for word in words:
-        bare = word.partition("=")[0]
+def _suggestion(arguments: Iterable[str], known: list[str]) -> str | None:
+    """The known name nearest to the first unknown argument that has one."""
+    for argument in arguments:
+        bare = argument.partition("=")[0]
         if bare in known:
             continue
         near = get_close_matches(bare, known, n=1, cutoff=0.6)
@@ -64,11 +64,11 @@ def _guess(words: Iterable[str], known: list[str]) -> str | None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The chosen command with its options; exits with 2 where there is none, or a wrong one."""
+    """The chosen command with its options; exits with 2 if it is missing or wrong."""
     parser, commands = _parser(_op_of(arguments))
-    parser.words = arguments
+    parser.arguments = arguments
     for command in commands:
-        command.words = arguments[1:]
+        command.arguments = arguments[1:]
     chosen, unknown = parser.parse_known_args(arguments)
     if chosen.command is None and not unknown:
         parser.exit(2, parser.format_help())
@@ -103,53 +103,55 @@ def _sentence(summary: str) -> str:
 
 
 def _doctor(parser: Parser, _op: str) -> None:
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of --json")
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="time the ops too, in ten seconds, beside torch's and what was recorded",
+        help="also time the ops for ten seconds, beside torch's and the recorded rates",
     )
     parser.add_argument(
-        "--device", type=int, metavar="N", help="of --bench, as torch numbers them (default: 0)"
+        "--device", type=int, metavar="N", help="CUDA device of --bench (default: 0)"
     )
 
 
 def _show(parser: Parser, _op: str) -> None:
-    parser.add_argument("architecture", nargs="*", help="as sm_XY; without one, all that are found")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("architecture", nargs="*", help="sm_XY (default: all installed)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _warmup(parser: Parser, op: str) -> None:
     from flashvar.cli.warmup import warmed_ops
 
-    every = warmed_ops()
-    every[_op(parser, op, every)].add_options(parser)
+    modules = warmed_ops()
+    modules[_op(parser, op, modules)].add_options(parser)
     where = parser.add_argument_group("where")
     where.add_argument(
-        "--arch", metavar="sm_XY", help="compile for a GPU that is not here, into Triton's cache"
+        "--arch",
+        metavar="sm_XY",
+        help="compile for a GPU that is not in this machine, into Triton's cache",
     )
     where.add_argument(
-        "--device", type=int, default=0, metavar="N", help="as torch numbers them (default: 0)"
+        "--device", type=int, default=0, metavar="N", help="CUDA device (default: 0)"
     )
-    where.add_argument("--all", action="store_true", help="also what compiled kernels serve")
-    where.add_argument("--json", action="store_true", help="for machines")
+    where.add_argument("--all", action="store_true", help="also calls that compiled kernels serve")
+    where.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _tune(parser: Parser, op: str) -> None:
     from flashvar.cli.tune import tuned_ops
 
-    every = tuned_ops()
-    every[_op(parser, op, every)].add_options(parser)
+    modules = tuned_ops()
+    modules[_op(parser, op, modules)].add_options(parser)
     parser.add_argument(
-        "--device", type=int, default=0, metavar="N", help="as torch numbers them (default: 0)"
+        "--device", type=int, default=0, metavar="N", help="CUDA device (default: 0)"
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _op(parser: Parser, op: str, every: Iterable[str]) -> str:
-    """The op comes first, and decides which options there are."""
-    names = tuple(every)
+def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
+    """Add the positional argument `op`, which decides the other options; returns the op."""
+    names = tuple(modules)
     chosen = op if op in names else names[0]
     parser.add_argument(
         "op",
@@ -162,7 +164,7 @@ def _op(parser: Parser, op: str, every: Iterable[str]) -> str:
 
 
 def _op_of(arguments: list[str]) -> str:
-    """The op that a command line names right behind the command; the first one otherwise."""
+    """The op that follows the command on a command line; the first op by default."""
     names = tuple(ops.TABLE)
     return arguments[1] if len(arguments) > 1 and arguments[1] in names else names[0]
 
@@ -171,23 +173,23 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"
-        "with --bench also 1 when there was nothing to time.",
+        "with --bench also 1 when nothing could be timed.",
         _doctor,
     ),
     "show": (
-        "list the binaries found here, and their kernels",
+        "list the installed binaries and their kernels",
         "Exit code 0 when a binary was found, else 1.",
         _show,
     ),
     "warmup": (
         "compile a model's Triton kernels before its first request",
-        "Compiles what this machine would leave to Triton. Exit code 0 when all of it is\n"
-        "ready, 1 when something cannot be compiled.",
+        "Compiles the kernels of calls that Triton serves here. Exit code 0 when all are\n"
+        "ready, 1 when some cannot be compiled.",
         _warmup,
     ),
     "tune": (
-        "measure tiles of the Triton kernels here, and keep the best",
-        "Exit code 0 when the tiles were kept, 1 when they could not be written.",
+        "measure tiles of the Triton kernels on this GPU, and store the best",
+        "Exit code 0 when the tiles were stored, 1 when they could not be written.",
         _tune,
     ),
 }

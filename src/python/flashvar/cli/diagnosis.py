@@ -1,4 +1,4 @@
-"""What would run on a machine, for every request worth asking about."""
+"""The diagnosis of a machine: its facts, and the decision for every relevant request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.binaries.registry import Binary, Inventory, Refusal
 from flashvar.cli.speed import Speed
 from flashvar.machine.system import System, gather
-from flashvar.ops.op import OpSpec, Value, spelled
+from flashvar.ops.op import OpSpec, Value, value_text
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
-# Describes `Report.to_json`; no path, for flashvar may run from an archive.
+# The schema of `Report.to_json`. Not a path: flashvar may run from an archive.
 SCHEMA_FILE: Final = resources.files(__package__) / "doctor.schema.json"
 SCHEMA: Final = 2
 
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What calls would raise although a binary is there for them, each once."""
+        """The errors of calls for which a binary was chosen, each once."""
         return tuple(dict.fromkeys(one.error for one in self.decisions if one.error is not None))
 
     @property
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """The commands that would make something better run, each once."""
+        """The commands after which something better would run, each once."""
         found = (
             result.fix for decision in self.decisions for result in _better_than_chosen(decision)
         )
@@ -69,18 +69,18 @@ class Report:
         if not self.healthy:
             return "No backend but the reference serves this machine."
         if all(backend == "cuda" for backend in backends):
-            return "Compiled kernels serve everything asked about."
+            return "Compiled kernels serve every request."
         if all(backend == "triton" for backend in backends):
-            return "Triton serves everything asked about."
+            return "Triton serves every request."
         counts = ", ".join(
             f"{backend or 'nothing'} {backends.count(backend)}"
             for backend in dict.fromkeys(backends)
         )
-        return f"Of {len(backends)} requests asked about: {counts}."
+        return f"Of {len(backends)} requests: {counts}."
 
     @property
     def _failing(self) -> str:
-        """Which calls raise: those of a device, or some of them; never those of CPU tensors."""
+        """The calls that raise, in words: all or some calls on some devices."""
         failing = [one.request.device for one in self.decisions if one.error is not None]
         devices = [one.request.device for one in self.decisions]
         every = all(devices.count(one) == failing.count(one) for one in failing)
@@ -88,7 +88,7 @@ class Report:
         return f"{'Calls' if every else 'Some calls'} on {where} fail, those on the CPU run"
 
     def to_json(self) -> str:
-        """The report for machines."""
+        """The report as JSON."""
         document = {
             "schema": SCHEMA,
             "version": __version__,
@@ -107,13 +107,17 @@ class Report:
 
 
 def examine_this_machine() -> Report:
-    """Gather, open every binary once, and decide; ConfigurationError on a bad environment."""
+    """The report on this machine; opens every binary.
+
+    Raises:
+        ConfigurationError: an environment variable has no valid value.
+    """
     overrides = Overrides.from_environment()
     return examine(gather(), loader.open_all(), overrides)
 
 
 def examine(system: System, inventory: Inventory, overrides: Overrides) -> Report:
-    """Decide everything worth asking about; pure."""
+    """The report on given facts: the decision for each of `questions`; pure."""
     decisions = tuple(
         select(request, system, inventory, overrides) for request in questions(system, inventory)
     )
@@ -121,7 +125,7 @@ def examine(system: System, inventory: Inventory, overrides: Overrides) -> Repor
 
 
 def questions(system: System, inventory: Inventory) -> Iterator[Request]:
-    """Every kernel of the installed manifests and the usual ones, on every device or the CPU."""
+    """A request per installed kernel and per usual kernel, on every device or else the CPU."""
     rows = [row for binary in inventory.binaries for row in binary.manifest.kernels]
     devices: list[int | None] = [device.index for device in system.devices]
     for device, spec in product(devices or [None], ops.specs()):
@@ -132,7 +136,7 @@ def questions(system: System, inventory: Inventory) -> Iterator[Request]:
 
 
 def _usual(spec: OpSpec) -> Iterator[tuple[str, tuple[Value, ...]]]:
-    """Asked about even where nothing is installed: dtypes and axes that almost every model has."""
+    """The dtypes and axis values of most models; requested even if no binary is installed."""
     yield from product(spec.usual_dtypes, product(*(axis.usual for axis in spec.axes)))
 
 
@@ -144,7 +148,7 @@ def _held(spec: OpSpec, rows: list[KernelRow]) -> Iterator[tuple[str, tuple[Valu
 
 
 def rules_of(decision: Decision) -> tuple[Rule, ...]:
-    """Which family of kernels the calls of a decision take; none where nothing compiled serves."""
+    """The instruction families of a decision's kernel; empty if no compiled kernel serves."""
     if decision.chosen is None or decision.chosen.kernel is None:
         return ()
     return decision.chosen.kernel.rules
@@ -162,19 +166,19 @@ def _why_no_device(system: System) -> str:
 
 
 def _fix_of_machine(system: System) -> str | None:
-    """What would make torch see a device that is there; None where nothing says that one is."""
+    """The step after which torch sees the device; None if no device seems to be present."""
     if system.torch is None:
         return "pip install torch"
     if system.devices or system.torch_hip is not None or system.driver_cuda is None:
         return None
     if system.torch_cuda is None:
-        return f"install a torch made for CUDA; torch {system.torch} is for the CPU alone"
+        return f"install a torch built for CUDA; torch {system.torch} is CPU-only"
     major, served = int(system.torch_cuda.split(".")[0]), system.driver_cuda[0]
     if major <= served:
         return None if system.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"
     return (
         f"update the NVIDIA driver to one that serves CUDA {system.torch_cuda}, "
-        f"or install a torch made for CUDA {served}"
+        f"or install a torch built for CUDA {served}"
     )
 
 
@@ -213,7 +217,7 @@ def _decision_to_json(decision: Decision) -> dict[str, Any]:
     return {
         "function": request.function,
         "dtype": request.dtype,
-        "axes": {axis.name: spelled(value) for axis, value in request.by_axis},
+        "axes": {axis.name: value_text(value) for axis, value in request.by_axis},
         "device": request.device,
         "chosen": chosen.candidate if chosen else None,
         "backend": chosen.backend if chosen else None,

@@ -1,4 +1,4 @@
-"""What doctor shows people: the conclusion, what it rests on, and the commands that change it."""
+"""The page of `flashvar doctor`: the conclusion, the facts behind it, and suggested commands."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flashvar.cli.speed import OURS, Result, Speed, timed_ops
 from flashvar.machine.system import System
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.compatibility import dotted, values_of
-from flashvar.selection.request import Request, kind_words
+from flashvar.selection.request import Request, kind_text
 
-# Below this part of the record something is wrong with the card, not with the measurement.
+# Below this fraction of the recorded rate the GPU is slow; noise of the measurement is smaller.
 _SLOW = 0.85
 
 
 def page(report: Report) -> Page:
     """The whole report, one section per question."""
     return Page(
-        verdict=report.conclusion,
+        summary=report.conclusion,
         tone=GOOD if report.healthy else BAD,
         sections=(
             Section("System", (_system(report),)),
@@ -41,13 +41,13 @@ def _system(report: Report) -> Table:
     driver = None
     if system.driver_cuda is not None:
         driver = f"{system.driver_display or '?'}, serves CUDA {dotted(system.driver_cuda)}"
-    made_for = (
+    built_for = (
         f"ROCm {system.torch_hip}" if system.torch_hip else f"CUDA {system.torch_cuda or 'none'}"
     )
     shortened = system.visible_devices is not None
     facts = [
         ("python", f"{system.python} on {system.platform}"),
-        ("torch", f"{system.torch}, made for {made_for}" if system.torch else None),
+        ("torch", f"{system.torch}, built for {built_for}" if system.torch else None),
         ("triton", system.triton),
         ("C compiler", system.compiler),
         ("Python.h", system.python_headers),
@@ -104,18 +104,16 @@ def _binaries(report: Report) -> tuple[Table, ...]:
 
 
 def _no_binary(report: Report) -> tuple[str, ...]:
-    """Why there may be none although one was asked for."""
+    """A note, if there is no binary, that pip ignores unknown extras."""
     found, available = report.inventory, report.inventory.extras
     extras = sorted(available.here | available.elsewhere)
     if not extras or found.binaries or found.refusals:
         return ()
-    return (
-        f"An installer passes over an extra it does not know: flashvar has {', '.join(extras)}.",
-    )
+    return (f"pip ignores unknown extras; flashvar has the extras {', '.join(extras)}.",)
 
 
 def _holdings(held: tuple[KernelRow, ...]) -> str:
-    """What a binary holds, per function: its dtypes and axes."""
+    """The dtypes and axis values that a binary holds, per function."""
     alike: dict[str, list[str]] = {}
     for function in dict.fromkeys(row.op for row in held):
         mine = [row for row in held if row.op == function]
@@ -125,21 +123,19 @@ def _holdings(held: tuple[KernelRow, ...]) -> str:
 
 
 def _kinds(function: str, rows: Sequence[KernelRow]) -> str:
-    """The axes of kernels in words; of a function that this flashvar does not know, nothing."""
+    """The axis values of kernels in words; or that this flashvar does not know the function."""
     spec = ops.find(function)
     if spec is None:
         return "not known to this flashvar"
-    return kind_words(
-        spec.axes, *(one for row in rows if (one := values_of(spec, row)) is not None)
-    )
+    return kind_text(spec.axes, *(one for row in rows if (one := values_of(spec, row)) is not None))
 
 
-def _joined(*words: str) -> str:
-    return ", ".join(word for word in words if word)
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _answers(decisions: Sequence[Decision]) -> Iterator[Table]:
-    """One table per group of requests whose results read the same."""
+    """One table per group of requests with the same results."""
     groups: dict[tuple[int | None, str, str], list[Decision]] = {}
     for decision in decisions:
         key = (decision.request.device, decision.request.function, decision.explain())
@@ -157,13 +153,13 @@ def _answers(decisions: Sequence[Decision]) -> Iterator[Table]:
 
 
 def _asked(requests: Iterable[Request]) -> str:
-    """The axes of requests for one function in words."""
+    """The axis values of requests for one function, in words."""
     every = list(requests)
-    return kind_words(every[0].spec.axes, *(one.axes for one in every))
+    return kind_text(every[0].spec.axes, *(one.axes for one in every))
 
 
 def _families(decisions: Sequence[Decision]) -> Iterator[Section]:
-    """Which kernels inside a binary calls take; nothing where every binary has one family."""
+    """Which calls launch which instruction family; empty if every decision has one family."""
     alike: dict[tuple[str, str, str, tuple[Rule, ...]], list[Request]] = {}
     for one in decisions:
         if one.chosen is not None and (rules := rules_of(one)):
@@ -199,7 +195,7 @@ def _row(result: CandidateResult, decision: Decision) -> Row:
 
 
 def _speed(speed: Speed) -> Iterator[Section]:
-    """A section an op: rates beside those of its peers, and of the record."""
+    """A section per op: its rates, the recorded rates and those of its peers."""
     for name, op in timed_ops().items():
         if speed.why is not None:
             yield Section(op.TITLE, otherwise=f"not measured: {speed.why}")
@@ -238,12 +234,12 @@ def _record(speed: Speed, results: Sequence[Result]) -> Iterator[str]:
     if ratios and min(ratios) < _SLOW:
         yield (
             "Slower than recorded: look for other work on this GPU, for its clocks and power "
-            "limit (nvidia-smi -q -d CLOCK,POWER), and whether it is what serves above."
+            "limit (nvidia-smi -q -d CLOCK,POWER), and check which candidate serves above."
         )
 
 
 def _failures(results: Sequence[Result], peers: Mapping[str, str]) -> Iterator[str]:
-    """Each reason once, whatever cells it kept from being timed."""
+    """The reasons why calls were not timed, each once."""
     reasons = (
         f"{peers.get(name, name)}: {why}" for one in results for name, why in one.failures.items()
     )

@@ -1,4 +1,4 @@
-"""How does a command end when what it prints cannot be delivered? In a word, with an exit code."""
+"""Exit codes of a command whose output cannot be written."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-# 128 and the number of SIGPIPE, as a shell says it.
+# 128 + SIGPIPE, the shell's convention.
 READER_GONE = 128 + 13
 NOT_WRITTEN = 1
 
 
 def delivered(program: str, command: Callable[[], int]) -> int:
-    """Run a command and deliver what it printed; the exit code.
+    """Run a command and write its output; returns the exit code.
 
-    A closed stdout or stderr takes everything. A reader that has seen enough ends the command.
+    Output to a stdout or stderr that is closed from the start is dropped. A reader that closes the
+    pipe ends the command.
     """
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        # None where it was closed before this process began.
+        # Python sets a stream to None that was closed before the process began.
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
         return _run(program, command)
 
@@ -41,16 +42,16 @@ def _run(program: str, command: Callable[[], int]) -> int:
         if error.filename is not None:  # a file, not a stream
             raise
         _discard(sys.stdout)
-        said = f"{program}: expected to write the output, found: {error.strerror or error}"
+        message = f"{program}: expected to write the output, found: {error.strerror or error}"
         with contextlib.suppress(OSError):
-            print(said, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
         return NOT_WRITTEN
     return code
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what is left in a stream go nowhere: writing it must not fail at exit."""
-    with contextlib.suppress(OSError, ValueError):  # without a file below it
+    """Redirect a stream to the null device, so that flushing its buffer at exit does not fail."""
+    with contextlib.suppress(OSError, ValueError):  # the stream has no file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

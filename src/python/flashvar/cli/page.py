@@ -1,4 +1,4 @@
-"""What a command shows, before anyone decides how: a verdict, sections of tables, and commands."""
+"""The contents of a command's output, independent of rendering: sections, tables, commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# What a row or a verdict is to the reader; a terminal colours it, plain text does not.
+# The tone of a row or of the summary. A terminal shows it as a colour, plain text does not show it.
 GOOD: Final = "good"
 BAD: Final = "bad"
 QUIET: Final = "quiet"
@@ -23,17 +23,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Aligned rows; the last column may be broken, the others are not."""
+    """Aligned rows; only the last column may be wrapped."""
 
     rows: tuple[Row, ...]
     heading: tuple[str, ...] = ()
-    caption: str = ""  # a line above, which the rows explain
-    numbers: frozenset[int] = frozenset()  # columns that are aligned on the right
+    caption: str = ""  # a line above the rows
+    numbers: frozenset[int] = frozenset()  # right-aligned columns
 
 
 @dataclass(frozen=True)
 class Section:
-    """A title, tables or, without one, `otherwise`, and notes below them."""
+    """A title, tables, and notes below them; without tables the text `otherwise`."""
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -43,13 +43,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """All that a command shows."""
+    """Everything that a command shows."""
 
-    verdict: str
+    summary: str  # the first line
     tone: str
     sections: tuple[Section, ...] = ()
-    remedy: str = ""  # what the commands are good for
-    commands: tuple[str, ...] = ()  # last, each on a line of its own that can be copied
+    remedy: str = ""  # the title of the commands
+    commands: tuple[str, ...] = ()  # at the end, each on its own line, to be copied
 
 
 def rows(cells: Sequence[Sequence[str]], tone: str = PLAIN) -> tuple[Row, ...]:

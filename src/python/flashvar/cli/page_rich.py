@@ -1,4 +1,4 @@
-"""A page for a terminal, through rich: colours where they are wanted, tables that fit its width."""
+"""Renders a page through rich: colours, and tables that fit the width of the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashvar._version import __version__
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Section, Table
 
 _STYLES = {GOOD: "green", BAD: "red", QUIET: "dim", PLAIN: ""}
-# Cells up to here are never broken.
+# Cells up to this length are never wrapped.
 _SHORT = 24
 _SIGNS = {GOOD: "✓ ", BAD: "✗ "}
 
@@ -20,12 +20,12 @@ _SIGNS = {GOOD: "✓ ", BAD: "✗ "}
 def show(page: Page, console: Console) -> None:
     """Print the whole page."""
     sign = _SIGNS.get(page.tone, "") if console.encoding.startswith("utf") else ""
-    verdict = Text.assemble(
+    summary = Text.assemble(
         (sign, f"bold {_STYLES[page.tone]}"),
         (f"flashvar {__version__}: ", "bold"),
-        (page.verdict, f"bold {_STYLES[page.tone]}"),
+        (page.summary, f"bold {_STYLES[page.tone]}"),
     )
-    console.print(verdict)
+    console.print(summary)
     for section in page.sections:
         console.print()
         console.print(Text(section.title, "bold cyan"))
@@ -33,7 +33,7 @@ def show(page: Page, console: Console) -> None:
     if page.commands:
         console.print()
         console.print(Text(page.remedy, "bold cyan"))
-    for command in page.commands:  # never broken: it is there to be copied
+    for command in page.commands:  # never wrapped: commands are meant to be copied
         console.print(Text(f"  {command}", "bold yellow"), soft_wrap=True)
 
 
@@ -54,7 +54,7 @@ def _table(table: Table) -> RichTable:
         show_header=bool(table.heading),
         show_edge=False,
         pad_edge=False,
-        padding=(0, 1 if table.heading else 2, 0, 0),  # the box has a column of its own
+        padding=(0, 1 if table.heading else 2, 0, 0),  # the box adds a column of space
         header_style="bold",
     )
     for place, column in enumerate(zip(*(row.cells for row in table.rows), strict=True)):

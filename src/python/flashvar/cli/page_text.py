@@ -1,4 +1,4 @@
-"""A page as plain text: for pipes, and for terminals where rich is not installed."""
+"""Renders a page as plain text, for pipes and for terminals where rich is not installed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from flashvar.cli.page import Page, Row, Table
 
 _INDENT = "  "
 _GAP = "  "
-# Narrower than this a last column is not worth breaking.
+# The last column is wrapped only if it is at least this wide.
 _NARROWEST = 24
 
 
 def render(page: Page, width: int | None = None) -> str:
-    """The whole page; lines are broken only where a width is given."""
+    """The whole page; lines are wrapped only if a width is given."""
     return "\n".join(_lines(page, width)) + "\n"
 
 
 def _lines(page: Page, width: int | None) -> Iterator[str]:
-    yield from _broken(f"flashvar {__version__}: {page.verdict}", "", width)
+    yield from _broken(f"flashvar {__version__}: {page.summary}", "", width)
     for section in page.sections:
         yield f"\n{section.title}"
         if not section.tables:
@@ -37,10 +37,12 @@ def _lines(page: Page, width: int | None) -> Iterator[str]:
 def _table(table: Table, width: int | None) -> Iterator[str]:
     if table.caption:
         yield from _broken(_INDENT + table.caption, _INDENT * 3, width)
-    every = [*([Row(table.heading)] if table.heading else []), *table.rows]
-    widths = [max(map(len, column)) for column in zip(*(row.cells for row in every), strict=True)]
+    table_rows = [*([Row(table.heading)] if table.heading else []), *table.rows]
+    widths = [
+        max(map(len, column)) for column in zip(*(row.cells for row in table_rows), strict=True)
+    ]
     indent = _INDENT * (3 if table.caption else 1)
-    for row in every:
+    for row in table_rows:
         *first, last = (
             cell.rjust(size) if place in table.numbers else cell.ljust(size)
             for place, (cell, size) in enumerate(zip(row.cells, widths, strict=True))
@@ -50,7 +52,7 @@ def _table(table: Table, width: int | None) -> Iterator[str]:
 
 
 def _broken(line: str, indent: str, width: int | None) -> list[str]:
-    """The line in as many lines as fit, the others behind `indent`."""
+    """The line wrapped to `width`; continuation lines start with `indent`."""
     if width is None or len(line) <= width:
         return [line]
     if width - len(indent) < _NARROWEST:
@@ -58,7 +60,7 @@ def _broken(line: str, indent: str, width: int | None) -> list[str]:
     head = len(indent)
     if line[:head].strip() and not line[head - 1 : head].isspace():
         head = 0
-    # The columns before the last one keep their spaces.
+    # The columns before the last keep their spaces.
     broken = textwrap.wrap(
         line[head:],
         max(width - len(indent), _NARROWEST),

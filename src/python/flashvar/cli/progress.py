@@ -1,4 +1,4 @@
-"""How far a long command has come, on stderr: a bar in a terminal that has rich, else lines."""
+"""Progress of a long command on stderr: a bar in a terminal with rich, else one line per step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Step = TypeVar("Step")
 def follow(
     steps: Sequence[Step], name: Callable[[Step], str], *, quiet: bool = False
 ) -> Iterator[Step]:
-    """Hand out the steps one by one; a step is over when the next one is asked for."""
+    """Iterate over the steps and show progress; a step ends when the next is requested."""
     if quiet:
         yield from steps
         return

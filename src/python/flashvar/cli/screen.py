@@ -1,4 +1,4 @@
-"""Where output goes decides what it looks like: rich in a terminal that has it, else plain text."""
+"""Shows a page on stdout: through rich in a terminal that has it, else as plain text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(page: Page) -> None:
 def rich_console(stream: TextIO) -> Console | None:
     """Rich's console on a terminal; None in a pipe, on a dumb terminal, and without rich.
 
-    rich itself leaves colours out where NO_COLOR is set.
+    Rich itself drops colours if NO_COLOR is set.
     """
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None

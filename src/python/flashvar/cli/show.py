@@ -1,6 +1,6 @@
-"""`flashvar show`: the binaries found here, and what their manifests say of every kernel.
+"""`flashvar show`: lists the installed binaries and the kernels in their manifests.
 
-No library is opened and no framework imported.
+Opens no library and imports no framework.
 """
 
 from __future__ import annotations
@@ -24,38 +24,40 @@ _SCHEMA = 1
 
 
 def run(named: Sequence[str], *, as_json: bool) -> int:
-    """Print the binaries of the named architectures, or all; 1 where there is none.
+    """Print the binaries of the named architectures, or all; returns 1 if there are none.
 
     Raises:
-        ConfigurationError: a name is no architecture.
+        ConfigurationError: a name is not an architecture.
     """
-    every = registry.installed()
-    inventory = _only(every, named)
+    installed = registry.installed()
+    inventory = _only(installed, named)
     if as_json:
         print(json.dumps(_document(inventory), indent=1))
     else:
-        others = [one.architecture.name for one in every.binaries] if named else []
+        others = [one.architecture.name for one in installed.binaries] if named else []
         screen.show(page(inventory, others))
     return 0 if inventory.binaries else 1
 
 
 def page(inventory: Inventory, others: Sequence[str] = ()) -> Page:
-    """What people see; `others` are here too, but were not asked for."""
+    """The page; `others` are installed architectures that were not named."""
     kernels = sum(len(binary.manifest.kernels) for binary in inventory.binaries)
     many = len(inventory.binaries)
-    verdict = f"{counted(many, 'binary', 'binaries')}, {counted(kernels, 'kernel')}."
+    summary = f"{counted(many, 'binary', 'binaries')}, {counted(kernels, 'kernel')}."
     nothing = (
-        f"None of them is found, but {', '.join(others)}." if others else "No binary is found."
+        f"None of them is installed. Installed: {', '.join(others)}."
+        if others
+        else "No binary is installed."
     )
     return Page(
-        verdict=verdict if many else nothing,
+        summary=summary if many else nothing,
         tone=GOOD if many else BAD,
         sections=(
             Section("Binaries", tuple(_binary(one) for one in inventory.binaries)),
             *(_refused(inventory.refusals),) * bool(inventory.refusals),
             *(_kernels(one) for one in inventory.binaries),
         ),
-        remedy="" if many else "To see what this machine wants",
+        remedy="" if many else "To see what this machine needs",
         commands=() if many else ("flashvar doctor",),
     )
 
@@ -106,15 +108,15 @@ def _kernels(binary: Binary) -> Section:
 
 
 _OF_SEVERAL = (
-    "family: that of a plain call; doctor says which calls take the other. The facts are those of "
-    "the family that is named, also where the other serves."
+    "family and facts are those of the kernel for plain calls; `flashvar doctor` shows which calls "
+    "take another family."
 )
 _HEADING = ("dtypes", "family", "tile", "threads", "regs", "shared", "spills")
 _NUMBERS = (3, 4, 5, 6)
 
 
 def _table(held: Sequence[KernelRow], function: str) -> Table:
-    """The kernels of one function; its axes have a column each."""
+    """The kernels of one function, with a column for each axis."""
     axes = tuple(dict.fromkeys(axis for row in held for axis in row.values))
     heading = (*(axis.replace("_", " ") for axis in axes), *_HEADING)
     numbers = frozenset(len(axes) + number for number in _NUMBERS)
@@ -122,7 +124,7 @@ def _table(held: Sequence[KernelRow], function: str) -> Table:
 
 
 def _rows(held: Sequence[KernelRow], axes: tuple[str, ...]) -> Iterator[Row]:
-    """One row for kernels that differ in dtype alone."""
+    """One row per group of kernels that differ only in dtype."""
     dtypes_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for row in held:
         values = Kernel(row.op, row.axes).values
@@ -162,7 +164,7 @@ def _document(inventory: Inventory) -> dict[str, Any]:
 
 
 def _binary_to_json(binary: Binary) -> dict[str, Any]:
-    """The manifest as it is, the library's place, and the families of every kernel."""
+    """The manifest, with the path of the library and the instruction families of every kernel."""
     document = json.loads(binary.manifest.to_json())
     kernels = [
         {**written, "families": [asdict(rule) for rule in row.rules]}

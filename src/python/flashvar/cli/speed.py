@@ -1,6 +1,6 @@
-"""What `doctor --bench` found, and what of it was recorded for a GPU of the same name.
+"""The results of `doctor --bench`, beside the rates recorded for a GPU of the same name.
 
-An op that has something to time says so in its description: the module `OpSpec.speed`.
+`OpSpec.speed` names the module with the calls that are timed for an op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 Call = Callable[[], object]
-# No path: flashvar may run from an archive.
+# Not a path: flashvar may run from an archive.
 RECORDED: Final = resources.files(__package__) / "recorded.json"
 SCHEMA: Final = 1
 SECONDS: Final = 10.0
@@ -35,28 +35,28 @@ class Cell:
     function: str
     dtype: str
     axes: tuple[Value, ...]
-    work: float  # of one call: operations, or bytes that are moved
+    work: float  # of one call: operations, or bytes moved
 
     def request(self, device: int) -> Request:
-        """What selection is asked for it."""
+        """The selection request of the call."""
         return Request(self.function, self.dtype, device, self.axes)
 
 
 class OpSpeed(Protocol):
-    """What the module `OpSpec.speed` of an op holds."""
+    """The contents of the module `OpSpec.speed` of an op."""
 
-    TITLE: str  # with the unit, 10^12 of work a second
-    NOTE: str  # what the inputs are
-    PEERS: Mapping[str, str]  # contender -> the head of its column
+    TITLE: str  # with the unit, 10^12 of work per second
+    NOTE: str  # describes the inputs
+    PEERS: Mapping[str, str]  # contender -> heading of its column
     CELLS: tuple[Cell, ...]
 
     def call(self, cell: Any, contender: str, device: torch.device) -> Call:
-        """A call of OURS or of a peer, with its inputs; raises where the contender has none."""
+        """A call of OURS or of a peer, with its inputs; raises if the contender cannot serve it."""
         ...
 
 
 def timed_ops() -> dict[str, OpSpeed]:
-    """The ops that have something to time, by name."""
+    """The modules of the ops that are timed, by op."""
     return {
         spec.name: cast("OpSpeed", importlib.import_module(spec.speed))
         for spec in ops.specs()
@@ -66,7 +66,7 @@ def timed_ops() -> dict[str, OpSpeed]:
 
 @dataclass(frozen=True)
 class Result:
-    """One cell: the candidate that served it, and 10^12 of work a second by contender."""
+    """One cell: the candidate that served it, and the rates by contender, in 10^12 per second."""
 
     op: str
     cell: Cell
@@ -77,7 +77,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured once on a GPU of this name: rates by cell and contender."""
+    """The recorded measurement on a GPU of this name: rates by cell and contender."""
 
     gpu: str
     time: str
@@ -88,7 +88,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Speed:
-    """The check of one device; `why` says what kept it from being made."""
+    """The measurement on one device; `why` is the reason if nothing was measured."""
 
     device: int
     gpu: str | None
@@ -97,7 +97,7 @@ class Speed:
     why: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For doctor's document."""
+        """The section `bench` of doctor's JSON."""
         return {
             "device": self.device,
             "gpu": self.gpu,
@@ -107,11 +107,11 @@ class Speed:
         }
 
     def recorded(self, result: Result) -> Mapping[str, float]:
-        """What the record has for a cell."""
+        """The recorded rates of a cell."""
         return {} if self.record is None else self.record.cells.get(result.cell.name, {})
 
     def ratio(self, result: Result) -> float | None:
-        """Flashvar's rate over the recorded one; None where one of them is not there."""
+        """Flashvar's rate divided by the recorded rate; None if either is missing."""
         recorded = self.recorded(result)
         if OURS not in recorded or OURS not in result.rates:
             return None
@@ -133,6 +133,6 @@ class Speed:
 
 
 def record_of(gpu: str) -> Record | None:
-    """What the package has recorded for a GPU of this name."""
+    """The record that the package has for a GPU of this name."""
     found = json.loads(RECORDED.read_text(encoding="utf-8"))["gpus"].get(gpu)
     return None if found is None else Record(gpu, **found)

@@ -1,6 +1,6 @@
-"""Times calls on a CUDA device: flashvar's choice and its peers, in turns.
+"""Times calls of flashvar and its peers on a CUDA device, alternating between them.
 
-Between two calls the cache is overwritten; a rate is that of the median call.
+The L2 cache is overwritten between calls; rates are those of the median call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashvar.cli.speed import (
     timed_ops,
 )
 
-# Milliseconds of each contender's median call, given seconds to spend.
+# Returns milliseconds of each contender's median call; the second argument limits the seconds.
 Timer = Callable[[dict[str, Call], float], dict[str, float]]
 
 _NOTHING: Final = "nothing"
@@ -35,7 +35,7 @@ _MOST_ROUNDS: Final = 300
 
 
 def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = None) -> Speed:
-    """Time every cell on `cuda:number`, with whatever serves it there."""
+    """Time every cell on `cuda:number`."""
     device = report.system.device(number)
     if device is None:
         return Speed(number, None, why=f"torch sees no cuda:{number}")
@@ -52,7 +52,7 @@ def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = Non
 
 
 def _candidate(report: Report, number: int, cell: Cell) -> str:
-    """Who serves flashvar's calls."""
+    """The candidate that serves flashvar's calls."""
     asked = cell.request(number)
     for decision in report.decisions:
         if decision.request == asked and decision.chosen:
@@ -61,9 +61,9 @@ def _candidate(report: Report, number: int, cell: Cell) -> str:
 
 
 def time(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """On the current device; all take turns, so that all meet the card as warm as it is."""
+    """Time calls on the current device, alternating, so that all run at the same temperature."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    # Twice the cache: writing it leaves nothing of the inputs there.
+    # Twice the size of the L2 cache: writing it evicts the inputs.
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
     spent: dict[str, list[float]] = {name: [] for name in calls}
     once = 0.0
@@ -89,10 +89,10 @@ def _event(call: Call, flush: torch.Tensor) -> float:
 def _calls(
     op: OpSpeed, cell: Cell, candidate: str, device: torch.device
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """What is timed, called once; and why the others are not."""
+    """The calls to time, each already called once, and the reasons why others are not timed."""
     calls: dict[str, Call] = {}
     failures: dict[str, str] = {}
-    # The reference takes minutes, and more memory than most cards have.
+    # The reference takes minutes, and more memory than most GPUs have.
     if candidate in (_NOTHING, "reference"):
         failures[OURS] = f"{candidate} serves it"
     for name in (one for one in (OURS, *op.PEERS) if one not in failures):
@@ -100,6 +100,6 @@ def _calls(
             call = op.call(cell, name, device)
             call()
             calls[name] = call
-        except Exception as error:  # what a peer does not serve is an answer, not a failure
+        except Exception as error:  # a call that a peer cannot serve is a result, not a failure
             failures[name] = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return calls, failures

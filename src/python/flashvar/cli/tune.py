@@ -1,4 +1,4 @@
-"""`flashvar tune`: measure tiles of the Triton kernels on this GPU, and keep the best."""
+"""`flashvar tune`: measures tiles of the Triton kernels on this GPU, and stores the best."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Tuned:
     """The best tile of one kernel."""
 
     name: str  # of the kernel, for people
-    facts: Mapping[str, Any]  # for machines: the kernel, what it is for, and the tile
+    facts: Mapping[str, Any]  # for --json: the kernel, its axes, and the tile
     tile: str  # in words
     milliseconds: float
-    table_milliseconds: float | None  # of the tile that the table has; None: it does not run
+    table_milliseconds: float | None  # of the tile in the built-in table; None: it does not run
     measured: int  # how many tiles ran
-    kept: str | None  # the file; None: it could not be written
+    kept: str | None  # the file that stores the tile; None: it could not be written
 
 
 class OpTune(Protocol):
-    """What the module `OpSpec.tune` of an op holds."""
+    """The contents of the module `OpSpec.tune` of an op."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """The options that say what is tuned."""
+        """Add the options that select what is tuned."""
         ...
 
     def run(
@@ -48,7 +48,7 @@ class OpTune(Protocol):
 
 
 def tuned_ops() -> dict[str, OpTune]:
-    """The ops whose Triton kernels have tiles to choose from, by name."""
+    """The modules of the ops whose Triton kernels can be tuned, by op."""
     return {
         spec.name: cast("OpTune", importlib.import_module(spec.tune))
         for spec in ops.specs()
@@ -57,10 +57,10 @@ def tuned_ops() -> dict[str, OpTune]:
 
 
 def run(chosen: argparse.Namespace, *, system: System | None = None, timer: Any = None) -> int:
-    """Measure, keep, and say what was found; returns the exit code.
+    """Measure tiles, store the best and print them; returns the exit code.
 
     Raises:
-        BackendUnavailableError: there is no such device, or no Triton.
+        BackendUnavailableError: the device does not exist, or Triton is not installed.
     """
     system = system or gather()
     device = _device(system, chosen.device)

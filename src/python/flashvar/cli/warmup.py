@@ -1,4 +1,4 @@
-"""`flashvar warmup`: compile the Triton kernels of a model, so that no request waits for them."""
+"""`flashvar warmup`: compiles the Triton kernels of a model before its first request."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ _TONES: Final = {_READY: GOOD, _SERVED: QUIET, _FAILED: BAD}
 
 
 class Kind(Protocol):
-    """Calls of an op that share their kernels."""
+    """Calls of an op that use the same kernels."""
 
     def __str__(self) -> str:
-        """In words."""
+        """The kind in words."""
         ...
 
     def requests(self, device: int) -> tuple[Request, ...]:
-        """What selection is asked for such a call."""
+        """The selection requests of such a call."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The kind for --json."""
         ...
 
 
 class OpWarmup(Protocol):
-    """What the module `OpSpec.warmup` of an op holds."""
+    """The contents of the module `OpSpec.warmup` of an op."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """The options that say which calls are meant."""
+        """Add the options that select calls."""
         ...
 
     def kinds(self, chosen: argparse.Namespace) -> Sequence[Kind]:
-        """The kinds of calls that the options mean."""
+        """The kinds of calls that the options select."""
         ...
 
     def compile_here(self, kind: Any, device: int) -> None:
@@ -61,12 +61,12 @@ class OpWarmup(Protocol):
         ...
 
     def compile_for(self, kind: Any, capability: tuple[int, int]) -> None:
-        """Compile them for a device that is not here."""
+        """Compile the kernels of a kind of call for a GPU that is not in this machine."""
         ...
 
 
 def warmed_ops() -> dict[str, OpWarmup]:
-    """The ops that Triton may have to serve, by name."""
+    """The modules of the ops that have Triton kernels to compile, by op."""
     return {
         spec.name: cast("OpWarmup", importlib.import_module(spec.warmup))
         for spec in ops.specs()
@@ -76,18 +76,18 @@ def warmed_ops() -> dict[str, OpWarmup]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model will call, as the command line says it."""
+    """The calls of a model, from the command line."""
 
     kinds: tuple[Kind, ...]
     op: str
-    architecture: str | None = None  # of a GPU that is not here
+    architecture: str | None = None  # of a GPU that is not in this machine
     device: int = 0
-    everything: bool = False  # what compiled kernels serve too
+    everything: bool = False  # also calls that compiled kernels serve
 
 
 @dataclass
 class Outcome:
-    """What became of one kind of call."""
+    """The result for one kind of call."""
 
     kind: Kind
     state: str
@@ -95,7 +95,7 @@ class Outcome:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The outcome for --json."""
         return {
             **self.kind.to_json(),
             "state": self.state,
@@ -106,7 +106,7 @@ class Outcome:
 
 @dataclass
 class Report:
-    """All outcomes, on one GPU."""
+    """All outcomes on one GPU."""
 
     target: str
     folder: str | None
@@ -115,16 +115,16 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """That compiling took."""
+        """The time that compiling took."""
         return sum(one.seconds for one in self.outcomes)
 
     def count(self, state: str) -> int:
-        """Kinds of calls in a state."""
+        """The number of kinds of calls in a state."""
         return sum(one.state == state for one in self.outcomes)
 
 
 def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
-    """Compile what is missing, and say what is ready; 1 where something cannot be compiled.
+    """Compile the missing kernels and print the outcomes; returns 1 if some cannot be compiled.
 
     Raises:
         BackendUnavailableError: no Triton, no such device, or an unknown architecture.
@@ -136,7 +136,7 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
         )
     if system.interpreted:
         raise BackendUnavailableError(
-            "warming up compiles, TRITON_INTERPRET=1 says that nothing is: unset it"
+            "warming up compiles kernels, TRITON_INTERPRET=1 turns compiling off: unset it"
         )
     device = _device(asked, system)
     before = _kernels(system.triton_cache)
@@ -158,21 +158,21 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
 
 
 def page(report: Report) -> Page:
-    """What people see."""
+    """The page of the outcomes."""
     failed, ready, served = map(report.count, (_FAILED, _READY, _SERVED))
     if failed:
-        verdict = f"Of {counted(len(report.outcomes), _KIND, _KINDS)} {failed} cannot be compiled."
+        summary = f"Of {counted(len(report.outcomes), _KIND, _KINDS)} {failed} cannot be compiled."
     elif not ready:
-        verdict = "Nothing to compile: compiled kernels serve every kind of call asked for."
+        summary = "Nothing to compile: compiled kernels serve every kind of call asked for."
     else:
-        verdict = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
+        summary = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
     rows = tuple(Row((str(one.kind), one.words), _TONES[one.state]) for one in report.outcomes)
     notes = [
         *([f"Added to {report.folder}: {counted(report.added, 'kernel')}."] if ready else []),
-        *(["--all has Triton compile what compiled kernels serve, too."] if served else []),
+        *(["With --all Triton also compiles the kernels of these calls."] if served else []),
     ]
     calls = Section(f"Calls on {report.target}", (Table(rows),), notes=tuple(notes))
-    return Page(verdict, BAD if failed else GOOD, (calls,))
+    return Page(summary, BAD if failed else GOOD, (calls,))
 
 
 def _device(asked: Asked, system: System) -> Device:
@@ -180,8 +180,8 @@ def _device(asked: Asked, system: System) -> Device:
         device = system.device(asked.device)
         if device is None:
             raise BackendUnavailableError(
-                f"warming up needs the GPU that it is for, and torch sees no cuda:{asked.device}: "
-                "name it, --arch sm_XY, to compile without it"
+                f"warming up needs a CUDA device, and torch sees no cuda:{asked.device}: "
+                "pass --arch sm_XY to compile without the GPU"
             )
         return device
     try:
@@ -191,9 +191,9 @@ def _device(asked: Asked, system: System) -> Device:
         known = ", ".join(Architecture(*one).name for one in SHARED_MEMORY)
         raise BackendUnavailableError(
             f"--arch: expected one of {known}, got {asked.architecture!r}: correct it, or run "
-            "warmup where the GPU is"
+            "warmup on the machine with the GPU"
         ) from None
-    return Device(0, "a GPU that is not here", capability, shared_memory, 0, 0)
+    return Device(0, "a GPU that is not in this machine", capability, shared_memory, 0, 0)
 
 
 def _target(asked: Asked, device: Device) -> str:
@@ -203,10 +203,10 @@ def _target(asked: Asked, device: Device) -> str:
 
 
 def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
-    """Whether Triton has to serve a kind of call, or something else does, or nothing can."""
+    """Whether Triton serves a kind of call, a compiled kernel does, or nothing can."""
     overrides, inventory = Overrides.from_environment(), Inventory()
     if asked.architecture is not None:
-        # A launcher is made at the first call, where the GPU is.
+        # The C launcher is compiled at the first call, on the machine with the GPU.
         system = replace(system, devices=(device,), compiler="", python_headers="", torch_hip=None)
         overrides = Overrides("triton")
     elif asked.everything:
@@ -235,7 +235,7 @@ def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
             op.compile_here(outcome.kind, device.index)
         else:
             op.compile_for(outcome.kind, device.capability)
-    except Exception as error:  # the compiler and the launch raise what they like
+    except Exception as error:  # the compiler and the launch may raise anything
         outcome.state = _FAILED
         outcome.words = (str(error).strip().splitlines() or [type(error).__name__])[0]
     else:
@@ -244,7 +244,7 @@ def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
 
 
 def _kernels(folder: str | None) -> set[Path]:
-    """The device code that Triton keeps; of AMD's too."""
+    """The files of device code in Triton's cache, for NVIDIA and AMD."""
     if folder is None:
         return set()
     return {file for kind in ("cubin", "hsaco") for file in Path(folder).glob(f"*/*.{kind}")}

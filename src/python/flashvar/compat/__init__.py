@@ -1,1 +1,1 @@
-"""Modules that stand in for those of other projects, when a program asks for it."""
+"""Drop-in replacements for modules of other projects, installed on request."""

@@ -1,6 +1,6 @@
-"""`rearrange` and `repeat` of tensors by patterns: "b s ... -> (b s) ...", as einops has them.
+"""`rearrange` and `repeat` of tensors by patterns such as "b s ... -> (b s) ...", as in einops.
 
-FlashAttention's modules hold these names, so packages import them from there.
+FlashAttention's modules export these names, and other packages import them from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flashvar.errors import InvalidInputError, ShapeError
 
 _TOKEN: Final = re.compile(r"\.\.\.|[A-Za-z][A-Za-z0-9_]*|[0-9]+|\S")
 _DOTS: Final = "..."
-# Dimensions, each made of axes.
+# One side of a pattern: a list of dimensions, each a list of axes.
 Side: TypeAlias = list[list[str]]
 
 
@@ -27,12 +27,12 @@ class _Pattern(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The axes before."""
+        """The axes on the left."""
         return [axis for group in self.before for axis in group]
 
     @property
     def others(self) -> list[str]:
-        """The axes after."""
+        """The axes on the right."""
         return [axis for group in self.after for axis in group]
 
 
@@ -42,34 +42,35 @@ def rearrange(
     """The tensor with its axes in another order, split and joined.
 
     Args:
-        tensor: Or tensors of one shape, which are stacked into a first axis.
-        pattern: Axes before and after "->"; "(a b)" is one dimension of two, "..." any number.
-        **axes_lengths: Those that the shape does not tell.
+        tensor: A tensor, or tensors of one shape, which are stacked along a new first axis.
+        pattern: Axes before and after "->"; "(a b)" is one dimension of two axes, "..." any number
+            of dimensions.
+        **axes_lengths: Lengths that cannot be computed from the shape.
 
     Raises:
-        InvalidInputError: The pattern is none, or does not fit the tensor.
+        InvalidInputError: The pattern is not valid, or does not fit the tensor.
     """
     x = _one(tensor)
     read = _read(x, pattern, axes_lengths)
-    odd = set(read.names) ^ set(read.others)
-    if odd:
-        raise _bad(pattern, f"{_list(odd)} on one side alone", "name every axis on both")
+    unmatched = set(read.names) ^ set(read.others)
+    if unmatched:
+        raise _bad(pattern, f"{_list(unmatched)} on only one side", "name every axis on both")
     return _apply(x, read)
 
 
 def repeat(
     tensor: torch.Tensor | Sequence[torch.Tensor], pattern: str, **axes_lengths: int
 ) -> torch.Tensor:
-    """Like `rearrange`; axes that are new after "->" have the lengths that are given.
+    """Like `rearrange`; axes that are only on the right have the given lengths.
 
     Raises:
-        InvalidInputError: The pattern is none, or does not fit the tensor.
+        InvalidInputError: The pattern is not valid, or does not fit the tensor.
     """
     x = _one(tensor)
     read = _read(x, pattern, axes_lengths)
     lost = set(read.names).difference(read.others)
     if lost:
-        raise _bad(pattern, f"{_list(lost)} on the left alone", "name every axis on the right too")
+        raise _bad(pattern, f"{_list(lost)} only on the left", "name every axis on the right too")
     unknown = set(read.others).difference(read.lengths)
     if unknown:
         raise _bad(pattern, f"{_list(unknown)} without a length", "pass it as a keyword")
@@ -99,7 +100,7 @@ def _apply(x: torch.Tensor, read: _Pattern) -> torch.Tensor:
 
 
 def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
-    """Both sides with "..." written out, and the length of every axis that is known."""
+    """Parse the pattern: both sides with "..." expanded, and the lengths of all known axes."""
     sides = pattern.split("->")
     if len(sides) != 2:
         raise _bad(pattern, f"{len(sides) - 1} arrows", 'write one "->" between both sides')
@@ -114,9 +115,9 @@ def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
     dots = [f"{_DOTS}{i}" for i in range(rest)]
     read = _Pattern(_expanded(before, dots), _expanded(after, dots), lengths)
     if any(_DOTS in group for group in before if group != _DOTS):
-        raise _bad(pattern, "(...) on the left", "join dimensions on the right alone")
+        raise _bad(pattern, "(...) on the left", "join dimensions only on the right")
     if (_DOTS in before) != any(_DOTS in group for group in after):
-        raise _bad(pattern, "... on one side alone", "write it on both")
+        raise _bad(pattern, "... on only one side", "write it on both")
     for side in (read.names, read.others):
         if len(set(side)) != len(side):
             raise _bad(pattern, "an axis twice on one side", "give every axis its own name")
@@ -129,7 +130,7 @@ def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
 
 
 def _parsed(side: str, pattern: str, lengths: dict[str, int]) -> list[list[str] | str]:
-    """Groups of axes; "..." outside of parentheses as it is. Numbers are axes of that length."""
+    """Groups of axes; "..." outside parentheses is kept. A number is an axis of that length."""
     groups: list[list[str] | str] = []
     inside: list[str] | None = None
     for token in _TOKEN.findall(side):
@@ -164,7 +165,7 @@ def _expanded(side: list[list[str] | str], dots: list[str]) -> Side:
 
 
 def _measure(size: int, group: list[str], lengths: dict[str, int], pattern: str) -> None:
-    """Find the one length that is not known in a dimension, or check that all together fit."""
+    """Compute the one unknown length in a dimension, or check that the known lengths fit."""
     unknown = [axis for axis in group if axis not in lengths]
     known = prod(lengths[axis] for axis in group if axis in lengths)
     if len(unknown) > 1:
@@ -184,6 +185,4 @@ def _list(axes: set[str] | list[str]) -> str:
 
 
 def _bad(pattern: str, found: str, do: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"a pattern must tell where every axis goes, got {found} in {pattern!r}: {do}"
-    )
+    return InvalidInputError(f"a pattern must name every axis, got {found} in {pattern!r}: {do}")

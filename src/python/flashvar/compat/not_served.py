@@ -1,4 +1,4 @@
-"""What FlashAttention has and the stand-in has not: what serves it, and the error that says so."""
+"""The parts of FlashAttention that the replacement does not have, with suggestions instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NORMS: Final = "torch.nn.LayerNorm, torch.nn.RMSNorm"
 _FA2: Final = "flash_attn.flash_attn_interface, which has FlashAttention 2's functions"
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
 
-# Module -> what serves it. Modules below one that is named go by its line.
+# Module -> what to use instead; a line also covers the submodules of its module.
 NOT_SERVED: Final = {
     "flash_attn.cute": f"{_ATTENTION} (FlashAttention 4's functions return other values)",
     "flash_attn.flash_attention": _ATTENTION,
@@ -47,7 +47,7 @@ NOT_SERVED: Final = {
     "flash_attn_3": _FA2,
     "flash_attn_interface": _FA2,
 }
-# The same for names of modules that are served.
+# Name in a module that the replacement has -> what to use instead.
 NAMES_NOT_SERVED: Final = {
     "flash_attn.flash_attn_interface.FlashAttnFunc": "flash_attn_func",
     "flash_attn.flash_attn_interface.FlashAttnKVPackedFunc": "flash_attn_kvpacked_func",
@@ -75,15 +75,16 @@ _PACKAGE: Final = "flash_attn"
 
 
 class Refusal:
-    """A finder of modules that finds nothing, and says why when one is imported."""
+    """A module finder that finds nothing; importing a module of the table is a NotServedError."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
-        """None, for a question; an import of what is not served is an error.
+        """None for `importlib.util.find_spec`; NotServedError for an import.
 
-        Packages ask `importlib.util.find_spec` whether FlashAttention 3 or 4 is there: it is not,
-        which is no error. An import ends with words instead of "No module named".
+        Packages call `importlib.util.find_spec` to find out whether FlashAttention 3 or 4 is
+        installed, which must not be an error. An import raises with a suggestion instead of "No
+        module named".
         """
         del path, target
         if not _imports(sys._getframe(1)):
@@ -94,7 +95,7 @@ class Refusal:
 
 
 def refuse_name(module: str, name: str) -> NoReturn:
-    """What `__getattr__` of a module of the stand-in raises."""
+    """Raise the error for a missing name of a module; called by the module's `__getattr__`."""
     full = f"{module.removeprefix('flashvar.compat.')}.{name}"
     if full in NAMES_NOT_SERVED:
         raise _refused(full, NAMES_NOT_SERVED[full])
@@ -121,7 +122,7 @@ def _served_by(name: str) -> str | None:
 
 
 def _imports(frame: object) -> bool:
-    """Whether the caller of a finder is the import system, and not a question about a module."""
+    """Whether the finder was called by an import, not by `importlib.util.find_spec`."""
     while getattr(frame, "f_globals", {}).get("__name__") == "importlib._bootstrap":
         if frame.f_code.co_name == "_find_and_load_unlocked":  # type: ignore[attr-defined]
             return True

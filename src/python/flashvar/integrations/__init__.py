@@ -1,1 +1,1 @@
-"""Flashvar inside other packages: each module says what it registers and where."""
+"""Integrations: modules that register flashvar in other packages."""

@@ -1,7 +1,7 @@
-"""`Attend`: attention as diffusion code writes it, a module of dropout, flash or not, and a scale.
+"""`Attend`: an attention module for diffusion models, with options dropout, flash and scale.
 
-Who computes is decided at every call, by the device, the dtype and the head dim of that call: one
-model may move between devices and dtypes, and one of its layers may be wider than another.
+Every call decides whether flashvar serves it, from its device, dtype and head dim: a model may move
+between devices and dtypes, and its layers may differ in width.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from torch import nn
 from torch.nn import functional
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.integrations.fallback import decline
+from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.serving import named
 from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
-from flashvar.integrations.torch.sdpa import attend, attend_at_once
+from flashvar.integrations.torch.sdpa import attend, attend_fast
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.options import is_number, truth
+from flashvar.ops.attention.options import as_bool, is_number
 from flashvar.ops.attention.validate import check_tensor
 from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
 
-# Flash attention begins with Ampere; of NVIDIA devices the first that multiplies bfloat16.
+# Flash attention needs Ampere, the first NVIDIA architecture with bfloat16 products.
 LOWEST_CAPABILITY: Final = (8, 0)
 
 _ON_CPU: Final = "a CPU tensor, where torch's own is faster"
 
 
 class Facts(NamedTuple):
-    """What decides who computes a call."""
+    """The facts that decide whether flashvar serves a call."""
 
     device: str  # "cuda", "cpu", ...
     capability: tuple[int, int] | None  # of an NVIDIA device
-    named: bool  # whether somebody insists on a backend of flashvar
-    unserved: str | None = None  # why flashvar does not serve such dtypes and head dims there
+    named: bool  # whether the caller or FLASHVAR_BACKEND names a backend
+    unserved: str | None = None  # why no backend serves the dtype and head dims on the device
 
 
 def decide(facts: Facts) -> str | None:
-    """Why a call is not flashvar's, None where it is."""
+    """Why flashvar does not serve a call; None if it does."""
     if facts.device == "cpu" and not facts.named:
         return _ON_CPU
     capability = facts.capability
@@ -59,7 +59,7 @@ class Attend(nn.Module):  # type: ignore[misc]
         flash: Let flashvar compute what it serves, and torch's scaled_dot_product_attention the
             rest. False: plain operations, which have second derivatives.
         scale: Factor of the scores; head_dim ** -0.5 by default.
-        backend: As in `flashvar.attention`; a named one is taken on the CPU and on old devices too.
+        backend: As in `flashvar.attention`; a named backend also serves the CPU and old devices.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Attend(nn.Module):  # type: ignore[misc]
                 f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
             )
         self.dropout = dropout
-        self.flash = truth("flash", flash)
+        self.flash = as_bool("flash", flash)
         self.scale = scale
         self.backend: BackendName = backend
         self._named = named(backend) != "auto"
 
     def extra_repr(self) -> str:
-        """What print(module) shows."""
+        """The arguments, for print(module)."""
         return f"dropout={self.dropout}, flash={self.flash}, scale={self.scale}"
 
     def why_not(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
-        """Why flashvar does not compute this call, None where it does."""
+        """Why flashvar does not serve the call; None if it does."""
         _check(q, k, v)
         if not self.flash:
             return "flash=False"
@@ -105,8 +105,8 @@ class Attend(nn.Module):  # type: ignore[misc]
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of q on k and v.
 
-        As scaled_dot_product_attention, it casts what autocast lowers, and copies where rows are
-        not contiguous.
+        As scaled_dot_product_attention, it casts under autocast, and copies tensors whose last
+        dimension is not contiguous.
 
         Args:
             q: [batch, heads, seqlen_q, head_dim], of any floating dtype.
@@ -117,7 +117,7 @@ class Attend(nn.Module):  # type: ignore[misc]
             [batch, heads, seqlen_q, head_dim_v].
 
         Raises:
-            InvalidInputError: one of them is no tensor.
+            InvalidInputError: q, k or v is not a tensor.
             BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
         """
         _check(q, k, v)
@@ -129,14 +129,14 @@ class Attend(nn.Module):  # type: ignore[misc]
             and not is_replaced_by_others()
             and _refused(q.device, self._named) is None
         ):
-            out = attend_at_once(q, k, v, False, self.scale, self.backend)
+            out = attend_fast(q, k, v, False, self.scale, self.backend)
             if out is not None:
                 return out
         reason = self.why_not(q, k, v)
         if reason is None:
             return attend(q, k, v, None, dropout, False, self.scale, "bhsd", self.backend)
         if reason is not _ON_CPU and not is_compiling():
-            decline("Attend", reason, "torch's scaled_dot_product_attention")
+            report_fallback("Attend", reason, "torch's scaled_dot_product_attention")
         return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
 
 
@@ -144,7 +144,7 @@ _kept: dict[tuple[torch.device, bool], str | None] = {}
 
 
 def _refused(device: torch.device, named: bool) -> str | None:
-    """What is decided of a device alone."""
+    """The reason that depends only on the device, cached."""
     key = (device, named)
     if key not in _kept:
         capability = None
@@ -154,12 +154,12 @@ def _refused(device: torch.device, named: bool) -> str | None:
     return _kept[key]
 
 
-# torch.compile asks while it traces, and keeps the answer.
+# torch.compile calls the function at trace time and treats the result as a constant.
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check(q: object, k: object, v: object) -> None:
-    """Torch's own functions judge tensors, and take nothing else."""
+    """Refuse arguments that are not tensors; torch's functions check everything else."""
     if not (
         isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     ):

@@ -5,8 +5,8 @@
     flashvar.integrations.diffusers.register()
     pipe.transformer.set_attention_backend("flashvar")    # or DIFFUSERS' attention_backend(...)
 
-Models whose processors call scaled_dot_product_attention themselves, U-Nets above all, know no
-backends: `flashvar.integrations.torch.activate` is for them.
+Models whose processors call scaled_dot_product_attention directly, such as U-Nets, have no
+attention backends: use `flashvar.integrations.torch.activate` for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.integrations.fallback import decline
+from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.requirement import unmet
 from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
 from flashvar.integrations.torch.sdpa import attend, why_not
@@ -46,7 +46,7 @@ def register() -> None:
 
 
 def _member(names: Any) -> Any:
-    """A new member of the enumeration of backends, which is closed to everybody but diffusers."""
+    """A new member of the enumeration of backends, which has no public way to add one."""
     member = str.__new__(names, NAME)
     member._name_, member._value_ = NAME.upper(), NAME
     names._member_map_[member._name_] = member
@@ -56,7 +56,7 @@ def _member(names: Any) -> Any:
 
 
 def _backend_of(registry: Any, native: Any) -> Any:
-    """The function that diffusers calls, with the parameters that it fills in by name."""
+    """The function that diffusers calls; it passes arguments by name."""
 
     def flashvar_attention(
         query: torch.Tensor,
@@ -72,7 +72,7 @@ def _backend_of(registry: Any, native: Any) -> Any:
     ) -> Any:
         mask = attn_mask
         if mask is not None and mask.dim() == 2 and mask.shape == (query.shape[0], key.shape[1]):
-            mask = mask[:, None, None]  # of keys, one row for each of the batch
+            mask = mask[:, None, None]  # a mask of keys, [batch, keys]
         if _parallel_config is not None:
             reason: str | None = "context parallelism"
         elif is_replaced_by_others():
@@ -86,7 +86,7 @@ def _backend_of(registry: Any, native: Any) -> Any:
         if reason is None:
             return attend(query, key, value, mask, dropout_p, is_causal, scale, "bshd", "auto")
         if not is_compiling():
-            decline("diffusers", reason, "its native backend")
+            report_fallback("diffusers", reason, "its native backend")
         return registry._backends[native](
             query=query,
             key=key,

@@ -1,4 +1,4 @@
-"""Batches of documents that must not see each other, without a mask: by flashvar.attention_varlen.
+"""Attention within the documents of a batch, through flashvar.attention_varlen, without a mask.
 
 documents = Documents.of_ids(batch["document_ids"])     # once a batch
 out = documents.attention(q, k, v, causal=True)         # in every layer
@@ -19,29 +19,29 @@ from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["Documents"]
 
-# What an int32 holds.
+# The largest int32.
 _MOST_TOKENS: Final = 2**31 - 1
 
 
 class Documents(NamedTuple):
-    """Where documents begin and end in rows of tokens, laid end to end."""
+    """The offsets of packed documents."""
 
     cu_seqlens: torch.Tensor  # int32 [documents + 1], on the device of the ids
-    max_seqlen: int  # tokens of the longest
-    tokens: int  # of all
+    max_seqlen: int  # tokens of the longest document
+    tokens: int  # of all documents
 
     @classmethod
     def of_ids(cls, ids: torch.Tensor) -> Documents:
-        """Documents by the id of each token; a change of the id begins another.
+        """Documents from the id of each token; a new document begins where the id changes.
 
-        Waits for the device: the number of documents and the longest are read from it.
+        Waits for the device: the number of documents and their longest length are read from it.
 
         Args:
-            ids: Integers [batch, seqlen], or [seqlen]. A row begins a document of its own. Padding
-                may have any id that its neighbors have not: it attends to itself alone.
+            ids: Integers [batch, seqlen], or [seqlen]. Every row begins a new document. Padding may
+                have any id that its neighbors do not have: it attends only to itself.
 
         Raises:
-            ShapeError, DtypeError: other tensors.
+            ShapeError, DtypeError: ids have another shape or dtype.
         """
         check_strided("ids", ids)
         if ids.dim() not in (1, 2) or not ids.numel():
@@ -51,7 +51,7 @@ class Documents(NamedTuple):
             )
         if ids.is_meta:
             raise DeviceError(
-                "ids must have values, got a tensor on meta: make Documents where the batch is made"
+                "ids must have values, got a meta tensor: make Documents from the real batch"
             )
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise DtypeError(f"ids must be integers, got {ids.dtype}: pass one id for each token")
@@ -69,11 +69,11 @@ class Documents(NamedTuple):
         lengths: Sequence[int] | torch.Tensor,
         device: torch.device | str | None = None,
     ) -> Documents:
-        """Documents by their lengths in tokens, as they lie end to end.
+        """Documents from their lengths in tokens, in the order in which they are packed.
 
         Raises:
-            InvalidInputError: there are none, or one is negative.
-            DeviceError: torch knows no such device.
+            InvalidInputError: there are no lengths, or a length is negative.
+            DeviceError: torch has no such device.
         """
         numbers = _whole_numbers(lengths)
         offsets = [0, *accumulate(numbers)]
@@ -86,7 +86,7 @@ class Documents(NamedTuple):
             where = None if device is None else torch.device(device)
         except (TypeError, RuntimeError) as error:
             raise DeviceError(
-                f"device must be one of torch, got {device!r}: pass that of the tokens"
+                f"device must be a torch device, got {device!r}: pass the device of the tokens"
             ) from error
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=where)
         return cls(cu_seqlens, max(numbers), offsets[-1])
@@ -107,7 +107,7 @@ class Documents(NamedTuple):
             The output, in the shape of q but with the head dim of v.
 
         Raises:
-            ShapeError: not one row for each token of the documents.
+            ShapeError: the tensors do not have one row for each token of the documents.
             InvalidInputError, BackendUnavailableError: as `flashvar.attention_varlen`.
         """
         for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -134,7 +134,7 @@ class Documents(NamedTuple):
 
 
 def _whole_numbers(lengths: Any) -> list[int]:
-    """The lengths as Python's integers; none where they are no such numbers."""
+    """The lengths as Python integers; empty if they are not whole numbers."""
     try:
         given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
         return [operator.index(length) for length in given]

@@ -1,4 +1,4 @@
-"""What is said where a call takes another way than flashvar: once in the log, or an error."""
+"""Reports that a call falls back from flashvar: once in the log, or as an error."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final
 from flashvar.errors import BackendUnavailableError
 from flashvar.selection.request import Overrides
 
-__all__ = ["decline"]
+__all__ = ["report_fallback"]
 
 _log: Final = logging.getLogger("flashvar")
-_said: Final[set[tuple[str, str]]] = set()
+_logged: Final[set[tuple[str, str]]] = set()
 
 
-def decline(where: str, reason: str, instead: str) -> None:
-    """Say, once, why a call takes another way than flashvar.
+def report_fallback(where: str, reason: str, instead: str) -> None:
+    """Log, once, the reason why a call falls back from flashvar to `instead`.
 
     Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1 makes it an error.
+        BackendUnavailableError: FLASHVAR_STRICT=1, which makes a fallback an error.
     """
     if Overrides.from_environment().strict:
         raise BackendUnavailableError(
             f"{where}: expected a call that flashvar serves (FLASHVAR_STRICT=1), found {reason}: "
             f"leave FLASHVAR_STRICT out for {instead}"
         )
-    if (where, reason) not in _said:
-        _said.add((where, reason))
+    if (where, reason) not in _logged:
+        _logged.add((where, reason))
         _log.warning("%s: %s; such calls take %s", where, reason, instead)

@@ -1,4 +1,4 @@
-"""What is said where the package of an integration is missing, too old, or cannot be imported."""
+"""The error for an integration whose package is missing, too old, or cannot be imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["unmet"]
 
 
 def unmet(package: str, oldest: str, why: str) -> IntegrationError:
-    """The error that names the version needed, the one found, and why that does not do."""
+    """The error with the version needed, the version found, and the reason."""
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:

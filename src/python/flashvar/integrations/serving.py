@@ -1,6 +1,6 @@
-"""Does a backend of flashvar serve such calls on this machine?
+"""Whether a backend of flashvar can serve a kind of call on this machine.
 
-The answer is kept per kind of call, so that an integration asks on every call.
+Answers are cached per kind of call, so integrations can ask at every call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unserved(
     backward: bool,
     backend: str,
 ) -> str | None:
-    """Why no backend serves attention of such tensors on this machine, or None where one does."""
+    """Why no backend can serve attention of such tensors on this machine; None if one can."""
     key = (dtype, device, head_dim, head_dim_v, backward, backend)
     try:
         return _kept[key]
@@ -36,8 +36,8 @@ def unserved(
         return _kept.setdefault(key, _judge(*key))
 
 
-# torch.compile asks while it traces, and keeps the answer: what torch.compiler's
-# assume_constant_result says of a function, without the import of the compiler.
+# torch.compile calls the function at trace time and treats the result as a constant. This is what
+# torch.compiler.assume_constant_result sets, without importing the compiler.
 unserved._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -51,7 +51,7 @@ def _judge(
 ) -> str | None:
     name = DTYPES.get(dtype)
     if name is None:
-        return f"{dtype} is no dtype that flashvar takes"
+        return f"flashvar does not support {dtype}"
     if device.type not in ("cpu", "cuda"):
         return f"flashvar serves CUDA devices and the CPU, not {device.type}"
     dims, index = (head_dim, head_dim_v), None
@@ -59,7 +59,7 @@ def _judge(
         index = torch.cuda.current_device() if device.index is None else device.index
         if name not in KERNEL_DTYPES and named(backend) != "reference":
             return f"flashvar takes bfloat16 and float16 on a CUDA device, not {dtype}"
-        # Between the steps of the kernels flashvar.attention pads.
+        # flashvar.attention pads head dims to the step of the kernels.
         head_dim, head_dim_v = (dim + -dim % HEAD_DIM_STEP for dim in dims)
     for function in (FORWARD, BACKWARD) if backward else (FORWARD,):
         try:
@@ -70,5 +70,5 @@ def _judge(
 
 
 def named(backend: str) -> str:
-    """The backend that the caller or FLASHVAR_BACKEND insists on, "auto" where neither does."""
+    """The backend that the caller or FLASHVAR_BACKEND names; "auto" if neither does."""
     return Overrides.from_environment(backend).backend

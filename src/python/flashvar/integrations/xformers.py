@@ -1,7 +1,7 @@
 """`memory_efficient_attention` with the signature of xformers, without xformers.
 
-Masks are taken by the name of their class, so those of an installed xformers fit, and those of code
-that has classes like them.
+Masks are recognized by the name of their class, so the classes of an installed xformers work, and
+copies of them in other code.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def memory_efficient_attention(
     op: Any = None,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Attention of query [batch, seqlen_q, heads, head_dim] on key and value, as xformers has it.
+    """Attention of query [batch, seqlen_q, heads, head_dim] on key and value, as in xformers.
 
-    A query that sees no key gives 0.
+    The output of a query that sees no key is 0.
 
     Args:
-        query: Dtypes are those of `flashvar.attention`. Or [batch, seqlen_q, head_dim] with one
-            head, or [batch, seqlen_q, groups, heads, head_dim], where key and value expanded from
-            one head of each group are not copied.
+        query: Dtypes are those of `flashvar.attention`. May also be [batch, seqlen_q, head_dim]
+            with one head, or [batch, seqlen_q, groups, heads, head_dim]; key and value that are
+            expanded from one head of each group are then not copied.
         key: Like query, with seqlen_k.
         value: Like key, with its own head dim.
         attn_bias: None; a tensor that is added to the scores, [batch or 1, heads or 1, seqlen_q or
-            1, seqlen_k], of 3 dimensions beside tensors of 3; or a mask: LowerTriangularMask (from
-            the top left), LowerTriangularFromBottomRightMask, LocalAttentionFromBottomRightMask,
-            LowerTriangularFromBottomRightLocalAttentionMask, BlockDiagonalMask,
-            BlockDiagonalCausalMask, BlockDiagonalCausalFromBottomRightMask.
+            1, seqlen_k], without heads if query has 3 dimensions; or a mask: LowerTriangularMask
+            (from the top left), LowerTriangularFromBottomRightMask,
+            LocalAttentionFromBottomRightMask, LowerTriangularFromBottomRightLocalAttentionMask,
+            BlockDiagonalMask, BlockDiagonalCausalMask, BlockDiagonalCausalFromBottomRightMask.
         p: Probability that a weight becomes 0.
         scale: Factor of the scores; head_dim ** -0.5 by default.
         op: Ignored: flashvar chooses its own kernel.
@@ -55,7 +55,7 @@ def memory_efficient_attention(
         The output, in the shape of query but with the head dim of value.
 
     Raises:
-        InvalidInputError: a mask of another kind, or what `flashvar.attention` refuses.
+        InvalidInputError: another kind of mask, or an argument that `flashvar.attention` refuses.
         BackendUnavailableError: as `flashvar.attention`.
     """
     _check(query, key, value)
@@ -91,7 +91,8 @@ def memory_efficient_attention(
 
 
 _TOP_LEFT: Final = "LowerTriangularMask"
-# What each mask is to flashvar.attention; a window of xformers counts the query's own key too.
+# The options of flashvar.attention for each mask. The size of a window of xformers includes the
+# query's own key.
 _DENSE_MASKS: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "LowerTriangularFromBottomRightMask": lambda mask: {"causal": True},
     "LowerTriangularFromBottomRightLocalAttentionMask": lambda mask: {
@@ -101,7 +102,7 @@ _DENSE_MASKS: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
         "window_size": (mask.window_left, mask.window_right)
     },
 }
-# Masks of sequences that lie end to end, and whether each is causal.
+# Masks of packed sequences, and whether each is causal.
 _PACKED_MASKS: Final = {
     "BlockDiagonalMask": False,
     "BlockDiagonalCausalMask": True,
@@ -110,7 +111,7 @@ _PACKED_MASKS: Final = {
 
 
 def _check(query: Any, key: Any, value: Any) -> None:
-    """Refuse what are no tensors of one rank that attention of xformers has."""
+    """Refuse arguments that are not tensors of the same rank, 3, 4 or 5."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_strided(name, tensor)
         if tensor.dim() not in (3, 4, 5) or tensor.dim() != query.dim():
@@ -128,7 +129,7 @@ def _with_heads(
     if q.dim() == 3:
         return q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2)
     if q.dim() == 5:
-        if k.stride(3) == 0 and v.stride(3) == 0:  # expanded, so one head each is there
+        if k.stride(3) == 0 and v.stride(3) == 0:  # expanded from one head per group
             return q.flatten(2, 3), k[:, :, :, 0], v[:, :, :, 0]
         return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
     return q, k, v
@@ -138,20 +139,20 @@ def _check_packed(tensors: tuple[torch.Tensor, ...], mask: Any, kind: str) -> No
     batches = [tensor.shape[0] for tensor in tensors]
     if batches != [1, 1, 1]:
         raise ShapeError(
-            f"{kind} goes with a batch of 1, got {', '.join(map(str, batches))} in query, key and "
-            "value: lay the sequences end to end in the second dimension"
+            f"{kind} needs a batch of 1, got {', '.join(map(str, batches))} in query, key and "
+            "value: concatenate the sequences along the second dimension"
         )
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
-    # Its diagonals begin in the top left corners, ours end in the bottom right ones.
+    # Diagonals of the mask begin in the top left corners, flashvar's end in the bottom right.
     if kind == "BlockDiagonalCausalMask" and not _same_lengths(queries, keys):
         raise InvalidInputError(
-            f"{kind} must have the same lengths of queries and of keys, got others: use "
+            f"{kind} must have equal lengths of queries and keys, got different ones: use "
             "BlockDiagonalCausalFromBottomRightMask if the last query sees all keys"
         )
 
 
 def _same_lengths(queries: Any, keys: Any) -> bool:
-    """Whether they are one object, or two of the same offsets, as a mask has on another device."""
+    """Whether both are one object or have equal offsets, as after a copy to another device."""
     if queries is keys:
         return True
     offsets = [getattr(one, "seqstart_py", None) for one in (queries, keys)]

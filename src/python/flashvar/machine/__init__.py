@@ -1,1 +1,1 @@
-"""What the machine is: devices, driver, compilers and what torch was built for."""
+"""Facts of the machine: devices, driver, compilers, and the CUDA version torch was built for."""

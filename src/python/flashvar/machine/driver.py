@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says about itself and its devices, without making a context."""
+"""Queries of the NVIDIA driver about itself and its devices; they make no CUDA context."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def decode_version(number: int) -> tuple[int, int]:
 
 
 def display_version(path: Path = _VERSION_FILE) -> str | None:
-    """The version users know, e.g. "580.82.07"; None where the kernel module does not say."""
+    """The driver's own version, e.g. "580.82.07"; None if the kernel module does not report it."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -44,7 +44,7 @@ def display_version(path: Path = _VERSION_FILE) -> str | None:
 
 
 def shared_memory_per_block(device: int) -> int | None:
-    """Bytes a block of `device` may opt in to; None when the driver is not there or not ready."""
+    """Bytes of shared memory that a block may opt in to; None without a working driver."""
     library = _library()
     value, handle = ctypes.c_int(0), ctypes.c_int(0)
     if library is None or library.cuDeviceGet(ctypes.byref(handle), device) != 0:

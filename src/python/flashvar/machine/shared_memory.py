@@ -1,7 +1,7 @@
-"""Bytes of shared memory that a block may have, by capability.
+"""Bytes of shared memory that a block may use, by capability.
 
-CUDA C++ programming guide, table of technical specifications, less the 1 KiB that the system takes
-of each block.
+From the CUDA C++ programming guide, table of technical specifications, less the 1 KiB per block
+that the system reserves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What this machine is: the facts that choosing a kernel depends on, gathered once.
+"""Gathers the facts of this machine that selection depends on, once per process.
 
-Nothing here decides anything, and nothing here raises on a machine without a GPU or without torch.
+The module makes no decisions, and does not raise on machines without a GPU or without torch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Final
 
 from flashvar.machine import driver
 
-# What every device gives a block without asking; the answer when nobody knows better.
+# Every device gives a block this much without opt-in; used where the device reports nothing else.
 _SHARED_MEMORY_WITHOUT_OPTIN: Final = 48 * 1024
 _TRITON_DISTRIBUTIONS: Final = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")
 
 
 @dataclass(frozen=True)
 class Device:
-    """One CUDA (or ROCm) device, numbered as torch numbers it."""
+    """One CUDA (or ROCm) device, with torch's index."""
 
     index: int
     name: str
@@ -38,7 +38,7 @@ class Device:
 
 @dataclass(frozen=True)
 class System:
-    """Devices and software of one machine; None means not there."""
+    """Devices and software of one machine; None means not present."""
 
     devices: tuple[Device, ...] = ()
     driver_cuda: tuple[int, int] | None = None  # the newest CUDA version the driver serves
@@ -49,12 +49,12 @@ class System:
     triton: str | None = None
     compiler: str | None = None  # the C compiler that Triton would call
     python_headers: str | None = None  # the folder of Python.h, which Triton's launcher includes
-    triton_cache: str | None = None  # where Triton keeps what it compiles; None: it cannot
+    triton_cache: str | None = None  # Triton's cache folder; None: it cannot be written
     interpreted: bool = False  # Triton runs kernels in Python, on CPU tensors: TRITON_INTERPRET
     python: str = ""
     platform: str = ""  # as in a wheel tag, e.g. "linux_x86_64"
     problem: str | None = None  # why torch sees no device, in torch's words
-    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, "" too
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, possibly ""
 
     def device(self, index: int) -> Device | None:
         """The device that torch calls `cuda:index`; None when it is not visible."""
@@ -63,9 +63,9 @@ class System:
 
 @cache
 def gather() -> System:
-    """Look at this machine, once per process.
+    """The facts of this machine, gathered once per process.
 
-    Imports torch and asks it for its devices, which initialises CUDA but makes no context.
+    Imports torch and queries its devices, which initialises CUDA but makes no context.
     """
     torch, devices, problem = _ask_torch()
     version = getattr(torch, "version", None)
@@ -89,12 +89,12 @@ def gather() -> System:
 
 
 def gather_for_cpu() -> System:
-    """What serving CPU tensors depends on. Asks no device: that could fail in a forked worker."""
+    """The facts for CPU tensors. Queries no device: that could fail in a forked worker."""
     return System(triton=_triton_version(), interpreted=_interpreted())
 
 
 def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
-    """The torch module or None, its devices, and what it complained about on the way."""
+    """The torch module or None, its devices, and its first warning or error."""
     try:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError
@@ -102,7 +102,7 @@ def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
     if not hasattr(torch, "__version__"):  # Python takes a folder of that name for a package
         where = ", ".join(map(str, getattr(torch, "__path__", ["an unknown place"])))
         return None, (), f"torch is not installed, a folder of its name is left over: {where}"
-    # An old driver makes torch warn and report no device: that is a fact to show, not noise.
+    # With an old driver torch warns and reports no device; the warning is the reason to show.
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         try:
@@ -133,12 +133,12 @@ def _ask_device(torch: Any, index: int) -> Device:
 
 
 def platform_tag() -> str:
-    """This platform as wheel tags and manifests spell it, e.g. "linux_x86_64"."""
+    """This platform, as in wheel tags and manifests, e.g. "linux_x86_64"."""
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
-    """Whether the machine is a Jetson, whose driver refuses the code of ordinary wheels."""
+    """Whether the machine is a Jetson, whose driver refuses the binaries of flashvar's wheels."""
     if (root / "etc/nv_tegra_release").exists():
         return True
     try:
@@ -156,7 +156,7 @@ def find_compiler() -> str | None:
 
 
 def _python_headers() -> str | None:
-    # Debian's default scheme points at /usr/local, where no headers are; Triton corrects it too.
+    # Debian's default scheme points to /usr/local, which has no headers; Triton corrects it too.
     scheme = sysconfig.get_default_scheme()
     scheme = "posix_prefix" if scheme == "posix_local" else scheme
     folder = Path(sysconfig.get_paths(scheme=scheme)["include"])
@@ -164,7 +164,7 @@ def _python_headers() -> str | None:
 
 
 def _triton_cache() -> str | None:
-    """The folder if it can be written or, as in a read-only image, holds something already."""
+    """The folder if it is writable, or if it is filled already, as in a read-only image."""
     try:
         home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
         folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

@@ -1,4 +1,4 @@
-"""The ops, a folder for each, and the table of them."""
+"""The ops, one folder each, and the table that lists them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLE: Final = MappingProxyType(
         "merge_states": {"merge_states": "api"},
     }
 )
-# Public function -> its module; imported at its first use.
+# Public function -> its module, which is imported on first use.
 HOMES: Final = MappingProxyType(
     {
         name: f"flashvar.ops.{op}.{module}"
@@ -39,12 +39,12 @@ def specs() -> tuple[OpSpec, ...]:
 
 
 def find(function: str) -> OpSpec | None:
-    """The op that a function such as "attention_fwd" belongs to; None where no op has it."""
+    """The op of a function such as "attention_fwd"; None if no op has it."""
     return next((spec for spec in specs() if function in spec.functions), None)
 
 
 def spec_of(function: str) -> OpSpec:
-    """As `find`.
+    """The op of a function, as `find`.
 
     Raises:
         InvalidInputError: no op has such a function.

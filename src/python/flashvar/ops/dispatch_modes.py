@@ -1,7 +1,7 @@
-"""Does anything in torch but autograd need to know of a call?
+"""Whether a call may skip torch's dispatcher.
 
-Modes, transforms, traces, autocast and tensor subclasses do: what they watch goes through torch's
-dispatcher. Everything else may skip it.
+Dispatch and function modes, transforms, traces, autocast and tensor subclasses intercept calls in
+the dispatcher; calls of plain tensors without them may skip it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
-# Modes of torch's own that take flashvar's ops as they take others, or look at constructors alone.
-_INDIFFERENT: Final = (
+# Torch's own modes that handle flashvar's ops as any other op, or that affect only constructors.
+_TRANSPARENT: Final = (
     "torch._dynamo.",
     "torch._export.",
     "torch._functorch.",
@@ -27,7 +27,7 @@ _INDIFFERENT: Final = (
     "torch.utils.flop_counter",
 )
 
-# Looked up once: an attribute of a module costs as much as the call.
+# Bound once: looking up a module's attribute takes as long as the call.
 is_compiling: Final = torch.compiler.is_compiling
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _function_modes: Final = torch._C._len_torch_function_stack
@@ -36,8 +36,11 @@ _tracer: Final = torch._C._get_tracing_state
 _autocasts: Final = torch._C._is_any_autocast_enabled
 
 
-def nothing_watches() -> bool:
-    """Whether calls of plain tensors may skip the dispatcher here; not for code being compiled."""
+def no_dispatch_mode_active() -> bool:
+    """Whether calls of plain tensors may skip the dispatcher: nothing in torch intercepts them.
+
+    Not meaningful while torch.compile traces.
+    """
     return (
         not _dispatch_modes()
         and not _function_modes()
@@ -48,12 +51,12 @@ def nothing_watches() -> bool:
     )
 
 
-def mode_that_watches() -> object | None:
-    """A mode that somebody entered to see calls of torch's own functions, None without one."""
+def active_mode() -> object | None:
+    """An active mode that must see calls of torch's own functions; None without one."""
     modes = _get_current_function_mode_stack()
-    if not is_compiling():  # where they are the compiler's own
+    if not is_compiling():  # while compiling, the dispatch modes are the compiler's
         modes = modes + _get_current_dispatch_mode_stack()
     for mode in modes:
-        if not type(mode).__module__.startswith(_INDIFFERENT):
+        if not type(mode).__module__.startswith(_TRANSPARENT):
             return mode  # type: ignore[no-any-return]
     return None

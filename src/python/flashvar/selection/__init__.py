@@ -1,1 +1,1 @@
-"""Which kernel serves a request on a machine, and why the others do not."""
+"""Selection: finds the kernel that serves a request, with a reason for every other candidate."""

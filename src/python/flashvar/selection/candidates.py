@@ -1,4 +1,4 @@
-"""What became of every candidate for a request."""
+"""Candidate results, rejection reasons, and the decision for a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """What one candidate can do for a request, and why."""
+    """Whether one candidate can serve a request, and why."""
 
     candidate: str  # e.g. "cuda sm_XY", "triton"
     backend: str  # "cuda", "triton" or "reference"
@@ -46,14 +46,14 @@ class Decision:
 
     @property
     def error(self) -> str | None:
-        """What the call raises although a binary was chosen for it; None where it runs."""
+        """The error of a call for which a binary was chosen; None if the call runs."""
         binary = None if self.chosen is None else self.chosen.binary
         if not self.strict or binary is None or binary.skew is None:
             return None
         return f"FLASHVAR_STRICT=1 makes this an error: {binary.skew}"
 
     def explain(self) -> str:
-        """One line per candidate: what became of it, why, and the fix."""
+        """One line per candidate: its result, the reason, and the fix."""
         return "\n".join(self._line(result) for result in self.results)
 
     def _line(self, result: CandidateResult) -> str:

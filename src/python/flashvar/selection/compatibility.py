@@ -1,4 +1,4 @@
-"""Whether a binary can serve a request on a device, and what stands in the way."""
+"""Compatibility of a binary with a request on a device: rejection reasons and their fixes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from flashvar.binaries.registry import Binary
 from flashvar.binaries.variant import short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
-from flashvar.ops.op import OpSpec, Value, spelled
+from flashvar.ops.op import OpSpec, Value, value_text
 from flashvar.selection.candidates import Rejection
-from flashvar.selection.request import Overrides, Request, kind_words
+from flashvar.selection.request import Overrides, Request, kind_text
 
 
 def values_of(spec: OpSpec, row: KernelRow) -> tuple[Value, ...] | None:
-    """What a kernel is compiled for, in the order of the op's axes; None where it has others."""
+    """A kernel's axis values, in the order of the op's axes; None if the kernel has other axes."""
     held = row.values
     if set(held) != {axis.name for axis in spec.axes}:
         return None
@@ -25,7 +25,7 @@ def values_of(spec: OpSpec, row: KernelRow) -> tuple[Value, ...] | None:
 def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow | None:
     """The cheapest kernel of the request's function and dtype that serves its axes.
 
-    Of equals the first, as the library's own search takes it.
+    Of equally cheap kernels the first, as in the library's own search.
     """
     fitting: list[tuple[int, KernelRow]] = []
     for row in rows:
@@ -49,11 +49,12 @@ def rejections(
     overrides: Overrides,
     kernel: KernelRow | None,
 ) -> Iterator[Rejection]:
-    """Everything that keeps a binary from serving, the most fundamental first."""
+    """The reasons why a binary cannot serve, the most fundamental first."""
     manifest, architecture, forced = binary.manifest, binary.architecture, overrides.architecture
     if forced is not None and forced != architecture.name:
         yield Rejection(f"FLASHVAR_FORCE_ARCH={forced} was set")
-    # Compiling PTX at load takes seconds and ignores the tuning for the device: only on demand.
+    # The driver compiles PTX for seconds at load, and tiles are not tuned for the device: only if
+    # the user forces the architecture.
     translated = (
         forced is not None
         and "ptx" in manifest.code_kinds
@@ -77,7 +78,7 @@ def rejections(
     for axis, asked in request.by_axis:
         if axis.off_step(asked):
             yield Rejection(
-                f"expected a {axis.words} in steps of {axis.step}, found {spelled(asked)}"
+                f"expected a {axis.label} in steps of {axis.step}, found {value_text(asked)}"
             )
     missing = dict(binary.missing).get(request.function)
     if missing is not None:
@@ -85,7 +86,7 @@ def rejections(
     if kernel is None:
         yield _no_kernel(request, binary)
         return
-    yield from _wasted(request, binary, kernel)
+    yield from _wasteful_axes(request, binary, kernel)
     if kernel.shared_memory > device.shared_memory:
         yield Rejection(
             f"{kernel.name} needs {kernel.shared_memory} bytes of shared memory, "
@@ -93,28 +94,28 @@ def rejections(
         )
 
 
-def _wasted(request: Request, binary: Binary, kernel: KernelRow) -> Iterator[Rejection]:
+def _wasteful_axes(request: Request, binary: Binary, kernel: KernelRow) -> Iterator[Rejection]:
     held = values_of(request.spec, kernel) or ()
     for (axis, asked), have in zip(request.by_axis, held, strict=True):
         if axis.wasteful(have, asked):
             yield Rejection(
-                f"compiled {axis.words} {spelled(have)} would waste more than half of the work",
-                _rebuild(request, binary),
+                f"compiled {axis.label} {value_text(have)} would waste more than half of the work",
+                _add_kernel(request, binary),
             )
 
 
 def _no_kernel(request: Request, binary: Binary) -> Rejection:
     rows = [row for row in binary.manifest.kernels if row.op == request.function]
     if not rows:
-        return Rejection(f"holds no kernel for {request.function}", _complete(request, binary))
+        return Rejection(f"holds no kernel for {request.function}", _add_function(request, binary))
     dtypes = sorted({row.dtype for row in rows if row.dtype is not None})
     if dtypes and request.dtype not in dtypes:
         return Rejection(f"holds dtypes {', '.join(dtypes)}, not {request.dtype}")
     held = _kinds(request.spec, (row for row in rows if row.dtype == request.dtype))
-    words = kind_words(request.spec.axes, *held)
-    asked = request.kind if len(request.axes) > 1 else "".join(map(spelled, request.axes))
+    words = kind_text(request.spec.axes, *held)
+    asked = request.kind if len(request.axes) > 1 else "".join(map(value_text, request.axes))
     return Rejection(
-        f"holds {words or 'other kernels'}, none for {asked}", _rebuild(request, binary)
+        f"holds {words or 'other kernels'}, none for {asked}", _add_kernel(request, binary)
     )
 
 
@@ -123,8 +124,8 @@ def _kinds(spec: OpSpec, rows: Iterable[KernelRow]) -> list[tuple[Value, ...]]:
     return sorted({values for values in found if values is not None})
 
 
-def _rebuild(request: Request, binary: Binary) -> str | None:
-    """The command that adds what is asked for to a build of a subset, and keeps the rest."""
+def _add_kernel(request: Request, binary: Binary) -> str | None:
+    """The command that adds the requested kernel to a partial build and keeps the others."""
     if not _is_subset(binary) or any(axis.too_large(asked) for axis, asked in request.by_axis):
         return None
     values: dict[str, set[Value]] = {}
@@ -135,18 +136,18 @@ def _rebuild(request: Request, binary: Binary) -> str | None:
             values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
     words = [f"arch={binary.architecture.name}"]
     words += [
-        f"{short_axis(name)}={','.join(map(spelled, sorted(held)))}"
+        f"{short_axis(name)}={','.join(map(value_text, sorted(held)))}"
         for name, held in values.items()
         if held
     ]
     return f"nox -s build-dev -- {' '.join(words)}"
 
 
-def _complete(request: Request, binary: Binary) -> str | None:
-    """The command that adds the request's function: to a build of a subset, or an older wheel."""
+def _add_function(request: Request, binary: Binary) -> str | None:
+    """The command that adds the request's function to a partial build or an older wheel."""
     if _is_subset(binary):
-        return _rebuild(request, binary)
-    if binary.skew is None:  # the wheel of this very version lacks it
+        return _add_kernel(request, binary)
+    if binary.skew is None:  # the wheel of this version does not have it either
         return None
     return binary.candidate.repair
 
@@ -163,5 +164,5 @@ def _driver(system: System) -> str:
 
 
 def dotted(version: tuple[int, int]) -> str:
-    """A version as people write it."""
+    """The text of a version, e.g. `12.4`."""
     return f"{version[0]}.{version[1]}"

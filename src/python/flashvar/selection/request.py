@@ -1,4 +1,4 @@
-"""What is asked for, and what the user insists on."""
+"""The request for a kernel, and the user's overrides of selection."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Final
 from flashvar import ops
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import ConfigurationError, InvalidInputError
-from flashvar.ops.op import Axis, OpSpec, Value, spelled
+from flashvar.ops.op import Axis, OpSpec, Value, value_text
 
 BACKENDS: Final = ("auto", "cuda", "triton", "reference")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One kind of call: everything about it that decides which kernel can serve it."""
+    """One kind of call: the properties that decide which kernel can serve it."""
 
     function: str  # of an op, e.g. "attention_fwd"
     dtype: str  # "bf16", "fp16", "fp32" or "fp64"
     device: int | None  # CUDA device ordinal; None for CPU tensors
-    axes: tuple[Value, ...] = ()  # a value for each axis of the op, in its order
+    axes: tuple[Value, ...] = ()  # a value for each of the op's axes, in order
 
     @classmethod
     def of(
         cls, function: str, dtype: str, device: int | None, **axes: str | int | tuple[int, ...]
     ) -> Request:
-        """A request with its axes by name.
+        """A request whose axes are given by name.
 
         Raises:
-            InvalidInputError: no op has the function, or it has other axes.
+            InvalidInputError: no op has the function, or the op has other axes.
         """
         spec = ops.spec_of(function)
         names = [axis.name for axis in spec.axes]
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def spec(self) -> OpSpec:
-        """The op; InvalidInputError where no op has the function."""
+        """The op of the function; InvalidInputError if no op has it."""
         return ops.spec_of(self.function)
 
     @property
@@ -55,7 +55,7 @@ class Request:
     @property
     def kind(self) -> str:
         """The axes in words: `head dim 64`; empty for ops without axes."""
-        return kind_words(self.spec.axes, self.axes)
+        return kind_text(self.spec.axes, self.axes)
 
     def __str__(self) -> str:
         """The request in words, for errors and the log."""
@@ -64,36 +64,38 @@ class Request:
         return f"{self.function} {self.dtype}{kind} on {device}"
 
 
-def kind_words(axes: tuple[Axis, ...], *values: tuple[Value, ...]) -> str:
-    """Values of axes in words: `head dim 64`, `head dims 64, 128`; nothing of no axes.
+def kind_text(axes: tuple[Axis, ...], *values: tuple[Value, ...]) -> str:
+    """Values of axes in words: `head dim 64`, `head dims 64, 128`; empty for ops without axes.
 
-    Kinds of several axes are told one by one.
+    With several axes, combinations of values are listed one by one.
     """
     if not axes:
         return ""
     kinds = sorted(set(values))
     if len(axes) == 1:
         many = "s" if len(kinds) > 1 else ""
-        return f"{axes[0].words}{many} {', '.join(spelled(one) for (one,) in kinds)}"
+        return f"{axes[0].label}{many} {', '.join(value_text(one) for (one,) in kinds)}"
     return "; ".join(
-        ", ".join(f"{axis.words} {spelled(value)}" for axis, value in zip(axes, kind, strict=True))
+        ", ".join(
+            f"{axis.label} {value_text(value)}" for axis, value in zip(axes, kind, strict=True)
+        )
         for kind in kinds
     )
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the user insists on."""
+    """The user's overrides of selection."""
 
-    backend: str = "auto"  # one of BACKENDS; anything but "auto" never falls back
-    architecture: str | None = None  # consider this binary alone, e.g. "sm_XY"
-    strict: bool = False  # a version that differs between flashvar and a binary is an error
+    backend: str = "auto"  # one of BACKENDS; a named backend has no fallback
+    architecture: str | None = None  # consider only this binary, e.g. "sm_XY"
+    strict: bool = False  # a binary of another version than flashvar is an error
 
     @classmethod
     def from_environment(
         cls, backend: str = "auto", environ: Mapping[str, str] = os.environ
     ) -> Overrides:
-        """The caller's backend, completed by FLASHVAR_BACKEND, _FORCE_ARCH and _STRICT."""
+        """The overrides of FLASHVAR_BACKEND, _FORCE_ARCH and _STRICT; a named `backend` wins."""
         source = "backend"
         named = isinstance(backend, str)
         if named and backend == "auto" and environ.get("FLASHVAR_BACKEND"):

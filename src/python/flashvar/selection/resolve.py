@@ -1,6 +1,6 @@
-"""Which kernel serves a request on this machine: selection, proved by opening what it chose.
+"""Selection on this machine: chooses among the installed binaries and opens the chosen one.
 
-Callers keep the answer per request; nothing here is fast.
+Callers cache the result per request: choosing is slow.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import NOT_INSTALLED, select
 
 _log = logging.getLogger("flashvar")
-# What was logged: one line for a whole model, however many kinds of calls it makes.
-_said: set[tuple[str, str, str]] = set()
+# Outcomes already logged: a model gets one line, however many kinds of calls it makes.
+_logged: set[tuple[str, str, str]] = set()
 
 
 def choose(request: Request, backend: str = "auto") -> CandidateResult:
     """The candidate that serves `request`, with its library open if it is a binary.
 
-    `backend` is completed by FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH. Says in the log what a
-    fallback was chosen over and how to change that.
+    FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH apply where `backend` is "auto". If a fallback serves,
+    the log says why no better candidate does, and how to change that.
 
     Raises:
         InvalidInputError: no op has the function.
-        BackendUnavailableError: nothing serves it; the message lists every candidate.
+        BackendUnavailableError: no candidate serves the request; the message lists them all.
         ConfigurationError: an environment variable or `backend` has no valid value.
-        ManifestError: FLASHVAR_STRICT=1 and the chosen binary is of another version.
+        ManifestError: FLASHVAR_STRICT=1 and the chosen binary has another version.
     """
     spec = request.spec
     overrides = Overrides.from_environment(backend)
@@ -40,14 +40,14 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
         wanted = "a backend" if overrides.backend == "auto" else f"backend {overrides.backend!r}"
         raise BackendUnavailableError(
             f"{request}: expected {wanted} that serves it, found:\n{decision.explain()}\n"
-            f"`flashvar doctor` shows this for every device{_every(spec)}."
+            f"`flashvar doctor` shows this for every device{_axes_text(spec)}."
         )
     _report(decision, decision.chosen)
     return decision.chosen
 
 
 def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
-    """Select among the installed binaries, opening the chosen one; whatever fails is refused."""
+    """Select, and open the chosen binary; if it fails to open, refuse it and select again."""
     inventory = registry.installed()
     while True:
         decision = select(request, system, inventory, overrides)
@@ -69,22 +69,23 @@ def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
             return decision
 
 
-def _every(spec: OpSpec) -> str:
-    return "".join(f" and {axis.words}" for axis in spec.axes)
+def _axes_text(spec: OpSpec) -> str:
+    return "".join(f" and {axis.label}" for axis in spec.axes)
 
 
 def _report(decision: Decision, chosen: CandidateResult) -> None:
-    """One log line: what serves, and what keeps the best of the others from serving."""
+    """Log which candidate serves, and the reason and fix of the best one that could not."""
     better = decision.results[: decision.results.index(chosen)]
     lost = next((result for result in better if result.fix is not None), None)
-    # A binary for another architecture stands by; only what was meant for this device is missed.
+    # A compiled kernel for a lower architecture serves: that the device's own binary is not
+    # installed is no reason for a warning.
     if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
         _log.debug("%s: %s serves", decision.request, chosen.candidate)
         return
-    said = (chosen.candidate, lost.candidate, lost.reason)
-    if said in _said:
+    outcome = (chosen.candidate, lost.candidate, lost.reason)
+    if outcome in _logged:
         return
-    _said.add(said)
+    _logged.add(outcome)
     _log.warning(
         "%s: %s serves, not %s (%s); to change that: %s",
         decision.request,

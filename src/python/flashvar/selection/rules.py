@@ -1,10 +1,10 @@
-"""Which kernel serves a request: a pure function from facts to results.
+"""The rules of selection: a pure function from the facts of a machine to candidate results.
 
 Every candidate gets a result with a reason, in order of preference; the first accepted one is
-chosen. Errors, the log and `flashvar doctor` all print this one trace.
+chosen. Errors, the log and `flashvar doctor` print the same results.
 
-The order: the binary of exactly the device's architecture, then those of lower minors of the same
-major, then Triton, then the reference (CPU tensors only, unless it is named).
+The order is: the binary of the device's own architecture, binaries of lower minors of the same
+major, Triton, and the reference, which serves CPU tensors, and CUDA tensors only when named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, Refusal
 from flashvar.binaries.variant import Architecture
 from flashvar.machine.system import Device, System
-from flashvar.ops.op import spelled
+from flashvar.ops.op import value_text
 from flashvar.selection.candidates import CandidateResult, Decision, Rejection
 from flashvar.selection.compatibility import dotted, nearest_kernel, rejections, values_of
 from flashvar.selection.request import Overrides, Request
@@ -33,9 +33,9 @@ def select(
     inventory: Inventory,
     overrides: Overrides = _NO_OVERRIDES,
 ) -> Decision:
-    """Judge every candidate for `request`; never raises, whatever the machine is."""
+    """Judge every candidate for `request`; does not raise on any machine."""
     device = None if request.device is None else system.device(request.device)
-    common = _not_named("cuda", overrides) or _no_cuda(request, device, system)
+    common = _other_backend_named("cuda", overrides) or _no_cuda(request, device, system)
     missing = None
     if device is not None and common is None:
         missing = _missing_binary(device, system, inventory, overrides.architecture)
@@ -58,12 +58,12 @@ def select(
 def _nearest_first(
     judged: list[tuple[Architecture | None, CandidateResult]], device: Device | None
 ) -> list[CandidateResult]:
-    """Those that may match the device first, the highest architecture of them leading."""
+    """Results sorted: architectures that run on the device first, from high to low."""
     capability = (0, 0) if device is None else device.capability
 
     def rank(entry: tuple[Architecture | None, CandidateResult]) -> tuple[int, int, int]:
         architecture = entry[0]
-        if architecture is None:  # its manifest cannot be read: it might be anything
+        if architecture is None:  # the manifest cannot be read, so the architecture is unknown
             return (1, 0, 0)
         place = 0 if architecture.runs_on(capability) else 2
         return (place, -architecture.major, -architecture.minor)
@@ -71,14 +71,14 @@ def _nearest_first(
     return [result for _, result in sorted(judged, key=rank)]
 
 
-def _not_named(backend: str, overrides: Overrides) -> Rejection | None:
+def _other_backend_named(backend: str, overrides: Overrides) -> Rejection | None:
     if overrides.backend in ("auto", backend):
         return None
     return Rejection(f'backend="{overrides.backend}" was named')
 
 
 def _no_cuda(request: Request, device: Device | None, system: System) -> Rejection | None:
-    """What rules out every binary at once."""
+    """The reason why no binary at all can serve, or None."""
     if request.device is None:
         return Rejection("serves CUDA tensors, the request has CPU tensors")
     if system.torch_hip is not None:
@@ -95,7 +95,7 @@ def _no_cuda(request: Request, device: Device | None, system: System) -> Rejecti
 def _missing_binary(
     device: Device, system: System, inventory: Inventory, forced: str | None
 ) -> CandidateResult | None:
-    """The result on the binary that should be here, if it is not even installed."""
+    """The result of the binary that fits the device best, if it is not installed."""
     wanted = Architecture.parse(forced) if forced else Architecture(*device.capability)
     extras = inventory.extras
     offered = sorted((Architecture.parse(extra) for extra in extras.here), reverse=True)
@@ -109,11 +109,13 @@ def _missing_binary(
     if wanted == best:
         return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, advice.install(best.extra))
     if wanted.extra in extras.elsewhere:
-        reason = f"flashvar has no wheel of it for {system.platform}"
+        reason = f"flashvar has no wheel for {system.platform}"
         return CandidateResult(candidate, "cuda", False, reason)
-    if offered or extras.elsewhere:  # an installed flashvar knows what exists; bare sources do not
+    if (
+        offered or extras.elsewhere
+    ):  # an installed flashvar lists its wheels; a source tree does not
         every = sorted(map(Architecture.parse, extras.here | extras.elsewhere))
-        reason = f"flashvar has no wheel for it, but for {', '.join(one.name for one in every)}"
+        reason = f"flashvar has no wheel for it, only for {', '.join(one.name for one in every)}"
         return CandidateResult(candidate, "cuda", False, reason)
     return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
@@ -121,7 +123,7 @@ def _missing_binary(
 def _judge_refusal(
     refusal: Refusal, device: Device | None, common: Rejection | None
 ) -> tuple[Architecture | None, CandidateResult]:
-    """The result on a binary that is here but not trusted, with its fix if that would help."""
+    """The result of a refused binary; with the fix, if the device could use the binary."""
     named = refusal.architecture
     architecture = None if named is None else Architecture.parse(named)
     useful = common is None and device is not None
@@ -148,18 +150,18 @@ def _judge_binary(
         rejection = next(rejections(request, device, system, binary, overrides, kernel), None)
     if rejection is not None:
         return CandidateResult(candidate, "cuda", False, rejection.reason, rejection.fix, binary)
-    detail = _detail(request, kernel)
+    detail = _larger_axes(request, kernel)
     made_for = binary.architecture.capability
     if device is not None and made_for != device.capability:
         detail += f", compiled for {dotted(made_for)}"
     return CandidateResult(candidate, "cuda", True, f"serves{detail}", None, binary, kernel)
 
 
-def _detail(request: Request, kernel: KernelRow | None) -> str:
-    """What of the kernel is larger than asked for."""
+def _larger_axes(request: Request, kernel: KernelRow | None) -> str:
+    """The axes in which the kernel is larger than the request, in words."""
     held = None if kernel is None else values_of(request.spec, kernel)
     larger = [
-        f" with compiled {axis.words} {spelled(have)}"
+        f" with compiled {axis.label} {value_text(have)}"
         for (axis, asked), have in zip(request.by_axis, held or request.axes, strict=True)
         if have != asked
     ]
@@ -178,7 +180,7 @@ def _judge_triton(
 def _triton_rejections(
     request: Request, device: Device | None, system: System, overrides: Overrides
 ) -> Iterator[Rejection]:
-    if rejection := _not_named("triton", overrides):
+    if rejection := _other_backend_named("triton", overrides):
         yield rejection
     if overrides.backend == "auto" and overrides.architecture is not None:
         yield Rejection(f"FLASHVAR_FORCE_ARCH={overrides.architecture} was set")
@@ -203,7 +205,7 @@ def _triton_rejections(
         )
     for axis, asked in request.by_axis:
         if axis.off_step(asked) or axis.too_large(asked):
-            yield Rejection(f"serves {axis.words}s {axis.limits}, not {spelled(asked)}")
+            yield Rejection(f"serves {axis.label}s {axis.limits}, not {value_text(asked)}")
     if system.triton is None:
         yield Rejection("triton is not installed", "pip install triton")
     if device is None:  # the interpreter compiles nothing
@@ -219,13 +221,13 @@ def _triton_rejections(
         )
     if system.triton_cache is None:
         yield Rejection(
-            "cannot keep what it compiles: its cache folder cannot be written",
+            "cannot store compiled kernels: its cache folder cannot be written",
             "set TRITON_CACHE_DIR to a folder that can be written",
         )
 
 
 def _judge_reference(request: Request, overrides: Overrides) -> CandidateResult:
-    rejection = _not_named("reference", overrides)
+    rejection = _other_backend_named("reference", overrides)
     if rejection is None and request.device is not None and overrides.backend == "auto":
         rejection = Rejection('serves CUDA tensors only when named: backend="reference"')
     if rejection is not None:

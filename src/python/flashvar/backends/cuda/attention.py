@@ -1,4 +1,4 @@
-"""Attention through a compiled binary: the C structs of `attention.h`, each filled in one go."""
+"""Attention through a compiled binary: packs the structs of `attention.h` and launches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     )
     from flashvar.selection.candidates import CandidateResult
 
-# flashvar_attention_problem: what never changes in one problem, then what a call brings.
+# flashvar_attention_problem: first the fields that are constant for a problem, then those of a
+# call.
 _SIZES: Final = struct.Struct(
     "<qqqqq"  # batch seqlen_q seqlen_k total_q total_k
     "iiiiII"  # heads_q heads_kv head_dim head_dim_v dtype flags
@@ -38,7 +39,7 @@ _FORWARD: Final = struct.Struct(f"<{CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
 # lse and grad_lse.
 _BACKWARD: Final = struct.Struct(f"<{CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
 _NO_TENSOR: Final = (0, 0, 0, 0)
-_ALIGNED: Final = 256  # an address that is not NULL, for a size that depends on no other
+_ALIGNED: Final = 256  # a placeholder for addresses: aligned, and not NULL
 
 _CAUSAL: Final = 1
 _WINDOW_LEFT: Final = 2
@@ -48,7 +49,7 @@ _BIAS_FLOAT32: Final = 1
 
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
-    """Bind the binary that the chosen names and everything of the struct but the addresses."""
+    """Look up the function in the chosen binary; pack everything but streams and addresses."""
     function, device = function_of(FORWARD, chosen, problem.device)
     workspace = _forward_workspace(problem, device, function)
     return _forward(problem, device, function.launch, workspace)
@@ -57,38 +58,40 @@ def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
 def explain_forward(
     problem: Problem, chosen: CandidateResult
 ) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
-    """A function that says which kernels the binary launches for a call, and why."""
+    """A function that returns which kernels the binary launches for a call, and why."""
     function, device = function_of(FORWARD, chosen, problem.device)
-    said: list[str] = []
-    ask = _forward(problem, device, lambda packed: said.append(function.explain(packed)), 0)
+    explained: list[str] = []
+    explain_packed = _forward(
+        problem, device, lambda packed: explained.append(function.explain(packed)), 0
+    )
 
     def explain(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> str:
-        ask(inputs, out, lse)
-        return said.pop()
+        explain_packed(inputs, out, lse)
+        return explained.pop()
 
     return explain
 
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
-    """Bind the binary, and ask it once how much workspace the problem wants."""
+    """As `prepare_forward`; the first call queries the size of the workspace."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
     return _backward(problem, device, function.launch, function.workspace)
 
 
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
-    """As `explain_forward`; the function takes what a BackwardLaunch takes."""
+    """As `explain_forward`; the function has the arguments of a BackwardLaunch."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
-    said: list[str] = []
-    ask = _backward(
+    explained: list[str] = []
+    explain_packed = _backward(
         problem,
         device,
-        lambda packed: said.append(function.explain(packed)),
+        lambda packed: explained.append(function.explain(packed)),
         lambda packed: 0,
     )
 
     def explain(*call: Any) -> str:
-        ask(*call)
-        return said.pop()
+        explain_packed(*call)
+        return explained.pop()
 
     return explain
 
@@ -133,7 +136,7 @@ def _forward(
 
 
 def _forward_workspace(problem: Problem, device: int, function: Function) -> int:
-    """Asked before there is a call: the size depends on no address but on which are NULL."""
+    """The size of the workspace; it depends only on which addresses are NULL, not on a call."""
     strides = struct.pack("<qqq", *problem.q)
     packed = _FORWARD.pack(
         call_head(_FORWARD, device),
@@ -165,7 +168,7 @@ def _backward(
     )
     grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
     constant, tail = _tail(forward)
-    wanted: list[int] = []
+    workspace_size: list[int] = []
 
     def launch(
         inputs: Inputs,
@@ -206,9 +209,9 @@ def _backward(
                 end,
             )
 
-        if not wanted:
-            wanted.append(workspace_of(packed(0, 0)))
-        size = wanted[0]
+        if not workspace_size:
+            workspace_size.append(workspace_of(packed(0, 0)))
+        size = workspace_size[0]
         if size == 0:
             run(packed(0, 0))
             return
@@ -245,7 +248,7 @@ def _sizes(problem: Problem) -> bytes:
 
 
 def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
-    """The problem's struct where it is the same at every call, else None; and that of one call."""
+    """The packed problem if it is the same at every call, else None; and a function to pack it."""
     sizes, pack = _sizes(problem), _PROBLEM.pack
     alibi_stride = problem.alibi_batch_stride or 0
 
@@ -257,7 +260,7 @@ def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
             _address(inputs.seqused_k),
             _address(inputs.alibi_slopes),
             alibi_stride,
-            # The ABI has the generator's state exactly where something is dropped.
+            # The ABI requires NULL unless dropout_p is positive.
             _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
             *_bias(inputs.bias, problem.bias),
         )
@@ -268,7 +271,7 @@ def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
 
 
 def _placeholder(problem: Problem) -> bytes:
-    """The problem's struct with an address wherever a call has one."""
+    """The packed problem with a placeholder for every address of a call."""
     return _PROBLEM.pack(
         _sizes(problem),
         _ALIGNED if problem.total_q is not None else 0,

@@ -1,1 +1,1 @@
-"""The ops in plain torch operations: right everywhere, fast nowhere."""
+"""The reference backend: the ops in plain torch operations, for any device, slow."""

@@ -1,1 +1,1 @@
-"""The ops in Triton: no binary needed, compiled for the device at the first call."""
+"""The Triton backend: needs no binary, compiles for the device at the first call."""

@@ -1,14 +1,14 @@
-"""A stand-in for the module `flash_attn` (FlashAttention 2).
+"""A drop-in replacement for the module `flash_attn` (FlashAttention 2).
 
     import flashvar.compat.flash_attn
     flashvar.compat.flash_attn.install()
 
-From then on `import flash_attn` gives this module, in this process. What dependants import is here:
-the public functions, `bert_padding`, rotary embeddings, collectives with gradients, the forward and
-backward below autograd, and the metadata of a distribution. The import of anything else that
-FlashAttention has is a `NotServedError`, an ImportError, which names what serves it;
-`importlib.util.find_spec` finds nothing there. `__version__` is the version of FlashAttention 2
-whose behavior this has, for those that compare it, marked as ours.
+From then on `import flash_attn` imports this module, in this process. It has what other packages
+import: the public functions, `bert_padding`, rotary embeddings, collectives with gradients, the
+forward and backward below autograd, and the metadata of a distribution. Importing any other part of
+FlashAttention raises `NotServedError`, an ImportError, which suggests what to use instead;
+`importlib.util.find_spec` finds nothing for such parts. `__version__` is the version of
+FlashAttention 2 with the same behavior, with a local label, for packages that compare versions.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ _PARTS: Final = (
     ".utils",
     ".utils.distributed",
 )
-# What `install` took out of sys.modules, to be put back.
+# Modules that `install` removed from sys.modules, to be restored.
 _replaced: dict[str, ModuleType] = {}
 _FINDER: Final = Finder(__version__)
 _REFUSAL: Final = Refusal()
 
 
 def install(*, replace: bool = False) -> None:
-    """Make `import flash_attn` give this module; a second call does nothing.
+    """Make `import flash_attn` import this module; a second call does nothing.
 
     Args:
-        replace: Also where another `flash_attn` is imported already. Code that took functions from
-            it keeps them.
+        replace: Also replace another `flash_attn` that is already imported. Code that imported
+            functions from it keeps them.
 
     Raises:
-        ConfigurationError: another one is imported, and `replace` is False.
+        ConfigurationError: another `flash_attn` is imported, and `replace` is False.
     """
     ours = sys.modules[__name__]
     found = sys.modules.get(_NAME)
@@ -87,14 +87,14 @@ def install(*, replace: bool = False) -> None:
     others = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
     _replaced.update({name: sys.modules.pop(name) for name in others})
     sys.meta_path.insert(0, _FINDER)
-    # The last: modules beside flash_attn may be installed.
+    # Appended last: modules such as flash_attn_3 may be installed.
     sys.meta_path.append(_REFUSAL)
     for part in _PARTS:
         sys.modules[_NAME + part] = importlib.import_module(__name__ + part)
 
 
 def uninstall() -> None:
-    """Undo `install`; does nothing where it was not called."""
+    """Undo `install`; does nothing without it."""
     if sys.modules.get(_NAME) is not sys.modules[__name__]:
         return
     sys.meta_path.remove(_FINDER)

@@ -1,4 +1,4 @@
-"""Between padded batches and packed sequences, as `flash_attn.bert_padding` does it."""
+"""Conversion between padded batches and packed sequences, as in `flash_attn.bert_padding`."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def index_first_axis_residual(
 def index_put_first_axis(
     values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int
 ) -> torch.Tensor:
-    """Zeros [first_axis_dim, ...] with `values` [n, ...] in rows `indices`, each at most once."""
+    """Zeros [first_axis_dim, ...] with `values` [n, ...] in rows `indices`, which are unique."""
     _check_indices("values", values, indices)
     if values.shape[0] != indices.shape[0]:
         raise ShapeError(
             f"indices must name a row for each of values, got {indices.shape[0]} for "
-            f"{tuple(values.shape)}: pass those that unpad_input gave with them"
+            f"{tuple(values.shape)}: pass the indices that unpad_input returned with them"
         )
     rows = count("first_axis_dim", first_axis_dim)
     zeros = values.new_zeros((rows, *values.shape[1:]))
@@ -71,19 +71,19 @@ def unpad_input(
     attention_mask: torch.Tensor,
     unused_mask: torch.Tensor | None = None,
 ) -> Unpadded:
-    """Pack the rows of [batch, seqlen, ...] that a mask names.
+    """Pack the rows of [batch, seqlen, ...] that a mask selects.
 
     Args:
         hidden_states: [batch, seqlen, ...].
-        attention_mask: [batch, seqlen], 1 where a row counts.
-        unused_mask: [batch, seqlen], 1 where a row is packed too, but not used.
+        attention_mask: [batch, seqlen], 1 for rows in use.
+        unused_mask: [batch, seqlen], 1 for rows that are packed but not in use.
 
     Returns:
-        The packed rows [total, ...]; their places in the flattened batch [total]; the offsets of
+        The packed rows [total, ...]; their indices in the flattened batch [total]; the offsets of
         the sequences, int32 [batch + 1]; the longest length; the used lengths, int32 [batch].
 
     Raises:
-        InvalidInputError: The masks do not fit the rows, or are not of zeros and ones.
+        InvalidInputError: The masks do not fit the rows, or have other values than 0 and 1.
     """
     counts = _counts("attention_mask", attention_mask, hidden_states)
     packed = counts
@@ -102,14 +102,14 @@ def unpad_input_for_concatenated_sequences(
 
     Args:
         hidden_states: [batch, seqlen, ...].
-        attention_mask_in_length: integers [batch, seqlen]: the lengths of the sequences of an
-            entry one after another, and 0 for the rest.
+        attention_mask_in_length: integers [batch, seqlen]: first the lengths of the sequences of an
+            entry, then zeros.
 
     Returns:
-        The packed rows, their places, the offsets of all sequences, and the longest length.
+        The packed rows, their indices, the offsets of all sequences, and the longest length.
 
     Raises:
-        InvalidInputError: The lengths do not fit the rows, or are no integers.
+        InvalidInputError: The lengths do not fit the rows, or are not integers.
     """
     _check_beside("attention_mask_in_length", attention_mask_in_length, hidden_states)
     if attention_mask_in_length.is_floating_point() or attention_mask_in_length.is_complex():
@@ -134,10 +134,10 @@ def unpad_input_for_concatenated_sequences(
 def pad_input(
     hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
 ) -> torch.Tensor:
-    """Rows [total, ...] back in their places of [batch, seqlen, ...], zeros elsewhere.
+    """Write rows [total, ...] back to [batch, seqlen, ...] at `indices`; other rows are zeros.
 
     Raises:
-        InvalidInputError: `indices` do not name a row for each of `hidden_states`.
+        InvalidInputError: `indices` does not have one index for each row of `hidden_states`.
     """
     sizes = count("batch", batch), count("seqlen", seqlen)
     return index_put_first_axis(hidden_states, indices, sizes[0] * sizes[1]).unflatten(0, sizes)
@@ -162,7 +162,7 @@ def _check_indices(name: str, rows: torch.Tensor, indices: torch.Tensor) -> None
     if rows.dim() == 0 or indices.dim() != 1:
         raise ShapeError(
             f"{name} must be [rows, ...] and indices [n], got {tuple(rows.shape)} and "
-            f"{tuple(indices.shape)}: flatten the batch, and pass what unpad_input gave"
+            f"{tuple(indices.shape)}: flatten the batch, and pass the results of unpad_input"
         )
     if indices.dtype not in (torch.int32, torch.int64):
         raise DtypeError(
@@ -178,8 +178,8 @@ def _is_beyond(indices: torch.Tensor, rows: int) -> bool:
 
 def _beyond(indices: torch.Tensor, rows: int) -> ShapeError:
     return ShapeError(
-        f"indices must be of {rows} rows, got some from {int(indices.min())} to "
-        f"{int(indices.max())}: pass those that unpad_input gave, and the sizes it was given"
+        f"indices must be below {rows}, got values from {int(indices.min())} to "
+        f"{int(indices.max())}: pass the indices that unpad_input returned, and its sizes"
     )
 
 
@@ -203,11 +203,11 @@ def _check_beside(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) ->
 
 
 def _counts(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Which rows a mask names, as bool."""
+    """The mask as bool."""
     _check_beside(name, mask, hidden_states)
     if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()):
         raise InvalidInputError(
-            f"{name} must be 1 where a row counts and 0 elsewhere, got other values in a "
-            f"{mask.dtype} mask: one that is added to scores becomes such a mask by mask == 0"
+            f"{name} must be 1 for rows in use and 0 elsewhere, got other values in a "
+            f"{mask.dtype} mask: pass mask == 0 for a mask that is added to scores"
         )
     return mask != 0

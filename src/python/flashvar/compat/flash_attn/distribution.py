@@ -1,4 +1,4 @@
-"""The distribution `flash-attn` as importlib.metadata shows it, for dependants that ask for it."""
+"""The metadata of a distribution `flash-attn`, for packages that query importlib.metadata."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class StandIn(Distribution):
         }
 
     def read_text(self, filename: str) -> str | None:
-        """One of its texts; None where it has no such file."""
+        """The text of a metadata file; None if there is no such file."""
         return self._texts.get(filename)
 
     def locate_file(self, path: Any) -> NoReturn:
-        """Nothing is anywhere."""
+        """Raise: the distribution has no files."""
         raise FileNotFoundError(
             f"flashvar's stand-in for flash-attn has no files, asked for {path}"
         )
 
 
 class Finder(DistributionFinder):
-    """Finds the stand-in, before a distribution that may be installed, and no module."""
+    """Finds the distribution, before an installed flash-attn, and no modules."""
 
     def __init__(self, version: str) -> None:
         self._found = StandIn(version)
 
     def find_spec(self, *_: object) -> None:
-        """Modules are in sys.modules."""
+        """None: `install` puts the modules into sys.modules."""
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[Distribution]:
-        """The stand-in where it is asked for by name, or everything is."""
+        """The distribution, if it is searched by name or all distributions are listed."""
         name = None if context is None else context.name
         if name is None or re.sub(r"[-_.]+", "_", name).lower() == _NAME:
             yield self._found

@@ -1,7 +1,7 @@
-"""What `flash_attn.flash_attn_interface` holds: the functions, and those below autograd.
+"""The module `flash_attn.flash_attn_interface`: public functions, and functions below autograd.
 
-The latter are for code with an autograd function of its own, such as context parallelism: nothing
-they return has a history, and the backward writes into tensors that it is given.
+Functions below autograd are for code that has its own autograd function, such as context
+parallelism: autograd does not record them, and the backward writes into given tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashvar.flash_attn import (
 )
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.dropout_mask import block_of_keys, dropped_weights
-from flashvar.ops.attention.options import plain_scale, unbounded_below
+from flashvar.ops.attention.options import plain_scale, window_side
 from flashvar.ops.attention.problem import Inputs, Options
 
 __all__ = [
@@ -91,7 +91,7 @@ def _flash_attn_varlen_forward(
     seqused_k: torch.Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Forward:
-    """The forward of `flash_attn_varlen_func`; `zero_tensors` changes nothing."""
+    """The forward of `flash_attn_varlen_func`; `zero_tensors` has no effect."""
     if block_table is not None or leftpad_k is not None:
         _refuse("block_table and leftpad_k")
     options = _options(
@@ -129,7 +129,7 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write dq, dk and dv; gives the row sums of dout * out, [batch, heads, rows up to 128]."""
+    """Write dq, dk and dv; returns delta, [batch, heads, seqlen_q rounded up to 128]."""
     options = _options(
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
     )._replace(deterministic=deterministic)
@@ -164,7 +164,7 @@ def _flash_attn_varlen_backward(
     rng_state: torch.Tensor | None = None,
     zero_tensors: bool = False,
 ) -> torch.Tensor:
-    """Write dq, dk and dv; gives the row sums of dout * out, [heads, total + 128 * batch]."""
+    """Write dq, dk and dv; returns delta, [heads, total + 128 * batch]."""
     options = _options(
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
     )._replace(deterministic=deterministic, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
@@ -189,7 +189,7 @@ _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 
 
 def flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refused: there is no kernel for it yet."""
+    """Raise: no kernel serves it yet."""
     raise BackendUnavailableError(
         "flash_attn_with_kvcache is not served yet, got a call: write the new keys into the cache "
         "and call flashvar.attention_varlen with seqused_k, which reads it up to that length"
@@ -207,8 +207,8 @@ def _options(
     return Options(
         causal=bool(causal),
         scale=plain_scale(softmax_scale),
-        window_left=unbounded_below(window_left),
-        window_right=unbounded_below(window_right),
+        window_left=window_side(window_left),
+        window_right=window_side(window_right),
         softcap=softcap,
         dropout_p=dropout_p,
     )
@@ -249,26 +249,26 @@ def _backward(
         grads = torch.ops.flashvar.attention_bwd.default(
             dout, None, out, softmax_lse, False, *inputs, *options
         )
-        # The last is that of the bias, which these functions have none of.
+        # The last gradient is that of the bias, which these functions do not have.
         for grad, target in zip(grads[:3], targets, strict=True):
             if target is not None:
                 target.copy_(grad)
 
 
 def maybe_contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
-    """The tensor, copied where its rows are strided."""
+    """The tensor, copied if its last dimension is strided."""
     return x.contiguous() if x is not None and x.stride(-1) != 1 else x
 
 
 def _get_block_size_n(
     device: torch.device | int | str, head_dim: int, is_dropout: bool, is_causal: bool
 ) -> int:
-    """Keys that share a maximum in the weights of `return_attn_probs`."""
+    """How many keys share a running maximum in the weights of `return_attn_probs`."""
     return block_of_keys(head_dim, torch.device(device))
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Names that FlashAttention has here say what serves them."""
+    """Raise; for names of FlashAttention the error suggests what to use instead."""
     refuse_name(__name__, name)
 
 

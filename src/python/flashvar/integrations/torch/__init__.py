@@ -1,4 +1,4 @@
-"""Flashvar behind torch.nn.functional.scaled_dot_product_attention: `activate` and `deactivate`."""
+"""Serves torch's scaled_dot_product_attention with flashvar: `activate` and `deactivate`."""
 
 from flashvar.integrations.torch.activation import (
     SERVED,

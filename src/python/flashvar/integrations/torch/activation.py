@@ -1,13 +1,14 @@
-"""Flashvar behind torch.nn.functional.scaled_dot_product_attention.
+"""Serves torch.nn.functional.scaled_dot_product_attention with flashvar.
 
     import flashvar.integrations.torch
 
     with flashvar.integrations.torch.activate():    # or activate() ... deactivate()
         model(batch)
 
-What flashvar does not serve goes to torch's own, and `last_reason` says why. So do calls that a
-mode, a tensor subclass or somebody else's replacement of the function is to see: below torch's
-dispatcher flashvar then computes what torch gives its flash attention (`torch_flash`).
+Calls that flashvar does not serve go to torch's own function, and `last_reason` has the reason. So
+do calls that a mode, a tensor subclass or another replacement of the function must see; of these,
+flashvar still serves the ones for which torch chooses flash attention, below the dispatcher
+(`torch_flash`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any, Final
 import torch
 from torch.overrides import handle_torch_function
 
-from flashvar.integrations.fallback import decline
+from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.serving import named
 from flashvar.integrations.torch import attribute as torch_attribute
 from flashvar.integrations.torch import flash as torch_flash
-from flashvar.integrations.torch.sdpa import attend, attend_at_once, kind_but_plain, why_not
+from flashvar.integrations.torch.sdpa import attend, attend_fast, non_plain_type, why_not
 from flashvar.ops.attention.api import BackendName, attention
 from flashvar.ops.attention.options import plain_scale
-from flashvar.ops.dispatch_modes import is_compiling, mode_that_watches, nothing_watches
+from flashvar.ops.dispatch_modes import active_mode, is_compiling, no_dispatch_mode_active
 
 __all__ = [
     "SERVED",
@@ -49,7 +50,7 @@ _SWITCHED_OFF: Final = "flash attention is switched off (torch.nn.attention.sdpa
 _torchs_own: Final = torch_attribute.OWN
 
 _stack: list[Activation] = []
-# What the innermost activation says, where a call finds it fastest.
+# The settings of the innermost activation, in globals because calls read them fastest there.
 _active = False
 _backend: BackendName = "auto"
 _on_cpu = False
@@ -59,7 +60,7 @@ _last: str | None = None
 
 
 class Activation:
-    """One `activate()`: a context manager, which undoes it at its end."""
+    """One `activate()`, as a context manager that undoes it on exit."""
 
     def __init__(self, backend: BackendName) -> None:
         self.backend = backend
@@ -80,27 +81,29 @@ class Activation:
 
 
 def activate(backend: BackendName = "auto") -> Activation:
-    """Put flashvar behind torch.nn.functional.scaled_dot_product_attention, in this process.
+    """Serve torch.nn.functional.scaled_dot_product_attention with flashvar, in this process.
 
-    Every call is judged by itself. Calls that flashvar does not serve go to torch's own, with one
-    line in the log for each reason, or raise with FLASHVAR_STRICT=1; calls on the CPU go there
-    silently unless a backend is named. The fused inference path of torch.nn.MultiheadAttention and
-    TransformerEncoder, which asks nobody, is switched off meanwhile.
+    Every call is checked separately. Calls that flashvar does not serve go to torch's own function,
+    with one line in the log for each reason; with FLASHVAR_STRICT=1 they raise. CPU tensors go
+    there without a log line, unless a backend is named. The fused inference path of
+    torch.nn.MultiheadAttention and TransformerEncoder does not call the function, and is switched
+    off while flashvar is active.
 
-    Modules that took the function out of torch.nn.functional before keep torch's own, and calls
-    that a mode, a tensor subclass (DTensor) or another replacement of the function is to see go
-    there too. Where torch has a registry of flash attentions, from 2.11 on, flashvar becomes the
-    one in use, so that all of them reach it on CUDA devices, also where torch would take cuDNN's
-    although flash attention is not switched off.
+    Modules that imported the function by name before keep torch's own. Calls that a mode, a tensor
+    subclass (DTensor) or another replacement of the function must see also go to torch's own. Torch
+    2.11 and newer has a registry of flash attentions: there flashvar becomes the active one and
+    serves all of these calls on CUDA devices, also where torch would choose cuDNN, unless flash
+    attention is switched off.
 
     Args:
         backend: As in `flashvar.attention`; "reference" serves on the CPU too.
 
     Returns:
-        A context manager that undoes this at its end; without `with`, it lasts until `deactivate`.
+        A context manager that undoes the activation on exit; without `with`, the activation lasts
+        until `deactivate`.
 
     Raises:
-        ConfigurationError: the backend has no such name.
+        ConfigurationError: `backend` is not the name of a backend.
     """
     activation = Activation(backend)
     _stack.append(activation)
@@ -109,41 +112,41 @@ def activate(backend: BackendName = "auto") -> Activation:
 
 
 def deactivate() -> None:
-    """Undo every `activate`; does nothing where there was none."""
+    """Undo every `activate`; does nothing without one."""
     if _stack:
         _stack.clear()
         _switch()
 
 
 def active() -> bool:
-    """Whether scaled_dot_product_attention is flashvar's now."""
+    """Whether scaled_dot_product_attention is currently flashvar's."""
     return _active
 
 
 def last_reason() -> str | None:
-    """Why the last call went to torch's own; None where flashvar served it, or before any.
+    """Why the last call went to torch's own function; None if flashvar served it.
 
-    Calls in code that torch.compile compiled are not counted.
+    Also None before the first call. Calls in code that torch.compile compiled do not count.
     """
     return _last
 
 
 def report() -> dict[str, int]:
-    """How many calls there were since the first `activate`, by what became of them.
+    """The number of calls since the first `activate`, by SERVED, SERVED_BELOW or a reason.
 
-    Of SERVED_BELOW are those that torch's dispatcher brought: one may be a step of a call, as in
-    torch's context_parallel.
+    SERVED_BELOW counts calls that came through torch's dispatcher. Several of them may be steps of
+    one attention call, as in torch's context_parallel.
     """
     below = torch_flash.served()
     return {**_counts, SERVED_BELOW: below} if below else dict(_counts)
 
 
 def _switch() -> None:
-    """Make torch as the innermost activation wants it."""
+    """Apply the settings of the innermost activation to torch, or restore torch without one."""
     global _active, _backend, _on_cpu, _had_fastpath
     if not _stack:
         _active = False
-        torch_attribute.take_away()
+        torch_attribute.restore()
         torch.backends.mha.set_fastpath_enabled(_had_fastpath)
         torch_flash.switch_off()
         return
@@ -154,7 +157,7 @@ def _switch() -> None:
         _counts.clear()
         _had_fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
-        torch_attribute.put(_scaled_dot_product_attention)
+        torch_attribute.replace(_scaled_dot_product_attention)
 
 
 def _scaled_dot_product_attention(
@@ -167,21 +170,21 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention, by flashvar where it serves (flashvar.integrations.torch)."""
+    """scaled_dot_product_attention, served by flashvar where possible."""
     if attn_mask is None and dropout_p == 0.0 and _active and not _flash_is_off():
-        out = attend_at_once(query, key, value, is_causal, scale, _backend, _on_cpu)
+        out = attend_fast(query, key, value, is_causal, scale, _backend, _on_cpu)
         if out is not None:
             _note(None)
             return out
     given = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if not _active:  # somebody kept the function
+    if not _active:  # a caller kept the function
         return _own(query, key, value, *given)
     if is_compiling():
-        if (mode := mode_that_watches()) is not None:
+        if (mode := active_mode()) is not None:
             name = type(mode).__name__
             return _shown_without_graph(f"the mode {name} is to see it", query, key, value, *given)
-    elif (onlooker := _onlooker(query, key, value, attn_mask)) is not None:
-        return _shown(onlooker, query, key, value, *given)
+    elif (observer := _observer(query, key, value, attn_mask)) is not None:
+        return _call_observed(observer, query, key, value, *given)
     bottom_right = False
     if attn_mask is not None and _is_causal_bias(attn_mask) and not is_causal:
         square = attn_mask.seq_len_q == attn_mask.seq_len_kv
@@ -210,7 +213,7 @@ def _scaled_dot_product_attention(
     return _own(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-# By this name torch.distributed's context_parallel puts its own in the place of what it found.
+# context_parallel of torch.distributed replaces the function that it finds under this name.
 _scaled_dot_product_attention.__name__ = "scaled_dot_product_attention"
 
 
@@ -221,7 +224,7 @@ def _own(query: Any, key: Any, value: Any, *given: Any) -> Any:
 def _options(
     attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> dict[str, Any]:
-    """The arguments that are not torch's defaults, as who sees a call may know these alone."""
+    """The arguments that differ from torch's defaults: a mode may not support the others."""
     options: dict[str, Any] = {}
     if attn_mask is not None:
         options["attn_mask"] = attn_mask
@@ -236,28 +239,28 @@ def _options(
     return options
 
 
-def _onlooker(query: Any, key: Any, value: Any, mask: Any) -> str | None:
-    """Who else is to see a call with such tensors, None where nobody is."""
-    odd = kind_but_plain(query) or kind_but_plain(key) or kind_but_plain(value)
-    if odd is not None:
-        return f"a tensor is of the kind {odd.__name__}"
-    if mask is not None and (odd := kind_but_plain(mask)) and not _is_causal_bias(mask):
-        return f"attn_mask is of the kind {odd.__name__}"
-    if nothing_watches():
+def _observer(query: Any, key: Any, value: Any, mask: Any) -> str | None:
+    """The mode or tensor subclass that must see a call, in words; None without one."""
+    kind = non_plain_type(query) or non_plain_type(key) or non_plain_type(value)
+    if kind is not None:
+        return f"a tensor has the type {kind.__name__}"
+    if mask is not None and (kind := non_plain_type(mask)) and not _is_causal_bias(mask):
+        return f"attn_mask has the type {kind.__name__}"
+    if no_dispatch_mode_active():
         return None
-    mode = mode_that_watches()
-    return None if mode is None else f"the mode {type(mode).__name__} is to see it"
+    mode = active_mode()
+    return None if mode is None else f"the mode {type(mode).__name__} must see the call"
 
 
-def _shown(onlooker: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
-    """Torch's own, where others see the call; flashvar may compute what they leave of it."""
+def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
+    """Call torch's own function, for modes and subclasses to see; flashvar may serve its steps."""
     global _last
     torch_flash.serve_dtensors()
     before = torch_flash.served()
-    ours, mode = _scaled_dot_product_attention, mode_that_watches()
+    ours, mode = _scaled_dot_product_attention, active_mode()
     kept = getattr(mode, "__dict__", {}).values()
     if any(value is ours for value in kept):
-        # It was entered while this function was torch's, and knows no other.
+        # The mode was entered while flashvar was active: it only knows flashvar's function.
         tensors = query, key, value
         return handle_torch_function(ours, tensors, *tensors, **_options(*given))
     with torch_attribute.read_as_own():
@@ -265,13 +268,13 @@ def _shown(onlooker: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     if torch_flash.served() > before:
         _last = None
     else:
-        _note(onlooker if _on_cpu or _is_on_device(query) else _ON_CPU)
+        _note(observer if _on_cpu or _is_on_device(query) else _ON_CPU)
     return out
 
 
 def _shown_without_graph(*words: Any) -> Any:
     """The same from a graph, which ends here: a mode looks at the call which function it sees."""
-    return torch.compiler.disable(_shown)(*words)
+    return torch.compiler.disable(_call_observed)(*words)
 
 
 # What torch.compiler.disable says of a function, without the import of the compiler.
@@ -279,12 +282,12 @@ _shown_without_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _is_on_device(tensor: Any) -> bool:
-    with torch._C.DisableTorchFunction():  # modes are to see the call alone
+    with torch._C.DisableTorchFunction():  # modes must see only the call, not this check
         return isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"
 
 
 def _is_causal_bias(mask: Any) -> bool:
-    """Whether a mask is torch's CausalBias, whose module takes a second to import."""
+    """Whether a mask is torch's CausalBias; does not import its module, which takes a second."""
     kind = type(mask)
     return kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias"
 
@@ -309,7 +312,7 @@ def _flash_is_off() -> bool:
     return not torch._C._get_flash_sdp_enabled()
 
 
-# While torch.compile traces, what holds then is kept, as torch's own choice of a kernel is.
+# torch.compile treats the result at trace time as a constant, as torch's own choice of a kernel.
 _flash_is_off._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -318,10 +321,10 @@ def _note(reason: str | None) -> None:
     _last = reason
     _counts[reason or SERVED] += 1
     if reason is not None and reason is not _ON_CPU:
-        decline("scaled_dot_product_attention", reason, "torch's own")
+        report_fallback("scaled_dot_product_attention", reason, "torch's own")
 
 
-# torch.jit.script takes it for torch's own.
+# Makes torch.jit.script treat the function as torch's own.
 if hasattr(torch.jit, "_builtins"):
     torch.jit._builtins._register_builtin(
         _scaled_dot_product_attention, "aten::scaled_dot_product_attention"

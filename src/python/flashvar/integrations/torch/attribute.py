@@ -1,9 +1,9 @@
-"""The attribute `torch.nn.functional.scaled_dot_product_attention`, shared with all who replace it.
+"""Replaces the attribute `torch.nn.functional.scaled_dot_product_attention`, which others share.
 
-Others replace it too (torch.distributed's context_parallel, tests, profilers), before flashvar or
-after it, and put back what they found in any order. So while flashvar is active its function lies
-there only in the place of torch's own: what somebody else puts there stays, and as soon as torch's
-own is put back, flashvar's is.
+Other code also replaces it (torch.distributed's context_parallel, tests, profilers), before or
+after flashvar, and restores what it found in any order. So flashvar replaces only torch's own
+function: a replacement by other code stays, and when that code restores torch's own function, the
+attribute becomes flashvar's again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = [
     "OWN",
     "REPLACED",
     "is_replaced_by_others",
-    "put",
     "read_as_own",
+    "replace",
+    "restore",
     "splits_sequences",
-    "take_away",
 ]
 
-# Not what the attribute is at the time of this import: that may be somebody else's.
+# Not read from the attribute, which may already be another replacement.
 OWN: Final = torch._C._nn.scaled_dot_product_attention
 
 REPLACED: Final = (
-    "torch's scaled_dot_product_attention is replaced by somebody (context_parallel, for example)"
+    "torch's scaled_dot_product_attention is replaced by other code (e.g. context_parallel)"
 )
 
 _NAME: Final = "scaled_dot_product_attention"
-_there: Final = functional.__dict__
+_attributes: Final = functional.__dict__
 _function_modes: Final = torch._C._len_torch_function_stack
 
 
@@ -49,7 +49,7 @@ _thread: Final = _Thread()
 _lock: Final = threading.RLock()
 _function: Callable[..., Any] | None = None  # flashvar's
 _active = False
-_readers = 0  # threads that read torch's own
+_readers = 0  # threads inside read_as_own
 
 
 class _Functional(ModuleType):
@@ -58,45 +58,45 @@ class _Functional(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == _NAME:
-            _settle()
+            _update()
 
     def __reduce__(self) -> Any:
         return importlib.import_module, (self.__name__,)
 
 
 class _FunctionalOfReaders(_Functional):
-    """The same while a thread reads torch's own; a look at the attribute takes longer here."""
+    """As _Functional, while a thread is inside read_as_own; reading the attribute is slower."""
 
     @property
     def scaled_dot_product_attention(self) -> Any:
-        found = _there[_NAME]
+        found = _attributes[_NAME]
         return OWN if found is _function and _thread.reads_own else found
 
     @scaled_dot_product_attention.setter
     def scaled_dot_product_attention(self, function: Any) -> None:
-        _there[_NAME] = function
+        _attributes[_NAME] = function
 
 
-def put(function: Callable[..., Any]) -> None:
-    """Let flashvar's function lie there whenever torch's own would."""
+def replace(function: Callable[..., Any]) -> None:
+    """Replace torch's own function by flashvar's, now and whenever it is restored."""
     global _function, _active
     _function, _active = function, True
-    _settle()
+    _update()
 
 
-def take_away() -> None:
-    """Undo `put`."""
+def restore() -> None:
+    """Undo `replace`."""
     global _active
     _active = False
-    _settle()
+    _update()
 
 
-def _settle() -> None:
-    """Put there whose turn it is, and let the module notice the next change."""
+def _update() -> None:
+    """Set the attribute, and the module's class, which intercepts the next assignment."""
     with _lock:
         replaced = _is_replaced()
         if not replaced:
-            _there[_NAME] = _function if _active else OWN
+            _attributes[_NAME] = _function if _active else OWN
         if _active or replaced:
             functional.__class__ = _FunctionalOfReaders if _readers else _Functional
         else:
@@ -104,7 +104,7 @@ def _settle() -> None:
 
 
 def is_replaced_by_others() -> bool:
-    """Whether calls of the function are somebody else's, context_parallel's for example."""
+    """Whether other code replaces the function, e.g. context_parallel."""
     return _is_replaced() or splits_sequences()
 
 
@@ -114,9 +114,9 @@ def _is_replaced() -> bool:
 
 
 def splits_sequences() -> bool:
-    """Whether context_parallel answers calls of the function: tensors are parts of sequences then.
+    """Whether context_parallel handles calls of the function: tensors are then parts of sequences.
 
-    It replaces the function or, in torch 2.8, may enter a mode.
+    context_parallel replaces the function or, in torch 2.8, may enter a mode.
     """
     return (_is_replaced() or _function_modes() > 0) and _sends_dtensors_around()
 
@@ -130,22 +130,22 @@ def _sends_dtensors_around() -> bool:
     return flash in kinds.DTensor._op_dispatcher._custom_op_handlers
 
 
-# Torch.compile asks while it traces, with a guard on the function that is there.
+# torch.compile treats the result at trace time as a constant; it guards on the attribute itself.
 _sends_dtensors_around._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager
 def read_as_own() -> Iterator[None]:
-    """Torch's own, for who asks in this thread which function it was that was called."""
+    """Within the context, this thread reads torch's own function from the attribute."""
     global _readers
     before, _thread.reads_own = _thread.reads_own, True
     with _lock:
         _readers += 1
-        _settle()
+        _update()
     try:
         yield
     finally:
         _thread.reads_own = before
         with _lock:
             _readers -= 1
-            _settle()
+            _update()

@@ -1,10 +1,10 @@
-"""Flashvar as the flash attention below torch's dispatcher.
+"""Flashvar as torch's flash attention, below the dispatcher.
 
-Of torch 2.11 and newer, which have a registry (torch.nn.attention.register_flash_attention_impl).
-Wherever torch itself chooses flash attention on a CUDA device, in C++ as well, flashvar computes:
-so do the steps of torch.distributed's context_parallel and the parts of a DTensor. cuDNN's, which
-torch prefers on newer devices, is flashvar's too unless flash attention is switched off. Calls that
-flashvar does not serve keep the kernel that was there.
+Needs the registry of torch 2.11 and newer (torch.nn.attention.register_flash_attention_impl).
+Flashvar serves every call for which torch chooses flash attention on a CUDA device, also from C++,
+in the steps of torch.distributed's context_parallel and for the parts of a DTensor. It also
+replaces cuDNN's attention, which torch prefers on newer devices, unless flash attention is switched
+off. Calls that flashvar does not serve go to the kernel that was registered before.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CUDNN: Final = "_scaled_dot_product_cudnn_attention"
 _ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"
 _DTENSORS: Final = "torch.distributed.tensor"
 
-# A seed of cuDNN's that lies there in its memory says that flashvar computed the forward, whose
-# backward may then be flashvar's: cuDNN has no use for it without dropout.
-_PLACE_OF_OURS: Final = 1
+# Marks a forward of the cuDNN op that flashvar computed, so that flashvar may compute the backward:
+# the storage offset of its Philox seed, which is not used without dropout.
+_SEED_OFFSET: Final = 1
 
-# What was active before flashvar, to be put back.
+# The flash attention that was active before flashvar, to be restored.
 _before: list[str | None] = []
 _on_cpu: list[Implementation] = []
 _backend: BackendName = "auto"
@@ -47,7 +47,7 @@ _served = 0
 def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
     """Make flashvar torch's flash attention; False where this torch has no such registry.
 
-    With `on_cpu` also that of DTensors on the CPU, for which torch itself has none.
+    With `on_cpu` also for DTensors on the CPU, for which torch has no flash attention.
     """
     global _backend, _wants_cpu, _served
     registry: Any = torch.nn.attention
@@ -55,7 +55,7 @@ def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
         hasattr(registry, "register_flash_attention_impl")
         and hasattr(registry, "restore_flash_attention_impl")
         and hasattr(torch.library, "get_kernel")
-        and torch.version.hip is None  # its kernels keep another state of dropout
+        and torch.version.hip is None  # ROCm's kernels save another state of dropout
     ):
         return False
     _backend, _wants_cpu = backend, on_cpu
@@ -70,7 +70,7 @@ def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
 
 
 def switch_off() -> None:
-    """Put back what was there before `switch_on`; does nothing without one."""
+    """Restore the flash attention before `switch_on`; does nothing without one."""
     global _wants_cpu
     _wants_cpu = False
     serve_dtensors()
@@ -85,21 +85,21 @@ def switch_off() -> None:
 
 
 def served() -> int:
-    """How many forwards flashvar computed here since it was switched on."""
+    """How many forwards flashvar computed below the dispatcher since it was switched on."""
     return _served
 
 
 def serve_dtensors() -> None:
-    """Serve them on the CPU too where that is wanted, once there are any."""
-    wanted = _wants_cpu and _DTENSORS in sys.modules
-    if wanted and not _on_cpu:
+    """Serve DTensors on the CPU if requested, once the DTensor module is imported."""
+    requested = _wants_cpu and _DTENSORS in sys.modules
+    if requested and not _on_cpu:
         _on_cpu.append(Implementation("CPU"))
-    elif _on_cpu and not wanted:
+    elif _on_cpu and not requested:
         _on_cpu.pop().remove()
 
 
 class Implementation:
-    """The kernels of torch's flash attention at one dispatch key, until `remove`."""
+    """Replaces the kernels of torch's flash attention at one dispatch key, until `remove`."""
 
     def __init__(self, key: str = "CUDA") -> None:
         self._library: Any = torch.library.Library("aten", "IMPL")
@@ -112,24 +112,26 @@ class Implementation:
             self._replace(_ON_CPU, "AutogradCPU", self._for_cpu)
 
     def remove(self) -> None:
-        """Put torch's own kernels back."""
+        """Restore torch's own kernels."""
         self._library._destroy()
 
     def _replace(self, name: str, key: str, kernel: Callable[..., Any]) -> None:
         self._replaced[name] = _kernel(getattr(torch.ops.aten, name).default, key)
-        with warnings.catch_warnings():  # torch warns of what is wanted here: a kernel replaced
+        with warnings.catch_warnings():  # torch warns that a kernel is replaced
             warnings.simplefilter("ignore", UserWarning)
             self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
-    def _own(self, name: str, reason: str, keys: Any, words: tuple[Any, ...], scale: Any) -> Any:
-        """The kernel that was there."""
+    def _own(
+        self, name: str, reason: str, keys: Any, arguments: tuple[Any, ...], scale: Any
+    ) -> Any:
+        """Call the kernel that was registered before."""
         kernel = self._replaced[name]
         if kernel is None:
             raise BackendUnavailableError(
                 f"expected a flash attention of torch's own for a call with {reason}, found none: "
-                "leave it to another one, with torch.nn.attention.sdpa_kernel"
+                "choose another attention with torch.nn.attention.sdpa_kernel"
             )
-        return kernel.call_boxed(keys, *words, scale=scale)
+        return kernel.call_boxed(keys, *arguments, scale=scale)
 
     def _forward(
         self,
@@ -145,8 +147,8 @@ class Implementation:
     ) -> Any:
         reason = "a debug mask is wanted" if return_debug_mask else _why_not(q, v)
         if reason is not None:
-            words = (q, k, v, dropout_p, is_causal, return_debug_mask)
-            return self._own(_FLASH, reason, keys, words, scale)
+            arguments = (q, k, v, dropout_p, is_causal, return_debug_mask)
+            return self._own(_FLASH, reason, keys, arguments, scale)
         state = draw_rng_state(q) if dropout_p > 0 else None
         out, lse = _attend(q, k, v, dropout_p, is_causal, scale, state)
         if state is None:
@@ -185,9 +187,9 @@ class Implementation:
     ) -> Any:
         reason = _why_not(q, v)
         if reason is not None:
-            words = (grad_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p)
+            arguments = (grad_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p)
             rest = (is_causal, rng_state, unused)
-            return self._own(f"{_FLASH}_backward", reason, keys, (*words, *rest), scale)
+            return self._own(f"{_FLASH}_backward", reason, keys, (*arguments, *rest), scale)
         state = rng_state.view(torch.int64) if dropout_p > 0 else None
         return _gradients(grad_out, q, k, v, out, lse, dropout_p, is_causal, scale, state)
 
@@ -210,16 +212,16 @@ class Implementation:
             reason = "flash attention switched off"
         elif attn_bias is not None or dropout_p > 0 or return_debug_mask:
             reason = "a mask, dropout or a debug mask"
-        elif is_causal and q.shape[2] != k.shape[2]:  # from the top left corner, unlike flash's
+        elif is_causal and q.shape[2] != k.shape[2]:  # cuDNN aligns to the top left, flash does not
             reason = "a causal mask that is not square"
         reason = reason or _why_not(q, v)
         if reason is not None:
-            words = (q, k, v, attn_bias, compute_log_sumexp, dropout_p, is_causal)
-            return self._own(_CUDNN, reason, keys, (*words, return_debug_mask), scale)
+            arguments = (q, k, v, attn_bias, compute_log_sumexp, dropout_p, is_causal)
+            return self._own(_CUDNN, reason, keys, (*arguments, return_debug_mask), scale)
         out, lse = _attend(q, k, v, 0.0, is_causal, scale, None)
-        seeds = torch.empty(_PLACE_OF_OURS + 1, dtype=torch.int64, device=q.device)
+        seeds = torch.empty(_SEED_OFFSET + 1, dtype=torch.int64, device=q.device)
         sizes = q.shape[2], k.shape[2]
-        seed, offset = seeds[_PLACE_OF_OURS], torch.empty_like(seeds[0])
+        seed, offset = seeds[_SEED_OFFSET], torch.empty_like(seeds[0])
         return out, lse.unsqueeze(-1), None, None, *sizes, seed, offset, None
 
     def _cudnn_backward(
@@ -244,12 +246,12 @@ class Implementation:
         scale: float | None = None,
     ) -> Any:
         reason = _why_not(q, v)
-        if philox_seed.storage_offset() != _PLACE_OF_OURS:
+        if philox_seed.storage_offset() != _SEED_OFFSET:
             reason = "a forward of cuDNN's"
         if reason is not None:
-            words = (grad_out, q, k, v, out, lse, philox_seed, philox_offset, attn_bias)
+            arguments = (grad_out, q, k, v, out, lse, philox_seed, philox_offset, attn_bias)
             rest = (cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
-            return self._own(f"{_CUDNN}_backward", reason, keys, (*words, *rest), scale)
+            return self._own(f"{_CUDNN}_backward", reason, keys, (*arguments, *rest), scale)
         return _gradients(grad_out, q, k, v, out, lse.squeeze(-1), 0.0, is_causal, scale, None)
 
     def _for_cpu(
@@ -264,7 +266,7 @@ class Implementation:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
-        """Torch's choice on the CPU, which DTensor knows nothing of; flash attention it knows."""
+        """Torch's CPU op. DTensor does not support it, so DTensors go to flash attention."""
         kinds = sys.modules.get(_DTENSORS)
         if kinds is not None and isinstance(q, kinds.DTensor) and attn_mask is None:
             flash = getattr(torch.ops.aten, _FLASH).default
@@ -284,10 +286,10 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, in the strides of q, and the log-sum-exp [batch, heads, sequence]."""
     global _served
-    turn, options = _layout(q, dropout_p, causal, scale)
-    out, lse = plans.forward(Inputs(turn(q), turn(k), turn(v), rng_state=state), options)
+    permute, options = _layout(q, dropout_p, causal, scale)
+    out, lse = plans.forward(Inputs(permute(q), permute(k), permute(v), rng_state=state), options)
     _served += 1
-    return _laid_out(turn(out), q), lse
+    return _with_strides_of(permute(out), q), lse
 
 
 def _gradients(
@@ -302,16 +304,18 @@ def _gradients(
     scale: float | None,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Those of q, k and v, each in the strides of its tensor."""
-    turn, options = _layout(q, dropout_p, causal, scale)
-    inputs = Inputs(turn(q), turn(k), turn(v), rng_state=state)
-    grads = plans.backward(turn(grad_out), None, inputs, turn(out), lse, options, wants_bias=False)
+    """The gradients of q, k and v, each in the strides of its tensor."""
+    permute, options = _layout(q, dropout_p, causal, scale)
+    inputs = Inputs(permute(q), permute(k), permute(v), rng_state=state)
+    grads = plans.backward(
+        permute(grad_out), None, inputs, permute(out), lse, options, wants_bias=False
+    )
     pairs = zip((q, k, v), grads[:3], strict=True)
-    return tuple(_laid_out(turn(grad), tensor) for tensor, grad in pairs)
+    return tuple(_with_strides_of(permute(grad), tensor) for tensor, grad in pairs)
 
 
 def _kernel(op: Any, key: str) -> Any:
-    """The kernel that a key has now, or None."""
+    """The kernel that is currently registered at a dispatch key, or None."""
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
         return None
     return torch.library.get_kernel(op, key)
@@ -326,23 +330,23 @@ def _why_not(q: torch.Tensor, v: torch.Tensor) -> str | None:
 def _layout(
     q: torch.Tensor, dropout_p: float, causal: bool, scale: float | None
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Options]:
-    """How to turn [batch, heads, sequence, head_dim] so that the output need not be copied."""
+    """The permutation of [batch, heads, sequence, head_dim] that avoids a copy of the output."""
     options = Options(causal=causal, dropout_p=dropout_p, scale=scale, backend=_backend)
     if q.stride(1) < q.stride(2):
         return _swapped, options
-    return _as_it_is, options._replace(layout="bhsd")
+    return _unchanged, options._replace(layout="bhsd")
 
 
 def _swapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2)
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The tensor in the strides that torch promises its compiler: those of the input, dense."""
+def _with_strides_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor in the strides that torch's fakes promise: those of empty_like(like)."""
     strides = _dense(tuple(like.shape), like.stride())
     found = zip(tensor.shape, tensor.stride(), strides, strict=True)
     if all(size == 1 or have == want for size, have, want in found):

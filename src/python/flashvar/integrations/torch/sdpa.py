@@ -1,7 +1,7 @@
-"""What scaled_dot_product_attention asks for, in the words of flashvar.attention.
+"""scaled_dot_product_attention in terms of flashvar.attention.
 
-Its semantics are torch's: a causal mask is aligned to the top left corner, a boolean mask is True
-where a key is seen, a mask is broadcast.
+The semantics are torch's: a causal mask is aligned to the top left corner, a boolean mask is True
+where a key is visible, and masks are broadcast.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from flashvar.ops.attention.api import BackendName, Layout, attention
 from flashvar.ops.attention.call import call_plain
 from flashvar.ops.attention.options import plain_scale
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
 
-__all__ = ["attend", "attend_at_once", "kind_but_plain", "why_not"]
+__all__ = ["attend", "attend_fast", "non_plain_type", "why_not"]
 
 _grad_enabled: Final = torch.is_grad_enabled
 
 
-def attend_at_once(
+def attend_fast(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -33,13 +33,14 @@ def attend_at_once(
     backend: BackendName,
     on_cpu: bool = True,
 ) -> torch.Tensor | None:
-    """`attend` of tensors [batch, heads, sequence, head_dim] that are alike, in a moment.
+    """Fast path of `attend`: q, k and v have one shape [batch, heads, sequence, head_dim].
 
-    Most calls are such. None where `why_not` has to be asked, and on the CPU without `on_cpu`.
+    Dtype and device are the same too. Returns None where `why_not` must decide, and on the CPU
+    without `on_cpu`.
     """
     if is_compiling() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return None
-    if q.is_nested or k.is_nested or v.is_nested or not nothing_watches():
+    if q.is_nested or k.is_nested or v.is_nested or not no_dispatch_mode_active():
         return None
     if not _are_strided(q, k, v):
         return None
@@ -74,10 +75,10 @@ def why_not(
     layout: Layout,
     backend: BackendName,
 ) -> str | None:
-    """Why flashvar does not serve a call, None where it does; `attend` takes what is served."""
-    odd = kind_but_plain(q) or kind_but_plain(k) or kind_but_plain(v)
-    if odd is not None:
-        return f"a tensor is of the kind {odd.__name__}"
+    """Why flashvar does not serve a call; None if it does, and `attend` may be called."""
+    kind = non_plain_type(q) or non_plain_type(k) or non_plain_type(v)
+    if kind is not None:
+        return f"a tensor has the type {kind.__name__}"
     if q.is_nested or k.is_nested or v.is_nested or not _are_strided(q, k, v):
         return "a tensor is nested or sparse"
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
@@ -88,13 +89,13 @@ def why_not(
     if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
         return "the batch, the head dim or v does not fit, so torch would broadcast"
     if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
-        return "the heads of q and k differ, without enable_gqa or a whole ratio"
+        return "the heads of q and k differ, without enable_gqa, or not by a whole factor"
     cast = _autocast_dtype(q.device.type)
-    dtype = _after(cast, q)
+    dtype = _dtype_after(cast, q)
     if (
         k.device != q.device
         or v.device != q.device
-        or not dtype == _after(cast, k) == _after(cast, v)
+        or not dtype == _dtype_after(cast, k) == _dtype_after(cast, v)
     ):
         return "q, k and v differ in dtype or device"
     if not 0 <= dropout_p < 1:
@@ -107,12 +108,12 @@ def why_not(
         if reason is not None:
             return reason
         backward = backward or (_grad_enabled() and mask.requires_grad)
-    if is_compiling() or not nothing_watches():
+    if is_compiling() or not no_dispatch_mode_active():
         if torch._C._are_functorch_transforms_active():
             return "a functorch transform, which may want second derivatives"
         if not is_compiling() and forward_ad._current_level >= 0:
             return "forward-mode derivatives may be wanted"
-    # index: numbers in a graph of symbols too.
+    # index: sizes may be symbols while a graph is traced.
     return unserved(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
 
 
@@ -127,22 +128,22 @@ def attend(
     layout: Layout,
     backend: BackendName,
 ) -> torch.Tensor:
-    """Attention of a call that `why_not` has nothing against.
+    """Attention of a call for which `why_not` returned None.
 
-    The output lies in memory as q does, heads or rows first: callers view it accordingly. Tensors
-    are cast as autocast wants them, and copied where their last dimension is not contiguous.
+    The output has the memory order of q, heads or rows first, because callers view it accordingly.
+    Tensors are cast as autocast requires, and copied if their last dimension is not contiguous.
     """
     cast = _autocast_dtype(q.device.type)
     q, k, v = (_prepared(x, cast) for x in (q, k, v))
     rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
     bias, window = None, (-1, -1)
     if mask is not None:
-        bias = _bias(mask.to(_after(cast, mask)), q, layout)
+        bias = _bias(mask.to(_dtype_after(cast, mask)), q, layout)
     if causal:
         rows = 2 if layout == "bhsd" else 1
         more = q.shape[rows] - k.shape[rows]
-        # Our diagonal ends in the bottom right corner, torch's begins in the top left one.
-        if more < 0:  # keys after the last query are seen by none
+        # flashvar's diagonal ends in the bottom right corner, torch's begins in the top left.
+        if more < 0:  # no query sees the keys after the last query
             k, v = k.narrow(rows, 0, q.shape[rows]), v.narrow(rows, 0, q.shape[rows])
         elif more > 0:
             causal, window = False, (-1, more)
@@ -162,14 +163,14 @@ def attend(
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
-    """What autocast makes of the tensors of a device that it lowers; None where it is off."""
+    """The dtype of autocast on a device; None if autocast is off."""
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
 
 
-def _after(cast: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:
-    """The dtype of a tensor after autocast, which leaves float64 alone."""
+def _dtype_after(cast: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:
+    """The dtype of a tensor after autocast, which does not cast float64."""
     dtype = tensor.dtype
     if cast is None or dtype == torch.float64 or not dtype.is_floating_point:
         return dtype
@@ -177,7 +178,7 @@ def _after(cast: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:
 
 
 def _prepared(tensor: torch.Tensor, cast: torch.dtype | None) -> torch.Tensor:
-    tensor = tensor.to(_after(cast, tensor))
+    tensor = tensor.to(_dtype_after(cast, tensor))
     if tensor.stride(-1) == 1:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -188,12 +189,12 @@ def _are_strided(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def _has_rows_first(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """Whether what is [batch, heads, sequence, head_dim] in shape has rows first in memory."""
+    """Whether [batch, heads, sequence, head_dim] is [batch, sequence, heads, ...] in memory."""
     return strides[1] < strides[2] and shape[1] > 1
 
 
-def kind_but_plain(tensor: object) -> type | None:
-    """The type of an argument that others may want to see a call with, None of a plain tensor."""
+def non_plain_type(tensor: object) -> type | None:
+    """The type of an argument that is not a plain tensor, such as a subclass; else None."""
     kind = type(tensor)
     return None if kind in PLAIN else kind
 
@@ -207,10 +208,10 @@ def _why_not_mask(
     cast: torch.dtype | None,
 ) -> str | None:
     if type(mask) not in PLAIN:
-        return f"attn_mask is of the kind {type(mask).__name__}"
+        return f"attn_mask has the type {type(mask).__name__}"
     if causal:
-        return "is_causal beside an attn_mask"
-    if _after(cast, mask) not in (torch.bool, torch.float32, _after(cast, q)):
+        return "is_causal together with an attn_mask"
+    if _dtype_after(cast, mask) not in (torch.bool, torch.float32, _dtype_after(cast, q)):
         return f"attn_mask of {mask.dtype} beside {q.dtype}"
     if mask.device != q.device:
         return "attn_mask is on another device"
@@ -228,7 +229,7 @@ def _why_not_mask(
 
 
 def _bias(mask: torch.Tensor, q: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The mask as what is added to the scores, [batch or 1, heads or 1, seqlen_q, seqlen_k]."""
+    """The mask as a bias of the scores, [batch or 1, heads or 1, seqlen_q, seqlen_k]."""
     if mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
         mask = zeros.masked_fill_(mask.logical_not(), -torch.inf)

@@ -1,4 +1,4 @@
-"""Models of the package transformers on flashvar: `register`."""
+"""Flashvar as an attention implementation of the package transformers: `register`."""
 
 from flashvar.integrations.transformers.registration import register
 

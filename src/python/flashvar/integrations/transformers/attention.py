@@ -1,4 +1,4 @@
-"""The attention function that transformers calls in every layer of a model on flashvar."""
+"""The attention function that transformers calls in every layer of a model that uses flashvar."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
 from flashvar.integrations.torch.attribute import splits_sequences
 from flashvar.integrations.transformers.check import called, causal_without_mask
-from flashvar.integrations.transformers.in_parts import attention_of_the_whole
+from flashvar.integrations.transformers.in_parts import distributed_attention
 from flashvar.integrations.transformers.layout import (
     Layout,
-    added,
     additive,
-    bounded,
+    as_bias,
+    bounded_window,
     padding_layout,
 )
 from flashvar.integrations.transformers.own_path import Call, own_path
@@ -26,7 +26,7 @@ from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.attention.varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"
-# Arguments of a layer that must be empty, and why.
+# Arguments of a layer that are not supported, and why.
 _NOT_SERVED: Final = {
     "output_attentions": "it keeps no attention weights",
     "head_mask": "it takes no head_mask",
@@ -53,59 +53,59 @@ def attention(
     position_bias: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of a layer, as transformers asks for it.
+    """Attention of a layer, with the signature that transformers expects.
 
     Args:
-        module: The layer; `is_causal` is its own where the argument is None.
+        module: The layer; its attribute `is_causal` applies if the argument is None.
         query: [batch, heads_q, seqlen_q, head_dim].
-        key: [batch, heads_kv, seqlen_k, head_dim]; rows that the mask does not reach are not read.
+        key: [batch, heads_kv, seqlen_k, head_dim]; rows beyond the mask are not read.
         value: [batch, heads_kv, seqlen_k, head_dim_v].
-        attention_mask: What our mask function gave; or [batch, keys], 0 where there is padding; or
-            [batch or 1, heads or 1, seqlen_q or 1, keys], added to the scores, or bool.
+        attention_mask: The result of flashvar's mask function; or [batch, keys], 0 for padding; or
+            [batch or 1, heads or 1, seqlen_q or 1, keys], bool or added to the scores.
         dropout: Probability that a weight becomes 0.
         scaling: Factor of the scores.
         is_causal: Hide later keys.
-        sliding_window: Keys that a query sees, itself among them; if not causal, to either side.
+        sliding_window: Keys that a query sees, including its own; on each side if not causal.
         softcap: Bound of the scores.
         s_aux: [heads_q], the scores of keys without values (attention sinks).
         position_bias: [batch or 1, heads_q, seqlen_q, keys], added to the scores.
         others: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q`, `max_length_k` and `position_ids`
-            of packed sequences; the `cache` of continuous batching. What else a model passes
-            changes nothing.
+            of packed sequences; the `cache` of continuous batching. Other arguments of a model are
+            ignored.
 
     Returns:
-        [batch, seqlen_q, heads_q, head_dim_v], something finite where a query is padding; and None
-        in the place of the weights, except where they are asked for, of the model's own attention.
+        The output [batch, seqlen_q, heads_q, head_dim_v], finite for padding queries; and None
+        instead of the weights, unless the fallback returns weights that the model requested.
 
     Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call; or torch's
-            context_parallel, in which the call lies, has no such attention.
-        ShapeError: a mask of any other rank.
+        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call; or the
+            call is inside torch's context_parallel, which does not support it.
+        ShapeError: the mask has another rank.
     """
     if not torch.compiler.is_compiling():
         called()
     in_parts = splits_sequences()
     if others.get("cache") is not None and not in_parts:
         key, value = _paged(module, key, value, others)
-        attention_mask = None  # made of the queries alone
+        attention_mask = None  # it covers only the new queries, not the keys of the cache
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
         if is_causal and attention_mask is None:
             is_causal = causal_without_mask(type(module))
     if in_parts:
         call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
-        # Positions of a part say nothing of the sequence.
+        # The positions of a part do not describe the whole sequence.
         layout = _layout(
             call, attention_mask, is_causal, sliding_window, {**others, "position_ids": None}
         )
-        return attention_of_the_whole(module, call, layout, others), None
+        return distributed_attention(module, call, layout, others), None
     causal, plain = is_causal, sliding_window is None
     if attention_mask is not None:
-        said = attached(attention_mask)
-        plain = said is not None and said.plain
-        causal = said.causal if said is not None else is_causal
+        known = attached(attention_mask)
+        plain = known is not None and known.plain
+        causal = known.causal if known is not None else is_causal
     if plain and s_aux is position_bias is None and _is_plain(others, query):
-        # Small calls take as long as what is looked up here. What this refuses is looked at again.
+        # Fast path: look-ups dominate the time of small calls. Refused calls take the general path.
         try:
             out = dense(
                 *(query, key, value),
@@ -131,8 +131,8 @@ def attention(
 
 
 def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
-    """Whether the other arguments of a layer surely change nothing."""
-    for name in others:  # a loop, which torch.compile traces, where it knows no isdisjoint of keys
+    """Whether the other arguments of a layer certainly have no effect."""
+    for name in others:  # a loop: torch.compile cannot trace isdisjoint of dict keys
         if name in _CHANGING:
             return False
     positions = others.get("position_ids")
@@ -152,7 +152,7 @@ def _layout(
     sliding_window: int | None,
     others: dict[str, Any],
 ) -> Layout:
-    """What the mask of a layer comes to, and its other arguments where that says nothing."""
+    """The layout of a call: from the mask, or from the other arguments if the mask has none."""
     keys = call.key.shape[2]
     if mask is None:
         layout = Layout(causal, _window(causal, sliding_window, keys), keys)
@@ -166,14 +166,14 @@ def _layout(
 
 
 def _window(causal: bool, size: int | None, keys: int) -> tuple[int, int]:
-    """The window that a layer asks for, as `window_size`."""
+    """The sliding window of a layer, as `window_size`."""
     if size is None:
         return (-1, -1)
-    return bounded((size - 1, -1 if causal else size - 1), keys)
+    return bounded_window((size - 1, -1 if causal else size - 1), keys)
 
 
 def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout:
-    """The layout with the sequences that the other arguments of a layer tell."""
+    """The layout with packed sequences, if the other arguments of a layer describe them."""
     if layout.rows is not None or layout.bias is not None:
         return layout
     if others.get("cu_seq_lens_q") is not None:
@@ -181,7 +181,7 @@ def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout
     batch, _, seqlen_q, _ = call.query.shape
     keys = call.key.shape[2]
     positions = others.get("position_ids")
-    # Positions that begin again are sequences in causal models alone, here as in transformers.
+    # As in transformers, positions that restart mark sequences only in causal models.
     if (
         positions is not None
         and layout.causal
@@ -196,7 +196,7 @@ def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout
 def _layout_of_mask(
     call: Call, mask: torch.Tensor, causal: bool, sliding_window: int | None
 ) -> Layout:
-    """A mask without a layout; one of 4 dimensions says all, causal or not."""
+    """The layout of a plain mask; a mask of 4 dimensions already includes causality."""
     keys = min(mask.shape[-1], call.key.shape[2])
     if mask.dim() == 4:
         return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
@@ -212,15 +212,15 @@ def _layout_of_mask(
 def _paged(
     module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, others: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of all requests, out of the cache of continuous batching.
+    """Keys and values of all requests, from the cache of continuous batching.
 
-    It leaves the lengths of the layer's sequences in the other arguments.
+    The cache writes the lengths of the sequences into the other arguments.
     """
     cache = others.pop("cache")
     if "kwargs" not in signature(type(cache).update).parameters:
         raise BackendUnavailableError(
-            "continuous batching needs a transformers whose paged cache tells lengths (5.23 does), "
-            "found an older one: pip install --upgrade transformers, or choose sdpa for it"
+            "continuous batching needs transformers 5.23 or newer, whose paged cache passes "
+            "lengths, found an older one: pip install --upgrade transformers, or choose sdpa"
         )
     pair: tuple[torch.Tensor, torch.Tensor] = cache.update(
         key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
@@ -229,7 +229,7 @@ def _paged(
 
 
 def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:
-    """The rows that a caller packed, who may leave out what follows from the rest."""
+    """The rows of sequences that the caller packed; optional arguments default to those of q."""
     offsets_q = others["cu_seq_lens_q"].to(torch.int32)
     offsets_k, longest_q, longest_k = (
         others.get(name) for name in ("cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -246,10 +246,10 @@ def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:
 
 
 def _rows_of_positions(positions: torch.Tensor) -> Rows | None:
-    """The rows of packed positions, looked up once for all layers."""
+    """The rows of packed positions, computed once for all layers and kept on the tensor."""
     if torch.compiler.is_compiling():
         return None
-    # A tensor of inference mode does not say whether it changed.
+    # A tensor of inference mode has no version counter, so changes cannot be detected.
     if positions.is_inference():
         return rows_of_positions(positions)
     found: tuple[int, Rows | None] | None = getattr(positions, _ROWS, None)
@@ -260,7 +260,7 @@ def _rows_of_positions(positions: torch.Tensor) -> Rows | None:
 
 
 def _served(call: Call, layout: Layout) -> torch.Tensor:
-    """Attention by flashvar, [batch, seqlen_q, heads_q, head_dim_v]."""
+    """Attention through flashvar, [batch, seqlen_q, heads_q, head_dim_v]."""
     query, key, value = call.query, call.key, call.value
     if layout.keys < key.shape[2]:
         key, value = key[:, :, : layout.keys], value[:, :, : layout.keys]
@@ -268,7 +268,7 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
         query, key = query.to(value.dtype), key.to(value.dtype)
     q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
     if call.position_bias is not None:
-        mask = added(layout, q.shape[0], q.shape[1], q)
+        mask = as_bias(layout, q.shape[0], q.shape[1], q)
         layout = Layout(
             False, (-1, -1), layout.keys, bias=call.position_bias[..., : layout.keys] + mask
         )
@@ -303,7 +303,7 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
 
 
 def _fitting(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The bias in a dtype and with strides that the kernels read."""
+    """The bias, converted to a dtype and strides that the kernels support."""
     if bias.dtype not in (q.dtype, torch.float32):
         bias = additive(bias, q.dtype)
     if bias.shape[2] != q.shape[1]:
@@ -325,6 +325,6 @@ def _unpacked(
 
 
 def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """The output with one more key per head in each sum of weights, which has no value."""
+    """The output with attention sinks: one more key per head, without a value, in each softmax."""
     share = torch.sigmoid(lse.transpose(-1, -2) - sinks.float())
     return out * share.unsqueeze(-1).to(out.dtype)

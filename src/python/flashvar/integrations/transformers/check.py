@@ -1,7 +1,8 @@
-"""What becomes of a model that asks for flashvar: looked at as it is made, and as it first runs.
+"""Checks whether the layers of a model call flashvar: when it is made, and in its first forward.
 
-Its layers either ask transformers for an attention function by name, and get ours; or choose among
-classes of their own by name, and know none of ours; or compute attention without asking.
+Layers may look up an attention function of transformers by name, and get flashvar's. They may also
+choose among their own classes by name, which do not include flashvar, or compute attention
+themselves.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any, Final
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
-from flashvar.integrations.fallback import decline
+from flashvar.integrations.fallback import report_fallback
 
 __all__ = [
     "called",
     "causal_without_mask",
-    "chooses_a_class",
+    "has_class_table",
     "here",
-    "refused",
+    "report_refused",
     "watch",
 ]
 
@@ -29,36 +30,37 @@ _HANDLES: Final = "_flashvar_handles"
 
 
 class _Forward:
-    """A watched forward, and whether our attention function was called in it."""
+    """A watched forward, and whether flashvar's attention function was called in it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.served = model, False
 
 
 class _Thread(threading.local):
-    """The watched forwards of a thread that have begun and not ended, outermost first."""
+    """The watched forwards that are running in a thread, outermost first."""
 
     def __init__(self) -> None:
-        self.under_way: list[_Forward] = []
+        self.running: list[_Forward] = []
 
 
 here: Final = _Thread()
 
 
 def called() -> None:
-    """Our attention function was called."""
-    for forward in here.under_way:
+    """Record a call of flashvar's attention function in the running forwards."""
+    for forward in here.running:
         forward.served = True
 
 
-def _over(model: torch.nn.Module) -> _Forward | None:
-    """Take out the model's forward, and what is left of later ones; None: it did not begin here.
+def _take_running(model: torch.nn.Module) -> _Forward | None:
+    """Remove and return the model's running forward, and drop later ones; None if not found.
 
-    A hook in a compiled graph does not come here, and the other one of its pair may.
+    Only one hook of a pair may run where the other is in a compiled graph, so forwards may be left
+    over, or missing.
     """
-    for place, forward in enumerate(here.under_way):
+    for place, forward in enumerate(here.running):
         if forward.model is model:
-            del here.under_way[place:]
+            del here.running[place:]
             return forward
     return None
 
@@ -67,10 +69,10 @@ _causal: Final[dict[type, bool]] = {}
 
 
 def causal_without_mask(layer: type) -> bool:
-    """Whether a layer that was handed no mask is causal where its flag says so.
+    """Whether the flag `is_causal` of a layer applies if the layer gets no mask.
 
-    Eager attention hides nothing then. Flags are only right in files whose models are known to
-    agree with it on sdpa or a flash attention; and where a layer is nobody's but its caller's.
+    Eager attention ignores the flag and hides nothing without a mask. The flag is reliable in files
+    whose models support sdpa or a flash attention, and in files without models.
     """
     if layer not in _causal:
         models: list[Any] = [
@@ -84,12 +86,12 @@ def causal_without_mask(layer: type) -> bool:
     return _causal[layer]
 
 
-# While a graph is traced, the answer is a constant of it.
+# torch.compile calls the function at trace time and treats the result as a constant.
 causal_without_mask._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def chooses_a_class(model: PreTrainedModel) -> bool:
-    """Whether the model's file has a table of attention classes, by names that are not ours."""
+def has_class_table(model: PreTrainedModel) -> bool:
+    """Whether the model's file has a table of attention classes by name, without flashvar."""
     files = {one.__module__ for one in type(model).__mro__ if issubclass(one, PreTrainedModel)}
     return any(_is_table(value) for file in files for value in vars(sys.modules[file]).values())
 
@@ -104,16 +106,18 @@ def _is_table(value: object) -> bool:
     )
 
 
-def refused(model: PreTrainedModel, instead: str) -> None:
-    """Say that the model knows no name but its own, and what it takes."""
+def report_refused(model: PreTrainedModel, instead: str) -> None:
+    """Report that the model uses one of its own attention classes."""
     name = type(model).__name__
-    decline(name, "its layers choose among attention classes of their own", f"its {instead} class")
+    report_fallback(
+        name, "its layers choose among attention classes of their own", f"its {instead} class"
+    )
 
 
 def watch(model: PreTrainedModel, names: set[str]) -> None:
-    """Look at the model's first forward that is no part of another's, and say if we had no call.
+    """Watch the model's first outermost forward; report if it never called flashvar.
 
-    Unless the model asks for none of our names by then.
+    Nothing is reported if the model no longer uses one of `names` by then.
     """
     if not hasattr(model, _HANDLES):
         handles = (
@@ -125,18 +129,18 @@ def watch(model: PreTrainedModel, names: set[str]) -> None:
 
 def _begins(model: torch.nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling():
-        _over(model)
-        # Where another thread's forward of a model was over first, the hook of its end is gone.
-        here.under_way[:] = [one for one in here.under_way if hasattr(one.model, _HANDLES)]
-        here.under_way.append(_Forward(model))
+        _take_running(model)
+        # If another thread finished the first forward of a model, its hooks are already removed.
+        here.running[:] = [one for one in here.running if hasattr(one.model, _HANDLES)]
+        here.running.append(_Forward(model))
 
 
 def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    forward = _over(model)
-    # A part of another's forward, or an error.
-    if forward is None or here.under_way or output is None:
+    forward = _take_running(model)
+    # Not an outermost forward, or the forward raised.
+    if forward is None or here.running or output is None:
         return
     attentions = set()
     for module in model.modules():
@@ -147,4 +151,4 @@ def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) 
     asks = model.config._attn_implementation in names
     if asks and attentions and not forward.served:
         reason = f"its layers ({', '.join(sorted(attentions))}) compute attention themselves"
-        decline(type(model).__name__, reason, "the model's own")
+        report_fallback(type(model).__name__, reason, "the model's own")

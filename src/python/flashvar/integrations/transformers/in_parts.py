@@ -1,4 +1,4 @@
-"""A layer's call inside torch's context_parallel, where tensors are parts of sequences."""
+"""Attention of a layer inside torch's context_parallel, where tensors are parts of sequences."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import torch
 from torch.nn import functional
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.integrations.fallback import decline
+from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.attribute import REPLACED
 from flashvar.integrations.transformers.layout import Layout
 from flashvar.integrations.transformers.own_path import ONLY_EAGER, ONLY_ITS_OWN, Call
 
-__all__ = ["attention_of_the_whole"]
+__all__ = ["distributed_attention"]
 
 _NOT_TORCHS: Final = (*ONLY_EAGER, *ONLY_ITS_OWN, "position_bias", "block_table", "cache")
 
 
-def attention_of_the_whole(
+def distributed_attention(
     module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention of the whole sequences, [batch, seqlen_q, heads_q, head_dim_v].
+    """Attention over the whole sequences, [batch, seqlen_q, heads_q, head_dim_v].
 
-    By torch's function, which context_parallel has replaced. Its steps are flashvar's again where
+    Calls torch's function, which context_parallel has replaced. Flashvar serves its steps if
     flashvar is torch's flash attention.
 
     Raises:
-        BackendUnavailableError: context_parallel has no such attention; or FLASHVAR_STRICT=1, and
-            flashvar computed none of its steps.
+        BackendUnavailableError: context_parallel does not support the call; or FLASHVAR_STRICT=1,
+            and flashvar served none of its steps.
     """
     name = type(module).__name__
     found = _beyond_torchs(call, layout, others)
     if found is not None:
         raise BackendUnavailableError(
-            f"{name}: expected attention that torch's context_parallel has, causal or of all keys, "
+            f"{name}: expected attention that torch's context_parallel supports, causal or full, "
             f"found {found}: run such models outside of it, and pass an attention_mask of ones "
             "where positions of one sequence jump"
         )
@@ -51,16 +51,16 @@ def attention_of_the_whole(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     if not torch.compiler.is_compiling() and torch_flash.served() == before:
-        decline(name, REPLACED, "that one")
+        report_fallback(name, REPLACED, "that one")
     return out.transpose(1, 2)
 
 
 def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | None:
-    """What of a call context_parallel does not know, None where it knows all."""
+    """The feature of a call that context_parallel does not support, in words; None without one."""
     given = {**others, **call._asdict()}
-    for word in _NOT_TORCHS:
-        if given.get(word) is not None and given[word] is not False:
-            return word
+    for name in _NOT_TORCHS:
+        if given.get(name) is not None and given[name] is not False:
+            return name
     if layout.rows is not None:
         return "padding or packed sequences"
     if layout.bias is not None:
@@ -78,5 +78,5 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
         and not torch.compiler.is_compiling()
         and bool((positions.diff() <= 0).any())
     ):
-        return "positions that begin again, of packed sequences"
+        return "positions that restart, as in packed sequences"
     return None

@@ -1,7 +1,7 @@
-"""The module shape that transformers expects of an attention kernel: FlashAttention's functions.
+"""The functions that transformers expects of an attention kernel: those of FlashAttention.
 
-`register` gives it to transformers' loader of kernels. It looks at the arguments of
-`flash_attn_varlen_func` for what it may ask, and has no mask but lengths.
+`register` gives this module to transformers' kernel loader. Transformers reads the signature of
+`flash_attn_varlen_func` to find which arguments it may pass, and passes lengths instead of masks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a layer hands to the kernels in place of a mask."""
+"""Layout: the description of a mask in terms of the kernels."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from flashvar.integrations.transformers.rows import (
 
 
 class Layout(NamedTuple):
-    """Which keys a query sees."""
+    """The keys that each query sees."""
 
     causal: bool
     window: tuple[int, int]  # as `window_size`
-    keys: int  # the others are yet to come
-    rows: Rows | None = None  # pack these
-    # [batch or 1, heads or 1, seqlen_q or 1, keys]: added to the scores, or bool.
+    keys: int  # keys in use; the rest of a static cache is not filled yet
+    rows: Rows | None = None  # the rows to pack
+    # [batch or 1, heads or 1, seqlen_q or 1, keys]: bool, or added to the scores.
     bias: torch.Tensor | None = None
-    plain: bool = False  # known to be all keys, causal or not
+    plain: bool = False  # True: only the causal mask, or no mask at all
 
     def to(self, device: torch.device) -> Layout:
-        """The same, with its tensors on another device."""
+        """The layout with its tensors on another device."""
         rows, bias = self.rows, self.bias
         return self._replace(
             rows=None if rows is None else rows.to(device),
@@ -36,9 +36,9 @@ class Layout(NamedTuple):
         )
 
 
-def bounded(window: tuple[int, int], keys: int) -> tuple[int, int]:
-    """The window, unbounded where it holds all keys."""
-    if splits_sequences():  # there are more of them
+def bounded_window(window: tuple[int, int], keys: int) -> tuple[int, int]:
+    """The window; sides that hide no key become unbounded."""
+    if splits_sequences():  # the whole sequence has more keys
         return window
     left, right = (-1 if side >= keys - 1 else side for side in window)
     return left, right
@@ -47,12 +47,12 @@ def bounded(window: tuple[int, int], keys: int) -> tuple[int, int]:
 def padding_layout(
     numbers: torch.Tensor, seqlen_q: int, causal: bool, window: tuple[int, int]
 ) -> Layout:
-    """The layout of numbers [batch, keys]: 0 is padding, each sequence has a number of its own.
+    """The layout of sequence numbers [batch, keys]: 0 is padding, each sequence has its own number.
 
-    Where queries and keys are as many, rows are packed; all queries, if not causal, for they may
-    be those of another sequence (cross attention). Elsewhere, with a cache, packing would copy all
-    keys for a few queries, and hiding some costs nothing. So it does while a graph is traced, which
-    must not depend on the number of rows.
+    With as many queries as keys, rows are packed. If not causal, all queries are packed, because
+    they may be of another sequence (cross attention). With a cache, packing would copy all keys for
+    few queries, so a bias hides the padding. A bias is also used while a graph is traced, since the
+    graph must not depend on the number of rows.
     """
     keys = numbers.shape[1]
     if seqlen_q == keys and not torch.compiler.is_compiling():
@@ -65,7 +65,7 @@ def padding_layout(
 
 
 def visible(layout: Layout, batch: int, seqlen_q: int, device: torch.device) -> torch.Tensor:
-    """What each query sees, bool [batch, heads or 1, seqlen_q, keys]; a bias adds nothing else."""
+    """The keys that each query sees without the bias, bool [batch, 1, seqlen_q, keys]."""
     keys = layout.keys
     place = torch.arange(keys, device=device)
     diagonal = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
@@ -83,8 +83,8 @@ def visible(layout: Layout, batch: int, seqlen_q: int, device: torch.device) -> 
     return seen.expand(batch, -1, -1, -1)
 
 
-def added(layout: Layout, batch: int, seqlen_q: int, like: torch.Tensor) -> torch.Tensor:
-    """All of the layout as one bias, [batch, heads or 1, seqlen_q, keys] in dtype of `like`."""
+def as_bias(layout: Layout, batch: int, seqlen_q: int, like: torch.Tensor) -> torch.Tensor:
+    """The whole layout as one bias, [batch, heads or 1, seqlen_q, keys] in the dtype of `like`."""
     bias = layout.bias
     seen = visible(layout, batch, seqlen_q, like.device)
     zeros = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
@@ -93,7 +93,7 @@ def added(layout: Layout, batch: int, seqlen_q: int, like: torch.Tensor) -> torc
 
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of four dimensions in the dtype, added to the scores."""
+    """A mask of four dimensions as a bias of the scores, in a dtype."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)

@@ -1,9 +1,9 @@
-"""The mask function of models on flashvar: what eager attention's gives, but as little work.
+"""The mask function of models that use flashvar: the mask of eager attention, evaluated lazily.
 
-A model asks for its mask once in a forward, as a function of four indices; all of its layers get
-the answer. It is never None, for then a layer's own idea of causality would decide. Functions that
-transformers itself composed are read: their masks carry a layout for our attention, and are
-evaluated only if something else looks at them. Every other function is evaluated.
+A model creates its mask once per forward, from a function of four indices, and passes it to all
+layers. The mask is never None, because a layer would then use its own flag `is_causal`. Mask
+functions that transformers composed are recognized: their masks carry a layout for flashvar, and
+are evaluated only if other code reads them. Masks of other functions are evaluated.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from flashvar.integrations.transformers.layout import Layout, bounded, padding_layout
+from flashvar.integrations.transformers.layout import Layout, bounded_window, padding_layout
 from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attach
 
 
 class Pattern(NamedTuple):
-    """Which keys a query sees, whatever the padding; sizes are those of `window_size`."""
+    """The keys that a query sees, apart from padding."""
 
     causal: bool
-    window: tuple[int, int] = (-1, -1)
-    sequences: torch.Tensor | None = None  # [batch, seqlen], the number of each row's
+    window: tuple[int, int] = (-1, -1)  # as `window_size`
+    sequences: torch.Tensor | None = None  # [batch, seqlen], the sequence number of each row
 
 
 def attention_mask(
@@ -44,15 +44,16 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> torch.Tensor:
-    """The mask function that is registered with transformers; arguments are those of its own.
+    """The mask function that is registered with transformers, with the arguments of its own.
 
     Returns:
-        [batch, 1, q_length, kv_length] in the dtype, added to the scores: 0 or the lowest number.
+        [batch, 1, q_length, kv_length] in the dtype, to be added to the scores: 0 for visible keys,
+        else the lowest number.
     """
     pattern = read(mask_function)
     compiling = torch.compiler.is_compiling()
     static = isinstance(q_offset, torch.Tensor)
-    told: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "batch_size": batch_size,
         "q_length": q_length,
         "kv_length": kv_length,
@@ -66,36 +67,41 @@ def attention_mask(
     }
     layout = None
     if pattern is not None and not (static if compiling else is_tracing(attention_mask)):
-        # The cache counts on in place.
-        told["q_offset"] = int(q_offset) if static else q_offset
-        layout = _layout(pattern, told)
+        # The cache increments q_offset in place, so its current value is read.
+        requested["q_offset"] = int(q_offset) if static else q_offset
+        layout = _layout(pattern, requested)
     if layout is not None and not compiling and not (static and q_length == 1):
         shape = (batch_size, 1, q_length, kv_length)
-        return UnevaluatedMask(layout, lambda: _evaluated(told), shape, dtype, device)
-    # A step of a static cache is evaluated, for generate() compiles what it hands the mask to.
-    mask = _evaluated(told)
+        return UnevaluatedMask(layout, lambda: _evaluated(requested), shape, dtype, device)
+    # A decoding step with a static cache is evaluated: generate() compiles the model, which gets
+    # the mask.
+    mask = _evaluated(requested)
     return mask if layout is None else attach(mask, layout)
 
 
-def _evaluated(told: dict[str, Any]) -> torch.Tensor:
-    mask: torch.Tensor = eager_mask(**told, allow_is_bidirectional_skip=False)
+def _evaluated(requested: dict[str, Any]) -> torch.Tensor:
+    mask: torch.Tensor = eager_mask(**requested, allow_is_bidirectional_skip=False)
     return mask
 
 
-def _layout(pattern: Pattern, told: dict[str, Any]) -> Layout | None:
-    """The layout of what a model asks for; None where the kernels have no such."""
-    q_length, kv_length, kv_offset = told["q_length"], told["kv_length"], told["kv_offset"]
-    # A static cache has room for keys that are yet to come.
-    keys = told["q_offset"] + q_length - kv_offset if pattern.causal else kv_length
-    window = bounded(pattern.window, keys)
+def _layout(pattern: Pattern, requested: dict[str, Any]) -> Layout | None:
+    """The layout of the mask that a model requests; None if the kernels do not support it."""
+    q_length, kv_length, kv_offset = (
+        requested["q_length"],
+        requested["kv_length"],
+        requested["kv_offset"],
+    )
+    # The rest of a static cache is not filled yet.
+    keys = requested["q_offset"] + q_length - kv_offset if pattern.causal else kv_length
+    window = bounded_window(pattern.window, keys)
     packed = pattern.sequences is not None
-    # Kernels let the last query see the last key, which is how causal ones lie anyway.
+    # Kernels align the last query with the last key. Causal masks are aligned so anyway.
     aligned = packed or (window != (-1, -1) and not pattern.causal)
     if not 0 < keys <= kv_length or (aligned and q_length != keys):
         return None
-    padding = told["attention_mask"]
+    padding = requested["attention_mask"]
     if pattern.sequences is not None:
-        numbers = pattern.sequences.expand(told["batch_size"], -1).int() + 1
+        numbers = pattern.sequences.expand(requested["batch_size"], -1).int() + 1
     elif padding is not None:
         seen = padding[:, kv_offset : kv_offset + keys].int()
         numbers = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
@@ -109,9 +115,9 @@ def _layout(pattern: Pattern, told: dict[str, Any]) -> Layout | None:
 
 
 def read(function: Callable[..., Any]) -> Pattern | None:
-    """The pattern of a mask function that transformers composed of its own; None: any other.
+    """The pattern of a mask function that transformers composed; None for other functions.
 
-    While a graph is traced, what a function captured cannot be read.
+    While a graph is traced, the closure of a function cannot be read.
     """
     if function is causal_mask_function:
         return Pattern(causal=True)
@@ -125,7 +131,7 @@ def read(function: Callable[..., Any]) -> Pattern | None:
     cells = [cell.cell_contents for cell in function.__closure__]
     try:
         return maker(dict(zip(function.__code__.co_freevars, cells, strict=True)))
-    except KeyError:  # another version of transformers, which names them differently
+    except KeyError:  # another version of transformers uses other names
         return None
 
 
@@ -143,11 +149,11 @@ def _all_of(cells: dict[str, Any]) -> Pattern | None:
 
 
 def _remapped(cells: dict[str, Any]) -> Pattern | None:
-    """Positions within a packed sequence instead of places: their distances are the same."""
+    """The pattern of the inner function: positions in a packed sequence keep their distances."""
     return read(cells["mask_function"])
 
 
-# What makes a mask function: what it captured says which.
+# Functions of transformers that make mask functions -> the pattern, from the captured variables.
 _MAKERS: Final[dict[str, Callable[[dict[str, Any]], Pattern | None]]] = {
     "and_masks": _all_of,
     "sliding_window_overlay": lambda c: Pattern(False, (c["sliding_window"] - 1, -1)),

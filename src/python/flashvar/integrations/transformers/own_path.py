@@ -1,4 +1,4 @@
-"""The way a model computes attention without flashvar, for what flashvar does not serve."""
+"""Fallback to the model's own attention, for calls that flashvar does not serve."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.integrations.fallback import decline
-from flashvar.integrations.transformers.layout import Layout, added
+from flashvar.integrations.fallback import report_fallback
+from flashvar.integrations.transformers.layout import Layout, as_bias
 
-# What torch's attention leaves out.
+# Arguments that only eager attention supports, not sdpa.
 ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
-# What a model puts into the mask instead, where it knows the name of the implementation.
+# Arguments that a model merges into the mask for the implementations that it knows by name.
 ONLY_ITS_OWN: Final = ("indices", "block_indices")
 
 
@@ -34,16 +34,18 @@ class Call(NamedTuple):
 def own_path(
     reason: str, module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Eager attention where only that serves, torch's elsewhere; says why, once for each reason.
+    """The model's sdpa attention, or its eager attention if only that supports the call.
+
+    Logs the reason of the fallback once.
 
     Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1; or the model's file has no attention of its own,
-            and torch's does not do; or neither would do.
+        BackendUnavailableError: FLASHVAR_STRICT=1; or the call needs eager attention, which the
+            model's file does not have; or neither eager attention nor sdpa supports the call.
     """
     name = type(module).__name__
-    if any(others.get(word) is not None for word in ONLY_ITS_OWN):
+    if any(others.get(argument) is not None for argument in ONLY_ITS_OWN):
         raise BackendUnavailableError(
-            f"{name} masks the keys that it does not select for eager and sdpa alone, got a call "
+            f"{name} masks the keys that it does not select only for eager and sdpa, got a call "
             f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
         )
     keys = layout.keys
@@ -53,7 +55,9 @@ def own_path(
     options = {**others, **call._asdict()}
     options = {word: value for word, value in options.items() if value is not None}
     only = [word for word in ONLY_EAGER if options.get(word, False) is not False]
-    decline(name, reason, "the model's eager attention" if only else "the model's sdpa attention")
+    report_fallback(
+        name, reason, "the model's eager attention" if only else "the model's sdpa attention"
+    )
     forward = sdpa_attention_forward
     if only:
         forward = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -63,8 +67,8 @@ def own_path(
                 f"{' and '.join(only)}: leave that out, or load the model without flashvar "
                 f"({reason})"
             )
-    mask = added(layout, call.query.shape[0], call.query.shape[2], call.query)
-    # There, a query that sees no key is NaN, unless it sees all of them a little.
+    mask = as_bias(layout, call.query.shape[0], call.query.shape[2], call.query)
+    # With -inf alone the softmax of a query that sees no key is NaN; the lowest number avoids it.
     mask = mask.clamp(min=torch.finfo(mask.dtype).min)
     out: tuple[torch.Tensor, torch.Tensor | None]
     out = forward(module, **options, attention_mask=mask, is_causal=False)

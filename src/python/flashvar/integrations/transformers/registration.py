@@ -1,10 +1,10 @@
-"""Models of the package transformers on flashvar.
+"""Registers flashvar as an attention implementation of the package transformers.
 
     from flashvar.integrations import transformers as transformers
     transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashvar")
 
-Nothing is registered by import alone.
+Importing the module registers nothing.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from flashvar.integrations.requirement import unmet
 
 __all__ = ["register"]
 
-# The first whose mask functions are told lengths and offsets.
+# The first version that passes lengths and offsets to mask functions.
 _OLDEST: Final = "5.6"
 
 
 def register(name: str = "flashvar") -> None:
     """Let models be loaded with `attn_implementation=name`, in this process.
 
-    A second call does nothing. What flashvar does not serve, the model's own attention computes,
-    after one warning; FLASHVAR_STRICT=1 makes it an error.
+    A second call does nothing. Calls that flashvar does not serve fall back to the model's own
+    attention, with one warning; FLASHVAR_STRICT=1 makes a fallback an error.
 
     Args:
-        name: What models ask for. Transformers takes each name with "flash" in it for a flash
-            attention, whose models leave masks to it and pass lengths of packed sequences.
+        name: The name of the implementation. Transformers treats every name that contains "flash"
+            as a flash attention: models then create no masks and pass lengths of packed sequences.
 
     Raises:
         IntegrationError: transformers is missing, or too old.
-        InvalidInputError: the name is one that transformers has given to something else.
+        InvalidInputError: transformers already uses the name for another implementation.
     """
     masking, modeling, kernels = _facts()
     _check(name, {"eager", *modeling.AttentionInterface(), *masking.AttentionMaskInterface()})
@@ -53,7 +53,7 @@ _names: Final[set[str]] = set()
 
 
 def _facts() -> tuple[Any, Any, Any]:
-    """The modules of transformers that know attention functions, masks and kernels."""
+    """The modules of transformers that register masks, attention functions and kernels."""
     try:
         importlib.import_module("transformers")
         masking = importlib.import_module("transformers.masking_utils")
@@ -62,25 +62,27 @@ def _facts() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise unmet("transformers", _OLDEST, str(error)) from error
     if "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
-        raise unmet("transformers", _OLDEST, "its mask functions are not told lengths")
+        raise unmet("transformers", _OLDEST, "its mask functions get no lengths")
     return masking, modeling, kernels
 
 
 def _check(name: object, known: set[str]) -> None:
-    """Refuse names that would replace attention of somebody else, in every model of the process."""
+    """Refuse a name that would replace another implementation in every model of the process."""
     if not isinstance(name, str) or not name:
-        raise InvalidInputError(f"name must be a word, got {name!r}: leave it out for 'flashvar'")
+        raise InvalidInputError(
+            f"name must be a non-empty string, got {name!r}: leave it out for 'flashvar'"
+        )
     if name in known - _names:
         raise InvalidInputError(
-            f"name must be none that transformers uses already, got {name!r}: "
+            f"name must be one that transformers does not use, got {name!r}: "
             "leave it out for 'flashvar', or choose another"
         )
 
 
 def _offer_kernel(kernels: Any) -> None:
-    """Answer transformers' loader for our names, which it takes for kernels to be downloaded."""
+    """Make transformers' kernel loader return our module for our names, instead of a download."""
     load = kernels.load_and_register_attn_kernel
-    if getattr(load, "offers", None) is _names:
+    if getattr(load, "names", None) is _names:
         return
 
     def load_or_ours(implementation: str, *arguments: Any, **options: Any) -> Any:
@@ -88,14 +90,14 @@ def _offer_kernel(kernels: Any) -> None:
             return importlib.import_module("flashvar.integrations.transformers.kernel")
         return load(implementation, *arguments, **options)
 
-    load_or_ours.offers = _names  # type: ignore[attr-defined]
+    load_or_ours.names = _names  # type: ignore[attr-defined]
     kernels.load_and_register_attn_kernel = load_or_ours
 
 
 def _allow_chunks(masking: Any) -> None:
-    """Our masks say chunks, which transformers refuses for flash attentions, by their names."""
+    """Allow chunked masks for our names; transformers refuses them for flash attentions."""
     requested = masking.is_flash_attention_requested
-    if getattr(requested, "offers", None) is _names:
+    if getattr(requested, "names", None) is _names:
         return
 
     @functools.wraps(requested)
@@ -105,14 +107,14 @@ def _allow_chunks(masking: Any) -> None:
         answer: bool = requested(config, *others, **options)
         return answer
 
-    requested_of_others.offers = _names  # type: ignore[attr-defined]
+    requested_of_others.names = _names  # type: ignore[attr-defined]
     masking.is_flash_attention_requested = requested_of_others
 
 
 def _check_models(base: Any) -> None:
-    """Look at each model that asks for our names: as it is made, and as it is told to take them."""
+    """Check each model that selects one of our names, when it is made and when it is changed."""
     adjust, tell = base._check_and_adjust_attn_implementation, base.set_attn_implementation
-    if getattr(tell, "offers", None) is _names:
+    if getattr(tell, "names", None) is _names:
         return
     check: Any = importlib.import_module("flashvar.integrations.transformers.check")
 
@@ -120,9 +122,9 @@ def _check_models(base: Any) -> None:
     def adjust_ours(model: Any, implementation: Any, *others: Any, **options: Any) -> Any:
         if implementation not in _names:
             return adjust(model, implementation, *others, **options)
-        if check.chooses_a_class(model):
+        if check.has_class_table(model):
             instead = adjust(model, None, *others, **options)
-            check.refused(model, instead)
+            check.report_refused(model, instead)
             return instead
         check.watch(model, _names)
         return implementation
@@ -132,8 +134,8 @@ def _check_models(base: Any) -> None:
         tell(model, implementation, *others, **options)
         asked = isinstance(implementation, str) and implementation in _names
         if asked and model.config._attn_implementation != implementation:
-            check.refused(model, model.config._attn_implementation)
+            check.report_refused(model, model.config._attn_implementation)
 
-    tell_and_check.offers = _names  # type: ignore[attr-defined]
+    tell_and_check.names = _names  # type: ignore[attr-defined]
     base._check_and_adjust_attn_implementation = adjust_ours
     base.set_attn_implementation = tell_and_check

@@ -1,4 +1,4 @@
-"""Which rows of a batch are real, and where its sequences begin."""
+"""Rows: the indices of rows that are not padding, and the offsets of their sequences."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 class Rows(NamedTuple):
-    """Sequences end to end, as `flashvar.attention_varlen` takes them."""
+    """Packed sequences, as arguments of `flashvar.attention_varlen`."""
 
-    indices_q: torch.Tensor | None  # int64 [total_q], places in the flattened batch; None: all
+    indices_q: torch.Tensor | None  # int64 [total_q], rows of the flattened batch; None: all
     indices_k: torch.Tensor | None
     offsets_q: torch.Tensor  # int32 [sequences + 1]
     offsets_k: torch.Tensor
@@ -18,15 +18,15 @@ class Rows(NamedTuple):
     longest_k: int
 
     def to(self, device: torch.device) -> Rows:
-        """The same, with its tensors on another device."""
+        """The rows with their tensors on another device."""
         moved = {n: x.to(device) for n, x in self._asdict().items() if isinstance(x, torch.Tensor)}
         return self._replace(**moved)
 
 
 def rows_of(numbers: torch.Tensor) -> Rows | None:
-    """The rows of numbers [batch, seqlen]: 0 is padding, each sequence has a number of its own.
+    """The rows of sequence numbers [batch, seqlen]: 0 is padding, each sequence has its own number.
 
-    None where every row of the batch is one sequence without padding. Waits for the device.
+    None if every entry of the batch is one sequence without padding. Waits for the device.
     """
     batch, seqlen = numbers.shape
     flat = numbers.flatten()
@@ -45,9 +45,9 @@ def rows_of(numbers: torch.Tensor) -> Rows | None:
 
 
 def rows_of_keys(numbers: torch.Tensor) -> Rows | None:
-    """All queries, and the keys whose number is not 0: numbers [batch, seqlen] of both.
+    """All queries, and the keys whose number in `numbers` [batch, seqlen] is not 0.
 
-    None where every key is one. Waits for the device.
+    None if no number is 0. Waits for the device.
     """
     batch, seqlen = numbers.shape
     indices = numbers.flatten().nonzero().flatten()
@@ -60,7 +60,7 @@ def rows_of_keys(numbers: torch.Tensor) -> Rows | None:
 
 
 def has_holes(rows: Rows) -> bool:
-    """Whether padding lies inside of a sequence, so that packing changes its distances."""
+    """Whether padding is inside a sequence, so that packing changes distances in it."""
     if rows.indices_q is None or len(rows.indices_q) == 0:
         return False
     jumps = rows.indices_q.diff() != 1
@@ -69,7 +69,7 @@ def has_holes(rows: Rows) -> bool:
 
 
 def rows_of_positions(positions: torch.Tensor) -> Rows | None:
-    """The rows of positions [1, seqlen] that begin again with every sequence; None for just one.
+    """The rows of positions [1, seqlen] that restart with every sequence; None for one sequence.
 
     Waits for the device.
     """
@@ -79,7 +79,7 @@ def rows_of_positions(positions: torch.Tensor) -> Rows | None:
 def numbers_of(
     rows: Rows, batch: int, seqlen_q: int, seqlen_k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [batch, seqlen] of the sequences of queries and keys, from 1; 0 for padding."""
+    """The sequence numbers [batch, seqlen] of queries and of keys, from 1; 0 for padding."""
     of_queries = _numbers(rows.offsets_q, rows.indices_q, batch * seqlen_q)
     of_keys = _numbers(rows.offsets_k, rows.indices_k, batch * seqlen_k)
     return of_queries.view(batch, seqlen_q), of_keys.view(batch, seqlen_k)

@@ -1,7 +1,7 @@
-"""Masks that carry their layout, and are evaluated only if a model looks at them.
+"""Masks that carry their layout, and are evaluated only if other code reads them.
 
-Our attention reads the layout. Whatever else touches the mask (a layer that adds it to scores of
-its own, a module of torch's) finds a tensor of the shape, dtype and values of eager attention's.
+Flashvar's attention reads the layout. Other code (a layer that adds the mask to its own scores, a
+module of torch) gets a tensor with the shape, dtype and values of eager attention's mask.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flashvar.integrations.transformers.layout import Layout
 __all__ = ["UnevaluatedMask", "attach", "attached"]
 
 _aten: Final = torch.ops.aten
-# These only hand the mask on: checkpoints detach it, models on several devices copy it.
+# These ops pass the mask on: checkpoints detach it, models on several devices copy it.
 _COPIES: Final = frozenset(
     (
         _aten.alias.default,
@@ -26,10 +26,10 @@ _COPIES: Final = frozenset(
         _aten._to_copy.default,
     )
 )
-# A layout that was attached outside of a graph is not read in it: a guard on its numbers would
-# compile the graph again for each length.
-_MADE: Final = "_flashvar_layout"
-_TRACED: Final = "_flashvar_layout_in_graph"
+# Attributes that hold the layout, in eager code and in a traced graph. A graph does not read the
+# eager one: guards on its numbers would recompile the graph for every length.
+_EAGER_LAYOUT: Final = "_flashvar_layout"
+_TRACED_LAYOUT: Final = "_flashvar_layout_in_graph"
 
 
 class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
@@ -49,18 +49,18 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> UnevaluatedMask:
-        """A mask that looks like what `evaluate` will give."""
+        """A mask with the shape, dtype and device of the result of `evaluate`."""
         made: UnevaluatedMask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device(device)
         )
         made.evaluate = evaluate
         made.evaluated = None
-        setattr(made, _MADE, (layout, _version(made)))
-        setattr(made, _TRACED, layout)
+        setattr(made, _EAGER_LAYOUT, (layout, _version(made)))
+        setattr(made, _TRACED_LAYOUT, layout)
         return made
 
     def values(self) -> torch.Tensor:
-        """The mask as an ordinary tensor, the same one each time."""
+        """The mask as an ordinary tensor, evaluated once."""
         if self.evaluated is None:
             self.evaluated = self.evaluate()
         return self.evaluated
@@ -84,30 +84,30 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
                     device,
                 )
         out = func(*tree_map(_values, args), **tree_map(_values, kwargs))
-        # An operation in place returns what it was given.
+        # An in-place operation returns its argument.
         return mask if isinstance(mask, cls) and out is mask.evaluated else out
 
 
 def attach(mask: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The mask, which carries its layout from here on, as long as nobody writes into it."""
+    """Attach a layout to a mask and return the mask; a write to the mask invalidates the layout."""
     if torch.compiler.is_compiling():
-        # What is handed on is not computed then: its values are dead code in the graph.
-        setattr(mask, _TRACED, layout)
+        # The values are not computed if only the layout is read: they are dead code in the graph.
+        setattr(mask, _TRACED_LAYOUT, layout)
     else:
-        setattr(mask, _MADE, (layout, _version(mask)))
+        setattr(mask, _EAGER_LAYOUT, (layout, _version(mask)))
     return mask
 
 
 def attached(mask: torch.Tensor) -> Layout | None:
-    """The layout that a mask carries; None if it has none, or may have changed."""
+    """The layout attached to a mask; None if there is none, or the mask may have changed."""
     if torch.compiler.is_compiling():
-        traced: Layout | None = getattr(mask, _TRACED, None)
+        traced: Layout | None = getattr(mask, _TRACED_LAYOUT, None)
         return traced
-    kept: tuple[Layout, int | None] | None = getattr(mask, _MADE, None)
+    kept: tuple[Layout, int | None] | None = getattr(mask, _EAGER_LAYOUT, None)
     if kept is None:
         return None
     layout, version = kept
-    if version is None:  # whoever looked at it may have written, too
+    if version is None:  # code that read the values may also have written to them
         unseen = isinstance(mask, UnevaluatedMask) and mask.evaluated is None
     else:
         unseen = mask._version == version
@@ -115,7 +115,7 @@ def attached(mask: torch.Tensor) -> Layout | None:
 
 
 def _version(mask: torch.Tensor) -> int | None:
-    """What changes when somebody writes into the mask or a view; inference mode does not count."""
+    """The version counter of a mask, which every write increments; None in inference mode."""
     return None if mask.is_inference() else mask._version
 
 

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 
 from flashvar.ops.attention.call import call, rng_state_of
-from flashvar.ops.attention.options import is_number, truth, window_pair
+from flashvar.ops.attention.options import as_bool, is_number, window_pair
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options, pack_tensors
 
 Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
@@ -83,48 +83,47 @@ def attention(
         s = softcap * tanh(s / softcap)
         s = s + bias - slope * |d(i) - j|
 
-    There are gradients of q, k, v and bias, also through the log-sum-exp; none of second order and
-    none in forward mode.
+    q, k, v and bias have gradients, also through the log-sum-exp. Second-order gradients and
+    forward-mode differentiation are not supported.
 
     Args:
-        q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, on the CPU float32 and float64
-            too. Any strides, 0 among them, with a contiguous last dimension. The head dim is at
-            most 256 on CUDA devices, where one that is no multiple of 8 costs padded copies, and
-            anything on the CPU.
+        q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, on the CPU also float32 and
+            float64. The last dimension is contiguous; the others may have any strides, also 0. On
+            CUDA devices the head dim is at most 256, and a head dim that is not a multiple of 8
+            costs padded copies; on the CPU there is no limit.
         k: [batch, seqlen_k, heads_kv, head_dim]; heads_q is a multiple of heads_kv, and query head
             h reads key head h // (heads_q / heads_kv). Dtype and device of q.
         v: [batch, seqlen_k, heads_kv, head_dim_v]. Dtype and device of k.
-        causal: Hide key j from query i where j > d(i): the last query sees all.
+        causal: Hide key j from query i where j > d(i): the last query sees all keys.
         scale: Factor of the scores, any finite number; head_dim ** -0.5 by default.
         window_size: (left, right): query i sees d(i) - left <= j <= d(i) + right; -1 is unbounded.
-        softcap: Bound of the scores before bias; 0 is none.
+        softcap: Bound of the scores before the bias is added; 0 for no bound.
         bias: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in either layout, contiguous in the
             keys; dtype of q or float32. Added to the scores.
         alibi_slopes: float32 [heads_q] or [batch, heads_q] (Press et al. 2022); no gradient.
-        dropout_p: Probability, below 1 and rounded to a multiple of 2^-16, that a weight becomes 0;
-            the others grow by 1 / (1 - dropout_p).
-        rng_state: int64 [seed, offset] on the device of q, which decide the dropped weights
-            (Philox, Salmon et al. 2011: the same ones in every backend). Drawn from torch's
-            generator of that device by default.
-        deterministic: The same bits of the gradients on every run; implied by
+        dropout_p: Probability that a weight becomes 0, below 1 and rounded to a multiple of 2^-16;
+            the kept weights are multiplied by 1 / (1 - dropout_p).
+        rng_state: int64 [seed, offset] on the device of q. They decide which weights are dropped
+            (Philox, Salmon et al. 2011), the same in every backend. Drawn from torch's generator
+            of that device by default.
+        deterministic: Make the gradients bit-identical between runs; implied by
             torch.use_deterministic_algorithms.
         return_lse: Return the log-sum-exp of the scores too.
-        layout: "bshd" for the shapes above, "bhsd" for [batch, heads, sequence, head_dim] in q, k,
-            v and the output, "bhsd->bshd" for that in q, k and v alone; none is copied.
-        backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
-            plain torch operations.
+        layout: "bshd" for the shapes above; "bhsd" if q, k, v and the output are [batch, heads,
+            sequence, head_dim]; "bhsd->bshd" if only q, k and v are. No layout needs a copy.
+        backend: "auto" takes the fastest backend that can serve the call. A named backend serves
+            the call or raises; "reference" is plain torch operations.
 
     Returns:
-        The output, contiguous, [batch, seqlen_q, heads_q, head_dim_v] or as the layout says, in the
-        dtype of q; with
-        `return_lse` also the natural log-sum-exp [batch, heads_q, seqlen_q] in float32 (float64 for
-        float64 inputs), of all weights, dropped ones too. A query that sees no key, or an empty
-        sequence of keys, gives 0 and -inf.
+        The output, contiguous, in the dtype of q: [batch, seqlen_q, heads_q, head_dim_v], or in the
+        order that the layout says. With `return_lse` also the natural log-sum-exp [batch, heads_q,
+        seqlen_q] in float32 (float64 for float64 inputs), of all weights, also the dropped ones. A
+        query that sees no key has output 0 and log-sum-exp -inf.
 
     Raises:
-        InvalidInputError: shapes, dtypes, devices, strides or options that attention does not take
-            (ShapeError, DtypeError, DeviceError and LayoutError are kinds of it).
-        BackendUnavailableError: nothing serves the call; the message says why for each candidate.
+        InvalidInputError: a shape, dtype, device, stride or option is not supported (ShapeError,
+            DtypeError, DeviceError and LayoutError are subclasses).
+        BackendUnavailableError: no backend can serve the call; the message has the reason of each.
         BinaryError: the driver refused a launch.
     """
     drops_none = is_number(dropout_p) and dropout_p == 0.0
@@ -135,7 +134,7 @@ def attention(
         tensors = pack_tensors(bias, alibi_slopes, rng_state)
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
-        return_lse = truth("return_lse", return_lse)
+        return_lse = as_bool("return_lse", return_lse)
     options = pack_options(
         causal,
         scale,

@@ -1,7 +1,7 @@
-"""The derivative of attention: what is kept of a forward, and who is asked for the gradients.
+"""The derivative of attention: autograd functions, and the kernels of the Autograd key.
 
-Two ways lead here. The Autograd key of the op, for everything that is traced or transformed, and
-`differentiable`, which plain tensors take: it spares them the dispatcher.
+Traced and transformed calls come through the Autograd key of the op. Plain tensors take
+`differentiable`, which skips the dispatcher.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashvar.ops.derivatives import (
     likenesses,
     may_be_differentiated,
 )
-from flashvar.ops.dispatch_modes import is_compiling, nothing_watches
+from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
 
 _TENSORS: Final = len(Inputs._fields)
 # Arguments of _Attention before the inputs.
@@ -35,7 +35,7 @@ _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """The forward of plain tensors, and its gradients.
 
-    `inputs` are those of Inputs, of which the last may be left out.
+    `inputs` are the fields of Inputs; trailing optional tensors may be left out.
     """
 
     @staticmethod
@@ -45,7 +45,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         ctx.options = options
         if not with_lse:
             return out
-        # An output that nothing used has gradient None instead of a tensor of zeros.
+        # The gradient of an unused output is None instead of a tensor of zeros.
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -55,7 +55,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Dispatched(Differentiated):
-    """The gradients of a forward that came through the dispatcher."""
+    """The gradients of a forward that went through the dispatcher."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -70,21 +70,21 @@ class _Dispatched(Differentiated):
 
 
 def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
-    """One gradient for each argument of a forward whose inputs come after some others."""
-    wanted = ctx.needs_input_grad
+    """One gradient for each argument of a forward; `before` arguments precede the inputs."""
+    needed = ctx.needs_input_grad
     if grad_out is None and grad_lse is None:
-        return (None,) * len(wanted)
+        return (None,) * len(needed)
     *inputs, out, lse = ctx.saved_tensors
     inputs = (*inputs, *NO_TENSORS[len(inputs) - 3 :])
-    bias = wanted[before + _BIAS] if len(wanted) > before + _BIAS else False
+    bias = needed[before + _BIAS] if len(needed) > before + _BIAS else False
     if (
         not is_compiling()
         and not torch.is_grad_enabled()
         and type(grad_out) is torch.Tensor
         and type(grad_lse) in (torch.Tensor, NoneType)
         and type(out) is torch.Tensor
-        and nothing_watches()
-        and _in_memory(out, grad_out, grad_lse)
+        and no_dispatch_mode_active()
+        and _have_memory(out, grad_out, grad_lse)
     ):
         options = Options._make(ctx.options)
         given = make_inputs(inputs)
@@ -95,12 +95,14 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
         grads = torch.ops.flashvar.attention_bwd.default(
             grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
         )
-    answers = (*(None,) * before, *grads, *(None,) * len(wanted))
-    return tuple(grad if want else None for grad, want in zip(answers, wanted, strict=False))
+    results = (*(None,) * before, *grads, *(None,) * len(needed))
+    return tuple(
+        grad if is_needed else None for grad, is_needed in zip(results, needed, strict=False)
+    )
 
 
-def _in_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
-    """Whether tensors are more than wrappers, as torch's own of a batch or of a past transform."""
+def _have_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
+    """Whether the tensors have memory; torch's wrappers of batched or functorch tensors do not."""
     try:
         out.data_ptr()
         grad_out.data_ptr()
@@ -111,7 +113,8 @@ def _in_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor
     return True
 
 
-# What `Function.apply` does beside this is for functorch, which plain tensors know nothing of.
+# The base class's apply. `Function.apply` adds only functorch support, which plain tensors do not
+# need.
 _apply: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Attention)
 
 
@@ -122,14 +125,14 @@ def differentiable(
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output and, if it is wanted, the log-sum-exp of plain tensors, with their history."""
+    """The output and, with `with_lse`, the log-sum-exp of plain tensors, recorded by autograd."""
     if optional is not NO_TENSORS:
         tensors = (*tensors, *optional)
         refuse_gradient_of_slopes(tensors)
-    answer = _apply(plan.compute, options, with_lse, *tensors)
+    outputs = _apply(plan.compute, options, with_lse, *tensors)
     if not with_lse:
-        return answer, None
-    out, lse = answer
+        return outputs, None
+    out, lse = outputs
     return out, lse
 
 
@@ -152,10 +155,10 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
 
 
 def refuse_gradient_of_slopes(inputs: tuple[Any, ...]) -> None:
-    """Slopes are constants."""
+    """Refuse slopes that require a gradient: attention computes none for them."""
     slopes = inputs[_SLOPES]
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
         raise InvalidInputError(
-            "alibi_slopes must not require a gradient, attention has none for them: detach() "
+            "alibi_slopes must not require a gradient, attention computes none: detach() "
             "them, or pass the biases themselves as bias"
         )

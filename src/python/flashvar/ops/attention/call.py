@@ -1,4 +1,4 @@
-"""How a public function reaches the kernels: straight, through autograd, or through torch's op."""
+"""The way of a public call to the kernels: directly, through autograd, or through torch's op."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Final
 import torch
 
 from flashvar.ops.attention.autograd import differentiable
-from flashvar.ops.attention.flops import tell_flop_counters
+from flashvar.ops.attention.flops import register_flop_formulas
 from flashvar.ops.attention.options import check_options, is_number
 from flashvar.ops.attention.plan import plan
 from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options, make_inputs
-from flashvar.ops.attention.sharding import refuse_mixture, teach_dtensor
+from flashvar.ops.attention.sharding import refuse_mixed_dtensors, register_sharding_rules
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic, refuse_unknown_kinds
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, nothing_watches
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
 _grad_enabled: Final = torch.is_grad_enabled
 
-# Any 63 bits make a seed.
+# Seeds are 63 random bits.
 _SEEDS: Final = 2**63 - 1
 
 
@@ -32,19 +32,19 @@ def call(
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> Outputs:
-    """Attention of tensors that may be anything; `options` are the fields of Options in order.
+    """Attention of unchecked tensors; `options` are the fields of Options in order.
 
-    Written for the host: a small call takes as long as what is looked up here.
+    Optimized for host time, which is all that a small call costs.
     """
     if is_compiling():
-        teach_dtensor()
+        register_sharding_rules()
         out, lse = attention_fwd(*_cast(q, k, v, optional), *options)
         return out, lse
     if not (
         type(q) in PLAIN
         and type(k) in PLAIN
         and type(v) in PLAIN
-        and nothing_watches()
+        and no_dispatch_mode_active()
         and (optional is NO_TENSORS or all(x is None or type(x) in PLAIN for x in optional))
     ):
         try:
@@ -63,7 +63,7 @@ def call_plain(
     options: tuple[Any, ...],
     with_lse: bool,
 ) -> Outputs:
-    """`call` where the caller knows that tensors are plain and that nothing watches."""
+    """`call` for plain tensors while no dispatch mode is active; the caller has checked both."""
     found = plan(q, k, v, optional, options)
     if (
         q.requires_grad
@@ -82,15 +82,15 @@ def _dispatched(
     optional: OptionalTensors,
     options: tuple[Any, ...],
 ) -> Outputs:
-    """Attention through the op; here too the words of an error are ours, not the dispatcher's."""
+    """Attention through torch's op; checks first, so that errors are ours, not the dispatcher's."""
     check_options(Options._make(options))
     given = make_inputs((q, k, v, *optional))
     check_tensors(given)
-    refuse_mixture(given)
+    refuse_mixed_dtensors(given)
     inputs = make_inputs(_cast(q, k, v, optional))
     inspect_symbolic(inputs, Options._make(options))
-    tell_flop_counters()
-    teach_dtensor()
+    register_flop_formulas()
+    register_sharding_rules()
     out, lse = attention_fwd(*inputs, *options)
     return out, lse
 
@@ -98,9 +98,9 @@ def _dispatched(
 def rng_state_of(
     q: torch.Tensor, dropout_p: float, given: torch.Tensor | None = None
 ) -> torch.Tensor | None:
-    """The state of a call: the caller's, else one that is drawn where something is dropped.
+    """The given state; else, if dropout_p is positive, a newly drawn one.
 
-    Arguments that are none draw nothing: the call itself refuses them, in words.
+    Invalid arguments draw nothing: the call itself refuses them.
     """
     if given is not None or not (isinstance(q, torch.Tensor) and is_number(dropout_p)):
         return given
@@ -115,7 +115,7 @@ def draw_rng_state(q: torch.Tensor) -> torch.Tensor:
 def _cast(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
 ) -> tuple[torch.Tensor | None, ...]:
-    """The tensors as autocast wants them: as for scaled_dot_product_attention, all but float64."""
+    """The tensors in the dtype of autocast; as for scaled_dot_product_attention, except float64."""
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return (q, k, v, *optional)

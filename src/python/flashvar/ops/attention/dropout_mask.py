@@ -1,9 +1,9 @@
 """The dropped weights of a call, as FlashAttention 2 shows them to its tests (S_dmask).
 
-The sign of an entry says whether dropout kept the weight (not negative) or not. Its magnitude is
-exp(s - m), where s is the score and m the largest score of its query in the blocks of keys that the
-kernel of FlashAttention 2 has seen by then: it walks them from the last to the first. What a query
-does not see is 0. Scores are held in full: this is for tests.
+An entry is negative where dropout removed the weight. Its magnitude is exp(s - m), where s is the
+score and m the running maximum of its query in the kernel of FlashAttention 2, which visits the
+blocks of keys from the last to the first. Entries that a mask hides are 0. The whole matrix of
+scores is in memory: this is for tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.attention.validate import inspect
 
 _ROUNDED_TO: Final = 128
-# Head dim up to -> keys in a block of FlashAttention 2 with dropout.
+# Largest head dim -> keys in a block of FlashAttention 2 with dropout.
 _BLOCKS: Final = {32: 128, 64: 64, 96: 64, 128: 32, 160: 32, 256: 64}
 _SMALL_SHARED_MEMORY: Final = {160: 64}  # capabilities 8.6 and 8.9
 
@@ -56,7 +56,7 @@ def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
 
 
 def _seen_maximum(found: torch.Tensor, block: int) -> torch.Tensor:
-    """The largest score of the own block of keys and of those after it; 0 where that is -inf."""
+    """The largest score of an entry's own block of keys and all later ones; 0 instead of -inf."""
     maxima = torch.stack([part.amax(-1) for part in found.split(block, -1)], -1)
     running = maxima.flip(-1).cummax(-1).values.flip(-1)
     running = running.masked_fill(running == -torch.inf, 0.0)
@@ -64,7 +64,7 @@ def _seen_maximum(found: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def block_of_keys(head_dim: int, device: torch.device) -> int:
-    """Keys between two maxima of `dropped_weights`."""
+    """How many keys share a running maximum in `dropped_weights`."""
     bound = next((bound for bound in _BLOCKS if head_dim <= bound), max(_BLOCKS))
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

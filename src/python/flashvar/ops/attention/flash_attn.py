@@ -1,4 +1,4 @@
-"""What the functions of FlashAttention 2 have in common: its rules, on top of our call."""
+"""The shared part of FlashAttention 2's functions: its argument rules, on top of `call`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import dropped_weights
 from flashvar.ops.attention.options import (
+    as_bool,
     is_number,
     plain_scale,
-    truth,
-    unbounded_below,
     window_pair,
+    window_side,
 )
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
@@ -27,10 +27,10 @@ from flashvar.ops.attention.problem import (
 from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds, rows_contiguous
 
 Window = tuple[int, int]
-Answer: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class Wanted(NamedTuple):
+class SharedArguments(NamedTuple):
     """The arguments that all functions share, in their order."""
 
     dropout_p: float
@@ -43,19 +43,19 @@ class Wanted(NamedTuple):
     return_attn_probs: bool
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: Wanted) -> Answer:
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: SharedArguments) -> Result:
     """Attention of dense tensors."""
-    _check(wanted)
+    _check(arguments)
     if isinstance(q, torch.Tensor) and q.dim() == 4 and q.size(0) == 0:
         raise ShapeError(
             f"the batch must hold at least 1 sequence, got q of shape {tuple(q.shape)}: skip the "
             "call, or use flashvar.attention, which takes empty batches"
         )
-    rng_state = rng_state_of(q, wanted.dropout_p)
+    rng_state = rng_state_of(q, arguments.dropout_p)
     tensors = NO_TENSORS
-    if rng_state is not None or wanted.alibi_slopes is not None:
-        tensors = pack_tensors(None, wanted.alibi_slopes, rng_state)
-    return _answer(q, k, v, tensors, wanted, (None, None))
+    if rng_state is not None or arguments.alibi_slopes is not None:
+        tensors = pack_tensors(None, arguments.alibi_slopes, rng_state)
+    return _attend(q, k, v, tensors, arguments, (None, None))
 
 
 def varlen(
@@ -66,10 +66,10 @@ def varlen(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int | torch.Tensor,
     max_seqlen_k: int | torch.Tensor,
-    wanted: Wanted,
-) -> Answer:
+    arguments: SharedArguments,
+) -> Result:
     """Attention of packed sequences."""
-    _check(wanted)
+    _check(arguments)
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if offsets is None:
             raise InvalidInputError(
@@ -81,14 +81,14 @@ def varlen(
             "the batch must hold at least 1 sequence, got cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"
         )
-    rng_state = rng_state_of(q, wanted.dropout_p)
-    tensors = pack_tensors(None, wanted.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k)
-    return _answer(q, k, v, tensors, wanted, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
+    rng_state = rng_state_of(q, arguments.dropout_p)
+    tensors = pack_tensors(None, arguments.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k)
+    return _attend(q, k, v, tensors, arguments, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
 
 
 @refuses_unknown_kinds
 def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[torch.Tensor, ...]:
-    """Views of the tensors that lie side by side in the third last dimension."""
+    """Views of the tensors that are stacked in the third to last dimension."""
     check_strided(name, packed)
     if packed.dim() != rank or packed.shape[-3] != count:
         lead = "batch, seqlen" if rank == 5 else "total"
@@ -99,50 +99,50 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
     return tuple(packed.unbind(-3))
 
 
-def _check(wanted: Wanted) -> None:
-    numbers = is_number(wanted.softcap) and is_number(wanted.dropout_p)
-    if numbers and wanted.softcap and wanted.dropout_p:
+def _check(arguments: SharedArguments) -> None:
+    numbers = is_number(arguments.softcap) and is_number(arguments.dropout_p)
+    if numbers and arguments.softcap and arguments.dropout_p:
         raise InvalidInputError(
-            f"softcap does not go with dropout, got softcap={wanted.softcap} and "
-            f"dropout_p={wanted.dropout_p}: leave one out, or use flashvar.attention, which takes "
-            "both"
+            f"softcap cannot be combined with dropout, got softcap={arguments.softcap} and "
+            f"dropout_p={arguments.dropout_p}: leave one out, or use flashvar.attention, which "
+            "takes both"
         )
 
 
-def _answer(
+def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     tensors: OptionalTensors,
-    wanted: Wanted,
+    arguments: SharedArguments,
     bounds: tuple[int | None, int | None],
-) -> Answer:
+) -> Result:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    left, right = window_pair(wanted.window_size)
+    left, right = window_pair(arguments.window_size)
     options = pack_options(
-        truth("causal", wanted.causal),
-        plain_scale(wanted.softmax_scale),
-        unbounded_below(left),
-        unbounded_below(right),
-        wanted.softcap,
-        wanted.dropout_p,
-        truth("deterministic", wanted.deterministic),
+        as_bool("causal", arguments.causal),
+        plain_scale(arguments.softmax_scale),
+        window_side(left),
+        window_side(right),
+        arguments.softcap,
+        arguments.dropout_p,
+        as_bool("deterministic", arguments.deterministic),
         "bshd",
         "auto",
         *bounds,
     )
-    with_lse = truth("return_attn_probs", wanted.return_attn_probs)
+    with_lse = as_bool("return_attn_probs", arguments.return_attn_probs)
     out, lse = call(q, k, v, tensors, options, with_lse)
     if not with_lse or lse is None:
         return out
-    if wanted.dropout_p == 0:
+    if arguments.dropout_p == 0:
         return out, lse, q.new_empty(0)
     weights = dropped_weights(Inputs(q, k, v, *tensors), Options._make(options))
     return out, lse, weights
 
 
 def _bound(length: int | torch.Tensor) -> int:
-    """The bound as a number: some callers have it in a tensor."""
+    """The bound as a number; some callers pass a tensor."""
     if isinstance(length, torch.Tensor) and length.numel() == 1:
         number: int = length.item()
         return number

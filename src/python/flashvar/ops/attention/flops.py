@@ -1,8 +1,8 @@
-"""How many floating-point operations a call counts for in `torch.utils.flop_counter`.
+"""Formulas of attention for `torch.utils.flop_counter`.
 
-Those of the matrix products over the pairs of a query and a key that it sees: a causal mask or a
-window counts for what it leaves over, packed sequences for their own lengths. A forward has two
-products, a backward five (it computes the scores again). Where lengths cannot be read, as of fake
+They count the matrix products over visible pairs of a query and a key: pairs that a causal mask or
+a window hides do not count, and packed sequences count with their own lengths. A forward has two
+products, a backward five (it recomputes the scores). Where lengths cannot be read, as with fake
 tensors, packed sequences count as if all had the same length.
 """
 
@@ -21,11 +21,11 @@ _TENSORS: Final = len(Inputs._fields)
 _COUNTER: Final = "torch.utils.flop_counter"
 
 
-def tell_flop_counters() -> None:
-    """Make the formulas known to torch's counters, those that count already too.
+def register_flop_formulas() -> None:
+    """Register the formulas with torch, and with the counters that are already active.
 
-    Called where a dispatch mode is active: importing the counter here would cost a program that
-    never counts 0.1 s.
+    Called where a dispatch mode is active. Does not import the counter: that takes 0.1 s, also in
+    programs that never count.
     """
     counter = sys.modules.get(_COUNTER)
     if counter is None:
@@ -45,7 +45,7 @@ def tell_flop_counters() -> None:
 
 
 def forward_flops(*arguments: Any, **_: Any) -> int:
-    """Of attention_fwd."""
+    """Operations of attention_fwd."""
     problem, pairs = _count(arguments)
     return 2 * pairs * problem.heads_q * (problem.head_dim + problem.head_dim_v)
 
@@ -59,13 +59,13 @@ def backward_flops(
     *arguments: Any,
     **_: Any,
 ) -> int:
-    """Of attention_bwd."""
+    """Operations of attention_bwd."""
     problem, pairs = _count(arguments)
     return 2 * pairs * problem.heads_q * (3 * problem.head_dim + 2 * problem.head_dim_v)
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int, window_right: int) -> int:
-    """How many pairs of a query and a key are not masked; a side of -1 is unbounded."""
+    """How many pairs of a query and a key are visible; a window of -1 is unbounded."""
     diagonal = seqlen_k - seqlen_q
     upto = seqlen_q * seqlen_k
     if window_right >= 0:
@@ -76,9 +76,9 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int, window_right: 
 
 
 def _keys_upto(seqlen_q: int, seqlen_k: int, last: int) -> int:
-    """The sum over queries i of how many keys j have j <= i + last."""
-    first = min(max(-last, 0), seqlen_q)  # the first query with any
-    full = min(max(seqlen_k - last - 1, first), seqlen_q)  # the first query with all
+    """The number of pairs of a query i and a key j with j <= i + last."""
+    first = min(max(-last, 0), seqlen_q)  # the first query with any key
+    full = min(max(seqlen_k - last - 1, first), seqlen_q)  # the first query with all keys
     growing = full - first
     return (
         growing * (first + last + 1) + growing * (growing - 1) // 2 + (seqlen_q - full) * seqlen_k

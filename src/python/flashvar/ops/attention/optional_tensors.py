@@ -1,4 +1,4 @@
-"""Are the tensors beside q, k and v such as attention takes?"""
+"""Checks of the optional tensors: packed offsets, lengths, bias, ALiBi slopes and rng_state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashvar.ops.attention.problem import BiasStrides, Inputs
 
 
 def check_integers(name: str, tensor: torch.Tensor, length: int, device: torch.device) -> None:
-    """Offsets and lengths: int32, contiguous, one entry for each."""
+    """Check offsets or lengths: int32, contiguous, `length` entries."""
     if tensor.dtype != torch.int32:
         raise DtypeError(
             f"{name} must be torch.int32, got {tensor.dtype}: call {name}.to(torch.int32)"
@@ -29,18 +29,18 @@ def check_integers(name: str, tensor: torch.Tensor, length: int, device: torch.d
 
 
 def sequences(cu_seqlens_q: torch.Tensor) -> int:
-    """How many sequences the offsets name."""
+    """The number of sequences that the offsets describe."""
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
         raise ShapeError(
             "cu_seqlens_q must have shape (batch + 1,), got "
-            f"{tuple(cu_seqlens_q.shape)}: pass torch.cumsum of the lengths behind a 0"
+            f"{tuple(cu_seqlens_q.shape)}: pass a 0 and then torch.cumsum of the lengths"
         )
     batch: int = cu_seqlens_q.shape[0] - 1
     return batch
 
 
 def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.device) -> int:
-    """The batch stride of ALiBi slopes: 0 where the batch shares them."""
+    """Check ALiBi slopes; returns their batch stride, 0 where the whole batch shares them."""
     if slopes.dtype != torch.float32:
         raise DtypeError(
             f"alibi_slopes must be torch.float32, got {slopes.dtype}: call .float() on them"
@@ -60,7 +60,7 @@ def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.d
 
 
 def check_rng(rng_state: torch.Tensor | None, dropout_p: float, device: torch.device) -> None:
-    """Seed and offset are there exactly when something is dropped."""
+    """Check the seed and offset of dropout, which a positive dropout_p requires."""
     if rng_state is None:
         if dropout_p > 0:
             raise InvalidInputError(
@@ -85,7 +85,10 @@ def check_bias(
     q: torch.Tensor,
     sizes: tuple[int, int, int, int],
 ) -> BiasStrides:
-    """The strides of a bias, 0 where it is broadcast; sizes: batch, heads_q, seqlen_q, seqlen_k."""
+    """Check a bias; returns its strides, 0 where it is broadcast.
+
+    `sizes` are batch, heads_q, seqlen_q and seqlen_k.
+    """
     if bias.dtype not in (q.dtype, torch.float32):
         raise DtypeError(
             f"bias must have the dtype of q or float32, got {bias.dtype} beside {q.dtype}: "
@@ -114,7 +117,7 @@ def check_bias(
 
 
 def bias_strides(bias: torch.Tensor) -> BiasStrides:
-    """Where the entries of a bias or its gradient lie."""
+    """The strides of a bias or its gradient, 0 where it is broadcast."""
     batch, heads, query = (
         stride if size > 1 else 0
         for stride, size in zip(bias.stride()[:3], bias.shape[:3], strict=True)
@@ -123,10 +126,10 @@ def bias_strides(bias: torch.Tensor) -> BiasStrides:
 
 
 def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | None) -> None:
-    """Read the values of packed offsets and refuse what does not cover the rows in order.
+    """Read the values of packed offsets; refuse those that decrease or leave the tensor.
 
-    On a CUDA device this waits for the device, so it is done only with FLASHVAR_STRICT=1; kernels
-    clamp what they read and stay inside of the tensors.
+    On a CUDA device this waits for the device, so it is done only with FLASHVAR_STRICT=1. Otherwise
+    kernels clamp the offsets to stay inside the tensors.
     """
     for name, offsets, rows, bound in (
         ("cu_seqlens_q", inputs.cu_seqlens_q, inputs.q, max_seqlen_q),

@@ -1,4 +1,4 @@
-"""Are the options of a call such as attention takes, and what do they come to?"""
+"""Checks of the options of a call, and the values that kernels get from them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from flashvar.errors import InvalidInputError, LayoutError
 from flashvar.ops.attention.problem import Options
 from flashvar.selection.request import BACKENDS
 
-# The order of the dimensions of q, k and v, and that of the output where it is another.
+# The order of the dimensions of q, k and v; after "->" that of the output, if it differs.
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
 
-# Largest finite float32: what a scale has to fit in. Below the smallest, devices round to 0.
+# A scale must fit in the largest finite float32; devices round numbers below the smallest to 0.
 _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 _FLOAT32_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
-# From here on float32 rounds to 1: nothing would be kept, and what is kept would grow without end.
+# From here on float32 rounds dropout_p to 1: nothing is kept, and 1 / (1 - p) is infinite.
 _ALL_DROPPED: Final = 1 - 2**-25
-# Numbers may also be numpy's, and symbolic while a graph is traced.
+# Numbers may also come from numpy, and be symbols while a graph is traced.
 _INTEGERS: Final = (int, torch.SymInt, Integral)
 _NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
 
 
 def check_options(options: Options) -> None:
-    """Refuse options of other types or values than attention takes.
+    """Refuse options with an unsupported type or value.
 
     Raises:
         InvalidInputError: with what was expected, what was found and what to do.
@@ -55,7 +55,7 @@ def check_options(options: Options) -> None:
     sides: tuple[object, ...] = (options.window_left, options.window_right)
     for side in sides:
         if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
-            raise _no_side_of_a_window(side)
+            raise _window_error(side)
     softcap, dropout_p = options.softcap, options.dropout_p
     if not is_number(softcap) or not (
         softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
@@ -84,7 +84,7 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
     """The two sides of a window.
 
     Raises:
-        InvalidInputError: it does not have two.
+        InvalidInputError: the window does not have two sides.
     """
     try:
         left, right = window_size
@@ -96,33 +96,34 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
     return left, right
 
 
-def unbounded_below(side: Any) -> Any:
-    """One side of a window as FlashAttention 2 reads it: any negative number is none.
+def window_side(side: Any) -> Any:
+    """One side of a window as FlashAttention 2 reads it: any negative number is unbounded.
 
-    An integer may be in a tensor, as its own tests have it.
+    The integer may be a tensor, as in FlashAttention's own tests.
 
     Raises:
-        InvalidInputError: it is no integer.
+        InvalidInputError: the side is not an integer.
     """
     if not isinstance(side, _INTEGERS):
         try:
             side = operator.index(side)
         except (TypeError, ValueError, RuntimeError):
-            raise _no_side_of_a_window(side) from None
+            raise _window_error(side) from None
     return max(side, -1)
 
 
-def _no_side_of_a_window(side: object) -> InvalidInputError:
+def _window_error(side: object) -> InvalidInputError:
     return InvalidInputError(
         f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
-        "count the keys that a query sees beside its own place"
+        "count the keys that a query sees on each side of its own"
     )
 
 
 def plain_scale(scale: Any) -> Any:
-    """A scale as torch and FlashAttention 2 take it: also one of numpy's, or in a tensor.
+    """A scale as torch and FlashAttention 2 accept it: also a numpy number or a tensor.
 
-    What they refuse is left as it is, for `check_options`: a learned one, one in a list.
+    Scales that they refuse, such as a tensor with a gradient or a list, are returned unchanged for
+    `check_options` to refuse.
     """
     if scale is None or isinstance(scale, _NUMBERS):
         return scale
@@ -134,11 +135,11 @@ def plain_scale(scale: Any) -> Any:
         return scale
 
 
-def truth(name: str, flag: Any) -> bool:
-    """A flag as Python reads it: also one of numpy's, or in a tensor.
+def as_bool(name: str, flag: Any) -> bool:
+    """A flag as Python reads it; also a numpy bool or a tensor of one element.
 
     Raises:
-        InvalidInputError: it is many.
+        InvalidInputError: the flag has no single as_bool value.
     """
     try:
         return bool(flag)
@@ -149,10 +150,10 @@ def truth(name: str, flag: Any) -> bool:
 
 
 def count(name: str, number: Any) -> Any:
-    """A number of things as Python has it: also one of numpy's, or in a tensor.
+    """A count as a Python number; also a numpy integer or a tensor of one element.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the number is not a whole number, or is negative.
     """
     found = number
     if not isinstance(number, (int, torch.SymInt)):
@@ -171,7 +172,7 @@ def scale_of(scale: float | None, head_dim: int) -> float:
     """The factor of the scores.
 
     Raises:
-        InvalidInputError: float32 cannot hold it.
+        InvalidInputError: float32 cannot hold the scale.
     """
     if scale is None:
         return float(head_dim**-0.5)
@@ -188,9 +189,9 @@ def scale_of(scale: float | None, head_dim: int) -> float:
 
 
 def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
-    """Keys before and after the diagonal that a query sees; -1 where that is all of them.
+    """How many keys before and after the diagonal a query sees; -1 where it sees all of them.
 
-    The lengths are upper bounds: no key is further than they allow.
+    The lengths may be upper bounds: a window that covers the longest sequence hides nothing.
     """
     left = int(options.window_left)
     right = 0 if options.causal else int(options.window_right)
@@ -202,10 +203,10 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
 
 
 def bound_of(longest: int | None, total: int) -> int:
-    """The most rows that one of many packed sequences can have: never more than all of them."""
+    """An upper bound of the length of each packed sequence: `longest`, at most the total."""
     return total if longest is None else min(int(longest), total)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value counts, and is not True or False, nor a tensor, whose value is elsewhere."""
+    """Whether a value is a number: not a bool, and not a tensor, which may be on a device."""
     return isinstance(value, _NUMBERS) and type(value) is not bool

@@ -1,7 +1,7 @@
-"""Head dims that are no multiple of 8, on devices whose kernels read rows in 16-byte pieces.
+"""Padding of head dims that are not a multiple of 8, for kernels that read rows 16 bytes at a time.
 
-Rows of zeros behind q, k and v change no score and give columns of zeros in the output, which are
-cut off again; so do gradients.
+Zeros appended to the rows of q, k and v change no score. They give columns of zeros in the output
+and the gradients, which are cut off again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flashvar.ops.attention.problem import Launch
 
 
-def wants_padding(problem: Problem, backend: str) -> bool:
-    """Whether kernels would have to read half pieces."""
+def needs_padding(problem: Problem, backend: str) -> bool:
+    """Whether a kernel serves the problem and a head dim is not a multiple of 8."""
     in_kernels = problem.device is not None and backend != "reference"
     return in_kernels and (
         problem.head_dim % HEAD_DIM_STEP != 0 or problem.head_dim_v % HEAD_DIM_STEP != 0
@@ -26,7 +26,7 @@ def wants_padding(problem: Problem, backend: str) -> bool:
 
 
 def pad(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its last dimension filled up with zeros to a multiple of 8."""
+    """The tensor, its last dimension padded with zeros to a multiple of 8."""
     missing = -tensor.shape[-1] % HEAD_DIM_STEP
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
@@ -36,8 +36,8 @@ def pad_inputs(inputs: Inputs) -> Inputs:
     return inputs._replace(q=pad(inputs.q), k=pad(inputs.k), v=pad(inputs.v))
 
 
-def cut(grads: Gradients, inputs: Inputs) -> Gradients:
-    """The gradients of padded inputs in the shapes of the inputs themselves."""
+def unpad_gradients(grads: Gradients, inputs: Inputs) -> Gradients:
+    """The gradients of padded inputs, cut to the shapes of the inputs."""
     q, k, v = (
         torch.empty_like(tensor).copy_(grad[..., : tensor.shape[-1]])
         for tensor, grad in zip(inputs[:3], grads[:3], strict=True)
@@ -46,7 +46,7 @@ def cut(grads: Gradients, inputs: Inputs) -> Gradients:
 
 
 def padded_launch(problem: Problem, launch: Launch) -> Launch:
-    """The launch of an unpadded problem through that of the padded one."""
+    """The launch of an unpadded problem, made from the launch of the padded problem."""
     head_dim_v = problem.head_dim_v
 
     def run(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:

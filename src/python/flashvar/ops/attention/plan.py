@@ -1,7 +1,8 @@
-"""How one kind of attention call is carried out: checked, decided and prepared once, then run.
+"""Plans: the cached checks, choice of backend and prepared launch of one kind of attention call.
 
-Calls repeat the same shapes, strides and options thousands of times; everything that these decide
-is kept, so that a repeated call costs one look-up, the outputs and the launch.
+Programs repeat calls with the same shapes, strides and options thousands of times. Everything that
+depends on these alone is in the plan, so a repeated call costs one look-up, the allocation of its
+outputs and the launch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ import torch
 from flashvar.backends import backend
 from flashvar.ops.attention.optional_tensors import check_offsets
 from flashvar.ops.attention.options import check_options
-from flashvar.ops.attention.padding import cut, pad, pad_inputs, padded_launch, wants_padding
+from flashvar.ops.attention.padding import (
+    needs_padding,
+    pad,
+    pad_inputs,
+    padded_launch,
+    unpad_gradients,
+)
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
     BackwardLaunch,
@@ -29,36 +36,36 @@ from flashvar.ops.attention.problem import (
     make_inputs,
 )
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, SPEC
-from flashvar.ops.attention.trace import follow_backward, follow_forward
+from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
 
-# Lengths that grow token by token make a new plan each; forgetting them all now and then is cheap.
+# Lengths that grow token by token make a new plan each. A full cache is emptied, which is cheap.
 _PLANS_KEPT: Final = 4096
 
-# Booleans among the options: 1 == True and hash(1) == hash(True), so that causal=1 would find the
-# plan of causal=True.
+# The booleans among the options. Their types are part of the key: hash(1) == hash(True), so
+# causal=1, which is refused, would find the plan of causal=True.
 _CAUSAL: Final = Options._fields.index("causal")
 _DETERMINISTIC: Final = Options._fields.index("deterministic")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A problem, who serves it, and the launch; None where there is nothing to compute."""
+    """A problem, the candidate that serves it, and its launch."""
 
     problem: Problem
     chosen: CandidateResult
-    launch: Launch | None
+    launch: Launch | None  # None: there is nothing to compute
     options: Options
-    # What is allocated, without memory: empty_like is the fastest way. Printing it would crash.
+    # Prototypes of the outputs, without memory, for empty_like. Printing them would crash.
     out_like: torch.Tensor = field(repr=False)
     lse_like: torch.Tensor = field(repr=False)
     reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
     def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Out, contiguous in the user's layout, and the log-sum-exp if it is wanted."""
+        """The output, contiguous in the user's layout, and with `with_lse` the log-sum-exp."""
         if self.reads_offsets:
             check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
         out = _empty_like(self.out_like)
@@ -74,7 +81,7 @@ class Plan:
     def compute(
         self, inputs: tuple[torch.Tensor | None, ...], _options: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Both outputs; the last of the inputs may be left out."""
+        """Both outputs; trailing optional tensors may be left out of `inputs`."""
         return self.run(make_inputs(inputs + NO_TENSORS[len(inputs) - 3 :]), True)
 
 
@@ -83,10 +90,10 @@ class BackwardPlan:
     """The plan of a backward."""
 
     problem: BackwardProblem
-    launch: BackwardLaunch | None
-    pads: bool  # whether the gradients are those of padded tensors, cut: another plan's
+    launch: BackwardLaunch | None  # None: there is nothing to compute, or `pads`
+    pads: bool  # whether the plan of the padded problem computes the gradients
     copies_grad_out: bool
-    like: Gradients = field(repr=False)  # what is allocated, without memory
+    like: Gradients = field(repr=False)  # prototypes of the gradients, without memory
 
     def run(
         self,
@@ -98,8 +105,8 @@ class BackwardPlan:
     ) -> Gradients:
         """The gradients in the shapes, dtypes and memory orders of their inputs.
 
-        As torch's own: where q is a view of rows that come first, its gradient goes back through
-        that view without a copy.
+        The memory order is that of torch's own gradients: where q is a transposed view, autograd
+        passes its gradient back through the view without a copy.
         """
         make = torch.zeros_like if self.launch is None else _empty_like
         like = self.like
@@ -129,18 +136,18 @@ def plan(
     optional: OptionalTensors,
     options: tuple[Any, ...],
 ) -> Plan:
-    """The plan of a call; made, which checks every argument, the first time it is asked for.
+    """The plan of a call; the first call of a kind checks every argument and makes the plan.
 
-    `optional` are the other fields of Inputs, `options` those of Options in their order.
+    `optional` are the other fields of Inputs and `options` the fields of Options, in order.
 
     Raises:
-        InvalidInputError: an argument is not what attention takes.
-        BackendUnavailableError: nothing can serve the call.
+        InvalidInputError: an argument is not supported.
+        BackendUnavailableError: no backend can serve the call.
     """
     try:
         key = _key(q, k, v, optional, options)
         found = _plans.get(key)
-    # An option that cannot be looked up is not one, and a tensor without strides not ours.
+    # An option that cannot be hashed or a tensor without strides is invalid: the checks say why.
     except (TypeError, ValueError, RuntimeError):
         check_options(Options._make(options))
         check_tensors(make_inputs((q, k, v, *optional)))
@@ -158,7 +165,7 @@ def backward_plan(
     grad_out: torch.Tensor,
     wants_bias: bool,
 ) -> BackwardPlan:
-    """The plan of a backward, made the first time it is asked for."""
+    """The plan of a backward, made at the first call of its kind."""
     q, k, v = inputs[:3]
     key = (
         _key(q, k, v, optional, options),
@@ -189,9 +196,9 @@ def backward(
     options: Options,
     wants_bias: bool,
 ) -> Gradients:
-    """The gradients of q, k, v and, where it is wanted, of the bias.
+    """The gradients of q, k, v and, with `wants_bias`, of the bias.
 
-    An absent `grad_out` or `grad_lse` counts as zeros.
+    A `grad_out` or `grad_lse` of None stands for zeros.
     """
     if torch.are_deterministic_algorithms_enabled():
         options = options._replace(deterministic=True)
@@ -210,7 +217,7 @@ def backward(
         options._replace(scale=chosen.problem.forward.scale),
         wants_bias,
     )
-    return cut(padded, inputs)
+    return unpad_gradients(padded, inputs)
 
 
 def _optional(inputs: Inputs) -> OptionalTensors:
@@ -261,7 +268,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
     reads_offsets = inputs.cu_seqlens_q is not None and (
         inputs.q.device.type == "cpu" or Overrides.from_environment().strict
     )
-    if wants_padding(problem, options.backend):
+    if needs_padding(problem, options.backend):
         padded = pad_inputs(inputs)
         inner = _make(padded, options._replace(scale=problem.scale))
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
@@ -272,7 +279,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None
         if not problem.empty and not inputs.q.is_meta:
             launch = backend(chosen.backend, SPEC.name).prepare_forward(problem, chosen)
-            launch = follow_forward(launch, problem, chosen)
+            launch = logged_forward(launch, problem, chosen)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
     return Plan(problem, chosen, launch, options, _prototype(out), _prototype(lse), reads_offsets)
@@ -289,12 +296,12 @@ def _make_backward(
         grad_out = grad_out.contiguous()
     problem = inspect_backward(inputs, options, grad_out, wants_bias)
     forward = problem.forward
-    pads = wants_padding(forward, options.backend)
+    pads = needs_padding(forward, options.backend)
     launch = None
     if not forward.empty and not pads:
         chosen = _choose(request_of(BACKWARD, forward), options.backend)
         launch = backend(chosen.backend, SPEC.name).prepare_backward(problem, chosen)
-        launch = follow_backward(launch, problem, chosen)
+        launch = logged_backward(launch, problem, chosen)
     q, k, v, bias = inputs[:4]
     grad_bias = None
     if wants_bias and bias is not None:
@@ -305,13 +312,13 @@ def _make_backward(
 
 
 def _prototype(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its memory, for empty_like: the fastest way to allocate."""
+    """The tensor with its memory freed; empty_like of it is the fastest way to allocate."""
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 def request_of(function: str, problem: Problem) -> Request:
-    """What selection is asked for a problem."""
+    """The selection request of a problem."""
     dims = (problem.head_dim, problem.head_dim_v)
     return Request(function, problem.dtype, problem.device, (dims,))
 

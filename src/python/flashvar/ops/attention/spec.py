@@ -1,4 +1,4 @@
-"""The description of attention: its functions, the head dim, and what serves it."""
+"""The OpSpec of attention: its functions, its axis head_dim, and what Triton can serve."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 
 from flashvar.ops.op import Axis, OpSpec
 
-# The kernels read rows in 16-byte pieces, and keep one row of the output in registers.
+# The kernels read rows 16 bytes at a time, and keep whole rows of the output in registers.
 HEAD_DIM_STEP: Final = 8
 HEAD_DIM_MAX: Final = 256
 
 FORWARD: Final = "attention_fwd"
 BACKWARD: Final = "attention_bwd"
 
-# Of queries and keys, and of values.
+# The head dim of queries and keys, and that of values.
 HEAD_DIM: Final = Axis(
     "head_dim",
     "head dim",
@@ -22,7 +22,7 @@ HEAD_DIM: Final = Axis(
     pairs=True,
     step=HEAD_DIM_STEP,
     maximum=HEAD_DIM_MAX,
-    cheap=64,  # up to here a kernel is bound by memory
+    cheap=64,  # up to here a kernel is memory-bound
     usual=((64, 64), (128, 128)),
 )
 

@@ -1,4 +1,4 @@
-"""What `doctor --bench` times of attention: flashvar and torch's own backends, on one input."""
+"""The attention calls that `doctor --bench` times: flashvar and torch's backends, same inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Every call holds the same number of tokens and the same width, as in the benchmarks.
+# Every call has the same number of tokens and the same width (heads * head dim), as in the
+# benchmarks.
 DTYPE: Final = "bf16"
 TOKENS: Final = 16384
 WIDTH: Final = 2048
@@ -25,7 +26,7 @@ NOTE: Final = f"{TOKENS} tokens in sequences of {SEQLEN}, {DTYPE}, {WIDTH} wide.
 PEERS: Final = {"sdpa-flash": "SDPA flash", "sdpa-cudnn": "SDPA cuDNN"}
 _BACKENDS: Final = {"sdpa-flash": "FLASH_ATTENTION", "sdpa-cudnn": "CUDNN_ATTENTION"}
 _DIRECTIONS: Final = {"forward": FORWARD, "backward": BACKWARD}
-# Matrix products of a call, each 2 * heads * seqlen^2 * head_dim operations a sequence.
+# Matrix products of a call, each 2 * heads * seqlen^2 * head_dim operations per sequence.
 _PRODUCTS: Final = {"forward": 2, "backward": 5}
 
 
@@ -38,12 +39,12 @@ class AttentionCell(Cell):
 
     @property
     def batch(self) -> int:
-        """How many sequences."""
+        """The number of sequences."""
         return TOKENS // SEQLEN
 
     @property
     def heads(self) -> int:
-        """Of queries, keys and values."""
+        """The number of heads of queries, keys and values."""
         return WIDTH // self.head_dim
 
 
@@ -78,7 +79,7 @@ def call(cell: AttentionCell, contender: str, device: torch.device) -> Call:
 
 
 def _attention(contender: str) -> Attention:
-    """For [batch, sequence, heads, head_dim]."""
+    """The attention function of a contender, for [batch, sequence, heads, head_dim]."""
     if contender == OURS:
         from flashvar.ops.attention.api import attention
 

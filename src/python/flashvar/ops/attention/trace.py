@@ -1,7 +1,7 @@
-"""What the log tells at debug level of each kind of call: which kernels it takes, and why.
+"""Debug log of each kind of call: which kernels it launches, and why.
 
-Asked once per plan. Where the log does not want it, launches are as they were: a call costs nothing
-more.
+Launches are wrapped once per plan, and only where the log level is debug; otherwise logging costs a
+call nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flashvar.binaries.variant import pair_words
+from flashvar.binaries.variant import pair_text
 
 if TYPE_CHECKING:
     import torch
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("flashvar")
 
-# What Triton's kernels read at once, in bytes, and in elements of bf16 and fp16.
-_PIECE: Final = 16
-_STEP: Final = _PIECE // 2
+# What a load of the Triton kernels reads, in bytes, and in elements of bf16 and fp16.
+_LOAD_BYTES: Final = 16
+_LOAD_ELEMENTS: Final = _LOAD_BYTES // 2
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a tensor start: its address in bytes, its strides in elements."""
+    """The address of a tensor in bytes and its strides in elements."""
 
     name: str
     address: int
@@ -45,35 +45,37 @@ class Rows:
     heads: int
 
 
-def follow_forward(launch: Launch, problem: Problem, chosen: CandidateResult) -> Launch:
-    """The launch itself, or one that says in the log how each call of it is served."""
+def logged_forward(launch: Launch, problem: Problem, chosen: CandidateResult) -> Launch:
+    """The launch; at debug level wrapped, so that the log shows how each call is served."""
     if not _log.isEnabledFor(logging.DEBUG):
         return launch
-    said: set[str] = set()
+    seen: set[str] = set()
     explain: Callable[..., str] | None = None
     if chosen.kernel is not None:
         from flashvar.backends.cuda import attention as cuda
 
         explain = cuda.explain_forward(problem, chosen)
 
-    def followed(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    def logged(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         if explain is not None:
-            how = f"{chosen.candidate}, {explain(inputs, out, lse)}"
+            served_by = f"{chosen.candidate}, {explain(inputs, out, lse)}"
         else:
-            how = _how(chosen, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)])
-        _say("attention_fwd", problem, how, said)
+            served_by = _served_by(
+                chosen, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)]
+            )
+        _log_once("attention_fwd", problem, served_by, seen)
         launch(inputs, out, lse)
 
-    return followed
+    return logged
 
 
-def follow_backward(
+def logged_backward(
     launch: BackwardLaunch, problem: BackwardProblem, chosen: CandidateResult
 ) -> BackwardLaunch:
-    """As `follow_forward`."""
+    """As `logged_forward`."""
     if not _log.isEnabledFor(logging.DEBUG):
         return launch
-    said: set[str] = set()
+    seen: set[str] = set()
     forward = problem.forward
     explain: Callable[..., str] | None = None
     if chosen.kernel is not None:
@@ -81,7 +83,7 @@ def follow_backward(
 
         explain = cuda.explain_backward(problem, chosen)
 
-    def followed(
+    def logged(
         inputs: Inputs,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -90,10 +92,10 @@ def follow_backward(
         grads: Gradients,
     ) -> None:
         if explain is not None:
-            told = explain(inputs, out, lse, grad_out, grad_lse, grads)
-            how = f"{chosen.candidate}, {told}"
+            explanation = explain(inputs, out, lse, grad_out, grad_lse, grads)
+            served_by = f"{chosen.candidate}, {explanation}"
         else:
-            how = _how(
+            served_by = _served_by(
                 chosen,
                 [
                     *_of_inputs(inputs, forward),
@@ -104,17 +106,17 @@ def follow_backward(
                     _rows("grad_v", grads.v, problem.grad_v),
                 ],
             )
-        _say("attention_bwd", forward, how, said)
+        _log_once("attention_bwd", forward, served_by, seen)
         launch(inputs, out, lse, grad_out, grad_lse, grads)
 
-    return followed
+    return logged
 
 
-def _say(op: str, problem: Problem, how: str, said: set[str]) -> None:
-    """One line per outcome: the same shape may come at other addresses."""
-    if how in said:
+def _log_once(op: str, problem: Problem, served_by: str, seen: set[str]) -> None:
+    """Log one line per outcome: calls of one shape differ in their addresses."""
+    if served_by in seen:
         return
-    said.add(how)
+    seen.add(served_by)
     heads = f"{problem.heads_q} heads"
     if problem.heads_kv != problem.heads_q:
         heads += f" on {problem.heads_kv}"
@@ -126,28 +128,30 @@ def _say(op: str, problem: Problem, how: str, said: set[str]) -> None:
         problem.seqlen_q,
         problem.seqlen_k,
         heads,
-        pair_words(problem.head_dim, problem.head_dim_v),
-        how,
+        pair_text(problem.head_dim, problem.head_dim_v),
+        served_by,
     )
 
 
-def _how(chosen: CandidateResult, rows: Iterable[Rows]) -> str:
-    misplaced = _unaligned(rows)
-    if chosen.backend == "triton" and misplaced is not None:
-        return f"triton, after copies, for rows of {misplaced}"
+def _served_by(chosen: CandidateResult, rows: Iterable[Rows]) -> str:
+    unaligned = _unaligned(rows)
+    if chosen.backend == "triton" and unaligned is not None:
+        return f"triton, after copies, for rows of {unaligned}"
     return chosen.candidate
 
 
 def _unaligned(tensors: Iterable[Rows]) -> str | None:
-    """The first tensor with a row that starts between two pieces, and why; None without one."""
+    """The first tensor with rows that are not 16-byte aligned, and why; None if all are."""
     for rows in tensors:
-        if beyond := rows.address % _PIECE:
-            # Not the address itself: what the log said once it need not say of the next tensor.
-            return f"{rows.name}: its address is {beyond} bytes beyond a multiple of {_PIECE}"
+        if offset := rows.address % _LOAD_BYTES:
+            # Not the address itself, so that the line is the same for the next tensor.
+            return f"{rows.name}: its address is {offset} bytes beyond a multiple of {_LOAD_BYTES}"
         for name in ("batch", "sequence", "heads"):
             stride = getattr(rows, name)
-            if stride % _STEP:
-                return f"{rows.name}: its {name} stride, {stride}, is no multiple of {_STEP}"
+            if stride % _LOAD_ELEMENTS:
+                return (
+                    f"{rows.name}: its {name} stride, {stride}, is no multiple of {_LOAD_ELEMENTS}"
+                )
     return None
 
 

@@ -1,4 +1,4 @@
-"""What `flashvar tune` measures of attention: tiles of the Triton kernels, by head dim."""
+"""`flashvar tune` for attention: measures the tiles of the Triton kernels for each head dim."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DIRECTIONS: Final = ("forward", "backward")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is tuned."""
+    """Add the options that select what is tuned."""
     parser.add_argument(
         "--head-dim",
         type=int,
         nargs="+",
         default=[64, 128],
         metavar="N",
-        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, by {HEAD_DIM_STEP} (default: 64 128)",
+        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, in steps of {HEAD_DIM_STEP} (default: 64 128)",
     )
     parser.add_argument(
         "--direction",
@@ -44,13 +44,13 @@ def run(
     """Time the tiles of each kernel on the device and keep the best.
 
     Raises:
-        InvalidInputError: a head dim that no kernel takes.
+        InvalidInputError: no kernel supports the head dim.
     """
     for head_dim in chosen.head_dim:
         if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
             raise InvalidInputError(
                 f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, got "
-                f"{head_dim}: tune the one that your tensors are padded to"
+                f"{head_dim}: tune the padded head dim"
             )
     from flashvar.backends.triton.attention import measure, tiles, tuned
 
@@ -60,18 +60,21 @@ def run(
         for direction in dict.fromkeys(chosen.direction):
             for kernel in measure.KERNELS[direction]:
                 name = f"{kernel}, head dim {head_dim}"
-                found = _watched(measure.measure(kernel, head_dim, device, timer), name, quiet)
+                found = _with_progress(
+                    measure.measure(kernel, head_dim, device, timer), name, quiet
+                )
                 running = [one for one in found if one.milliseconds is not None]
                 if not running:
                     continue
                 best = min(running, key=lambda one: one.milliseconds or 0.0)
                 key = tuned.key(kernel, sum(tiles.split(head_dim)))
-                # Kept at once: the next kernel is timed beside it, and an interrupt loses little.
+                # Written at once: the kernels timed next use the tile, and an interrupt loses
+                # little.
                 file = tuned.keep(machine, {key: best.tile})
                 yield Tuned(
                     name,
                     {"kernel": kernel, "head_dim": head_dim, "tile": list(best.tile)},
-                    _spelled(best.tile),
+                    _tile_text(best.tile),
                     best.milliseconds or 0.0,
                     found[0].milliseconds,  # the table's choice is measured first
                     len(running),
@@ -79,18 +82,18 @@ def run(
                 )
 
 
-def _watched(found: Iterable[Measurement], name: str, quiet: bool) -> list[Measurement]:
-    """All of them; each is shown on stderr as it comes, unless that is not wanted."""
+def _with_progress(found: Iterable[Measurement], name: str, quiet: bool) -> list[Measurement]:
+    """All measurements; prints each on stderr as it arrives, unless `quiet`."""
     measured = []
     for one in found:
         measured.append(one)
         if not quiet:
             time = "does not run" if one.milliseconds is None else f"{one.milliseconds:.3f} ms"
             why = f" ({one.reason.splitlines()[0][:80]})" if one.reason else ""
-            print(f"{name}: {_spelled(one.tile)}: {time}{why}", file=sys.stderr, flush=True)
+            print(f"{name}: {_tile_text(one.tile)}: {time}{why}", file=sys.stderr, flush=True)
     return measured
 
 
-def _spelled(tile: Sequence[int]) -> str:
+def _tile_text(tile: Sequence[int]) -> str:
     rows_q, rows_kv, warps, stages = tile
     return f"{rows_q} queries x {rows_kv} keys, {warps} warps, {stages} stages"

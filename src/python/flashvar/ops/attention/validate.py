@@ -1,6 +1,6 @@
-"""Checks of q, k and v, and of a whole call: what kernels can serve becomes a `Problem`.
+"""Checks of q, k and v, and of whole calls.
 
-`inspect` reads facts off the tensors, refuses what no kernel takes, and returns a `Problem`.
+`inspect` checks a call and returns its `Problem`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashvar.ops.attention.spec import HEAD_DIM_MAX
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-# The spelling that requests, manifests and messages use.
+# The names of dtypes in requests, manifests and messages.
 DTYPES: Final = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -40,7 +40,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     check_options(options)
     check_tensors(inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
-    layout, layout_out = orders(options.layout)
+    layout, layout_out = layouts_of(options.layout)
     device = common_device(q, k, v)
     in_kernels = device.type == "cuda" and options.backend != "reference"
     dtype = common_dtype(q, k, v, in_kernels)
@@ -78,8 +78,8 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     if inputs.bias is not None:
         if total_q is not None:
             raise InvalidInputError(
-                "bias does not go with packed sequences, got both: pad the sequences, or use "
-                "alibi_slopes"
+                "bias cannot be combined with packed sequences, got both: pad the sequences, or "
+                "use alibi_slopes"
             )
         bias = optional_tensors.check_bias(inputs.bias, q, (batch, heads_q, seqlen_q, seqlen_k))
     alibi = None
@@ -121,14 +121,14 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     )
 
 
-def orders(layout: str) -> tuple[str, str]:
-    """The order of the dimensions of q, k and v, and that of the output's."""
+def layouts_of(layout: str) -> tuple[str, str]:
+    """The order of the dimensions of q, k and v, and that of the output."""
     given, _, returned = layout.partition("->")
     return given, returned or given
 
 
 def check_tensors(inputs: Inputs) -> None:
-    """Refuse what is no strided tensor.
+    """Refuse inputs that are not strided tensors.
 
     Raises:
         InvalidInputError, LayoutError: with what was expected, what was found and what to do.
@@ -141,7 +141,8 @@ def check_tensors(inputs: Inputs) -> None:
 def inspect_symbolic(inputs: Inputs, options: Options) -> Problem:
     """The problem of tensors whose sizes may be symbols, while a graph is traced.
 
-    What only the value of a number decides is left out; it is checked when the op runs.
+    Numbers that may be symbols (scale, window, softcap, bounds of lengths) are left out; they are
+    checked when the op runs.
     """
     dropout_p = 0.5 if inputs.rng_state is not None else 0.0
     return inspect(
@@ -162,7 +163,7 @@ def inspect_backward(
     grad_out: torch.Tensor,
     wants_bias: bool,
 ) -> BackwardProblem:
-    """The backward of a call; gradients lie in memory as torch.empty_like of their tensors."""
+    """The backward of a call; gradients have the strides of torch.empty_like of their tensors."""
     problem = inspect(inputs, options)
     grad_q, grad_k, grad_v = (
         strides_of(torch.empty_like(x, device="meta"), problem.layout) for x in inputs[:3]
@@ -183,7 +184,7 @@ def inspect_backward(
 
 
 def check_tensor(name: str, tensor: object) -> None:
-    """Refuse what is no tensor."""
+    """Refuse a value that is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidInputError(
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
@@ -192,7 +193,7 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def check_strided(name: str, tensor: Any) -> None:
-    """Refuse what is no tensor, or none with strides."""
+    """Refuse a value that is not a tensor, or a tensor without strides."""
     check_tensor(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
@@ -203,15 +204,15 @@ def check_strided(name: str, tensor: Any) -> None:
 
 
 def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
-    """Say in words that a subclass of tensors does not implement an op; else do nothing.
+    """Raise an InvalidInputError if a tensor subclass does not implement an op; else do nothing.
 
     `error` is what torch raised while it dispatched `tensors`.
     """
     kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
-            "tensors must be of kinds that implement flashvar's ops and torch's views, got "
-            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and say what they hide by "
+            "tensors must be of types that implement flashvar's ops and torch's views, got "
+            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass their mask as "
             "a bias or lengths"
         ) from error
 
@@ -219,7 +220,7 @@ def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
 def refuses_unknown_kinds(
     function: Callable[_Arguments, _Result],
 ) -> Callable[_Arguments, _Result]:
-    """The function, which says in words that a subclass of tensors does not implement an op."""
+    """Decorator: a tensor subclass that does not implement an op raises InvalidInputError."""
 
     @wraps(function)
     def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -233,7 +234,7 @@ def refuses_unknown_kinds(
 
 
 def rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied if its rows are strided; what has no rows is left as it is."""
+    """The tensor, copied if its last dimension is strided; other values are returned unchanged."""
     try:
         if tensor.stride(-1) == 1 or tensor.layout is not torch.strided:
             return tensor
@@ -258,7 +259,7 @@ def common_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.de
 
 
 def common_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, in_kernels: bool) -> str:
-    """The dtype of all three, as requests spell it."""
+    """The name of the dtype of all three, as in requests."""
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise DtypeError(
             f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}: "
@@ -303,7 +304,7 @@ def packed_sizes(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
-    """K and v are alike but for the head dim."""
+    """Check that k and v have the same shape except for the head dim."""
     if k.dim() != v.dim() or tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
         raise ShapeError(
             "k and v must have the same shape but for the head dim, got k "
@@ -312,7 +313,7 @@ def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: str) -> None:
-    """Q and k agree in batch and head dim."""
+    """Check that q and k have the same batch size and head dim."""
     if batch_k != batch:
         raise ShapeError(
             f"q, k and v must have the same batch size, got {batch} in q and {batch_k} in k: "
@@ -326,7 +327,7 @@ def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: 
 
 
 def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
-    """Query heads are shared out evenly."""
+    """Check that every key head serves the same number of query heads."""
     if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
         raise ShapeError(
             "the heads of q must be a positive multiple of the heads of k and v, got "
@@ -336,10 +337,10 @@ def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
 
 
 def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
-    """Kernels read rows of at most 256 elements."""
+    """Check a head dim: at least 1, and at most 256 in kernels."""
     if head_dim < 1:
         raise ShapeError(
-            f"the {name} must be at least 1, got {head_dim}: pass vectors that hold something"
+            f"the {name} must be at least 1, got {head_dim}: pass vectors with at least one element"
         )
     if in_kernels and head_dim > HEAD_DIM_MAX:
         raise ShapeError(
@@ -349,7 +350,7 @@ def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
 
 
 def check_last_stride(name: str, tensor: torch.Tensor) -> None:
-    """Kernels read neighboring elements of a row together."""
+    """Check that rows are contiguous: kernels load neighboring elements together."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
         raise LayoutError(
             f"{name} must be contiguous in its last dimension (stride 1), got strides "
@@ -358,9 +359,10 @@ def check_last_stride(name: str, tensor: torch.Tensor) -> None:
 
 
 def strides_of(tensor: torch.Tensor, layout: str) -> Strides:
-    """The strides of a dense tensor, or of a packed one, whose batch has none.
+    """The strides of a dense tensor, or of a packed tensor, whose batch stride is 0.
 
-    The stride of a dimension with one entry says nothing, and must not make rows look unaligned.
+    A dimension of size 1 gets stride 0: its stride is arbitrary and must not make rows look
+    unaligned.
     """
     pairs = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
     strides = [stride if size > 1 else 0 for stride, size in pairs]

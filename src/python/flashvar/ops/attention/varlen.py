@@ -1,4 +1,4 @@
-"""`flashvar.attention_varlen`: attention of sequences that lie end to end in one tensor."""
+"""`flashvar.attention_varlen`: attention of sequences that are packed into one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import call, rng_state_of
-from flashvar.ops.attention.options import truth, window_pair
+from flashvar.ops.attention.options import as_bool, window_pair
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 
 
@@ -84,7 +84,7 @@ def attention_varlen(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention within each of many sequences that are packed into one tensor.
 
-    Every sequence is computed as `flashvar.attention` does; which documents all options.
+    Every sequence is computed as in `flashvar.attention`, which documents all options.
 
     Args:
         q: [total_q, heads_q, head_dim]; sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
@@ -93,11 +93,11 @@ def attention_varlen(
         v: Like k, with its own head dim.
         cu_seqlens_q: int32 [batch + 1] on the device of q, from 0 up to at most total_q; equal
             neighbors are an empty sequence.
-        cu_seqlens_k: Likewise for k and v. Those of q by default where k is packed.
-        max_seqlen_q: An upper bound of the lengths, which may be larger than the truth; the total
-            by default. A smaller one is an error on the caller's part.
+        cu_seqlens_k: Likewise for k and v; cu_seqlens_q by default where k is packed.
+        max_seqlen_q: An upper bound of the lengths of q, total_q by default. It may be larger than
+            the longest sequence, but must not be smaller.
         max_seqlen_k: Likewise for k and v.
-        seqused_k: int32 [batch] on the device of q: only so many keys of sequence b exist.
+        seqused_k: int32 [batch] on the device of q: sequence b has only seqused_k[b] keys.
         causal: As in attention, with the lengths of each sequence.
         scale: As in attention.
         window_size: As in attention.
@@ -131,7 +131,7 @@ def attention_varlen(
     tensors = pack_tensors(None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
-        return_lse = truth("return_lse", return_lse)
+        return_lse = as_bool("return_lse", return_lse)
     options = pack_options(
         causal,
         scale,

@@ -1,6 +1,6 @@
 """Attention under `torch.vmap`: the mapped dimension becomes part of the batch.
 
-Packed sequences have no batch dimension to fold into, and are refused.
+Packed sequences have no batch dimension that could take it, and are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.problem import Inputs
 
 _TENSORS: Final = len(Inputs._fields)
-# Where a backward has grad_out, grad_lse, out, lse and wants_bias.
+# Arguments of a backward before its inputs: grad_out, grad_lse, out, lse and wants_bias.
 _BEFORE: Final = 5
 
 
@@ -48,7 +48,7 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
 def _fold_inputs(
     size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...], *, whole_bias: bool
 ) -> tuple[list[Any], int]:
-    """The tensors with the mapped dimension in their batch, and the batch that they had."""
+    """The tensors with the mapped dimension folded into the batch, and their own batch size."""
     inputs = Inputs._make(arguments[:_TENSORS])
     dims = Inputs._make(in_dims[:_TENSORS])
     if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
@@ -81,7 +81,7 @@ def _fold_inputs(
 
 
 def _own_batch(tensor: torch.Tensor, dim: int | None) -> int:
-    """The size of the first dimension that is not mapped."""
+    """The size of the batch, which is the first dimension that is not mapped."""
     size: int = tensor.shape[1 if dim == 0 else 0]
     return size
 

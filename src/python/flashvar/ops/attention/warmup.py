@@ -1,4 +1,4 @@
-"""What `flashvar warmup` may be asked of attention: kinds of calls that share their kernels."""
+"""`flashvar warmup` for attention: its options, and the kinds of calls they select."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
-from flashvar.ops.op import spelled
+from flashvar.ops.op import value_text
 from flashvar.selection.request import Request
 
-# What a call may ask for beside q, k and v.
+# Features of a call besides q, k and v, and their help texts.
 FEATURES: Final = {
     "window": "a sliding window",
     "softcap": "softcapped scores",
@@ -28,30 +28,30 @@ _DTYPES: Final = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Kind:
-    """Calls that share their kernels. Training calls keep the log-sum-exp and have a backward."""
+    """Calls that use the same kernels. Training calls store the log-sum-exp and have a backward."""
 
     dtype: str  # "bf16" or "fp16"
     head_dim: int
     head_dim_v: int
     causal: bool
     training: bool
-    features: frozenset[str] = frozenset()  # of one call, together
+    features: frozenset[str] = frozenset()  # all used by one call
 
     def __str__(self) -> str:
-        """In words."""
+        """The kind in words, e.g. `forward bf16 head dim 64 causal`."""
         with_what = [one for one in FEATURES if one in self.features]
         return " ".join(
             (
                 "forward and backward" if self.training else "forward",
                 self.dtype,
-                f"head dim {spelled((self.head_dim, self.head_dim_v))}",
+                f"head dim {value_text((self.head_dim, self.head_dim_v))}",
                 "causal" if self.causal else "full",
                 *([f"({', '.join(with_what)})"] if with_what else []),
             )
         )
 
     def requests(self, device: int) -> tuple[Request, ...]:
-        """What selection is asked; flashvar.attention pads to the steps of the kernels."""
+        """The selection requests, with head dims padded as flashvar.attention pads them."""
         dims = tuple(
             -(-n // HEAD_DIM_STEP) * HEAD_DIM_STEP for n in (self.head_dim, self.head_dim_v)
         )
@@ -59,19 +59,19 @@ class Kind:
         return tuple(Request(name, self.dtype, device, (dims,)) for name in functions)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The fields, for --json."""
         return {**vars(self), "features": sorted(self.features)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which calls are meant; every combination is."""
+    """Add the options that select calls; they select every combination."""
     parser.add_argument(
         "--head-dim",
         type=_dims,
         nargs="+",
         default=[[(64, 64), (128, 128)]],
         metavar="N",
-        help="such as 64,128 or 192x128, where values have their own (default: 64,128)",
+        help="e.g. 64,128, or 192x128 if values differ (default: 64,128)",
     )
     parser.add_argument(
         "--dtype",
@@ -82,18 +82,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="bf16, fp16 or both (default: bf16)",
     )
     parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
-    parser.add_argument("--full", action="store_true", help="calls that are not (default: both)")
-    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
-    features = parser.add_argument_group("what every call has; run warmup again for other calls")
+    parser.add_argument(
+        "--full", action="store_true", help="calls without a causal mask (default: both)"
+    )
+    parser.add_argument(
+        "--backward", action="store_true", help="also training calls, with gradients"
+    )
+    features = parser.add_argument_group("features of every call; run warmup again for other calls")
     for name, words in FEATURES.items():
         features.add_argument(f"--{name}", action="store_true", help=words)
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
-    """The kinds of calls that the options mean.
+    """The kinds of calls that the options select.
 
     Raises:
-        InvalidInputError: a head dim, or a pair of features, that no call may have.
+        InvalidInputError: a head dim or a pair of features is not supported.
     """
     dims = _unique(chosen.head_dim)
     for pair in dims:
@@ -105,7 +109,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     features = frozenset(one for one in FEATURES if getattr(chosen, one))
     if {"bias", "varlen"} <= features:
         raise InvalidInputError(
-            "bias does not go with packed sequences, got --bias and --varlen: run warmup for each"
+            "bias cannot be combined with packed sequences, got --bias and --varlen: run warmup "
+            "for each"
         )
     causal = (*[True] * chosen.causal, *[False] * chosen.full) or (True, False)
     training = (False, True) if chosen.backward else (False,)
@@ -125,7 +130,7 @@ def compile_here(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile them for a device that is not here."""
+    """Compile the kernels of a kind of call for a GPU that is not in this machine."""
     from flashvar.backends.triton.attention import warmup
 
     warmup.compile_for(kind, capability)

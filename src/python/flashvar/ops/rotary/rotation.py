@@ -1,9 +1,9 @@
-"""Rotary position embeddings (Su et al. 2021): which rows are turned by which angles, and how.
+"""Rotary position embeddings (Su et al. 2021): checks of the arguments, and a formula in torch.
 
-Pair i of a row at position p is turned by the angle whose cosine and sine are cos[p, i] and
-sin[p, i], in float32 whatever the dtypes are. On plain tensors this is one kernel
-(`rotary_library`); `formula` is the same in torch's own functions, and serves what the kernel
-cannot: transforms of torch.func, forward mode, tensor subclasses, and gradients of the tables.
+Pair i of a row at position p is rotated by the angle with cosine cos[p, i] and sine sin[p, i].
+bfloat16 and float16 rows are rotated in float32. Plain tensors take one kernel (`torch_library`).
+`formula` computes the same with torch functions where the kernel cannot serve: transforms of
+torch.func, forward mode, tensor subclasses, and gradients of the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.attention.options import count, truth
+from flashvar.ops.attention.options import as_bool, count
 from flashvar.ops.attention.validate import DTYPES, check_strided
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling
 
@@ -24,10 +24,10 @@ _transforms: Final = torch._C._functorch.peek_interpreter_stack
 
 
 class Rotation(NamedTuple):
-    """Arguments of the ops after x."""
+    """The arguments of the ops besides x."""
 
     cos: torch.Tensor  # [positions, pairs]
-    sin: torch.Tensor
+    sin: torch.Tensor  # [positions, pairs]
     offsets: torch.Tensor | None  # [batch], position of the first row of each sequence
     cu_seqlens: torch.Tensor | None  # [batch + 1]
     offset: int  # added to every position
@@ -46,17 +46,17 @@ def checked(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Rotation:
-    """The rotation of x, or an error that says what does not fit.
+    """Check the arguments; returns the rotation of x.
 
     Args:
         x: [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim] with cu_seqlens.
         cos: [positions, pairs] with 2 * pairs <= head_dim.
         sin: Like cos.
         interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
-        conjugate: Turn back.
-        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+        conjugate: Rotate in the opposite direction.
+        seqlen_offsets: Position of the first row: one integer for all sequences, or [batch].
         cu_seqlens: int32 or int64 [batch + 1], offsets of the packed sequences.
-        max_seqlen: Longest packed sequence; with it, cos is known to be long enough.
+        max_seqlen: Longest packed sequence; allows the check that cos and sin are long enough.
     """
     check_strided("x", x)
     if x.dtype not in DTYPES:
@@ -76,7 +76,7 @@ def checked(
     if x.dim() != (4 if cu_seqlens is None else 3):
         raise ShapeError(
             f"x must be {form}, got {tuple(x.shape)}: "
-            "reshape it, and pass cu_seqlens for packed sequences alone"
+            "reshape it, and pass cu_seqlens only for packed sequences"
         )
     _check_tables(x, cos, sin)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -89,8 +89,8 @@ def checked(
             f"cos and sin must cover positions up to {offset + longest}, of sequences as long as "
             f"{longest} from position {offset}, got {cos.shape[0]}: make longer tables"
         )
-    turned = truth("interleaved", interleaved), truth("conjugate", conjugate)
-    return Rotation(cos, sin, offsets, cu_seqlens, offset, *turned)
+    flags = as_bool("interleaved", interleaved), as_bool("conjugate", conjugate)
+    return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)
 
 
 def _check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -130,7 +130,7 @@ def _check_integers(name: str, tensor: object, x: torch.Tensor) -> None:
 def _split_offsets(
     x: torch.Tensor, given: int | torch.Tensor, batch: int
 ) -> tuple[torch.Tensor | None, int]:
-    """The offsets of each sequence, and that of all."""
+    """The offsets per sequence, or None, and the offset of all sequences."""
     if isinstance(given, torch.Tensor):
         _check_integers("seqlen_offsets", given, x)
         if given.dim() > 1 or (given.numel() != 1 and given.shape[0] != batch):
@@ -155,17 +155,17 @@ def _split_offsets(
 
 
 def check_writable(x: torch.Tensor) -> None:
-    """Refuse to write where rows share memory."""
+    """Refuse to rotate a tensor in place if its entries share memory."""
     shared = (size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True))
     if any(shared):
         raise LayoutError(
-            f"x must have memory of its own for each entry to be turned in place, got shape "
+            f"x must not share memory between entries to be rotated in place, got shape "
             f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"
         )
 
 
 def needs_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the kernel, which knows the gradient of x alone, does not suffice."""
+    """Whether the kernel, which has a gradient for x only, cannot serve."""
     of_tables: bool = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
     if of_tables or is_compiling():
         return of_tables
@@ -173,26 +173,28 @@ def needs_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool
 
 
 def formula(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
-    """A new tensor in which the first `heads` heads are turned."""
+    """A new tensor in which the first `heads` heads are rotated."""
     pairs = rotation.cos.shape[1]
     cos, sin, known = _of_rows(x, rotation)
     part = x[..., :heads, : 2 * pairs]
     wide = part.to(torch.promote_types(x.dtype, torch.float32))
-    turned = turn(wide, cos.to(wide.dtype), sin.to(wide.dtype), rotation.interleaved)
-    turned = turned.to(x.dtype)
+    rotated = rotate_rows(wide, cos.to(wide.dtype), sin.to(wide.dtype), rotation.interleaved)
+    rotated = rotated.to(x.dtype)
     if known is not None:
-        turned = torch.where(known[..., None, None], turned, part)
-    turned = torch.cat((turned, x[..., :heads, 2 * pairs :]), -1)
-    return torch.cat((turned, x[..., heads:, :]), -2)
+        rotated = torch.where(known[..., None, None], rotated, part)
+    rotated = torch.cat((rotated, x[..., :heads, 2 * pairs :]), -1)
+    return torch.cat((rotated, x[..., heads:, :]), -2)
 
 
-def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Rows [..., heads, 2 * pairs] turned by tables [..., pairs] of one entry for each row."""
+def rotate_rows(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """Rotate rows [..., heads, 2 * pairs] by tables [..., pairs] that have an entry per row."""
     cos, sin = cos[..., None, :], sin[..., None, :]
     if interleaved:
         first, second = x[..., 0::2], x[..., 1::2]
-        turned = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(turned, -1).flatten(-2)
+        rotated = (first * cos - second * sin, first * sin + second * cos)
+        return torch.stack(rotated, -1).flatten(-2)
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
@@ -200,7 +202,7 @@ def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
 def _of_rows(
     x: torch.Tensor, rotation: Rotation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Tables with an entry for each row, and which rows have one; None: all do."""
+    """Tables with an entry per row, and a mask of rows that have a position; None: all have."""
     cos, sin, offsets, cu_seqlens, offset, _, conjugate = rotation
     if conjugate:
         sin = -sin
@@ -216,7 +218,7 @@ def _of_rows(
 
 
 def positions_of_rows(x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, Any]:
-    """Positions [batch, seqlen] or [total], and which rows belong to a sequence."""
+    """Positions [batch, seqlen] or [total], and a mask of rows that belong to a sequence."""
     _, _, offsets, cu_seqlens, offset, _, _ = rotation
     rows = torch.arange(x.shape[0 if cu_seqlens is not None else 1], device=x.device) + offset
     if cu_seqlens is None:

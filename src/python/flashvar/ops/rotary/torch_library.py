@@ -1,4 +1,4 @@
-"""How torch knows the rotation: two ops, their derivative, and turning in place with a history."""
+"""Registers the rotation with torch: two ops, their derivative, and rotation in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROTATION: Final = (
     "Tensor cos, Tensor sin, Tensor? offsets, Tensor? cu_seqlens, SymInt offset, "
     "bool interleaved, bool conjugate"
 )
-# The first `heads` heads are turned, the others copied.
+# The first `heads` heads are rotated, the others copied.
 _LIBRARY.define(f"rotary(Tensor x, SymInt heads, {_ROTATION}) -> Tensor", tags=_TAGS)
 _LIBRARY.define(f"rotary_(Tensor(a!) x, {_ROTATION}) -> ()", tags=_TAGS)
 
@@ -34,7 +34,7 @@ _DEFAULT: Final = torch._C._autograd.CreationMeta.DEFAULT
 _SEVERAL: Final = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 _creation: Final = torch._C._autograd._get_creation_meta
 
-# A part of the heads, and the rotation of it.
+# A range of heads (first, count) and its rotation.
 Part = tuple[int, int, Rotation]
 
 
@@ -73,11 +73,11 @@ def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
 
 
 def _rotary_in_place_fake(x: torch.Tensor, *arguments: Any) -> None:
-    """Nothing is made."""
+    """Makes no tensor: the op writes to x."""
 
 
 def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
-    """Refuse rows beyond the tables, where finding them does not wait for a device."""
+    """Refuse positions beyond the tables; on the CPU only, reading them would wait for a device."""
     if x.device.type != "cpu" or (rotation.offsets is None and rotation.cu_seqlens is None):
         return
     positions, inside = positions_of_rows(x, rotation)
@@ -85,7 +85,7 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
     if bool(outside.any()):
         raise ShapeError(
             f"cos and sin must have every position of the sequences, got {rotation.cos.shape[0]} "
-            f"positions and a row at {int(positions[outside][0])}: make longer tables, or mend "
+            f"positions and a row at {int(positions[outside][0])}: make longer tables, or correct "
             "seqlen_offsets"
         )
 
@@ -111,18 +111,19 @@ torch.library.register_autograd("flashvar::rotary", _backward, setup_context=_ke
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """A new tensor with every head of x turned."""
+    """A new tensor with every head of x rotated."""
     if needs_formula(x, rotation.cos, rotation.sin):
         return formula(x, rotation, x.shape[-2])
     return torch.ops.flashvar.rotary(x, x.shape[-2], *rotation)
 
 
 def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """x, some heads of which are turned; with a history where gradients are wanted.
+    """Rotate some heads of x in place, recorded by autograd where gradients are needed.
 
-    `parts` begin with head 0. The result is x itself, or a view of it with the gradient where x is
-    a leaf that requires one (torch takes no writing there, FlashAttention does). One of several
-    views that were made at once gets memory of its own, which leaves their base as it is.
+    The first of `parts` begins at head 0. Returns x itself. Where x is a leaf that requires a
+    gradient, it returns a view of x that has the gradient: torch refuses in-place writes to leaves,
+    FlashAttention allows them. If x is one of several views that one call made (unbind, split,
+    chunk), x gets new memory, and the base of the views is unchanged.
     """
     check_writable(x)
     if any(needs_formula(x, rotation.cos, rotation.sin) for _, _, rotation in parts):
@@ -132,45 +133,46 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         return x
     if torch.is_grad_enabled() and x.requires_grad:
         if is_compiling() and not x.is_leaf:
-            # A compiled autograd function does not show what it writes; a copy, which mostly is
-            # compiled away, does.
+            # The compiler does not see the in-place write of a compiled autograd function. It sees
+            # that of copy_, which it mostly removes.
             return x.copy_(_rotated(x, parts))
         if _is_one_of_several_views(x):
-            return _exchanged(x, _rotated(x, parts))
+            return _swapped(x, _rotated(x, parts))
         tensors: list[torch.Tensor | None] = []
         plain = []
         for begin, count, (*of_part, offset, interleaved, conjugate) in parts:
             tensors += of_part
             plain.append((begin, count, (offset, interleaved, conjugate)))
         return _InPlace.apply(x, plain, *tensors)
-    _turn_parts(x, parts)
+    _rotate_parts(x, parts)
     return x
 
 
-def _exchanged(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
-    """The object x, which is `turned` from now on; memory and history of what it was stay.
+def _swapped(x: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
+    """Make the object x refer to `rotated`; the old memory and its history are unchanged.
 
-    Torch takes no writing in place of one of several views: it would refuse the other ones for
-    ever. Unsaid, the writing would change what others kept for their backward.
+    Torch refuses in-place writes to one of several views that one call made: the other views would
+    become unusable. An unrecorded write would change tensors that other functions saved for their
+    backward.
     """
     try:
-        torch.utils.swap_tensors(x, turned)
+        torch.utils.swap_tensors(x, rotated)
     except RuntimeError as error:
         raise InvalidInputError(
             "x is one of several views that were made at once, and must not be kept for a "
-            f"backward, to be turned in place; got one that is ({error}): pass inplace=False"
+            f"backward, to be rotated in place; got one that is ({error}): pass inplace=False"
         ) from error
     return x
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """Heads turned in place; the gradient is turned back in a tensor of its own."""
+    """Rotation in place; the gradient is rotated back, out of place."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, plain: Any, *tensors: Any) -> torch.Tensor:
         parts = _joined(plain, tensors)
-        _turn_parts(x, parts)
-        if _may_be_marked(x):
+        _rotate_parts(x, parts)
+        if _can_be_marked(x):
             ctx.mark_dirty(x)
         ctx.save_for_backward(*tensors)
         ctx.plain = plain
@@ -184,7 +186,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _rotated(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """A new tensor; what is in no part is copied."""
+    """A new tensor with rotated parts; heads in no part are copied."""
     (_, count, rotation), *others = parts
     flat = x.flatten(-3, -2) if x.dim() == 5 else x
     out = torch.ops.flashvar.rotary(flat, count, *rotation)
@@ -194,25 +196,25 @@ def _rotated(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
 
 
 def _joined(plain: Any, tensors: tuple[Any, ...], back: bool = False) -> list[Part]:
-    """Parts of what autograd keeps apart; `back` turns the other way."""
+    """Parts, joined from the tensors and the other arguments; `back` rotates in reverse."""
     parts = []
     for i, (begin, count, (offset, interleaved, conjugate)) in enumerate(plain):
         cos, sin, offsets, cu_seqlens = tensors[4 * i : 4 * i + 4]
-        turn = conjugate is not back
+        reverse = conjugate is not back
         parts.append(
-            (begin, count, Rotation(cos, sin, offsets, cu_seqlens, offset, interleaved, turn))
+            (begin, count, Rotation(cos, sin, offsets, cu_seqlens, offset, interleaved, reverse))
         )
     return parts
 
 
-def _turn_parts(x: torch.Tensor, parts: Sequence[Part]) -> None:
+def _rotate_parts(x: torch.Tensor, parts: Sequence[Part]) -> None:
     for begin, count, rotation in parts:
         for heads in _views(x, begin, count):
             torch.ops.flashvar.rotary_(heads, *rotation)
 
 
 def _views(x: torch.Tensor, begin: int, count: int) -> list[torch.Tensor]:
-    """Views of heads; those of [batch, seqlen, kinds, heads, head_dim] are counted through."""
+    """Views of a range of heads; in [batch, seqlen, kinds, heads, head_dim], of kinds * heads."""
     if x.dim() < 5:
         return [x if count == x.shape[-2] else x.narrow(-2, begin, count)]
     heads = x.shape[-2]
@@ -223,12 +225,12 @@ def _views(x: torch.Tensor, begin: int, count: int) -> list[torch.Tensor]:
 
 
 def _is_one_of_several_views(x: torch.Tensor) -> bool:
-    """Whether x comes of unbind, split or chunk, in place of which torch takes no writing."""
+    """Whether x comes from unbind, split or chunk: torch refuses in-place writes to such views."""
     return not is_compiling() and x._is_view() and _creation(x) == _SEVERAL
 
 
-def _may_be_marked(x: torch.Tensor) -> bool:
-    """Whether autograd takes x as written to, so that its other readers see the new history."""
+def _can_be_marked(x: torch.Tensor) -> bool:
+    """Whether autograd allows x to be marked dirty, so that its views see the new history."""
     if is_compiling():
         return False
     if not x._is_view():

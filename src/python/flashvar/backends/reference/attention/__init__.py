@@ -1,7 +1,8 @@
-"""Attention in plain torch operations: right everywhere, fast nowhere.
+"""Attention in plain torch operations, for any device, slow.
 
-Serves CPU tensors, and any device when it is named. Float32 throughout, float64 for float64 inputs.
-Scores exist for one chunk of query rows at a time, so memory stays linear in the length of k.
+Serves CPU tensors, and tensors of any device when named. Computes in float32, or in float64 for
+float64 inputs. Scores are held for one chunk of query rows at a time, so memory is linear in the
+length of k.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
-    """Bind the problem; nothing is there to choose."""
+    """The launch of a problem."""
     del chosen
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -36,7 +37,7 @@ def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
 
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
-    """Bind the problem; sums are made in one order, so every backward is deterministic."""
+    """The launch of a backward; the order of sums is fixed, so it is deterministic."""
     del chosen
 
     def launch(

@@ -1,4 +1,4 @@
-"""The gradients, from the weights that the log-sum-exp gives back."""
+"""The backward of the reference: gradients from weights recomputed with the log-sum-exp."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def attention_bwd(
     grad_lse: torch.Tensor | None,
     grads: Gradients,
 ) -> None:
-    """Write the gradients of q, k and v, and add that of the bias.
+    """Write the gradients of q, k and v, and add to the gradient of the bias.
 
-    With P the weights and dP = dO V^T, the gradient of the scores is P * (dP - D), where D, the
-    sum of P * dP over the keys, is the sum of dO * O over the head dim.
+    With P the weights and dP = dO V^T, the gradient of the scores is P * (dP - delta). delta is the
+    sum of P * dP over the keys, which equals the sum of dO * O over the head dim.
     """
     for grad in grads[:3]:
         assert grad is not None
@@ -85,7 +85,7 @@ def _part(
         if kept is not None:
             grad_weights = grad_weights * kept
         grad_scores = weights * (grad_weights - delta)
-        # A row that sees no key has lse -inf, whose gradient may be anything.
+        # A row that sees no key has lse -inf; the incoming gradient of that lse may be any number.
         grad_scores = grad_scores.masked_fill(weights == 0.0, 0.0)
         grad_values += folded(weights if kept is None else weights * kept).mT @ folded(grad_chunk)
         if grads.bias is not None:

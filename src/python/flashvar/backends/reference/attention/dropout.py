@@ -1,8 +1,8 @@
-"""Which weights dropout keeps, bit for bit as in the kernels (src/cuda/attention/dropout.cuh).
+"""The dropout mask, the same as in the kernels (src/cuda/attention/dropout.cuh).
 
-Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight half words for the weights at rows r,
-r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 patch, with an even c. Words are held in
-int64, whose products wrap as they should.
+Philox 4x32 with 7 rounds (Salmon et al., 2011) gives eight half words, one for each weight at rows
+r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 fragment, where c is even. Words are held
+in int64: a product of two words wraps, which leaves its 64 bits correct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
-    """Four random words of each counter; all are int64 that hold 32 bits, and broadcast."""
+    """Four random words for each counter; all are 32-bit words in int64 tensors, and broadcast."""
     c0, c1, c2, c3 = counter
     key0, key1 = key
     for _ in range(_ROUNDS):
@@ -35,14 +35,15 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 
 def keeps(
     rng_state: torch.Tensor,
-    places: torch.Tensor,
+    head_indices: torch.Tensor,
     rows: torch.Tensor,
     columns: torch.Tensor,
     dropout_p: float,
 ) -> torch.Tensor:
-    """True where a weight is kept, [*places, rows, columns].
+    """True where a weight is kept, [*head_indices.shape, rows, columns].
 
-    `places` are batch * heads_q + head of the sequence, `rows` and `columns` places in it.
+    `head_indices` are batch index * heads_q + head; `rows` and `columns` are positions in the
+    sequence.
     """
     seed, offset = rng_state.unbind()
     key = (seed & _WORD, (seed >> 32) & _WORD)
@@ -50,7 +51,7 @@ def keeps(
     counter = (
         i // 16 * 8 + i % 8,
         j // 16 * 4 + j % 8 // 2,
-        (places & _WORD)[..., None, None],
+        (head_indices & _WORD)[..., None, None],
         offset & _WORD,
     )
     words = philox(counter, key)
@@ -62,22 +63,25 @@ def keeps(
 
 
 def threshold(dropout_p: float) -> int:
-    """The first half word that is kept, in the upper half of a word."""
+    """The smallest half word that is kept, shifted to the upper half of a word."""
     return _dropped(dropout_p) << 16
 
 
-def growth(dropout_p: float) -> float:
-    """What the kept weights are multiplied by."""
+def kept_scale(dropout_p: float) -> float:
+    """The factor of the kept weights, 1 / (1 - p)."""
     return _HALF_WORDS / (_HALF_WORDS - _dropped(dropout_p))
 
 
 def _dropped(dropout_p: float) -> int:
-    """How many of all half words are dropped, never all: the float32 nearest to the probability."""
+    """How many of the 2^16 half words are dropped, at most all but one.
+
+    Computed from the float32 nearest to the probability, as in the kernels.
+    """
     return min(int(_float32(dropout_p) * _HALF_WORDS + 0.5), _HALF_WORDS - 1)
 
 
 def _float32(value: float) -> float:
-    """The float32 nearest to a number: without a tensor, which would lie on a default device."""
+    """The float32 nearest to a number. Uses no tensor: it would be on the default device."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 

@@ -1,4 +1,4 @@
-"""Softmax of the scores times the values, a chunk of rows at a time."""
+"""The forward of the reference, one chunk of query rows at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def attention_fwd(
         for rows in row_chunks(problem, part):
             found = scores(problem, inputs, part, rows, queries[..., rows, :].to(dtype), keys).final
             row_max = found.amax(-1, keepdim=True)
-            # A row that sees no key has maximum -inf; 0 keeps the difference from being NaN.
+            # A row that sees no key has maximum -inf; subtracting 0 instead avoids NaN.
             weights = torch.exp(found - row_max.masked_fill(row_max == -torch.inf, 0.0))
             row_sum = weights.sum(-1, keepdim=True)
             kept = dropout_factors(problem, inputs, part, rows, dtype)

@@ -1,4 +1,4 @@
-"""The scores of a few query rows against all keys of their sequence."""
+"""The scores of a chunk of query rows against all keys of their sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from flashvar.backends.reference.attention.dropout import growth, keeps
+from flashvar.backends.reference.attention.dropout import keeps, kept_scale
 
 if TYPE_CHECKING:
     from flashvar.backends.reference.attention.sequences import Part
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-# Scores that are held at once: 64 MiB of float32.
+# How many scores are held at once: 64 MiB in float32.
 _SCORES_AT_ONCE: Final = 1 << 24
 
 
 class Scores(NamedTuple):
     """[batch, heads_kv, group, rows, seqlen_k] each."""
 
-    final: torch.Tensor  # -inf where a key is hidden
-    capped: torch.Tensor  # before bias and mask
+    final: torch.Tensor  # with bias and mask; -inf where a key is hidden
+    capped: torch.Tensor  # with scale and softcap only
 
 
 def row_chunks(problem: Problem, part: Part) -> Iterator[slice]:
-    """Ranges of the query rows of a part, few enough for their scores to be held."""
+    """Ranges of the query rows of a part, small enough for _SCORES_AT_ONCE."""
     sequences = part.batch.stop - part.batch.start
     per_row = max(1, sequences * problem.heads_q * part.seqlen_k)
     step = max(1, _SCORES_AT_ONCE // per_row)
@@ -38,12 +38,12 @@ def row_chunks(problem: Problem, part: Part) -> Iterator[slice]:
 
 
 def compute_dtype(problem: Problem) -> torch.dtype:
-    """What is computed in."""
+    """The dtype of the computation."""
     return problem.lse_dtype
 
 
 def without_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The function, in which autocast lowers no product: it had its turn with the inputs."""
+    """Decorator: disables autocast, which has already cast the inputs."""
 
     @wraps(function)
     def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -54,12 +54,12 @@ def without_autocast(function: Callable[_Arguments, _Result]) -> Callable[_Argum
 
 
 def folded(tensor: torch.Tensor) -> torch.Tensor:
-    """[batch, heads_kv, group * rows, n]: one product for all heads that share keys."""
+    """[batch, heads_kv, group * rows, n], so that heads that share keys need one product."""
     return tensor.flatten(2, 3)
 
 
 def times(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """[batch, heads_kv, group, rows, n] times [batch, heads_kv, n, m], keys not repeated."""
+    """[batch, heads_kv, group, rows, n] times [batch, heads_kv, n, m], without repeating keys."""
     return (folded(left) @ right).unflatten(2, left.shape[2:4])
 
 
@@ -71,7 +71,7 @@ def scores(
     queries: torch.Tensor,
     keys: torch.Tensor,
 ) -> Scores:
-    """The scores of `queries`, which are `rows` of the part, against `keys`."""
+    """The scores of `queries`, the rows `rows` of the part, against `keys`."""
     capped = times(queries, keys.mT) * problem.scale
     if problem.softcap > 0:
         capped = problem.softcap * torch.tanh(capped / problem.softcap)
@@ -91,7 +91,7 @@ def scores(
 
 
 def bias_of(problem: Problem, bias: torch.Tensor, part: Part, rows: slice) -> torch.Tensor:
-    """View [batch or 1, heads_kv or 1, group or 1, rows, seqlen_k] of a bias or its gradient."""
+    """View of a bias or its gradient, [batch or 1, heads_kv or 1, group or 1, rows, seqlen_k]."""
     if bias.shape[0] > 1:
         bias = bias[part.batch]
     bias = bias[:, :, rows, part.keys]
@@ -103,22 +103,22 @@ def bias_of(problem: Problem, bias: torch.Tensor, part: Part, rows: slice) -> to
 def dropout_factors(
     problem: Problem, inputs: Inputs, part: Part, rows: slice, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """What weights are multiplied by, [batch, heads_kv, group, rows, seqlen_k]; None: nothing."""
+    """The factors of weights, [batch, heads_kv, group, rows, seqlen_k]; None without dropout."""
     rng_state = inputs.rng_state
     if problem.dropout_p == 0 or rng_state is None:
         return None
     device = rng_state.device
     batch = torch.arange(part.batch.start, part.batch.stop, device=device)
     head = torch.arange(problem.heads_q, device=device)
-    places = (batch[:, None] * problem.heads_q + head).unflatten(1, (problem.heads_kv, -1))
+    head_indices = (batch[:, None] * problem.heads_q + head).unflatten(1, (problem.heads_kv, -1))
     row = torch.arange(rows.start, rows.stop, device=device)
     column = torch.arange(part.seqlen_k, device=device)
-    kept = keeps(rng_state, places, row, column, problem.dropout_p)
-    return kept.to(dtype) * growth(problem.dropout_p)
+    kept = keeps(rng_state, head_indices, row, column, problem.dropout_p)
+    return kept.to(dtype) * kept_scale(problem.dropout_p)
 
 
 def _places(part: Part, rows: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Diagonal keys of the rows, as a column, and the keys."""
+    """The diagonal keys of the rows, [rows, 1], and the keys, [seqlen_k]."""
     query = torch.arange(rows.start, rows.stop, device=device)
     key = torch.arange(part.seqlen_k, device=device)
     return (query + (part.seqlen_k - part.seqlen_q))[:, None], key

@@ -1,7 +1,7 @@
-"""Which rows belong together: the parts of a call that are dense attention each.
+"""Splits a call into parts, each of which is dense attention.
 
-A dense call is one part; packed sequences and sequences with a length of their own are one part
-each. Rows of packed tensors that no sequence names are in none.
+A dense call is one part. With packed sequences or seqused_k every sequence is a part. Rows of
+packed tensors that belong to no sequence are in no part.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Part(NamedTuple):
 
     @property
     def seqlen_q(self) -> int:
-        """How many queries each sequence has."""
+        """The number of queries per sequence."""
         return int(self.queries.stop - self.queries.start)
 
     @property
     def seqlen_k(self) -> int:
-        """How many keys each sequence has."""
+        """The number of keys per sequence."""
         return int(self.keys.stop - self.keys.start)
 
 
@@ -59,22 +59,22 @@ def heads_first(tensor: torch.Tensor, layout: str, batch: slice, rows: slice) ->
 
 
 def of_queries(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """View [batch, heads_kv, group, rows, head_dim] of q: heads that share keys are together."""
+    """View of q, [batch, heads_kv, group, rows, head_dim]; a group of heads shares keys."""
     return _grouped(problem, heads_first(tensor, problem.layout, part.batch, part.queries))
 
 
 def of_outputs(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """The same of the output, or of its gradient."""
+    """The same view of the output or its gradient."""
     return _grouped(problem, heads_first(tensor, problem.layout_out, part.batch, part.queries))
 
 
 def of_keys(problem: Problem, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """View [batch, heads_kv, rows, head_dim]."""
+    """View of k or v, [batch, heads_kv, rows, head_dim]."""
     return heads_first(tensor, problem.layout, part.batch, part.keys)
 
 
 def of_lse(problem: Problem, lse: torch.Tensor, part: Part) -> torch.Tensor:
-    """View [batch, heads_kv, group, rows]."""
+    """View of the log-sum-exp, [batch, heads_kv, group, rows]."""
     if problem.total_q is not None:
         view = lse[None, :, part.queries]
     else:

@@ -1,4 +1,4 @@
-"""Attention through Triton: no binary needed, compiled for the device at the first call."""
+"""Attention through Triton: needs no binary, compiles for the device at the first call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Triton kernels take besides tensors, computed from a problem alone."""
+"""The arguments of the Triton kernels other than tensors, computed from a problem."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.backends.reference.attention.dropout import growth, threshold
+from flashvar.backends.reference.attention.dropout import kept_scale, threshold
 from flashvar.backends.triton.attention import tiles
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from flashvar.ops.attention.problem import BackwardProblem, BiasStrides, Problem, Strides
 
 _LOG2E: Final = math.log2(math.e)
-# Below this float32 is subnormal, which the device rounds to 0: the scale then is 0.
+# Smaller float32 numbers are subnormal; the device rounds them to 0, so such a scale is 0.
 _SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
 _LARGEST: Final = float(torch.finfo(torch.float32).max)
-# 16 bytes of a 16-bit dtype: what one memory instruction moves.
-_WIDE: Final = STRIDE_UNIT.value
-# Beyond every sequence, and yet sums with places in a sequence fit in 32 bits.
-_FAR: Final = 1 << 30
+# Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
+_LOAD_ELEMENTS: Final = STRIDE_UNIT.value
+# Longer than every sequence, and small enough that sums with positions fit in 32 bits.
+_UNBOUNDED: Final = 1 << 30
 
 
 def forward_arguments(problem: Problem, tile: Tile, kernel: Any) -> dict[str, Any]:
-    """Everything that the forward takes besides pointers, and how it is compiled."""
-    # The online softmax wants a positive factor, so that the largest score stays the largest; the
-    # sign goes to q. Modified scores are scaled first, sign and all.
+    """The arguments of the forward kernel except pointers, and its compile options."""
+    # The online softmax needs a positive factor, so that the largest score stays the largest; q is
+    # multiplied by the sign. Modified scores are scaled, with the sign, before the softmax.
     factor = problem.scale * _LOG2E
     sign = 1
     if not _modified(problem):
         sign = 0 if abs(factor) < _SMALLEST else int(math.copysign(1.0, factor))
         factor = 1.0 if sign == 0 else abs(factor)
-    every = {**_common(problem), "scale_log2": _float32(factor), "SIGN": sign}
-    return _taken(every, tile, kernel)
+    arguments = {**_common(problem), "scale_log2": _float32(factor), "SIGN": sign}
+    return _kernel_arguments(arguments, tile, kernel)
 
 
 def backward_arguments(backward: BackwardProblem, tile: Tile, kernel: Any) -> dict[str, Any]:
-    """Everything that a kernel of the backward takes besides pointers."""
+    """The arguments of a backward kernel except pointers, and its compile options."""
     problem = backward.forward
     bias = backward.grad_bias
-    every = {
+    arguments = {
         **_common(problem),
         **_strides("grad_out", backward.grad_out),
         **_strides("grad_q", backward.grad_q),
@@ -54,7 +54,7 @@ def backward_arguments(backward: BackwardProblem, tile: Tile, kernel: Any) -> di
         "scale": _float32(problem.scale),
         "scale_log2": _float32(problem.scale * _LOG2E),
     }
-    return _taken(every, tile, kernel)
+    return _kernel_arguments(arguments, tile, kernel)
 
 
 def _common(problem: Problem) -> dict[str, Any]:
@@ -78,12 +78,12 @@ def _common(problem: Problem) -> dict[str, Any]:
         "seqlen_k": problem.seqlen_k,
         "total_q": problem.total_q or 0,
         "total_k": problem.total_k or 0,
-        "window_left": min(problem.window_left, _FAR),
-        "window_right": min(problem.window_right, _FAR),
+        "window_left": min(problem.window_left, _UNBOUNDED),
+        "window_right": min(problem.window_right, _UNBOUNDED),
         "softcap_in": _float32(2.0 * _LOG2E * problem.scale / softcap) if softcap else 0.0,
         "softcap_out": _float32(softcap * _LOG2E),
         "dropout_threshold": _threshold_bits(problem.dropout_p),
-        "dropout_scale": growth(problem.dropout_p),
+        "dropout_scale": kept_scale(problem.dropout_p),
         "SOFTCAP": softcap != 0.0,
         "LEFT": problem.window_left >= 0,
         "RIGHT": problem.window_right >= 0,
@@ -97,7 +97,7 @@ def _common(problem: Problem) -> dict[str, Any]:
 
 
 def _threshold_bits(dropout_p: float) -> int:
-    """The threshold's bits as an int32."""
+    """The threshold, a uint32, as the int32 with the same bits."""
     bits = threshold(dropout_p)
     return bits - (1 << 32) if bits >> 31 else bits
 
@@ -110,27 +110,27 @@ def _modified(problem: Problem) -> bool:
 
 
 def _float32(value: float) -> float:
-    """Held inside float32, with no subnormals."""
+    """The value, clamped to the range of float32; subnormal numbers become 0."""
     if abs(value) < _SMALLEST:
         return 0.0
     return max(-_LARGEST, min(value, _LARGEST))
 
 
-def _taken(every: dict[str, Any], tile: Tile, kernel: Any) -> dict[str, Any]:
-    every = {**every, "BLOCK_Q": tile.block_q, "BLOCK_KV": tile.block_kv}
-    taken = {name: every[name] for name in kernel.arg_names if name in every}
-    # Said here, for the default of contracting a * b + c changes with Triton 3.10.
+def _kernel_arguments(arguments: dict[str, Any], tile: Tile, kernel: Any) -> dict[str, Any]:
+    arguments = {**arguments, "BLOCK_Q": tile.block_q, "BLOCK_KV": tile.block_kv}
+    selected = {name: arguments[name] for name in kernel.arg_names if name in arguments}
+    # enable_fp_fusion contracts a * b + c. Set explicitly: its default changes with Triton 3.10.
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-    return {**taken, **options}
+    return {**selected, **options}
 
 
 def _strides(name: str, strides: Strides) -> dict[str, int]:
-    """By the kernels' names, in units of STRIDE_UNIT elements."""
+    """Strides by kernel argument, in units of STRIDE_UNIT elements."""
     axes = zip(("batch", "row", "head"), strides, strict=True)
-    return {f"{name}_{axis}": stride // _WIDE for axis, stride in axes}
+    return {f"{name}_{axis}": stride // _LOAD_ELEMENTS for axis, stride in axes}
 
 
 def _bias_strides(name: str, strides: BiasStrides | None) -> dict[str, int]:
-    """By the kernels' names, in elements."""
+    """Strides of a bias by kernel argument, in elements."""
     axes = zip(("batch", "head", "query"), strides or (0, 0, 0), strict=True)
     return {f"{name}_{axis}": stride for axis, stride in axes}

@@ -1,8 +1,8 @@
-"""The Triton backward, third kernel: the gradient of an additive bias, which is dS itself.
+"""The third kernel of the Triton backward: the gradient of an additive bias, which is dS.
 
-One program owns one tile of the gradient and sums over the batch entries and heads that share it:
-no atomics, no buffer larger than the gradient, and the same bits every time. S and dP are computed
-once more, only for calls that want this gradient.
+One program computes one tile of the gradient, summed over the batch entries and heads that share
+it. So the kernel needs no atomics and no buffer larger than the gradient, and is deterministic. It
+recomputes S and dP, and runs only if the gradient is needed.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -26,9 +26,9 @@ def attention_bwd_bias_kernel(
     p_k,
     p_v,
     p_grad_out,
-    p_base,  # from the first kernel
-    p_delta,
-    p_grad_bias,  # [bias_batches, bias_heads, seqlen_q, seqlen_k] float32, added to
+    p_lse_log2,  # from the first kernel
+    p_delta,  # from the first kernel
+    p_grad_bias,  # [bias_batches, bias_heads, seqlen_q, seqlen_k] float32, accumulated into
     p_bias,
     p_slopes,
     p_rng,
@@ -52,8 +52,8 @@ def attention_bwd_bias_kernel(
     grad_bias_batch,
     grad_bias_head,
     grad_bias_query,
-    bias_batches,  # 1 where the bias is the same for the whole batch
-    bias_heads,
+    bias_batches,  # 1 if the whole batch shares the bias
+    bias_heads,  # 1 if all heads share the bias
     slopes_batch,
     batch,
     heads_q,
@@ -79,7 +79,7 @@ def attention_bwd_bias_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One tile; the grid is all tiles of all matrices of the bias, on one axis."""
+    """Compute one tile; the grid is one-dimensional: all tiles of all matrices of the bias."""
     tiles_k = tl.cdiv(seqlen_k, BLOCK_KV)
     tiles = tl.cdiv(seqlen_q, BLOCK_Q) * tiles_k
     i_tile = tl.program_id(0) % tiles
@@ -97,7 +97,7 @@ def attention_bwd_bias_kernel(
     left_k = seqlen_k - i_key
     batches = batch // bias_batches
     heads = heads_q // bias_heads
-    # Of the entries that share this matrix, which are all or one along either dimension.
+    # The first of the entries that share this matrix: one or all, along either dimension.
     first_batch = i_matrix // bias_heads
     first_head = i_matrix % bias_heads
     b_total = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
@@ -123,13 +123,13 @@ def attention_bwd_bias_kernel(
         )
         b_dp = times_transposed(b_do, b_do_tail, b_v, b_v_tail, TAIL_V)
         o_lse = i_batch * lse_batch + i_head * lse_head + i_query + o_rows
-        b_base = tl.load(p_base + o_lse, mask=o_rows < left_q, other=float("inf"))
+        b_lse = tl.load(p_lse_log2 + o_lse, mask=o_rows < left_q, other=float("inf"))
         b_delta = tl.load(p_delta + o_lse, mask=o_rows < left_q, other=0.0)
         slope = 0.0
         if p_slopes is not None:
             slope = tl.load(p_slopes + i_batch * slopes_batch + i_head) * LOG2E
         _, b_dbias, _ = grad_scores(
-            b_s, b_dp, b_base[:, None], b_delta[:, None], o_query, o_key,
+            b_s, b_dp, b_lse[:, None], b_delta[:, None], o_query, o_key,
             p_bias + i_batch * bias_batch + i_head * bias_head, p_rng, bias_query.to(tl.int64),
             seqlen_q, seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out,
             slope, i_sequence * heads_q + i_of_heads, dropout_threshold, dropout_scale,

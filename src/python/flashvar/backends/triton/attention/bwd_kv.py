@@ -1,7 +1,7 @@
-"""The Triton backward, second kernel: the gradients of k and v, dV = P^T dO and dK = scale dS^T Q.
+"""The second kernel of the Triton backward: dV = P^T dO and dK = scale dS^T Q.
 
-One program owns a block of keys and meets every query that sees them, of all heads that share
-them. Scores are transposed, [keys, queries]: so the weights are the left operand of both products.
+One program computes one block of keys. It visits every query that sees them, of all heads that
+share them. Scores are transposed, [keys, queries], so P and dS are left operands of the products.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -23,11 +23,11 @@ from flashvar.backends.triton.attention.matrices import (
     zeros,
 )
 from flashvar.backends.triton.attention.scores import LOG2E
-from flashvar.backends.triton.attention.sequences import outside, place, span
+from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
 
 @triton.jit
-def _collect(
+def _accumulate_dkv(
     b_dk,  # [BLOCK_KV, HEAD] float32
     b_dk_tail,  # [BLOCK_KV, TAIL]
     b_dv,  # [BLOCK_KV, HEAD_V]
@@ -38,7 +38,7 @@ def _collect(
     b_v_tail,
     p_q,  # query 0, dim 0 of the head
     p_grad_out,
-    p_base,  # of query 0
+    p_lse_log2,  # of query 0
     p_delta,
     p_bias,
     p_rng,
@@ -48,7 +48,7 @@ def _collect(
     i_key,
     start,
     stop,
-    gap_at,  # with MASKED: place from which on this many more are left out
+    gap_at,  # with MASKED: at this loop index the loop skips `gap` queries
     gap,
     seqlen_q,
     seqlen_k,
@@ -58,7 +58,7 @@ def _collect(
     softcap_in,
     softcap_out,
     slope,
-    place_of_head,
+    head_index,
     dropout_threshold,
     dropout_scale,
     SOFTCAP: tl.constexpr,
@@ -75,7 +75,7 @@ def _collect(
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add what queries `start` to `stop` give; without MASKED all of them see every key."""
+    """Add the contributions of queries `start` to `stop`; without MASKED they see every key."""
     o_rows = tl.arange(0, BLOCK_Q)
     o_key = i_key + tl.arange(0, BLOCK_KV)[:, None]
     for i_place in range(start, stop, BLOCK_Q):
@@ -88,10 +88,10 @@ def _collect(
             p_q + i_query * q_stride, q_stride, left, BLOCK_Q, HEAD_DIM, HEAD, TAIL, MASKED
         )
         if MASKED:
-            b_base = tl.load(p_base + i_query + o_rows, mask=o_rows < left, other=float("inf"))
+            b_lse = tl.load(p_lse_log2 + i_query + o_rows, mask=o_rows < left, other=float("inf"))
             b_delta = tl.load(p_delta + i_query + o_rows, mask=o_rows < left, other=0.0)
         else:
-            b_base = tl.load(p_base + i_query + o_rows)
+            b_lse = tl.load(p_lse_log2 + i_query + o_rows)
             b_delta = tl.load(p_delta + i_query + o_rows)
         b_s = times_transposed(b_k, b_k_tail, b_q, b_q_tail, TAIL)
         b_do, b_do_tail = load_rows(
@@ -100,9 +100,9 @@ def _collect(
         )  # fmt: skip
         b_dp = times_transposed(b_v, b_v_tail, b_do, b_do_tail, TAIL_V)
         b_p, _, b_ds = grad_scores(
-            b_s, b_dp, b_base[None, :], b_delta[None, :], o_query, o_key, p_bias, p_rng,
+            b_s, b_dp, b_lse[None, :], b_delta[None, :], o_query, o_key, p_bias, p_rng,
             bias_query, seqlen_q, seqlen_k, window_left, window_right, scale_log2, softcap_in,
-            softcap_out, slope, place_of_head, dropout_threshold, dropout_scale,
+            softcap_out, slope, head_index, dropout_threshold, dropout_scale,
             SOFTCAP, ALIBI, LEFT, RIGHT, MASKED,
         )  # fmt: skip
         b_p = b_p.to(b_q.dtype)
@@ -122,8 +122,8 @@ def attention_bwd_kv_kernel(
     p_k,
     p_v,
     p_grad_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V]
-    p_base,  # from the first kernel
-    p_delta,
+    p_lse_log2,  # from the first kernel
+    p_delta,  # from the first kernel
     p_grad_k,  # like p_k, written
     p_grad_v,  # like p_v, written
     p_bias,
@@ -183,8 +183,8 @@ def attention_bwd_kv_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One block of keys; the grid is all of them, on one axis; causal groups: longest first."""
-    i_batch, i_head_kv, i_block, i_tile = place(
+    """Compute one block of keys; the grid is one-dimensional, in the order of `work_tile`."""
+    i_batch, i_head_kv, i_block, i_tile = work_tile(
         p_offsets_k, batch, heads_q // group, seqlen_k, total_k, RIGHT and group > 1, BLOCK_KV
     )
     o_rows = tl.arange(0, BLOCK_KV)
@@ -194,7 +194,7 @@ def attention_bwd_kv_kernel(
     p_grad_v += i_head_kv.to(tl.int64) * grad_v_head * STRIDE_UNIT
     if p_offsets_k is not None:
         i_row = i_tile * BLOCK_KV
-        m_outside = outside(p_offsets_k, batch, total_k, i_row + o_rows)
+        m_outside = rows_outside(p_offsets_k, batch, total_k, i_row + o_rows)
         if tl.max(m_outside.to(tl.int32), 0) > 0:
             clear_rows(
                 p_grad_k + i_row * dk_stride, dk_stride, m_outside, BLOCK_KV, HEAD_DIM, HEAD, TAIL
@@ -224,14 +224,14 @@ def attention_bwd_kv_kernel(
     p_grad_v += i_batch * grad_v_batch * STRIDE_UNIT + i_row * dv_stride
     bias_query = bias_query.to(tl.int64)
 
-    left = seqlen_k - i_key  # keys that do not count may hold anything
+    left = seqlen_k - i_key  # keys beyond seqlen_k may hold any bits
     b_k, b_k_tail = load_rows(p_k, k_stride, left, BLOCK_KV, HEAD_DIM, HEAD, TAIL, True)
     b_v, b_v_tail = load_rows(p_v, v_stride, left, BLOCK_KV, HEAD_DIM_V, HEAD_V, TAIL_V, True)
     b_dk, b_dk_tail = zeros(BLOCK_KV, HEAD, TAIL)
     b_dv, b_dv_tail = zeros(BLOCK_KV, HEAD_V, TAIL_V)
 
-    # Queries from `start` to `stop` see some key of the block, those from `unmasked` to `masked`
-    # every one.
+    # Queries from `start` to `stop` see some key of the block; queries from `unmasked` to `masked`
+    # see all of them.
     start = 0
     unmasked = 0
     masked = seqlen_q
@@ -244,7 +244,7 @@ def attention_bwd_kv_kernel(
     if LEFT:
         stop = tl.minimum(stop, tl.maximum(diagonal + BLOCK_KV + window_left, 0))
         masked = tl.minimum(masked, tl.maximum(diagonal + 1 + window_left, 0))
-    # Keys that do not count hide from every query.
+    # No query sees keys beyond seqlen_k.
     stop = tl.where(i_key < seqlen_k, stop, start)
     masked = tl.where(i_key + BLOCK_KV <= seqlen_k, masked, start)
     unmasked = tl.minimum(unmasked, tl.maximum(start, stop))
@@ -252,7 +252,7 @@ def attention_bwd_kv_kernel(
     gap = masked - unmasked
     for i_member in range(0, group):
         i_head = i_head_kv * group + i_member
-        place_of_head = i_sequence * heads_q + i_head.to(tl.int32)
+        head_index = i_sequence * heads_q + i_head.to(tl.int32)
         p_q_head = p_q + (i_batch * q_batch + i_head * q_head) * STRIDE_UNIT + first_q * q_stride
         p_do_head = p_grad_out + (i_batch * grad_out_batch + i_head * grad_out_head) * STRIDE_UNIT
         p_do_head += first_q * do_stride
@@ -263,21 +263,21 @@ def attention_bwd_kv_kernel(
         slope = 0.0
         if p_slopes is not None:
             slope = tl.load(p_slopes + i_batch * slopes_batch + i_head) * LOG2E
-        b_dk, b_dk_tail, b_dv, b_dv_tail = _collect(
+        b_dk, b_dk_tail, b_dv, b_dv_tail = _accumulate_dkv(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
-            p_do_head, p_base + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
+            p_do_head, p_lse_log2 + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
             do_stride, bias_query, i_key, start, stop - gap, unmasked, gap, seqlen_q,
             seqlen_k, window_left,
-            window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+            window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
             dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
             HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
         )  # fmt: skip
-        b_dk, b_dk_tail, b_dv, b_dv_tail = _collect(
+        b_dk, b_dk_tail, b_dv, b_dv_tail = _accumulate_dkv(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
-            p_do_head, p_base + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
+            p_do_head, p_lse_log2 + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
             do_stride, bias_query, i_key, unmasked, masked, 0, 0, seqlen_q,
             seqlen_k, window_left,
-            window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+            window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
             dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
             HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
         )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The Triton backward, first kernel: the gradient of q, and what every row is worth to the others.
+"""The first kernel of the Triton backward: the gradient of q, and delta of every query.
 
-With P the weights, dP = dO V^T and D = rowsum(dO o O) - dLSE: dS = P o (dP - D), dQ = scale dS K
-(FlashAttention-2, Dao 2023, section 3.2). Every program owns its rows of dQ, as those of the
-second kernel own their rows of dK and dV: nothing is added up in memory, so the same inputs give
-the same bits. The price is that S and dP are computed twice.
+With P the weights, dP = dO V^T and delta = rowsum(dO o O) - dLSE: dS = P o (dP - delta) and
+dQ = scale dS K (FlashAttention-2, Dao 2023, section 3.2). Every program computes its own rows of
+dQ, and in the second kernel its own rows of dK and dV. Nothing is accumulated in memory, so the
+backward is deterministic; in exchange, S and dP are computed twice.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -25,11 +25,11 @@ from flashvar.backends.triton.attention.matrices import (
     zeros,
 )
 from flashvar.backends.triton.attention.scores import LOG2E
-from flashvar.backends.triton.attention.sequences import outside, place, span
+from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
 
 @triton.jit
-def _gather(
+def _accumulate_dq(
     b_dq,  # [BLOCK_Q, HEAD] float32
     b_dq_tail,  # [BLOCK_Q, TAIL]
     b_q,
@@ -48,7 +48,7 @@ def _gather(
     i_query,
     start,
     stop,
-    gap_at,  # with MASKED and LEFT: place from which on this many more are left out
+    gap_at,  # with MASKED and LEFT: at this loop index the loop skips `gap` keys
     gap,
     seqlen_q,
     seqlen_k,
@@ -58,7 +58,7 @@ def _gather(
     softcap_in,
     softcap_out,
     slope,
-    place_of_head,
+    head_index,
     dropout_threshold,
     dropout_scale,
     SOFTCAP: tl.constexpr,
@@ -75,7 +75,7 @@ def _gather(
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add what keys `start` to `stop` give; without MASKED every row sees all of them."""
+    """Add the contributions of keys `start` to `stop`; without MASKED every row sees them all."""
     o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
     for i_place in range(start, stop, BLOCK_KV):
         i_key = i_place
@@ -94,7 +94,7 @@ def _gather(
         _, _, b_ds = grad_scores(
             b_s, b_dp, b_lse[:, None], b_delta[:, None], o_query, o_key, p_bias, p_rng, bias_query,
             seqlen_q, seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out,
-            slope, place_of_head, dropout_threshold, dropout_scale,
+            slope, head_index, dropout_threshold, dropout_scale,
             SOFTCAP, ALIBI, LEFT, RIGHT, MASKED,
         )  # fmt: skip
         b_ds = b_ds.to(b_k.dtype)
@@ -114,8 +114,8 @@ def attention_bwd_q_kernel(
     p_grad_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V]
     p_grad_lse,  # like p_lse; may be None
     p_grad_q,  # like p_q, written
-    p_base,  # like p_lse, written: log-sum-exp times log2(e), inf where a row sees nothing
-    p_delta,  # like p_lse, written: D
+    p_lse_log2,  # like p_lse, written: log-sum-exp times log2(e), inf if a row sees no key
+    p_delta,  # like p_lse, written: delta
     p_bias,
     p_slopes,
     p_rng,
@@ -173,8 +173,8 @@ def attention_bwd_q_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One block of query rows; the grid is all of them, on one axis."""
-    i_batch, i_head, i_block, i_tile = place(
+    """Compute one block of query rows; the grid is one-dimensional, in the order of `work_tile`."""
+    i_batch, i_head, i_block, i_tile = work_tile(
         p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
     )
     o_rows = tl.arange(0, BLOCK_Q)
@@ -182,7 +182,7 @@ def attention_bwd_q_kernel(
     p_grad_q += i_head.to(tl.int64) * grad_q_head * STRIDE_UNIT
     if p_offsets_q is not None:
         i_row = i_tile * BLOCK_Q
-        m_outside = outside(p_offsets_q, batch, total_q, i_row + o_rows)
+        m_outside = rows_outside(p_offsets_q, batch, total_q, i_row + o_rows)
         if tl.max(m_outside.to(tl.int32), 0) > 0:
             clear_rows(
                 p_grad_q + i_row * dq_stride, dq_stride, m_outside, BLOCK_Q, HEAD_DIM, HEAD, TAIL
@@ -194,9 +194,9 @@ def attention_bwd_q_kernel(
         if i_block >= blocks:
             return
     if RIGHT:
-        i_block = blocks - 1 - i_block  # the longest first: less of a tail at the end
+        i_block = blocks - 1 - i_block  # longest blocks first, so that programs end together
     i_query = i_block * BLOCK_Q
-    place_of_head = i_batch * heads_q + i_head
+    head_index = i_batch * heads_q + i_head
     i_batch = i_batch.to(tl.int64)
     i_head = i_head.to(tl.int64)
     i_head_kv = i_head // group
@@ -240,12 +240,12 @@ def attention_bwd_q_kernel(
     b_delta = tl.where(m_blind, 0.0, b_delta)
     b_lse = tl.where(m_blind, float("inf"), b_lse * LOG2E)
     tl.store(p_delta + o_lse, b_delta, mask=m_rows)
-    tl.store(p_base + o_lse, b_lse, mask=m_rows)
+    tl.store(p_lse_log2 + o_lse, b_lse, mask=m_rows)
     b_q, b_q_tail = load_rows(p_q, q_stride, left, BLOCK_Q, HEAD_DIM, HEAD, TAIL, True)
     b_dq, b_dq_tail = zeros(BLOCK_Q, HEAD, TAIL)
 
-    # Keys from `start` to `stop` are seen by some row of the block, those from `unmasked` to
-    # `masked` by every one.
+    # Some row of the block sees the keys from `start` to `stop`; every row sees the keys from
+    # `unmasked` to `masked`.
     start = 0
     unmasked = 0
     masked = seqlen_k
@@ -263,18 +263,18 @@ def attention_bwd_q_kernel(
     if not LEFT:
         start = masked
         gap = 0
-    b_dq, b_dq_tail = _gather(
+    b_dq, b_dq_tail = _accumulate_dq(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
         p_rng, k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
         dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
     )  # fmt: skip
-    b_dq, b_dq_tail = _gather(
+    b_dq, b_dq_tail = _accumulate_dq(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
         p_rng, k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
         seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
         dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
     )  # fmt: skip

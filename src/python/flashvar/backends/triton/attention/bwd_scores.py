@@ -1,4 +1,4 @@
-"""The gradients of a tile of scores, for each kernel of the Triton backward."""
+"""The gradients of a tile of scores, used by every kernel of the Triton backward."""
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803, N806
 
@@ -14,10 +14,10 @@ from flashvar.backends.triton.attention.scores import kept, modified, visible
 
 @triton.jit
 def grad_scores(
-    b_s,  # q . k, either way round
+    b_s,  # q . k, [queries, keys] or transposed
     b_dp,  # grad_out . v
-    b_lse,  # log-sum-exp times log2(e) of each query, inf where it sees nothing; broadcast
-    b_delta,  # D of each query; broadcast
+    b_lse,  # log-sum-exp times log2(e) of each query, inf if it sees no key; broadcast
+    b_delta,  # delta of each query; broadcast
     o_query,
     o_key,
     p_bias,
@@ -31,7 +31,7 @@ def grad_scores(
     softcap_in,
     softcap_out,
     slope,
-    place_of_head,
+    head_index,
     dropout_threshold,
     dropout_scale,
     SOFTCAP: tl.constexpr,
@@ -40,9 +40,9 @@ def grad_scores(
     RIGHT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Weights as the product with v saw them, gradient of the added bias, gradient of scale q . k.
+    """The weights after dropout, the gradient of the bias, and the gradient of scale * q . k.
 
-    Dropped weights are 0; those that are kept still lack `dropout_scale`.
+    Dropped weights are 0; kept weights are not yet multiplied by `dropout_scale`.
     """
     MODIFIED: tl.constexpr = SOFTCAP or ALIBI or (p_bias is not None)
     diagonal = seqlen_k - seqlen_q
@@ -62,7 +62,7 @@ def grad_scores(
         b_p = tl.where(m_visible, b_p, 0.0)
     b_dropped = b_p
     if p_rng is not None:
-        m_kept = kept(o_query, o_key, p_rng, place_of_head, dropout_threshold)
+        m_kept = kept(o_query, o_key, p_rng, head_index, dropout_threshold)
         b_dropped = tl.where(m_kept, b_p, 0.0)
         b_dp = tl.where(m_kept, b_dp * dropout_scale, 0.0)
     b_dbias = b_p * (b_dp - b_delta)

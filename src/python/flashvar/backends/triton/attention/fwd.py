@@ -1,9 +1,9 @@
-"""The Triton forward kernel: the same algorithm and the same features as the CUDA kernels.
+"""The Triton forward kernel, with the algorithm and the features of the CUDA kernels.
 
 Names: `i_` index, `o_` offset, `p_` pointer, `m_` mask, `b_` block. One program computes one block
-of query rows of one head. Online softmax in base 2 (FlashAttention-2, Dao 2023): the scale and
-log2(e) are one positive factor, applied in the multiply-add of the exponent, unless scores are
-modified on the way (MODIFIED). Offsets are 64 bits wide.
+of query rows of one head. The online softmax is in base 2 (FlashAttention-2, Dao 2023): scale *
+log2(e) is one positive factor in the multiply-add of the exponent, unless there are score modifiers
+(MODIFIED). Offsets are 64 bits wide.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803, N806
@@ -23,15 +23,15 @@ from flashvar.backends.triton.attention.matrices import (
     zeros,
 )
 from flashvar.backends.triton.attention.scores import LOG2E, kept, modified, visible
-from flashvar.backends.triton.attention.sequences import outside, place, span
+from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
 
 @triton.jit
-def _attend(
+def _update(
     b_acc,  # [BLOCK_Q, HEAD_V] float32, not yet divided by the row sum
     b_acc_tail,  # [BLOCK_Q, TAIL_V]
-    b_max,  # [BLOCK_Q] float32: maximum of the scores times log2(e) so far
-    b_sum,  # [BLOCK_Q] float32: sum of the weights so far
+    b_max,  # [BLOCK_Q] float32: running maximum of the scores times log2(e)
+    b_sum,  # [BLOCK_Q] float32: running sum of the weights
     b_q,  # [BLOCK_Q, HEAD]
     b_q_tail,  # [BLOCK_Q, TAIL]
     p_k,  # key 0, dim 0 of the head
@@ -44,7 +44,7 @@ def _attend(
     i_query,
     start,
     stop,
-    gap_at,  # with MASKED and LEFT: place from which on this many more are left out
+    gap_at,  # with MASKED and LEFT: at this loop index the loop skips `gap` keys
     gap,
     seqlen_q,
     seqlen_k,
@@ -54,7 +54,7 @@ def _attend(
     softcap_in,
     softcap_out,
     slope,
-    place_of_head,
+    head_index,
     dropout_threshold,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
@@ -70,7 +70,7 @@ def _attend(
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold keys `start` to `stop` into the state; without MASKED every row sees all of them."""
+    """Update the state with keys `start` to `stop`; without MASKED every row sees them all."""
     MODIFIED: tl.constexpr = SOFTCAP or ALIBI or (p_bias is not None)
     o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
     diagonal = seqlen_k - seqlen_q
@@ -94,21 +94,21 @@ def _attend(
                 o_query, o_key, diagonal, seqlen_k, window_left, window_right, LEFT, RIGHT
             )
             b_s = tl.where(m_visible, b_s, float("-inf"))
-        b_highest = tl.max(b_s, 1)
+        b_row_max = tl.max(b_s, 1)
         if not MODIFIED:
-            b_highest = b_highest * scale_log2
-        b_new = tl.maximum(b_max, b_highest)
-        # A row that has seen nothing yet, or only -inf: 0 keeps -inf - -inf from becoming NaN.
-        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+            b_row_max = b_row_max * scale_log2
+        b_new_max = tl.maximum(b_max, b_row_max)
+        # The maximum is -inf until a row sees a finite score; 0 avoids -inf - -inf, which is NaN.
+        b_finite_max = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
         if MODIFIED:
-            b_p = tl.exp2(b_s - b_base[:, None])
+            b_p = tl.exp2(b_s - b_finite_max[:, None])
         else:
-            b_p = tl.exp2(b_s * scale_log2 - b_base[:, None])
-        b_rescale = tl.exp2(b_max - b_base)
+            b_p = tl.exp2(b_s * scale_log2 - b_finite_max[:, None])
+        b_rescale = tl.exp2(b_max - b_finite_max)
         b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
-        b_max = b_new
+        b_max = b_new_max
         if p_rng is not None:
-            b_p = tl.where(kept(o_query, o_key, p_rng, place_of_head, dropout_threshold), b_p, 0.0)
+            b_p = tl.where(kept(o_query, o_key, p_rng, head_index, dropout_threshold), b_p, 0.0)
         b_p = b_p.to(b_q.dtype)
         b_v, b_v_tail = load_rows(
             p_v + i_key * v_stride, v_stride, left, BLOCK_KV, HEAD_DIM_V, HEAD_V, TAIL_V, MASKED
@@ -119,11 +119,11 @@ def _attend(
     return b_acc, b_acc_tail, b_max, b_sum
 
 
-# Rows start on 16 bytes, and strides are passed in units of that many 16-bit elements: so the
-# compiler knows it whatever the head dim.
+# Rows are 16-byte aligned. Strides are passed in units of 16 bytes (8 elements), so that the
+# compiler knows the alignment for every head dim.
 STRIDE_UNIT = tl.constexpr(8)
 
-# Nothing is specialised on these: they change from call to call.
+# Arguments that change from call to call; kernels are not specialised on their values.
 RUNTIME = [
     *("batch", "heads_q", "group", "seqlen_q", "seqlen_k", "total_q", "total_k"),
     *("window_left", "window_right", "scale", "scale_log2", "softcap_in", "softcap_out"),
@@ -178,15 +178,15 @@ def attention_fwd_kernel(
     total_k,
     window_left,
     window_right,
-    scale_log2,  # |scale| * log2(e), positive; with its sign where scores are modified
+    scale_log2,  # |scale| * log2(e); with score modifiers scale * log2(e)
     softcap_in,
     softcap_out,
     dropout_threshold,
     dropout_scale,
     SIGN: tl.constexpr,  # of the scale: 1, -1 or 0
     SOFTCAP: tl.constexpr,
-    LEFT: tl.constexpr,  # whether windows end on the left
-    RIGHT: tl.constexpr,
+    LEFT: tl.constexpr,  # the window is bounded on the left
+    RIGHT: tl.constexpr,  # the window is bounded on the right, also by a causal mask
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     HEAD: tl.constexpr,
@@ -196,8 +196,8 @@ def attention_fwd_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
-    """One block of query rows; the grid is all of them, on one axis."""
-    i_batch, i_head, i_block, i_tile = place(
+    """Compute one block of query rows; the grid is one-dimensional, in the order of `work_tile`."""
+    i_batch, i_head, i_block, i_tile = work_tile(
         p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
     )
     o_rows = tl.arange(0, BLOCK_Q)
@@ -207,7 +207,7 @@ def attention_fwd_kernel(
         p_lse += i_head.to(tl.int64) * lse_head
     if p_offsets_q is not None:
         i_row = i_tile * BLOCK_Q
-        m_outside = outside(p_offsets_q, batch, total_q, i_row + o_rows)
+        m_outside = rows_outside(p_offsets_q, batch, total_q, i_row + o_rows)
         if tl.max(m_outside.to(tl.int32), 0) > 0:
             clear_rows(
                 p_out + i_row * out_stride, out_stride, m_outside,
@@ -222,9 +222,9 @@ def attention_fwd_kernel(
         if i_block >= blocks:
             return
     if RIGHT:
-        i_block = blocks - 1 - i_block  # the longest first: less of a tail at the end
+        i_block = blocks - 1 - i_block  # longest blocks first, so that programs end together
     i_query = i_block * BLOCK_Q
-    place_of_head = i_batch * heads_q + i_head
+    head_index = i_batch * heads_q + i_head
     i_batch = i_batch.to(tl.int64)
     i_head = i_head.to(tl.int64)
     i_head_kv = i_head // group
@@ -252,8 +252,8 @@ def attention_fwd_kernel(
     b_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_Q], tl.float32)
 
-    # Keys from `start` to `stop` are seen by some row of the block, those from `unmasked` to
-    # `masked` by every one.
+    # Some row of the block sees the keys from `start` to `stop`; every row sees the keys from
+    # `unmasked` to `masked`.
     start = 0
     unmasked = 0
     masked = seqlen_k
@@ -271,23 +271,23 @@ def attention_fwd_kernel(
     if not LEFT:
         start = masked
         gap = 0
-    b_acc, b_acc_tail, b_max, b_sum = _attend(
+    b_acc, b_acc_tail, b_max, b_sum = _update(
         b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
         k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
         dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
         HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
     )  # fmt: skip
-    b_acc, b_acc_tail, b_max, b_sum = _attend(
+    b_acc, b_acc_tail, b_max, b_sum = _update(
         b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
         k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
         seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, place_of_head,
+        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
         dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
         HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
     )  # fmt: skip
 
-    # A row that saw nothing has sum 0: its output is 0 and its log-sum-exp -inf.
+    # A row that sees no key has sum 0: its output is 0 and its log-sum-exp -inf.
     b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
     b_scale = 1.0 / b_sum
     if p_rng is not None:

@@ -1,4 +1,4 @@
-"""How the Triton kernels are called for one problem."""
+"""Launches of the Triton kernels for one problem."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     )
     from flashvar.selection.candidates import CandidateResult
 
-# Of a kernel and a grid makes what takes the arguments.
-Begin = Callable[[Any, "tuple[int, ...]"], Any]
+# Makes of a kernel and a grid the function that takes the kernel's arguments.
+Bind = Callable[[Any, "tuple[int, ...]"], Any]
 
-# 16 bytes of a 16-bit dtype: what one memory instruction moves.
-_WIDE: Final = STRIDE_UNIT.value
-_WIDE_BYTES: Final = 2 * _WIDE
-# What the interpreter, which has no device, pretends to be.
+# Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
+_LOAD_ELEMENTS: Final = STRIDE_UNIT.value
+_LOAD_BYTES: Final = 2 * _LOAD_ELEMENTS
+# Capability and shared memory that the interpreter uses, which has no device.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
 BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
-    """Choose the tile and freeze every argument but the tensors.
+    """Choose the tile and compute every argument but the tensors.
 
-    The kernels read rows in 16-byte pieces. Tensors that start or stride elsewhere are copied
-    first: Triton 3.6 gives wrong addresses to narrow tiles of unaligned rows.
+    The kernels need rows that are 16-byte aligned. Other tensors are copied first: Triton 3.6
+    computes wrong addresses for narrow tiles of unaligned rows.
     """
     del chosen
-    run = _forward(problem) if _wide(problem.q, problem.k, problem.v) else None
+    run = _forward(problem) if _strides_aligned(problem.q, problem.k, problem.v) else None
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         q, k, v = inputs.q, inputs.k, inputs.v
-        if run is not None and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _WIDE_BYTES == 0:
+        if run is not None and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _LOAD_BYTES == 0:
             run(inputs, out, lse)
             return
         copied, inputs = _copied(problem, inputs)
@@ -62,11 +62,11 @@ def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
 
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
-    """Choose the tiles and freeze every argument but the tensors; copies as the forward does."""
+    """As `prepare_forward`, for the kernels of the backward."""
     del chosen
     forward = problem.forward
-    wide = _wide(forward.q, forward.k, forward.v, problem.grad_out)
-    run = _backward(problem) if wide else None
+    aligned = _strides_aligned(forward.q, forward.k, forward.v, problem.grad_out)
+    run = _backward(problem) if aligned else None
 
     def launch(
         inputs: Inputs,
@@ -77,33 +77,33 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
         grads: Gradients,
     ) -> None:
         tensors = (inputs.q, inputs.k, inputs.v, grad_out)
-        if run is not None and not any(one.data_ptr() % _WIDE_BYTES for one in tensors):
+        if run is not None and not any(one.data_ptr() % _LOAD_BYTES for one in tensors):
             run(inputs, out, lse, grad_out, grad_lse, grads)
             return
         copied, inputs = _copied(forward, inputs)
         grad_out = grad_out.clone(memory_format=torch.contiguous_format)
         strides = _strides_of(grad_out, forward.layout_out)
-        moved = replace(problem, forward=copied, grad_out=strides)
-        _backward(moved)(inputs, out, lse, grad_out, grad_lse, grads)
+        copied_problem = replace(problem, forward=copied, grad_out=strides)
+        _backward(copied_problem)(inputs, out, lse, grad_out, grad_lse, grads)
 
     return launch
 
 
-def start(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """What takes the arguments of a kernel and starts it on a grid."""
+def bind_grid(kernel: Any, grid: tuple[int, ...]) -> Any:
+    """The function that takes a kernel's arguments and launches it on a grid."""
     return kernel[grid]
 
 
-def forward(problem: Problem, tile: Tile, begin: Begin = start) -> Launch:
-    """The launch with one tile; rows have to be aligned."""
+def forward(problem: Problem, tile: Tile, bind: Bind = bind_grid) -> Launch:
+    """The launch with a given tile; rows must be 16-byte aligned."""
     arguments = forward_arguments(problem, tile, attention_fwd_kernel)
-    run = begin(attention_fwd_kernel, (_programs(problem, tile),))
+    run = bind(attention_fwd_kernel, (_programs(problem, tile),))
     device = problem.device
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        q, k, v, *extras = inputs
-        with _on(device):
-            run(q, k, v, out, lse, *extras, **arguments)
+        q, k, v, *optional = inputs
+        with _current_device(device):
+            run(q, k, v, out, lse, *optional, **arguments)
 
     return launch
 
@@ -113,12 +113,12 @@ def backward(
     tile_q: Tile,
     tile_kv: Tile,
     tile_bias: Tile | None = None,
-    begin: Begin = start,
+    bind: Bind = bind_grid,
 ) -> BackwardLaunch:
-    """The launches with one tile each; rows have to be aligned."""
+    """The launch of all kernels with given tiles; rows must be 16-byte aligned."""
     forward = problem.forward
-    run_q = begin(attention_bwd_q_kernel, (_programs(forward, tile_q),))
-    run_kv = begin(attention_bwd_kv_kernel, (_programs_kv(forward, tile_kv),))
+    run_q = bind(attention_bwd_q_kernel, (_programs(forward, tile_q),))
+    run_kv = bind(attention_bwd_kv_kernel, (_programs_kv(forward, tile_kv),))
     arguments_q = backward_arguments(problem, tile_q, attention_bwd_q_kernel)
     arguments_kv = backward_arguments(problem, tile_kv, attention_bwd_kv_kernel)
     run_bias, arguments_bias = None, {}
@@ -127,7 +127,7 @@ def backward(
         arguments_bias = backward_arguments(problem, tile, attention_bwd_bias_kernel)
         matrices = arguments_bias["bias_batches"] * arguments_bias["bias_heads"]
         rows, columns = -(-forward.seqlen_q // tile.block_q), -(-forward.seqlen_k // tile.block_kv)
-        run_bias = begin(attention_bwd_bias_kernel, (matrices * rows * columns,))
+        run_bias = bind(attention_bwd_bias_kernel, (matrices * rows * columns,))
     device = forward.device
 
     def launch(
@@ -138,16 +138,16 @@ def backward(
         grad_lse: torch.Tensor | None,
         grads: Gradients,
     ) -> None:
-        q, k, v, bias, slopes, rng, *places = inputs
-        extras = (bias, slopes, rng)
-        base, delta = torch.empty_like(lse), torch.empty_like(lse)
+        q, k, v, bias, slopes, rng, *sequences = inputs
+        optional = (bias, slopes, rng)
+        lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
         given = (out, lse, grad_out, grad_lse)
-        with _on(device):
-            run_q(q, k, v, *given, grads.q, base, delta, *extras, *places, **arguments_q)
-            among = (q, k, v, grad_out, base, delta)
-            run_kv(*among, grads.k, grads.v, *extras, *places, **arguments_kv)
+        with _current_device(device):
+            run_q(q, k, v, *given, grads.q, lse_log2, delta, *optional, *sequences, **arguments_q)
+            shared = (q, k, v, grad_out, lse_log2, delta)
+            run_kv(*shared, grads.k, grads.v, *optional, *sequences, **arguments_kv)
             if run_bias is not None and grads.bias is not None:
-                run_bias(*among, grads.bias, *extras, **arguments_bias)
+                run_bias(*shared, grads.bias, *optional, **arguments_bias)
 
     return launch
 
@@ -162,7 +162,7 @@ def _backward(problem: BackwardProblem) -> BackwardLaunch:
 
 
 def best_tile(problem: Problem, direction: str) -> Tile:
-    """What was measured on this device, else what the table says."""
+    """The tile that was measured on this device, else the tile of the table."""
     device = None if problem.device is None else gather().device(problem.device)
     dims = problem.head_dim, problem.head_dim_v
     bias = BIAS_BYTES[problem.bias_dtype]
@@ -187,18 +187,18 @@ def _programs_kv(problem: Problem, tile: Tile) -> int:
     return problem.batch * problem.heads_kv * -(-problem.seqlen_k // rows)
 
 
-def _on(device: int | None) -> Any:
-    """Triton launches on the current device."""
-    elsewhere = device is not None and device != torch.cuda.current_device()
-    return torch.cuda.device(device) if elsewhere else contextlib.nullcontext()
+def _current_device(device: int | None) -> Any:
+    """A context in which `device` is the current device, on which Triton launches."""
+    other_device = device is not None and device != torch.cuda.current_device()
+    return torch.cuda.device(device) if other_device else contextlib.nullcontext()
 
 
-def _wide(*tensors: Strides) -> bool:
-    return all(stride % _WIDE == 0 for strides in tensors for stride in strides)
+def _strides_aligned(*tensors: Strides) -> bool:
+    return all(stride % _LOAD_ELEMENTS == 0 for strides in tensors for stride in strides)
 
 
 def _copied(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-    """The call with contiguous q, k and v."""
+    """The problem and inputs with contiguous copies of q, k and v."""
     q, k, v = (
         tensor.clone(memory_format=torch.contiguous_format)
         for tensor in (inputs.q, inputs.k, inputs.v)
@@ -209,7 +209,7 @@ def _copied(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
 
 
 def _strides_of(tensor: torch.Tensor, layout: str) -> Strides:
-    """Of [batch, sequence, heads] in whatever layout; packed rows have batch 0."""
+    """The strides of batch, sequence and heads in any layout; packed tensors have batch 0."""
     if tensor.dim() == 3:
         return Strides(0, tensor.stride(0), tensor.stride(1))
     batch, second, third, _ = tensor.stride()

@@ -1,8 +1,8 @@
-"""Blocks of rows between memory and registers, their head dim in two parts.
+"""Loads, stores and products of blocks of rows whose head dim is in two parts.
 
-A head dim that is no power of two is split in two that are, HEAD and TAIL (96 = 64 + 32), so that
-little of a tensor-core tile is padding. TAIL is 0 where one is enough; then the second part of
-every pair is the first again, and is not used.
+A head dim that is not a power of two is split into two powers of two, HEAD and TAIL (96 = 64 + 32),
+to keep padding small. Where one power of two suffices, TAIL is 0; the second part of every pair is
+then an unused alias of the first.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -48,7 +48,7 @@ def load_rows(
     TAIL: tl.constexpr,
     MASK_ROWS: tl.constexpr,
 ):
-    """[ROWS, HEAD] and [ROWS, TAIL]; outside of the matrix nothing is read and the value is 0."""
+    """Load [ROWS, HEAD] and [ROWS, TAIL]; elements outside the matrix are 0 and are not read."""
     o_rows = tl.arange(0, ROWS)
     o_head = tl.arange(0, HEAD)
     b_head = _load_part(p_first, o_rows, o_head, stride, rows, DIM, MASK_ROWS, HEAD > DIM)
@@ -65,7 +65,7 @@ def load_rows(
 def store_rows(
     p_first,
     stride,
-    m_rows,  # [ROWS]: which to write
+    m_rows,  # [ROWS]: rows to write
     b_head,  # [ROWS, HEAD]
     b_tail,  # [ROWS, TAIL]
     ROWS: tl.constexpr,
@@ -110,7 +110,7 @@ def clear_rows(
 
 @triton.jit
 def zeros(ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr):
-    """An accumulator, [ROWS, HEAD] and [ROWS, TAIL] float32."""
+    """A zero accumulator, [ROWS, HEAD] and [ROWS, TAIL] float32."""
     b_head = tl.zeros([ROWS, HEAD], tl.float32)
     b_tail = b_head
     if TAIL > 0:

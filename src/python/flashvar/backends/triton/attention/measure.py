@@ -1,7 +1,7 @@
-"""Which tile is the fastest on this device: candidates, and how one is timed.
+"""Measures which tile is the fastest on a device: the candidates, and their timing.
 
-A timer takes a direction, a head dim and a tile and gives milliseconds; what it raises means that
-the tile does not run here.
+A timer takes a kernel, a head dim and a tile and returns milliseconds. It raises if the tile does
+not run on the device.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 Timer = Callable[[str, int, Tile], float]
 
-# Kernels of a direction that have tiles of their own.
+# The kernels of each direction; each has its own tile.
 KERNELS: Final = {"forward": ("forward",), "backward": ("backward_q", "backward_kv")}
 
 _ROWS: Final = tuple(1 << power for power in (5, 6, 7))
 _STAGES: Final = (1, 2, 3, 4)
-# Scores that a warp may hold: fewer leave it idle, more do not fit in its registers.
+# Scores per warp: fewer leave the warp idle, more do not fit in its registers.
 _SCORES_PER_WARP: Final = range(256, 4096 + 1)
 
-# What is timed: as many tokens and heads as fill every device.
+# The timed call has enough tokens and heads to fill every device.
 _TOKENS: Final = 16384
 _SEQLEN: Final = 4096
 _WIDTH: Final = 2048
@@ -39,7 +39,7 @@ _REPEATS: Final = 7
 
 @dataclass(frozen=True)
 class Measurement:
-    """One tile's time; `milliseconds` is None, with the reason, where it does not run."""
+    """The time of one tile; None, with the reason, if the tile does not run."""
 
     direction: str
     head_dim: int
@@ -51,7 +51,7 @@ class Measurement:
 def candidates(
     direction: str, capability: tuple[int, int], shared_memory: int, head_dim: int
 ) -> list[Tile]:
-    """Tiles that may be fast and fit in `shared_memory` bytes, the table's first choice first."""
+    """Tiles that may be fast and fit in `shared_memory` bytes; the choice of the table is first."""
     padded = sum(tiles.split(head_dim))
     first = tiles.choose(direction, capability, shared_memory, head_dim, head_dim)
     every = (Tile(*numbers) for numbers in product(_ROWS, _ROWS, (4, 8), _STAGES))
@@ -70,17 +70,17 @@ def measure(direction: str, head_dim: int, device: Device, timer: Timer) -> Iter
     for tile in candidates(direction, device.capability, device.shared_memory, head_dim):
         try:
             milliseconds = timer(direction, head_dim, tile)
-        except Exception as error:  # the compiler and the launch raise what they like
+        except Exception as error:  # the compiler and the launch may raise anything
             yield Measurement(direction, head_dim, tile, None, f"{type(error).__name__}: {error}")
         else:
             yield Measurement(direction, head_dim, tile, milliseconds)
 
 
 class DeviceTimer:
-    """Times tiles on a CUDA device: causal and full attention of bfloat16, added up."""
+    """Times tiles on a CUDA device: the sum of causal and full attention in bfloat16."""
 
     def __init__(self, device: int) -> None:
-        """Time on the device that torch calls `cuda:device`."""
+        """Time on `cuda:device`."""
         self._device = torch.device("cuda", device)
 
     def __call__(self, direction: str, head_dim: int, tile: Tile) -> float:
@@ -107,7 +107,7 @@ class DeviceTimer:
             run = launch.forward(problem, tile)
             return lambda: run(inputs, out, lse)
         launch.forward(problem, launch.best_tile(problem, "forward"))(inputs, out, lse)
-        # The other kernel of the backward keeps its tile: it adds the same to every candidate.
+        # The other backward kernel keeps its tile, so it adds the same time to every candidate.
         chosen = {
             kernel: tile if kernel == direction else launch.best_tile(problem, kernel)
             for kernel in KERNELS["backward"]

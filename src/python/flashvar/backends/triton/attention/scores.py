@@ -1,7 +1,7 @@
-"""What becomes of a score between q . k and the softmax, and which weights dropout keeps.
+"""Masks, score modifiers and dropout of a block of scores.
 
-Blocks of scores lie either way round: `o_query` and `o_key`, the places in the sequence, are
-[rows, 1] and [1, columns], or the reverse for transposed blocks.
+Blocks of scores may be transposed: `o_query` and `o_key`, positions in the sequence, are [rows, 1]
+and [1, columns], or [1, columns] and [rows, 1].
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# A call of Philox has half words for rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of patches of
-# 16 by 16, c even.
+# A Philox call gives half words for rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16
+# fragment, where c is even.
 PHILOX_ROUNDS = tl.constexpr(7)
 
 
@@ -30,7 +30,7 @@ def visible(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
 ):
-    """Whether each query sees each key."""
+    """The mask of keys that each query sees."""
     m_visible = o_key < seqlen_k
     if RIGHT:
         m_visible = m_visible & (o_key <= o_query + (diagonal + window_right))
@@ -56,10 +56,10 @@ def modified(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """Scores times log2(e), and the softcap's derivative (which is the scores without one)."""
+    """The scores times log2(e), and the derivative of the softcap (unused without one)."""
     b_slope = b_s
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (1 + e^2x): right at both infinities.
+        # tanh(x) = 1 - 2 / (1 + e^2x) is correct at both infinities.
         b_tanh = 1.0 - 2.0 / (1.0 + tl.exp2(b_s * softcap_in))
         b_slope = 1.0 - b_tanh * b_tanh
         b_s = b_tanh * softcap_out
@@ -82,11 +82,11 @@ def kept(
     o_query,
     o_key,
     p_rng,  # int64 [2]: seed and offset
-    place,  # sequence * heads_q + head
-    threshold,  # a half word in the upper half of a uint32, its bits in an int32
+    head_index,  # sequence * heads_q + head
+    threshold,  # a half word in the upper half of a uint32, passed as an int32
 ):
-    """Whether dropout keeps each weight: a function of its place, the seed and the offset."""
-    # [rows, columns], all of them
+    """The mask of weights that dropout keeps; depends on position, head, seed and offset."""
+    # Broadcast to [rows, columns].
     o_row = (o_query + o_key * 0).to(tl.uint32)
     o_column = (o_key + o_query * 0).to(tl.uint32)
     o_zero = o_row * 0
@@ -96,7 +96,7 @@ def kept(
         seed,
         o_row // 16 * 8 + o_row % 8,
         o_column // 16 * 4 + o_column % 8 // 2,
-        o_zero + place.to(tl.uint32),
+        o_zero + head_index.to(tl.uint32),
         o_zero + offset,
         PHILOX_ROUNDS,
     )

@@ -1,6 +1,6 @@
-"""Which block sizes the Triton kernels run with: a table, filtered by the device's shared memory.
+"""The tiles of the Triton kernels: a table, filtered by the shared memory of the device.
 
-Pure arithmetic on facts that the caller has: it works, and is tested, without a GPU.
+The module computes only with its arguments, so it works without a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Tile(NamedTuple):
-    """Rows of q and of k and v that a program holds, and how Triton compiles it."""
+    """The rows of q and of k and v in a tile, and Triton's compile options."""
 
     block_q: int
     block_kv: int
@@ -19,31 +19,31 @@ class Tile(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A head dim as one or two powers of two of at least 16; `tail` is 0 or the smaller one."""
+    """A padded head dim as one or two powers of two, at least 16; `tail` is the smaller or 0."""
 
     head: int
     tail: int
 
 
 _Table = dict[int, tuple[Tile, ...]]  # largest padded head dim -> candidates, the fastest first
-_Tables = dict[str, _Table]  # by direction, and a direction with a bias where that is another
+_Tables = dict[str, _Table]  # by kernel; "<kernel>_with_bias" where a bias needs other tiles
 
 DIRECTIONS: Final = ("forward", "backward_q", "backward_kv", "backward_bias")
 
-# One tile of the gradient of a bias and what it is made of; nothing of it is worth tuning.
+# Tiles of the gradient of a bias, which are not worth tuning.
 _BIAS: Final[_Table] = {
     64: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
     128: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
     192: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
     256: (Tile(32, 32, 4, 1),),
 }
-# A bias is loaded element by element, each with its own address: larger tiles spill.
+# Every element of a bias is loaded through its own address: larger tiles spill registers.
 _FORWARD_WITH_BIAS: Final[_Table] = {
     64: (Tile(64, 64, 4, 2),),
     128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     256: (Tile(64, 32, 8, 2),),
 }
-# First choices keep registers from spilling, or nearly so (ptxas of Triton 3.7 and 3.9).
+# The first choices spill few registers or none (ptxas of Triton 3.7 and 3.9).
 _AMPERE: Final[_Tables] = {
     "forward": {
         64: (Tile(128, 64, 4, 3),),
@@ -66,7 +66,7 @@ _AMPERE: Final[_Tables] = {
     },
     "backward_bias": _BIAS,
 }
-_SMALL: Final[_Tables] = {  # 99 KiB a block
+_SMALL: Final[_Tables] = {  # 99 KiB of shared memory per block
     "forward": {
         64: (Tile(128, 64, 4, 3),),
         128: (Tile(128, 64, 8, 2),),
@@ -145,14 +145,14 @@ _TABLE: Final[dict[tuple[int, int], _Tables]] = {
     (12, 1): _SMALL,
 }
 
-# For devices that nobody has met: these fit wherever Triton compiles.
+# For unknown devices: these fit on every device that Triton compiles for.
 _LAST_RESORT: Final = (Tile(32, 32, 4, 1), Tile(16, 16, 1, 1))
 
-# Operands of these capabilities' tensor cores lie in shared memory; the others read registers.
+# The tensor cores of these capabilities read operands from shared memory, others from registers.
 _SHARED_OPERANDS_SINCE: Final = (9, 0)
 _SHARED_OPERANDS_BEFORE: Final = (12, 0)
 _TENSOR_MEMORY_SINCE: Final = (10, 0)
-# Barriers and the row sums of a program, at most.
+# Upper bound of the bytes of barriers and row sums of a program.
 _BARRIERS: Final = 4096
 
 
@@ -176,14 +176,14 @@ def choose(
     bias_bytes: int = 0,
     tuned: Tile | None = None,
 ) -> Tile:
-    """The fastest tile known that fits in `shared_memory` bytes a block; `tuned` if it does."""
+    """The fastest known tile that fits in `shared_memory` bytes per block; `tuned` if it fits."""
     padded, padded_v = sum(split(head_dim)), sum(split(head_dim_v))
     tables = _TABLE.get(capability, _SMALL)
     with_bias = f"{direction}_with_bias" if bias_bytes else direction
     by_head_dim = tables.get(with_bias, tables[direction])
     size = max(padded, padded_v)
     candidates = next(tiles for limit, tiles in by_head_dim.items() if size <= limit)
-    # What was measured was a call without a bias.
+    # `tuned` was measured without a bias.
     measured: tuple[Tile, ...] = ()
     if tuned is not None and by_head_dim is tables[direction]:
         measured = (tuned,)
@@ -202,25 +202,26 @@ def shared_bytes(
     capability: tuple[int, int],
     bias_bytes: int = 0,
 ) -> int:
-    """Upper bound of what Triton allocates for 16-bit inputs of padded head dims."""
+    """Upper bound of Triton's shared memory in bytes, for 16-bit inputs of padded head dims."""
     both = 2 * (padded + padded_v)
     scores = tile.block_q * tile.block_kv
-    # Where the tensor cores read shared memory, the block in use needs a buffer of its own.
+    # If the tensor cores read shared memory, the block in use needs its own buffer.
     in_use = _SHARED_OPERANDS_SINCE <= capability < _SHARED_OPERANDS_BEFORE
     buffers = tile.stages if in_use else max(1, tile.stages - 1)
     rest = bias_bytes * scores * buffers + _BARRIERS
     if direction != "forward" and _TENSOR_MEMORY_SINCE <= capability < _SHARED_OPERANDS_BEFORE:
-        # Operands of tensor memory pass through copies: as much as was seen, and a little more.
+        # Copies of operands for tensor memory: the measured size plus a margin.
         rest += max(tile.block_q, tile.block_kv) * max(padded, padded_v)
         buffers += direction == "backward_kv"
     if direction == "forward":
-        # q stays, k and v pass, the weights are an operand.
+        # q is loaded once, k and v are streamed, P is an operand.
         return 2 * tile.block_q * padded + buffers * tile.block_kv * both + 2 * scores + rest
     if direction == "backward_q":
-        # q and grad_out stay, k and v pass, dS is an operand.
+        # q and grad_out are loaded once, k and v are streamed, dS is an operand.
         return tile.block_q * both + buffers * tile.block_kv * both + 2 * scores + rest
     if direction == "backward_kv":
-        # k and v stay, q, grad_out and two float32 of each row pass, P and dS are operands.
-        passing = buffers * tile.block_q * (both + 8)
-        return tile.block_kv * both + passing + 4 * scores + rest
+        # k and v are loaded once; q, grad_out and two float32 per row are streamed; P and dS are
+        # operands.
+        streamed = buffers * tile.block_q * (both + 8)
+        return tile.block_kv * both + streamed + 4 * scores + rest
     return (tile.block_q + tile.block_kv) * both * buffers + 4 * scores + rest

@@ -1,9 +1,9 @@
-"""The tiles that `flashvar tune` measured, kept in one JSON file of the user's cache folder.
+"""The tiles that `flashvar tune` measured, stored in one JSON file of the user's cache folder.
 
     {"schema": 1, "machines": {"<flashvar> / <triton> / <device>": {"forward 64": [128, 64, 4, 3]}}}
 
-What another version or device measured is kept and not used. A file that cannot be read counts as
-none, with one line in the log; a folder that cannot be written means that nothing is kept.
+Tiles of other versions or devices stay in the file but are not used. A file that cannot be read is
+ignored, with one line in the log. If the folder cannot be written, tiles are not stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashvar.backends.triton.attention.tiles import Tile
 
 try:
     import fcntl
-except ImportError:  # not a Unix: the replacement is still atomic, only merging is not
+except ImportError:  # not Unix: replacing the file is still atomic, merging is not
     fcntl = None  # type: ignore[assignment]
 
 _SCHEMA: Final = 1
@@ -32,7 +32,7 @@ _log: Final = logging.getLogger("flashvar")
 
 
 def path() -> Path | None:
-    """The file: in FLASHVAR_CACHE_DIR, else in the user's cache folder; None without a home."""
+    """The file, in FLASHVAR_CACHE_DIR or the user's cache folder; None without a home folder."""
     named = os.environ.get("FLASHVAR_CACHE_DIR")
     if named:
         return Path(named) / _FILE
@@ -46,25 +46,25 @@ def path() -> Path | None:
 
 
 def machine(triton: str | None, device: str) -> str:
-    """Whose measurements count: this flashvar, this Triton, this kind of device."""
+    """The key of measurements: versions of flashvar and Triton, and the name of the device."""
     return f"{__version__} / {triton} / {device}"
 
 
 def key(direction: str, size: int) -> str:
-    """The name of one kind of kernel; `size` is the larger padded head dim."""
+    """The key of a kernel's tile; `size` is the larger padded head dim."""
     return f"{direction} {size}"
 
 
 @cache
 def tiles_of(name: str) -> Mapping[str, Tile]:
-    """What was measured for one machine, by `key`; read once per process."""
+    """The tiles measured for one machine, by `key`; read once per process."""
     file = path()
     document = {} if file is None else _read(file)
     return {what: Tile(*numbers) for what, numbers in document.get(name, {}).items()}
 
 
 def keep(name: str, found: Mapping[str, Tile]) -> Path | None:
-    """Add measurements to the file, beside what others wrote; None where it cannot be written."""
+    """Merge measurements into the file; returns its path, or None if it cannot be written."""
     file = path()
     if file is None:
         return None
@@ -83,7 +83,7 @@ def keep(name: str, found: Mapping[str, Tile]) -> Path | None:
 
 
 def _read(file: Path) -> dict[str, dict[str, list[int]]]:
-    """The machines of a file; empty where there is none, or none that can be understood."""
+    """The machines in a file; empty if the file is missing or not valid."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         if document["schema"] != _SCHEMA:
@@ -112,7 +112,7 @@ def _check(numbers: Any) -> None:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Only one process at a time reads, merges and writes."""
+    """A lock: only one process at a time reads, merges and writes."""
     with file.with_suffix(".lock").open("a", encoding="utf-8") as lock:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
@@ -120,7 +120,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _replace(file: Path, document: dict[str, Any]) -> None:
-    """Readers see the old file or the new one, never half of it."""
+    """Replace the file atomically: readers see either the old file or the new one."""
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         temporary = Path(folder) / file.name

@@ -1,6 +1,6 @@
-"""Compiling the Triton kernels of a kind of call before the first such call.
+"""Compiles the Triton kernels of a kind of call before the first such call.
 
-Only what is in a `Kind` decides how a kernel is compiled: sizes, strides and scales are not.
+Kernels depend only on the fields of `Kind`, not on sizes, strides or scales.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.backends.triton.absent_device import pretend
+from flashvar.backends.triton.absent_device import set_target
 from flashvar.backends.triton.attention import launch, tiles
 from flashvar.backends.triton.attention.tiles import Tile
 from flashvar.machine.shared_memory import SHARED_MEMORY
@@ -23,7 +23,7 @@ from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.ops.attention.warmup import Kind
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Two sequences that are longer than the window, and hold whole rows of a bias.
+# Two sequences, longer than the window; rows of a bias are 16-byte aligned.
 _SEQLEN: Final = 64
 _WINDOW: Final = 16
 _BATCH: Final = 2
@@ -44,7 +44,7 @@ def options_of(kind: Kind) -> Options:
 
 
 def inputs_of(kind: Kind, device: torch.device) -> Inputs:
-    """The tensors of one call of a kind, zeros."""
+    """The tensors of one call of a kind, filled with zeros."""
     rows = (_BATCH * _SEQLEN,) if "varlen" in kind.features else (_BATCH, _SEQLEN)
     make: Any = partial(torch.zeros, device=device)
     dtype, integers = _DTYPES[kind.dtype], torch.int32
@@ -68,7 +68,7 @@ def inputs_of(kind: Kind, device: torch.device) -> Inputs:
 
 
 def run(kind: Kind, device: int) -> None:
-    """Make one call on `cuda:device`; what it compiles, Triton keeps."""
+    """Make one call on `cuda:device`; Triton caches the kernels that it compiles."""
     inputs, options = inputs_of(kind, torch.device("cuda", device)), options_of(kind)
     if not kind.training:
         plan(*inputs[:3], inputs[3:], options).run(inputs, with_lse=False)
@@ -79,11 +79,11 @@ def run(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile for a device that is not here; Triton finds it where one is.
+    """Compile for a GPU that is not in this machine, into Triton's cache.
 
-    Afterwards this process can start no kernel of Triton's.
+    Afterwards this process cannot launch Triton kernels.
     """
-    pretend(capability)
+    set_target(capability)
     inputs, options = pad_inputs(inputs_of(kind, torch.device("cpu"))), options_of(kind)
     choose = _chooser(kind, inputs, capability)
     problem = inspect(inputs, options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashvar.backends.triton import merge_states
-from flashvar.backends.triton.absent_device import pretend
+from flashvar.backends.triton.absent_device import set_target
 from flashvar.ops.merge_states.inputs import DTYPES
 from flashvar.ops.merge_states.problem import Parts
 
@@ -21,7 +21,7 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
 
     Afterwards this process can start no kernel of Triton's.
     """
-    pretend(capability)
+    set_target(capability)
     dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
     outs = torch.zeros(kind.parts, 1, 2, 2, kind.head_dim, dtype=dtype)
     lses = torch.zeros(kind.parts, 1, 2, 2)

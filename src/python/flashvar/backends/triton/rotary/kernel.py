@@ -1,9 +1,9 @@
 """The Triton kernel of rotary position embeddings.
 
-One program turns BLOCK_ROWS rows of BLOCK_HEADS heads. Rows are counted through all sequences, so
-that short ones (decoding) fill a block together; a packed row finds its sequence by bisection of
-the offsets. The table's entries of a row are read once for all heads of the block. What is not
-turned (other heads, the rest of the head dim, rows without a position) is copied bit by bit.
+One program rotates BLOCK_ROWS rows of BLOCK_HEADS heads. Rows are numbered across all sequences, so
+that short sequences (decoding) share a block; a packed row finds its sequence by bisection of the
+offsets. The entries of the tables for a row are read once for all heads of the block. Elements that
+are not rotated (other heads, the rest of the head dim, rows without a position) are copied exactly.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -17,8 +17,17 @@ from typing import Final
 import triton
 import triton.language as tl
 
-# They change from call to call: one kernel serves all of their values.
-_RUNTIME: Final = ("rows", "seqlen", "batch", "reach", "positions", "offset", "heads", "turned")
+# Arguments that change from call to call; the kernel is not specialised on their values.
+_RUNTIME: Final = (
+    "rows",
+    "seqlen",
+    "batch",
+    "first_step",
+    "positions",
+    "offset",
+    "heads",
+    "rotated_heads",
+)
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
@@ -27,7 +36,7 @@ def rotary_kernel(
     p_x,  # [batch, seqlen, heads, HEAD_DIM], or [rows, heads, HEAD_DIM]
     p_cos,  # [positions, PAIRS]
     p_sin,
-    p_offsets,  # [batch] integers: position of the first row; None: all begin at `offset`
+    p_offsets,  # [batch] integers: added to `offset`; may be None
     p_cu_seqlens,  # [batch + 1] integers; None: sequences of one length
     out_batch,
     out_row,
@@ -42,11 +51,11 @@ def rotary_kernel(
     rows,
     seqlen,
     batch,
-    reach,  # the largest power of two below `batch`; 0 where there is none
+    first_step,  # first step of the bisection: the largest power of two below `batch`, or 0
     positions,
     offset,
     heads,
-    turned,  # heads beyond it are copied
+    rotated_heads,  # heads from here on are copied
     PAIRS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -56,7 +65,7 @@ def rotary_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
 ):
-    """One block; the grid is all of them on one axis, those of the same rows beside each other."""
+    """Compute one block. The grid is one-dimensional; blocks of the same rows are adjacent."""
     blocks = tl.cdiv(heads, BLOCK_HEADS)
     o_row = tl.program_id(0) // blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     o_head = tl.program_id(0) % blocks * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -69,7 +78,7 @@ def rotary_kernel(
         o_x = place.to(tl.int64)
         known = m_row
     else:
-        i_sequence, place, known = _sequence_of(p_cu_seqlens, o_row, batch, reach)
+        i_sequence, place, known = _sequence_of(p_cu_seqlens, o_row, batch, first_step)
         known &= m_row
         o_x = o_row.to(tl.int64)
     position = place + offset
@@ -79,12 +88,13 @@ def rotary_kernel(
     p_x += o_x[:, None, None] * x_row + o_head.to(tl.int64)[None, :, None] * x_head
     p_out += o_x[:, None, None] * out_row + o_head.to(tl.int64)[None, :, None] * out_head
     m_head = m_row[:, None, None] & (o_head < heads)[None, :, None]
-    m_turned = known[:, None, None] & (o_head < turned)[None, :, None]
+    m_rotated = known[:, None, None] & (o_head < rotated_heads)[None, :, None]
 
     o_pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
-    # Halves: each thread reads the entries of its own pairs. Interleaved it would hold other pairs
-    # than it can read at once, and x would be moved: once for all heads, the smaller table is.
-    m_known = known[:, None, None] if INTERLEAVED else m_turned
+    # In halves each thread loads the table entries of its own pairs. Interleaved, the pairs of a
+    # thread are not contiguous in the tables. Loading the tables in the layout of x would force a
+    # layout conversion of x; converting the tables, which are shared by all heads, is cheaper.
+    m_known = known[:, None, None] if INTERLEAVED else m_rotated
     m_table = m_known & (o_pair < PAIRS)
     o_table = position.to(tl.int64)[:, None, None]
     if not INTERLEAVED:
@@ -105,10 +115,10 @@ def rotary_kernel(
         b_second = tl.load(p_x + (o_pair + PAIRS) * x_dim, mask=m_half, other=0.0)
     b_x = b_first.to(tl.float32)
     b_y = b_second.to(tl.float32)
-    b_first_turned = (b_x * b_cos - b_y * b_sin).to(b_first.dtype)
-    b_second_turned = (b_x * b_sin + b_y * b_cos).to(b_first.dtype)
-    b_first = tl.where(m_turned, b_first_turned, b_first)
-    b_second = tl.where(m_turned, b_second_turned, b_second)
+    b_first_rotated = (b_x * b_cos - b_y * b_sin).to(b_first.dtype)
+    b_second_rotated = (b_x * b_sin + b_y * b_cos).to(b_first.dtype)
+    b_first = tl.where(m_rotated, b_first_rotated, b_first)
+    b_second = tl.where(m_rotated, b_second_rotated, b_second)
     if INTERLEAVED:
         b_both = tl.join(b_first, b_second)
         b_both = tl.reshape(b_both, [BLOCK_ROWS, BLOCK_HEADS, 2 * BLOCK_PAIRS])
@@ -124,10 +134,10 @@ def rotary_kernel(
 
 
 @triton.jit
-def _sequence_of(p_cu_seqlens, o_row, batch, reach):
-    """The sequence of each packed row, its place there, and whether there is one."""
+def _sequence_of(p_cu_seqlens, o_row, batch, first_step):
+    """The sequence of each packed row, the row's index in it, and whether it has a sequence."""
     i_sequence = tl.zeros_like(o_row)
-    step = reach
+    step = first_step
     while step > 0:
         probe = i_sequence + step
         begin = tl.load(p_cu_seqlens + probe, mask=probe < batch, other=2147483647)

@@ -10,14 +10,14 @@ import triton
 from flashvar.backends.triton.rotary.kernel import rotary_kernel
 from flashvar.ops.rotary.rotation import Rotation
 
-# 16 bytes of a 16-bit dtype: what one memory instruction moves, for each thread of 4 warps.
-_WIDE: Final = 8
-_PAIRS_OF_BLOCK: Final = 128 * _WIDE
+# Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
+_LOAD_ELEMENTS: Final = 8
+_PAIRS_OF_BLOCK: Final = 128 * _LOAD_ELEMENTS  # a load for each thread of 4 warps
 _MOST_HEADS: Final = 8
 
 
-def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, turned: int) -> None:
-    """Turn the first heads of x and copy the others to out, which may be x."""
+def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, rotated_heads: int) -> None:
+    """Rotate the first heads of x and copy the others, to out, which may be x."""
     cos, sin, offsets, cu_seqlens, offset, interleaved, conjugate = rotation
     cos, sin = (table if table.stride(1) == 1 else table.contiguous() for table in (cos, sin))
     heads, head_dim = x.shape[-2:]
@@ -30,7 +30,7 @@ def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, turned: int) 
     if rows == 0 or heads == 0 or head_dim == 0:
         return
     pairs = cos.shape[1]
-    block_pairs = max(triton.next_power_of_2(pairs), _WIDE)
+    block_pairs = max(triton.next_power_of_2(pairs), _LOAD_ELEMENTS)
     block_heads = min(triton.next_power_of_2(heads), _MOST_HEADS)
     block_rows = max(_PAIRS_OF_BLOCK // (block_pairs * block_heads), 1)
     blocks = -(-rows // block_rows) * -(-heads // block_heads)
@@ -55,7 +55,7 @@ def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, turned: int) 
             cos.shape[0],
             offset,
             heads,
-            turned,
+            rotated_heads,
             PAIRS=pairs,
             HEAD_DIM=head_dim,
             INTERLEAVED=interleaved,

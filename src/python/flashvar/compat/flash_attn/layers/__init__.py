@@ -1,1 +1,1 @@
-"""Layers of `flash_attn` that others import."""
+"""The package `flash_attn.layers`, with `rotary` only."""

@@ -1,8 +1,8 @@
-"""Rotary position embeddings (Su et al. 2021) as `flash_attn.layers.rotary` has them.
+"""Rotary position embeddings (Su et al. 2021), as in `flash_attn.layers.rotary`.
 
 Signatures and results are FlashAttention's. Four things are safer: gradients are never written into
-the tensor that autograd passes on, `cos` and `sin` may have gradients, what is turned in place says
-so to autograd, and arguments that do not fit are an error.
+the tensor that autograd passes, `cos` and `sin` may have gradients, rotations in place are recorded
+by autograd, and arguments that do not fit are an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import DeviceError, InvalidInputError, ShapeError
 from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds
-from flashvar.ops.rotary.rotation import checked, turn
+from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Every pair (a, b) of the last dimension as (-b, a).
+    """Replace every pair (a, b) of the last dimension by (-b, a).
 
     Args:
         x: [..., 2 * pairs].
@@ -40,7 +40,7 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     check_strided("x", x)
     if x.dim() == 0 or x.shape[-1] % 2:
         raise ShapeError(
-            f"x must have an even last dimension, got {tuple(x.shape)}: pass the turned part"
+            f"x must have an even last dimension, got {tuple(x.shape)}: pass the part to rotate"
         )
     if interleaved:
         return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
@@ -52,7 +52,7 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
 def apply_rotary_emb_torch(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
-    """Turn rows by torch's own functions, in the dtype that x and the tables have together.
+    """Rotate rows with torch functions, in the common dtype of x and the tables.
 
     Args:
         x: [batch, seqlen, heads, head_dim].
@@ -82,7 +82,7 @@ def apply_rotary_emb_torch(
             f"{tuple(x.shape)}: pass one row for each of x, and one entry for each pair"
         )
     width = 2 * cos.shape[-1]
-    return torch.cat((turn(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
+    return torch.cat((rotate_rows(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
 
 
 def apply_rotary_emb(
@@ -95,7 +95,7 @@ def apply_rotary_emb(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> torch.Tensor:
-    """Turn the first 2 * pairs entries of each row by the angles of its position, in float32.
+    """Rotate the first 2 * pairs entries of each row by the angles of its position, in float32.
 
     Args:
         x: [batch, seqlen, heads, head_dim], or packed [total, heads, head_dim] with cu_seqlens.
@@ -103,13 +103,14 @@ def apply_rotary_emb(
         sin: Like cos.
         interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
         inplace: Write to x, and return it.
-        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+        seqlen_offsets: Position of the first row: an integer, or [batch].
         cu_seqlens: int32 [batch + 1], offsets of the packed sequences.
         max_seqlen: Longest packed sequence; not needed.
 
     Returns:
-        Shape and dtype of x. Rows of no sequence are not turned; nor are, on a GPU, those whose
-        position only the device knows to be beyond the tables, which is an error on the CPU.
+        Shape and dtype of x. Rows of no sequence are not rotated. On a GPU, rows are also not
+        rotated if their position, read from a tensor, is beyond the tables; on the CPU this is an
+        error.
 
     Raises:
         InvalidInputError: An argument does not fit x.
@@ -131,17 +132,17 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | torch.Tensor = 0,
     num_heads_q: int | None = None,
 ) -> torch.Tensor:
-    """Turn queries and keys in place.
+    """Rotate queries and keys in place.
 
     Args:
         qkv: [batch, seqlen, 3, heads, head_dim], or with num_heads_q
             [batch, seqlen, heads_q + 2 * heads_kv, head_dim].
         cos: [positions, pairs] with 2 * pairs <= head_dim.
         sin: Like cos.
-        cos_k: Those of the keys, if they are others.
+        cos_k: Table of the keys, if it differs.
         sin_k: Like cos_k.
         interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
-        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+        seqlen_offsets: Position of the first row: an integer, or [batch].
         num_heads_q: Heads of the queries.
 
     Returns:
@@ -166,7 +167,7 @@ def apply_rotary_emb_qkv_(
 
 
 def _heads_of(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[int, int]:
-    """How many heads of the queries and of the keys there are."""
+    """The number of heads of the queries and of the keys."""
     check_strided("qkv", qkv)
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         return qkv.shape[3], qkv.shape[3]
@@ -189,14 +190,14 @@ def apply_rotary_emb_kv_(
     interleaved: bool = False,
     seqlen_offsets: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """Turn keys in place.
+    """Rotate keys in place.
 
     Args:
         kv: [batch, seqlen, 2, heads, head_dim].
         cos: [positions, pairs] with 2 * pairs <= head_dim.
         sin: Like cos.
         interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + pairs.
-        seqlen_offsets: Position of the first row of every sequence, or of each, [batch].
+        seqlen_offsets: Position of the first row: an integer, or [batch].
 
     Returns:
         kv.
@@ -239,19 +240,20 @@ def _even_count(dim: object) -> int:
         return int(dim)
     raise InvalidInputError(
         f"dim must be a positive even number of entries, got {dim!r}: "
-        "pass the head dim, or the part of it that is turned"
+        "pass the head dim, or the part of it to rotate"
     )
 
 
 class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
-    """Rotary embeddings with tables that grow with the sequences, turned in place.
+    """Rotary embeddings in place, with tables that grow with the sequences.
 
     Args:
-        dim: Entries of each row that are turned.
-        base: Of the wavelengths: pair i turns by base ** (-2 i / dim) from row to row.
+        dim: Entries of each row that are rotated.
+        base: Base of the wavelengths: the angle of pair i grows by base ** (-2 i / dim) per row.
         interleaved: Entries 2 i and 2 i + 1 are a pair, rather than i and i + dim / 2.
-        scale_base: None, or the rows over which xPos (Sun et al. 2022) decays by its factor.
-        device: Of the frequencies.
+        scale_base: None, or the number of rows over which xPos (Sun et al. 2022) decays by its
+            factor.
+        device: Device of the frequencies.
     """
 
     def __init__(
@@ -272,13 +274,13 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         if scale_base is not None:
             scale = (self._even(device) + 0.4 * self.dim) / (1.4 * self.dim)
         self.register_buffer("scale", scale, persistent=False)
-        # Names and meanings that subclasses of FlashAttention's module use.
+        # Subclasses of FlashAttention's module use these attributes.
         self._seq_len_cached = 0
         self._cos_cached: torch.Tensor | None = None
         self._sin_cached: torch.Tensor | None = None
         self._cos_k_cached: torch.Tensor | None = None
         self._sin_k_cached: torch.Tensor | None = None
-        # Position at which xPos scales by 1, and whether keys that were scaled so are kept.
+        # The position with xPos scale 1, and whether a cache holds keys scaled with it.
         self._center = 0
         self._continued = False
 
@@ -294,9 +296,9 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make tables of at least `seqlen` positions, of this device and dtype.
+        """Make tables of at least `seqlen` positions, with this device and dtype.
 
-        They are computed in float32: a 16-bit model's positions would be rounded to a few bits.
+        Angles are computed in float32: 16-bit dtypes cannot represent large positions.
         """
         cos = self._cos_cached
         if (
@@ -312,7 +314,7 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         frequencies = self.inv_freq
         if frequencies.dtype != torch.float32:
             frequencies = self._compute_inv_freq(device)
-        # Not a matrix product: autocast would round that.
+        # Not a matrix product: autocast would cast its inputs.
         angles = positions[:, None] * frequencies.to(positions.device)
         cos, sin = angles.cos(), angles.sin()
         if self.scale is None:
@@ -333,16 +335,16 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Turn queries and keys in place.
+        """Rotate queries and keys in place.
 
         Args:
             qkv: [batch, seqlen, 3, heads, head_dim], or with num_heads_q
-                [batch, seqlen, heads_q + 2 * heads_kv, head_dim]; queries alone
-                [batch, seqlen, heads, head_dim] beside kv.
+                [batch, seqlen, heads_q + 2 * heads_kv, head_dim]; with kv only the queries,
+                [batch, seqlen, heads, head_dim].
             kv: [batch, seqlen, 2, heads, head_dim].
-            seqlen_offset: Position of the first row: how many a cache of keys holds already. One
-                for each sequence, [batch], needs max_seqlen.
-            max_seqlen: Make tables of so many positions.
+            seqlen_offset: Position of the first row, i.e. the number of keys in the cache. A tensor
+                [batch], one position per sequence, needs max_seqlen.
+            max_seqlen: Make tables of this many positions.
             num_heads_q: Heads of the queries, where qkv has 4 dimensions.
 
         Returns:

@@ -1,1 +1,1 @@
-"""What `flash_attn.ops` is served of: `triton.rotary`."""
+"""The package `flash_attn.ops`, with `triton.rotary` only."""

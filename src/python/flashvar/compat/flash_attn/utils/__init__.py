@@ -1,1 +1,1 @@
-"""What `flash_attn.utils` is served of: `distributed`."""
+"""The package `flash_attn.utils`, with `distributed` only."""

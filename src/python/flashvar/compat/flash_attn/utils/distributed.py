@@ -1,7 +1,7 @@
-"""Collectives with gradients, as `flash_attn.utils.distributed` has them.
+"""Collectives with gradients, as in `flash_attn.utils.distributed`.
 
-Parts of a tensor lie along its first dimension, one in each process of a group. The functions whose
-names end in `_raw` have no gradients, and give a handle to wait for with `async_op`.
+A tensor is split along its first dimension, one part per process of a group. Functions whose names
+end in `_raw` have no gradients, and with `async_op` return a handle to wait for.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
     "reduce_scatter_raw",
 ]
 
-# A tensor, and what to wait for before it is read; None: nothing.
+# A tensor, and the handle to wait for before reading it, or None.
 Pending = tuple[torch.Tensor, Any]
 
 
 def all_gather_raw(input_: torch.Tensor, process_group: Any, async_op: bool = False) -> Pending:
-    """The parts of all processes, behind each other."""
+    """The parts of all processes, concatenated."""
     check_strided("input_", input_)
     rows = dist.get_world_size(process_group) * _rows(input_)
     out = input_.new_empty((rows, *input_.shape[1:]))
@@ -38,7 +38,7 @@ def all_gather_raw(input_: torch.Tensor, process_group: Any, async_op: bool = Fa
 
 
 def reduce_scatter_raw(input_: torch.Tensor, process_group: Any, async_op: bool = False) -> Pending:
-    """This process' part of the sum over all."""
+    """This process' part of the sum over all processes."""
     check_strided("input_", input_)
     world = dist.get_world_size(process_group)
     if _rows(input_) % world:
@@ -52,7 +52,7 @@ def reduce_scatter_raw(input_: torch.Tensor, process_group: Any, async_op: bool 
 
 
 def all_reduce_raw(input_: torch.Tensor, process_group: Any, async_op: bool = False) -> Pending:
-    """The sum over all processes: `input_` itself, where its memory is contiguous."""
+    """The sum over all processes; in place if `input_` is contiguous."""
     check_strided("input_", input_)
     out = input_.contiguous()
     return out, dist.all_reduce(out, group=process_group, async_op=async_op)
@@ -98,23 +98,23 @@ class _AllReduce(torch.autograd.Function):  # type: ignore[misc]
 
 
 def all_gather(input_: torch.Tensor, process_group: Any) -> torch.Tensor:
-    """The parts of all processes, behind each other; gradients are added up over the processes."""
+    """The parts of all processes, concatenated; gradients are summed over the processes."""
     out: torch.Tensor = _AllGather.apply(input_, process_group)
     return out
 
 
 def reduce_scatter(input_: torch.Tensor, process_group: Any) -> torch.Tensor:
-    """This process' part of the sum over all; gradients are gathered."""
+    """This process' part of the sum over all processes; gradients are gathered."""
     out: torch.Tensor = _ReduceScatter.apply(input_, process_group)
     return out
 
 
 def all_reduce(input_: torch.Tensor, process_group: Any) -> torch.Tensor:
-    """The sum over all processes, in a new tensor; the gradient is that of this process' sum."""
+    """The sum over all processes, in a new tensor; each process uses its own gradient."""
     out: torch.Tensor = _AllReduce.apply(input_, process_group)
     return out
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Names that FlashAttention has here say what serves them."""
+    """Raise; for names of FlashAttention the error suggests what to use instead."""
     refuse_name(__name__, name)

@@ -1,1 +1,1 @@
-"""What `flash_attn.ops.triton` is served of: `rotary`."""
+"""The package `flash_attn.ops.triton`, with `rotary` only."""

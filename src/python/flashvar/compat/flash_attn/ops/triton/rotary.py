@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.attention.options import truth
+from flashvar.ops.attention.options import as_bool
 from flashvar.ops.attention.validate import refuses_unknown_kinds
 from flashvar.ops.rotary.rotation import checked
 from flashvar.ops.rotary.torch_library import rotate, rotate_in_place
@@ -26,7 +26,7 @@ def apply_rotary(
     inplace: bool = False,
     conjugate: bool = False,
 ) -> torch.Tensor:
-    """Like `layers.rotary.apply_rotary_emb`; with `conjugate`, turn back.
+    """Like `layers.rotary.apply_rotary_emb`; `conjugate` rotates in the opposite direction.
 
     Returns:
         Shape and dtype of x; x itself with `inplace`.
@@ -44,13 +44,13 @@ def apply_rotary(
         cu_seqlens=cu_seqlens,
         max_seqlen=max_seqlen,
     )
-    if truth("inplace", inplace):
+    if as_bool("inplace", inplace):
         return rotate_in_place(x, [(0, x.shape[-2], rotation)])
     return rotate(x, rotation)
 
 
 def __getattr__(name: str) -> Any:
-    """The kernel, which needs Triton, when it is asked for."""
+    """Import the kernel, which needs Triton, on first use."""
     if name == "rotary_kernel":
         from flashvar.backends.triton.rotary.kernel import rotary_kernel
 
