@@ -349,6 +349,36 @@ def test_compiled_training(dynamic: bool) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_exports_as_one_op() -> None:
+    class Merge(torch.nn.Module):
+        def forward(self, out: torch.Tensor, lse: torch.Tensor) -> Any:
+            return flashvar.merge_states([out, out * 2], [lse, lse + 1])
+
+    (out, *_), (lse, *_) = made(dtype=torch.float32)
+    program = torch.export.export(Merge(), (out, lse))
+    names = [str(node.target) for node in program.graph.nodes]
+    assert names.count("flashvar.merge_states_fwd.default") == 1
+    torch.testing.assert_close(program.module()(out, lse), Merge()(out, lse))
+
+
+def test_checkpointed() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    outs, lses = made(grad=True)
+    found, expected = (
+        torch.autograd.grad(one, [*outs, *lses])
+        for one in (
+            checkpoint(
+                lambda *x: flashvar.merge_states(x[:3], x[3:])[0].sin().sum(),
+                *(*outs, *lses),
+                use_reentrant=False,
+            ),
+            flashvar.merge_states(outs, lses)[0].sin().sum(),
+        )
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def test_meta_and_fake_tensors() -> None:
     outs, lses = made(dtype=torch.bfloat16)
     out, lse = flashvar.merge_states([x.to("meta") for x in outs], [x.to("meta") for x in lses])
