@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,9 +19,10 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError  # noqa: E402
-from flashvar_factory import container, environment, native, schema, toolchain, words  # noqa: E402
 from flashvar_factory.cli.selected import Selected  # noqa: E402
+from flashvar_factory.config import native, schema, selection_arguments  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
+from flashvar_factory.toolchain import container, environment, nvcc  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -60,7 +62,7 @@ FLOOR = [
 @nox.session(name="build-dev", reuse_venv=True)
 def build_dev(session: nox.Session) -> None:
     """Build kernels into a development environment: `-- hdim=64 arch=native ptx=1 jobs=2`."""
-    check_words(session)
+    check_selection(session)
     install(session, "dev", editable=True)
     install_toolkit(session)
     session.run("python", "-m", "flashvar_factory", "develop", *session.posargs)
@@ -90,11 +92,20 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Test without a GPU: the unit tests, and the wheels; pytest's own words after `--`."""
+    """Test without a GPU: the unit tests, and the wheels; pytest's own arguments after `--`."""
     install(session, "test")
     install_toolkit(session)
     # A file is one worker's, for its tests share what they build.
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+
+
+@nox.session(name="every-wheel", reuse_venv=True)
+def every_wheel(session: nox.Session) -> None:
+    """Test the wheels of a whole release, where `tests` makes do with a sample of its kernels."""
+    install(session, "test")
+    install_toolkit(session)
+    files = [f"tests/packaging/test_{name}.py" for name in ("wheels", "audit", "sbom")]
+    session.run("python", "-m", "pytest", *files, "--every-wheel", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
@@ -180,8 +191,8 @@ def reproduce(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
-    """Prove that wheels are what they say: those of dist/, or `-- X.whl --json --budget BYTES`."""
-    run_on_wheels(session, "audit", "audit")
+    """Prove that dist/ is what it claims to be, or `-- X.whl --json --budget BYTES`."""
+    run_on_files(session, "audit", "audit", "*.whl", "*.tar.gz")
 
 
 @nox.session(reuse_venv=True)
@@ -195,7 +206,7 @@ def smoke(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def sbom(session: nox.Session) -> None:
     """Check and print what the wheels of dist/ are made of, or `-- X.whl --json`."""
-    run_on_wheels(session, "build", "sbom")
+    run_on_files(session, "build", "sbom", "*.whl")
 
 
 @nox.session(reuse_venv=True)
@@ -216,7 +227,7 @@ def index(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def cibuildwheel(session: nox.Session) -> None:
     """Build a wheel in a manylinux container, repair, audit and load it: `-- sm80 hdim=32`."""
-    check_words(session)
+    check_selection(session)
     why_not = container.choose(container.gather(os.environ)).why_not
     if sys.version_info < (3, 11):
         why_not = "expected Python 3.11 or newer for cibuildwheel, found an older one"
@@ -236,26 +247,27 @@ def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
 
 def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
     """Run a command of the factory that compiles."""
-    check_words(session)
+    check_selection(session)
     install(session, group)
     install_toolkit(session)
-    words = ("python", "-m", "flashvar_factory", command, *session.posargs)
-    session.run(*words, env=WITH_SOURCES)
+    command_line = ("python", "-m", "flashvar_factory", command, *session.posargs)
+    session.run(*command_line, env=WITH_SOURCES)
 
 
-def run_on_wheels(session: nox.Session, group: str, command: str) -> None:
-    """Run a command of the factory on the wheels that are named, else on those of dist/."""
+def run_on_files(session: nox.Session, group: str, command: str, *patterns: str) -> None:
+    """Run a command of the factory on the files that are named, else on those of dist/."""
     install(session, group)
-    words = session.posargs or sorted(str(path) for path in ROOT.glob("dist/*.whl"))
-    session.run("python", "-m", "flashvar_factory", command, *words, env=WITH_SOURCES)
+    made = [path for pattern in patterns for path in (ROOT / "dist").glob(pattern)]
+    files = session.posargs or sorted(map(str, made))
+    session.run("python", "-m", "flashvar_factory", command, *files, env=WITH_SOURCES)
 
 
-def check_words(session: nox.Session) -> None:
+def check_selection(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:
         config = schema.read(ROOT / schema.FILE_NAME)
-        selected = Selected(ROOT, config, words.parse(list(said), config))
+        selected = Selected(ROOT, config, selection_arguments.parse(list(said), config))
         _ = selected.for_development() if session.name == "build-dev" else selected.for_release()
     except FlashvarError as error:
         environment.remove_unless_whole(Path(session.virtualenv.location))
@@ -282,17 +294,28 @@ def install(session: nox.Session, group: str, *, editable: bool = False) -> None
 
 
 def install_toolkit(session: nox.Session) -> None:
-    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do."""
+    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do.
+
+    Again where it would take one from there of other pins.
+    """
+    folder = ROOT / nvcc.PYPI_FOLDER
+    requirements = nox.project.dependency_groups(PYPROJECT, nvcc.GROUP)
+    pins = "\n".join(requirements)
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
-        toolchain.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        found = nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
+        if environment.holds(folder, pins) or not found.nvcc.is_relative_to(folder.resolve()):
+            return
+        session.log(f"{folder} does not hold the pinned CUDA compiler: it comes from PyPI again")
     except ToolchainError as error:
         if forced == "toolkit=system":
             session.error(str(error))
         session.log("no CUDA compiler that will do on this machine: it comes from PyPI")
-        folder = str(ROOT / toolchain.PYPI_FOLDER)
-        requirements = nox.project.dependency_groups(PYPROJECT, toolchain.GROUP)
-        session.install("--target", folder, *requirements, env=PIP_AND_UV)
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("--target", str(folder), *requirements, env=PIP_AND_UV)
+    (folder / environment.STAMP).write_text(pins, encoding="utf-8")
 
 
 def dev_python(session: nox.Session) -> str:

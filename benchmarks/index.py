@@ -34,7 +34,8 @@ def run(options: Options) -> Report:
 
 def _case(name: str) -> Row:
     try:
-        from flashvar_factory import archive, index
+        from flashvar_factory import index
+        from flashvar_factory.inspect import archive
     except ImportError as error:
         raise BenchmarkError(f"{error}: set PYTHONPATH=src/python") from error
 

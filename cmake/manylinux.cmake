@@ -81,6 +81,8 @@ function(flashvar_add_manylinux_interface)
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
     target_link_options(flashvar_manylinux INTERFACE
       LINKER:--no-undefined LINKER:--exclude-libs,ALL
+      # Relocations are read-only once the library is loaded, the stack is never code.
+      LINKER:-z,relro LINKER:-z,now LINKER:-z,noexecstack
       $<$<NOT:$<CONFIG:Debug>>:-s>)
   endif()
   flashvar_find_cudart_static(cudart)

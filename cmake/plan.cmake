@@ -1,7 +1,7 @@
 # Plans the build of a self-contained project (flashvar_factory's command `project`) before CMake looks
 # for compilers, which are among what the plan says.
 #
-#   -DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=cmake/plan.cmake "-DFLASHVAR_WORDS=sm_80;hdim=64"
+#   -DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=cmake/plan.cmake "-DFLASHVAR_SELECTION=sm_80;hdim=64"
 #
 # The factory runs in the Python that builds: where its build requirements are, so is the toolkit.
 
@@ -10,6 +10,6 @@ cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH home)
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env --modify "PYTHONPATH=path_list_prepend:${home}/src/python"
           ${Python_EXECUTABLE} -m flashvar_factory --root ${CMAKE_SOURCE_DIR}
-          plan ${FLASHVAR_WORDS} --output ${CMAKE_BINARY_DIR}/plan
+          plan ${FLASHVAR_SELECTION} --output ${CMAKE_BINARY_DIR}/plan
   COMMAND_ERROR_IS_FATAL ANY)
 include(${CMAKE_BINARY_DIR}/plan/variables.cmake)

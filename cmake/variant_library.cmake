@@ -18,7 +18,7 @@ function(flashvar_variant_library)
   cmake_path(GET CMAKE_CURRENT_FUNCTION_LIST_DIR PARENT_PATH home)
   set(python_path ${home}/src/python)
   set(manifest ${CMAKE_CURRENT_BINARY_DIR}/manifest.json)
-  set(launcher ${Python_EXECUTABLE} -S -E ${python_path}/flashvar_factory/ptxas_report.py)
+  set(launcher ${Python_EXECUTABLE} -S -E ${python_path}/flashvar_factory/build/ptxas_report.py)
   list(APPEND launcher ${FLASHVAR_CUDA_LAUNCHER})  # a compiler cache, or nothing
 
   add_library(${FLASHVAR_LIBRARY} SHARED ${arg_SOURCES} ${FLASHVAR_INSTANCES})

@@ -6,7 +6,16 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Tensors here are tiny: on a busy machine several threads mostly wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the fuzzers run."""
+    parser.addoption(
+        "--fuzzed", type=int, default=60, help="damaged inputs for each reader (default: 60)"
+    )

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 from flashvar.binaries.manifest import Manifest
-from flashvar_factory import archive
+from flashvar_factory.inspect import archive
 
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
 

@@ -13,7 +13,8 @@ from benchmarks import result_file
 from tables import table
 
 from flashvar.binaries.variant import Architecture
-from flashvar_factory import driver, schema, toml_table
+from flashvar_factory.config import schema, toml_table
+from flashvar_factory.toolchain import driver
 
 RESULTS: Final = Path("tests", "gpu", "results")
 _INTERPRETED: Final = "in its interpreter, on the CPU, with every change"

@@ -17,10 +17,17 @@ from typing import Any, Final
 from tables import table
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import expand, schema, toml_table, words
+from flashvar_factory.config import expand, schema, toml_table
+from flashvar_factory.config.selection_arguments import SelectionArguments
 
 # The names that a user chooses, as the reference writes them.
-NAMED: Final = {"ops": "<op>", "axes": "<axis>", "architectures": "<architecture>"}
+NAMED: Final = {
+    "ops": "<op>",
+    "axes": "<axis>",
+    "architectures": "<architecture>",
+    "families": "<family>",
+    "largest": "<axis>",
+}
 MEANING: Final = {
     "schema": "The version of this format.",
     "project.name": "Of the C++ namespace, the library files and the entry-point group.",
@@ -28,6 +35,7 @@ MEANING: Final = {
     "project.version_file": 'Holds `__version__ = "..."`: the version of every wheel.',
     "project.license": "Of the binary wheels.",
     "project.smoke": "A script that `nox -s smoke` runs on what it installed.",
+    "project.spill_bytes": "What a thread of a released kernel may spill; the audit refuses more.",
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
     "defaults.<op>.<axis>": "Other values for one op.",
@@ -42,6 +50,9 @@ MEANING: Final = {
     "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
     "architectures.<architecture>.distribution": "The wheel.",
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
+    "families.<family>.min": "The lowest code that its sources compile for.",
+    "families.<family>.only": "The one code that its sources compile for.",
+    "families.<family>.largest.<axis>": "The largest integer that they compile for.",
     "dev.architecture": "What a development build takes on a machine without a GPU.",
     "dev.<axis>": "The values of a development build where none are named.",
 }
@@ -49,6 +60,14 @@ MEANING: Final = {
 # with more than the type.
 _IMPOSSIBLE: Final = (0.5, 7, "!", ["!"])
 _TOO_MANY: Final = "zzz"
+# Where such a name is, by the key above it and its place in the dotted key.
+_NAMES: Final = {
+    ("ops", 1),
+    ("axes", 3),
+    ("architectures", 1),
+    ("families", 1),
+    ("largest", 3),
+}
 
 
 def keys(root: Path) -> str:
@@ -100,7 +119,7 @@ def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
     parts: list[str] = []
     for place, part in enumerate(path):
         above = path[place - 1] if place else ""
-        if above in NAMED and (above, place) in {("ops", 1), ("axes", 3), ("architectures", 1)}:
+        if above in NAMED and (above, place) in _NAMES:
             parts.append(NAMED[above])
         elif path[0] in ("defaults", "dev") and place and part in axes:
             parts.append("<axis>")
@@ -195,7 +214,7 @@ def architectures(root: Path) -> str:
 def kernels(root: Path) -> str:
     """What a wheel holds, op by op."""
     config = schema.read(root / schema.FILE_NAME)
-    everything = expand.select_all(words.Words(platform="x86_64"), config)
+    everything = expand.select_all(SelectionArguments(platform="x86_64"), config)
     build = expand.expand(config, everything)[0]
     rows = []
     for op in config.default_ops:

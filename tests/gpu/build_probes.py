@@ -20,9 +20,9 @@ SOURCES = sorted((Path(__file__).parent / "probes").glob("*.cu"))
 def build(library: Path = LIBRARY) -> str:
     """Compile; returns what ptxas says of every kernel. CalledProcessError shows nvcc's errors."""
     sys.path.insert(0, str(ROOT / "src/python"))
-    from flashvar_factory import toolchain
+    from flashvar_factory.toolchain import nvcc
 
-    found = toolchain.find("auto", os.environ, ROOT)
+    found = nvcc.find("auto", os.environ, ROOT)
     library.parent.mkdir(parents=True, exist_ok=True)
     command = [str(found.nvcc), "-shared", "-std=c++17", "-O3", "--threads=2", "-Xptxas=-v"]
     command += ["-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler=-fPIC,-fvisibility=hidden"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,18 +28,27 @@ def git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def committed_copy(folder: Path) -> Path:
-    """Copy the sources into `folder`, commit them there, and share the toolkit."""
+def committed_copy(folder: Path, changed: Mapping[str, bytes] | None = None) -> Path:
+    """Copy the sources into `folder`, but for what is `changed`; commit them; share the toolkit.
+
+    Of an earlier copy there, what stays the same keeps its time, so that it is not compiled again.
+    """
     listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for name in sorted(set(listed.split("\0")) - {""}):
-        if (ROOT / name).is_file():
+    names = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    if not (folder / ".git").is_dir():
+        git(folder.parent, "init", "--quiet", str(folder))
+    for name in set(git(folder, "ls-files", "-z").split("\0")) - names - {""}:
+        (folder / name).unlink(missing_ok=True)
+    for name in sorted(names):
+        content = (changed or {}).get(name) or (ROOT / name).read_bytes()
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    git(folder.parent, "init", "--quiet", str(folder))
+            shutil.copy(ROOT / name, folder / name)  # with its mode
+            (folder / name).write_bytes(content)
     git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "As it is now")
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir(exist_ok=True)
-        (folder / "build" / "toolkit").symlink_to(toolkit)
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "As it is now")
+    toolkit, link = ROOT / "build" / "toolkit", folder / "build" / "toolkit"
+    if toolkit.is_dir() and not link.is_symlink():
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(toolkit)
     return folder

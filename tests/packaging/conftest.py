@@ -1,8 +1,9 @@
-"""Wheels of everything, built once for all tests; how to call the factory; helpers to import."""
+"""Wheels of a release, built once for all tests; how to call the factory; helpers to import."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import schema
-from flashvar_factory.schema import Config
+from flashvar_factory.config import schema
+from flashvar_factory.config.schema import Config
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,9 +22,42 @@ Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 
 
+# What a sample of the release is built of, for every architecture and op: a pair of head dims too.
+SAMPLE = (
+    (r"^dtype = .+$", 'dtype = ["bf16"]'),
+    (r"^head_dim = .+$", 'head_dim = [64]\n\n[defaults.attention_fwd]\nhead_dim = [64, "192x128"]'),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-wheel",
+        action="store_true",
+        help="build the wheels of a release with all their kernels, not a sample of these",
+    )
+
+
 @pytest.fixture(scope="session")
-def config() -> Config:
-    return schema.read(ROOT / "variants.toml")
+def project(request: pytest.FixtureRequest) -> Path:
+    """The project that is released: this one, or a copy with fewer kernels.
+
+    The copy lies in build/, so that what did not change is not compiled again by a later run.
+    """
+    from checkout import alone, committed_copy
+
+    if request.config.getoption("every_wheel", default=False):
+        return ROOT
+    text = (ROOT / "variants.toml").read_text(encoding="utf-8")
+    for line, smaller in SAMPLE:
+        text = re.sub(line, smaller, text, count=1, flags=re.MULTILINE)
+    with alone():
+        return committed_copy(ROOT / "build" / "sample", {"variants.toml": text.encode()})
+
+
+@pytest.fixture(scope="session")
+def config(project: Path) -> Config:
+    """What the released project builds."""
+    return schema.read(project / "variants.toml")
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +78,7 @@ def factory() -> Factory:
 
 
 @pytest.fixture(scope="session")
-def dist(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(factory: Factory, project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of a release; objects of an earlier run are used again."""
     from checkout import alone
 
@@ -54,7 +88,7 @@ def dist(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = run / "dist"
     with alone():
         if not folder.is_dir():
-            done = factory(ROOT, "wheels", "all", "--output", str(run / "unfinished"))
+            done = factory(project, "wheels", "all", "--output", str(run / "unfinished"))
             assert done.returncode == 0, done.stdout[-5000:]
             (run / "unfinished").rename(folder)
     return folder

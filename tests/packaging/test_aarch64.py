@@ -16,7 +16,7 @@ from checkout import alone
 from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
-from flashvar_factory import native, schema, version
+from flashvar_factory.config import native, schema, version
 
 from .conftest import ROOT, Factory
 

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from flashvar_factory import archive, audit, elf, schema
-from flashvar_factory.audit import expectations, fatbin
-from flashvar_factory.expand import expand, select_all
-from flashvar_factory.schema import Target
-from flashvar_factory.words import Words
+from flashvar_factory import audit
+from flashvar_factory.audit import expectations
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.schema import Config, Target
+from flashvar_factory.config.selection_arguments import SelectionArguments
+from flashvar_factory.inspect import archive, elf, fatbin
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 Files = dict[str, bytes]
@@ -33,8 +35,8 @@ WORDS = ("wheels", "op=attention_fwd", "hdim=32", "dtype=bf16")
 SOURCE = """\
 __asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"fatbin\\"\\n"
         ".section .flashvar.kernels,\\"a\\"\\n.incbin \\"kernels\\"\\n.text\\n");
-unsigned flashvar_abi_version(void) { return 1; }
-const char* flashvar_build_info(void) { return "{}"; }
+unsigned flashvar_abi_version(void) { return 2; }
+const char* flashvar_build_info(void) { return BUILD_INFO; }
 const char* flashvar_last_error(void) { return ""; }
 int flashvar_attention_fwd(const void* params) { return params == 0; }
 int flashvar_attention_bwd(const void* params) { return params == 0; }
@@ -102,10 +104,14 @@ def compiled(built: Built, tmp_path: Path) -> Callable[[str], bytes]:
         for file, section in (("fatbin", ".nv_fatbin"), ("kernels", ".flashvar.kernels")):
             (tmp_path / file).write_bytes(elf.section(tmp_path / "real.so", section) or b"")
         (tmp_path / "torch.c").write_text(TORCH, encoding="utf-8")
-        (tmp_path / "library.c").write_text(SOURCE + text, encoding="utf-8")
+        info = re.search(rb'\{"architecture": [^}]*\}', built.plain[LIBRARY])
+        assert info is not None
+        define = f"#define BUILD_INFO {json.dumps(info[0].decode())}\n"
+        (tmp_path / "library.c").write_text(define + SOURCE + text, encoding="utf-8")
         for command in (
             "-o libtorch.so -Wl,-soname,libtorch.so torch.c",
-            "-o library.so library.c -Wl,--as-needed -L. -ltorch -ldl",
+            "-o library.so library.c -Wl,--as-needed -L. -ltorch -ldl "
+            "-Wl,-soname,libflashvar_sm80.so -Wl,-z,relro,-z,now -Wl,--build-id=none -s",
         ):
             arguments = [compiler, "-shared", "-fPIC", "-O1", *command.split()]
             subprocess.run(arguments, cwd=tmp_path, check=True)
@@ -118,8 +124,11 @@ def described(files: Files) -> Files:
     """The files with a manifest of the library as it is, so that nothing else is wrong."""
     document, library = json.loads(files[MANIFEST]), files[LIBRARY]
     document["library"]["bytes"] = len(library)
+    before = document["library"]["sha256"]
     document["library"]["sha256"] = hashlib.sha256(library).hexdigest()
-    return {**files, MANIFEST: json.dumps(document).encode()}
+    (sbom,) = (name for name in files if name.endswith(".cdx.json"))
+    bill = files[sbom].replace(before.encode(), document["library"]["sha256"].encode())
+    return {**files, MANIFEST: json.dumps(document).encode(), sbom: bill}
 
 
 def pack(built: Built, files: Files, folder: Path) -> Path:
@@ -147,13 +156,15 @@ def test_nothing_against_a_real_wheel(number: int, built: Built, factory: Factor
 
 
 @pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
-def test_nothing_against_a_release(target: Target, dist: Path) -> None:
+def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -> None:
     (wheel,) = dist.glob(f"{target.distribution.replace('-', '_')}-*.whl")
-    report = audit.audit(wheel, expectations.of(CONFIG))
+    report = audit.audit(wheel, expectations.of(config))
     assert report.findings == ()
     assert report.architectures == (f"sm_{target.architecture.code}",)
     spent = {(key.op, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
-    (build,) = expand(CONFIG, select_all(Words(architectures=(target.architecture.name,)), CONFIG))
+    (build,) = expand(
+        config, select_all(SelectionArguments(architectures=(target.architecture.name,)), config)
+    )
     assert spent == {(kernel.op, kernel.axes) for kernel in build.kernels}
 
 
@@ -168,14 +179,14 @@ def test_another_architecture(built: Built, factory: Factory, tmp_path: Path) ->
     other = built.other[LIBRARY.replace("80", "86")]
     files = described({**built.plain, LIBRARY: other})
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"architecture", "kernels"})
+    assert (code, checks) == (6, {"architecture", "derived", "kernels", "loading"})
     assert "expected machine code for sm_80 alone, found 1 images for sm_86" in said
 
 
 def test_ptx(built: Built, factory: Factory, tmp_path: Path) -> None:
     files = described({**built.plain, LIBRARY: built.ptx[LIBRARY]})
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"ptx"})
+    assert (code, checks) == (6, {"derived", "ptx"})
     assert "expected no PTX, as the manifest says, found 1 images of it" in said
 
 
@@ -225,7 +236,7 @@ def test_tampered_record(built: Built, factory: Factory, tmp_path: Path) -> None
         for name, content in files.items():
             opened.writestr(name, content)
     code, checks, said = failing(factory, path)
-    assert (code, checks) == (6, {"record", "manifest"})
+    assert (code, checks) == (6, {"record", "manifest", "sbom"})
     assert "the file was changed after the wheel was made" in said
 
 
@@ -236,7 +247,7 @@ def test_kernel_that_is_not_there(built: Built, factory: Factory, tmp_path: Path
     document["kernels"].append(ghost)
     files = {**built.plain, MANIFEST: json.dumps(document).encode()}
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"kernels"})
+    assert (code, checks) == (6, {"derived", "kernels"})
     assert "expected attention_fwd_bf16_hdim64, as the manifest says, found no such kernels" in said
     assert "expected device code of attention_fwd_bf16_hdim64, found none of _Zghost" in said
 
@@ -292,4 +303,5 @@ def test_cuobjdump_sees_the_same(
         for size, name in re.findall(row, ask(cuobjdump, "-elf", file), re.MULTILINE)
     }
     assert code
-    assert {function for image in library.images for function in image.functions or ()} == code
+    held = (function for image in library.images for function in image.functions or ())
+    assert {(function.name, function.size) for function in held} == code

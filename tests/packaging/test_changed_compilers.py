@@ -1,4 +1,4 @@
-"""A build folder belongs to the compilers that filled it: with others it begins afresh."""
+"""A build folder belongs to the compilers that filled it: with others it starts empty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 KERNEL = ("sm_75", "dtype=fp32", "per_thread=1")
 WHEEL = ("wheels", *KERNEL)
 DEVELOPMENT = ("build", *KERNEL)
-AFRESH = "begins afresh"
+AFRESH = "starts empty"
 COMPILED = "Building CUDA object"
 
 

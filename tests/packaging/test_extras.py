@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from checkout import alone
 
-from flashvar_factory import schema, version, wheel
+from flashvar_factory.build import wheel
+from flashvar_factory.config import schema, version
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")

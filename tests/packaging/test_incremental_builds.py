@@ -144,7 +144,7 @@ def test_killed_build_leaves_nothing_that_is_trusted(
     assert not (built / manifest.FILE_NAME).exists()
     meanwhile = factory(tree, *WORDS)  # what the build started still writes here
     assert meanwhile.returncode == 4
-    assert "expected no other build at work here" in meanwhile.stdout
+    assert "expected no other build in this folder" in meanwhile.stdout
     with (tree / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
     done = factory(tree, *WORDS)
@@ -168,7 +168,7 @@ def test_two_builds_do_not_meet(factory: Factory, tree: Path, built: Path) -> No
         fcntl.flock(file, fcntl.LOCK_EX)
         done = factory(tree, *WORDS)
     assert done.returncode == 4
-    assert "expected no other build at work here" in done.stdout
+    assert "expected no other build in this folder" in done.stdout
     assert (built / manifest.FILE_NAME).exists()
 
 

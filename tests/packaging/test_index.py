@@ -16,8 +16,9 @@ from typing import NamedTuple
 import paper_wheels
 import pytest
 
-from flashvar_factory import archive, index
+from flashvar_factory import index
 from flashvar_factory.index import serve
+from flashvar_factory.inspect import archive
 
 PIP = (sys.executable, "-m", "pip", "--isolated", "install", "--no-cache-dir")
 UV = (str(Path(sys.executable).with_name("uv")), "pip", "install", "--no-config", "--no-cache")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flashvar.binaries import manifest
-from flashvar_factory import extras, schema
+from flashvar_factory.config import extras, schema
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from flashvar.binaries import manifest
-from flashvar_factory import sbom, schema
-from flashvar_factory.schema import Target
+from flashvar_factory.build import sbom
+from flashvar_factory.config import schema
+from flashvar_factory.config.schema import Target
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from flashvar.binaries import manifest
-from flashvar_factory import develop, toolchain
+from flashvar_factory.build import development
+from flashvar_factory.toolchain import nvcc
 
 from .conftest import ROOT, Factory
 
@@ -23,7 +24,7 @@ def made(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("sm80", "op=attention_fwd", "hdim=32", "dtype=bf16")
     done = factory(ROOT, "project", *words, "--output", str(folder / "project"))
     assert done.returncode == 0, done.stdout
-    environment = {**os.environ, "CUDACXX": str(toolchain.find("auto", os.environ, ROOT).nvcc)}
+    environment = {**os.environ, "CUDACXX": str(nvcc.find("auto", os.environ, ROOT).nvcc)}
     scripts = str(Path(sys.executable).parent)
     environment["PATH"] = os.pathsep.join([scripts, environment["PATH"]])
     # What it requires is here, but for the toolkit, which comes from where this checkout has it.
@@ -49,7 +50,7 @@ def test_the_library_loads_and_says_its_revision(made: Path, tmp_path: Path) -> 
         archive.extractall(tmp_path)
         names = archive.namelist()
     package = tmp_path / "flashvar_sm80"
-    assert "loads: ABI" in develop.verify(package)
+    assert "loads: ABI" in development.verify(package)
     described = manifest.read(package / manifest.FILE_NAME)
     checkout = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import archive, index, pythons, schema, smoke
+from flashvar_factory import index
 from flashvar_factory.cli import main
+from flashvar_factory.config import schema
 from flashvar_factory.errors import PackagingError, SmokeError
+from flashvar_factory.inspect import archive
+from flashvar_factory.release import pythons, smoke
 
 SECOND = Path(__file__).parent / "second_project"
 TAG = f"py3-none-manylinux_2_28_{platform.machine()}"
@@ -102,7 +105,7 @@ def test_wheels_that_work(project: Path, way: str) -> None:
     (check,) = report.checks
     assert report.ok, report.text()
     assert check.dependencies == ("stand-in absent-here 3.1",)
-    assert check.said == "hello vecadd=2.1.0 vecadd-sm75=2.1.0 vecadd-sm90=2.1.0"
+    assert check.output == "hello vecadd=2.1.0 vecadd-sm75=2.1.0 vecadd-sm90=2.1.0"
     assert json.loads(report.to_json())["ok"] is True
 
 

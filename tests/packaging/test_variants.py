@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import archive, index, native, sbom, variants
+from flashvar_factory import index
+from flashvar_factory.build import sbom
+from flashvar_factory.config import native
+from flashvar_factory.config.schema import Config
 from flashvar_factory.index import serve
-from flashvar_factory.schema import Config
+from flashvar_factory.inspect import archive
+from flashvar_factory.release import variants
 
 PIP = (sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--quiet")
 UV = (str(Path(sys.executable).with_name("uv")), "pip", "install", "--no-config", "--no-deps")

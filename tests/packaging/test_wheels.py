@@ -17,31 +17,20 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
-from flashvar.binaries.variant import Kernel
-from flashvar_factory import audit, schema, version
+from flashvar_factory import audit
 from flashvar_factory.audit import expectations
-from flashvar_factory.expand import expand, select_all
-from flashvar_factory.schema import Target
-from flashvar_factory.words import Words
+from flashvar_factory.config import schema, version
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.schema import Config, Target
+from flashvar_factory.config.selection_arguments import SelectionArguments
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
 VERSION = version.read(CONFIG, ROOT)
-BUILDS = expand(CONFIG, select_all(Words(), CONFIG))
 
 every_target = pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
-KERNELS = {
-    f"{build.architecture.name}-{kernel.name}": (CONFIG.targets[build.architecture.name], kernel)
-    for build in BUILDS
-    for kernel in build.kernels
-}
 # The accumulators of larger head dims may spill a little: the audit names those that do.
 UNSPILT_UP_TO = 128
-UNSPILT = {
-    key: (target, kernel)
-    for key, (target, kernel) in KERNELS.items()
-    if max(value for _, value in kernel.axes if isinstance(value, int)) <= UNSPILT_UP_TO
-}
 # What main kernels are written around, by their namespace: in every copy of one, and in one copy at
 # least (rows that are not aligned to 16 bytes cannot be copied asynchronously).
 IN_EVERY_COPY = {"sm80": ("HMMA.16816", "LDSM"), "sm90": ("HGMMA", "UTMALDG")}
@@ -65,10 +54,8 @@ def library(unpacked: Path, target: Target) -> Path:
     return unpacked / stem(target) / f"lib{stem(target)}.so"
 
 
-def row_of(unpacked: Path, target: Target, kernel: Kernel) -> manifest.KernelRow:
-    read = manifest.read(unpacked / stem(target) / manifest.FILE_NAME)
-    (row,) = (row for row in read.kernels if row.name == kernel.name)
-    return row
+def rows_of(unpacked: Path, target: Target) -> tuple[manifest.KernelRow, ...]:
+    return manifest.read(unpacked / stem(target) / manifest.FILE_NAME).kernels
 
 
 def test_one_wheel_per_architecture_the_pure_one_and_the_sources(dist: Path) -> None:
@@ -81,7 +68,7 @@ def test_one_wheel_per_architecture_the_pure_one_and_the_sources(dist: Path) -> 
 
 
 @every_target
-def test_manifest_describes_the_library(target: Target, unpacked: Path) -> None:
+def test_manifest_describes_the_library(target: Target, unpacked: Path, config: Config) -> None:
     read = manifest.read(unpacked / stem(target) / manifest.FILE_NAME)
     content = library(unpacked, target).read_bytes()
     assert read.architecture == target.architecture
@@ -90,32 +77,39 @@ def test_manifest_describes_the_library(target: Target, unpacked: Path) -> None:
     assert read.code_kinds == ("sass",)
     assert read.library.bytes == len(content)
     assert read.library.sha256 == hashlib.sha256(content).hexdigest()
-    (build,) = (build for build in BUILDS if build.distribution == target.distribution)
+    builds = expand(config, select_all(SelectionArguments(), config))
+    (build,) = (build for build in builds if build.distribution == target.distribution)
     assert [row.name for row in read.kernels] == [kernel.name for kernel in build.kernels]
 
 
-@pytest.mark.parametrize(("target", "kernel"), KERNELS.values(), ids=KERNELS)
-def test_kernel_fits_its_architecture(target: Target, kernel: Kernel, unpacked: Path) -> None:
-    row = row_of(unpacked, target, kernel)
-    assert 0 < row.shared_memory <= target.shared_memory
-    assert 0 < row.registers <= 255
-    assert row.threads % 32 == 0
-
-
-@pytest.mark.parametrize(("target", "kernel"), UNSPILT.values(), ids=UNSPILT)
-def test_no_spills_and_no_local_memory_up_to_head_dim_128(
-    target: Target, kernel: Kernel, unpacked: Path
-) -> None:
-    row = row_of(unpacked, target, kernel)
-    assert (row.name, row.spill_bytes, row.stack_bytes) == (kernel.name, 0, 0)
+@every_target
+def test_kernels_fit_their_architecture(target: Target, unpacked: Path) -> None:
+    rows = rows_of(unpacked, target)
+    assert [row.name for row in rows if not 0 < row.shared_memory <= target.shared_memory] == []
+    assert [row.name for row in rows if not 0 < row.registers <= 255] == []
+    assert [row.name for row in rows if row.threads % 32] == []
 
 
 @every_target
-def test_the_audit_names_the_kernels_that_spill(target: Target, dist: Path, unpacked: Path) -> None:
-    read = manifest.read(unpacked / stem(target) / manifest.FILE_NAME)
-    text = audit.audit(dist / wheel_name(target), expectations.of(CONFIG)).text()
-    named = [row.name for row in read.kernels if f"{row.name} spills: {row.spill_bytes} " in text]
-    assert named == [row.name for row in read.kernels if row.spill_bytes or row.stack_bytes]
+def test_no_spills_and_no_local_memory_up_to_head_dim_128(target: Target, unpacked: Path) -> None:
+    small = [row for row in rows_of(unpacked, target) if largest(row) <= UNSPILT_UP_TO]
+    assert small
+    assert [row.name for row in small if row.spill_bytes or row.stack_bytes] == []
+
+
+def largest(row: manifest.KernelRow) -> int:
+    """The larger head dim of a kernel."""
+    return max((value for _, value in row.axes if isinstance(value, int)), default=0)
+
+
+@every_target
+def test_the_audit_names_the_kernels_that_spill(
+    target: Target, dist: Path, unpacked: Path, config: Config
+) -> None:
+    rows = rows_of(unpacked, target)
+    text = audit.audit(dist / wheel_name(target), expectations.of(config)).text()
+    named = [row.name for row in rows if f"{row.name} spills: {row.spill_bytes} " in text]
+    assert named == [row.name for row in rows if row.spill_bytes or row.stack_bytes]
 
 
 def cuobjdump() -> Path:
@@ -137,7 +131,7 @@ def test_main_kernels_use_the_instructions_they_are_written_around(
     target: Target, op: str, unpacked: Path
 ) -> None:
     code = machine_code(library(unpacked, target))
-    rows = manifest.read(unpacked / stem(target) / manifest.FILE_NAME).kernels
+    rows = rows_of(unpacked, target)
     missing = []
     folder, _, kernel = op.partition("_")
     main = rf"_ZN8flashvar4(sm\d\d)\d+{folder}\d+{kernel}_kernelI"

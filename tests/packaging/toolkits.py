@@ -7,14 +7,14 @@ import re
 import subprocess
 from pathlib import Path
 
-from flashvar_factory import toolchain
+from flashvar_factory.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 
 
 def of_pypi(home: Path) -> Path:
     """An nvcc in `home`, whose libraries are in lib, where nvcc does not look by itself."""
-    real = toolchain.find("auto", os.environ, ROOT).nvcc
+    real = nvcc.find("auto", os.environ, ROOT).nvcc
     dry = subprocess.run([real, "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True)
     (top,) = re.findall(r"^#\$ TOP=(.+)$", dry.stderr.decode(), re.MULTILINE)
     library = next(Path(top).resolve().glob("**/libcudart_static.a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,23 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.installed.cache_clear()
     yield
     registry.installed.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A program that is Python with torch loaded already (forked.py)."""
+    folder = tmp_path_factory.mktemp("python")
+    script, address = Path(__file__).with_name("forked.py"), folder / "socket"
+    command = [sys.executable, str(script), str(address)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        program = folder / "python"
+        line = f'exec "{sys.executable}" -IS "{script}" "{address}" ask "$@"\n'
+        program.write_text(f"#!/bin/sh\n{line}", encoding="utf-8")
+        program.chmod(0o755)
+        yield str(program)
+        server.terminate()
 
 
 @pytest.fixture

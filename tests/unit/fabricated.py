@@ -8,17 +8,19 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import simulated
 import zstandard
 
-from flashvar.binaries.manifest import LibraryFile, Manifest
-from flashvar_factory import archive
+from flashvar.binaries.manifest import ABI, KernelRow, LibraryFile, Manifest
+from flashvar_factory.inspect import archive
 
 X86_64, CUDA = 62, 190
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL_FUNCTION, WEAK, KERNEL = 0x12, 0x20, 0x10
+ALLOCATED, EXECUTABLE = 2, 4  # flags of sections
 
 
 class Section(NamedTuple):
@@ -26,27 +28,69 @@ class Section(NamedTuple):
     kind: int = 1
     content: bytes = b""
     link: int = 0
+    flags: int = 0
 
 
-def elf(machine: int, sections: Sequence[Section], flags: int = 0, abi: int = 0) -> bytes:
-    """A file of these sections; they are numbered from 1."""
+class Segment(NamedTuple):
+    """One part as it is loaded; of a section where one is named, else of the whole file."""
+
+    kind: int
+    flags: int
+    section: str | None = None
+
+
+# Code that is no data, a dynamic section, a stack that is no code, relocations that are read-only.
+LOADED = (Segment(1, 5), Segment(2, 4, ".dynamic"), Segment(0x6474E551, 6), Segment(0x6474E552, 4))
+REGISTERS = 168  # of a paper kernel
+HASH = "0" * 64  # of the sources
+
+
+def elf(
+    machine: int,
+    sections: Sequence[Section],
+    flags: int = 0,
+    abi: int = 0,
+    segments: Sequence[Segment] = (),
+) -> bytes:
+    """A file of these sections; they are numbered from 1, and loaded where they are in the file."""
     names, offsets = _strings([section.name for section in (*sections, Section(".shstrtab"))])
     every = [*sections, Section(".shstrtab", 3, names)]
+    places = addresses(every, len(segments))
     body, rows = b"", [bytes(64)]
     for section, name in zip(every, offsets, strict=True):
-        size = len(section.content)
+        at, size = places[section.name], len(section.content)
+        address = at if section.flags & ALLOCATED else 0
         rows.append(
             struct.pack(
-                "<2I4Q2I2Q", name, section.kind, 0, 0, 64 + len(body), size, section.link, 0, 1, 0
+                "<2I4Q2I2Q",
+                *(name, section.kind, section.flags, address, at, size, section.link, 0, 1, 0),
             )
         )
         body += section.content
+    start = 64 + 56 * len(segments)
+    table = start + len(body)
+    loaded = b""
+    for one in segments:
+        at = places[one.section] if one.section else 0
+        sizes = {section.name: len(section.content) for section in every}
+        size = sizes[one.section] if one.section else table if one.kind == 1 else 0
+        loaded += struct.pack("<2I6Q", one.kind, one.flags, at, at, at, size, size, 1)
     header = struct.pack(
         "<16s2HI3QI6H",
         b"\x7fELF\x02\x01\x01\x41" + bytes([abi]),
-        *(3, machine, 1, 0, 0, 64 + len(body), flags, 64, 56, 0, 64, len(rows), len(rows) - 1),
+        *(3, machine, 1, 0, 64 if segments else 0, table, flags),
+        *(64, 56, len(segments), 64, len(rows), len(rows) - 1),
     )
-    return header + body + b"".join(rows)
+    return header + loaded + body + b"".join(rows)
+
+
+def addresses(sections: Sequence[Section], segments: int) -> dict[str, int]:
+    """Where each section is, in the file and in memory; of one name, the last."""
+    places, position = {}, 64 + 56 * segments
+    for section in sections:
+        places[section.name] = position
+        position += len(section.content)
+    return places
 
 
 def _strings(texts: Sequence[str]) -> tuple[bytes, list[int]]:
@@ -57,15 +101,36 @@ def _strings(texts: Sequence[str]) -> tuple[bytes, list[int]]:
     return table, offsets
 
 
-def cubin(functions: Mapping[str, int], number: int = 80, abi: int = 8) -> bytes:
+def cubin(
+    functions: Mapping[str, int],
+    number: int = 80,
+    abi: int = 8,
+    *,
+    code: str | None = None,
+    toolkit: str | None = None,
+    registers: int | None = None,
+    stack: int = 0,
+    threads: int | None = None,
+) -> bytes:
     """A cubin with kernels of these sizes, and a function that is none."""
     strings, offsets = _strings([*functions, "helper"])
-    table = SYMBOL.pack(0, 0, 0, 0, 0, 0)
-    for offset, size in zip(offsets, functions.values(), strict=False):
+    table, info = SYMBOL.pack(0, 0, 0, 0, 0, 0), b""
+    for index, (offset, size) in enumerate(zip(offsets, functions.values(), strict=False), start=1):
         table += SYMBOL.pack(offset, GLOBAL_FUNCTION, KERNEL, 1, 0, size)
+        if registers is not None:
+            info += struct.pack("<BBHII", 4, 0x2F, 8, index, registers)
+            info += struct.pack("<BBHII", 4, 0x11, 8, index, stack)
     table += SYMBOL.pack(offsets[-1], GLOBAL_FUNCTION, 0, 1, 0, 8)
     shared = Section(".nv.shared", 0x7000000A)
     sections = [Section(".strtab", 3, strings), Section(".symtab", 2, table, 1), shared]
+    if info:
+        sections.append(Section(".nv.info", 0x70000000, info, 2))
+    if threads is not None:
+        block = struct.pack("<BBHIII", 4, 0x05, 12, threads, 1, 1)
+        sections += [Section(f".nv.info.{name}", 0x70000000, block, 2) for name in functions]
+    if toolkit is not None:
+        note = f"ptxas\0Cuda compilation tools, release 13.0, V{toolkit}\0-arch sm_{code} \0"
+        sections.append(Section(".note.nv.tkinfo", 7, note.encode()))
     flags = 0x6000004 | number << 8 if abi == 8 else 0x500 | number << 16 | number
     return elf(CUDA, sections, flags, abi)
 
@@ -99,6 +164,13 @@ def fatbin(*images: Image) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
 
 
+def record(name: str, row: KernelRow | None = None) -> bytes:
+    """What a library records of a kernel."""
+    tile = (*(row.tile if row else ()), 0, 0, 0, 0)[:4]
+    threads, shared_memory = (row.threads, row.shared_memory) if row else (128, 0)
+    return struct.pack("<64s208x2i4i", name.encode(), threads, shared_memory, *tile)
+
+
 @dataclass(frozen=True)
 class Library:
     """A library that is said to hold the kernels of a manifest; the rest are its faults."""
@@ -110,41 +182,80 @@ class Library:
     run_path: str | None = None
     undefined: tuple[tuple[str, str | None], ...] = (("malloc", "GLIBC_2.2.5"),)
     machine: int = X86_64
+    described: Manifest | None = None
+    soname: str | None = None
+    abi: int = ABI
+    info: str | None = None  # what it states of its build
+    segments: tuple[Segment, ...] = LOADED
+    tags: tuple[tuple[int, int], ...] = ((30, 8),)  # BIND_NOW
+    more: tuple[Section, ...] = ()
+    exported_kind: int = GLOBAL_FUNCTION
 
-    def build(self) -> bytes:
+    def build(self, stem: str = "flashvar_sm80") -> bytes:
+        soname = f"lib{stem}.so" if self.soname is None else self.soname
         versions = [version for _, version in self.undefined if version]
         texts = [*self.exported, *(name for name, _ in self.undefined), *self.needed, *versions]
-        strings, offsets = _strings([*texts, self.run_path or ""])
+        strings, offsets = _strings([*texts, self.run_path or "", soname])
         at = dict(zip(texts, offsets, strict=False))
-        symbols, indices = [SYMBOL.pack(0, 0, 0, 0, 0, 0)], [0]
-        for name in self.exported:
-            symbols.append(SYMBOL.pack(at[name], GLOBAL_FUNCTION, 0, 7, 64, 8))
-            indices.append(1)
-        for name, version in self.undefined:
-            symbols.append(SYMBOL.pack(at[name], GLOBAL_FUNCTION, 0, 0, 0, 0))
-            indices.append(versions.index(version) + 2 if version else 1)
         needs = struct.pack("<HHIII", 1, len(versions), at.get("libc.so.6", 0), 16, 0)
         for i, version in enumerate(versions):
             needs += struct.pack("<IHHII", 0, 0, i + 2, at[version], 16)
         tags = [(1, at[name]) for name in self.needed]
-        if self.run_path:
-            tags.append((29, offsets[-1]))
-        records = b"".join(
-            struct.pack("<64s208x2i4i", name.encode(), 128, 0, 64, 64, 0, 0)
-            for name in self.kernels
-        )
-        return elf(
-            self.machine,
-            [
-                Section(".dynstr", 3, strings),
-                Section(".dynsym", 11, b"".join(symbols), 1),
-                Section(".gnu.version", 0x6FFFFFFF, struct.pack(f"<{len(indices)}H", *indices), 2),
-                Section(".gnu.version_r", 0x6FFFFFFE if versions else 1, needs, 1),
-                Section(".dynamic", 6, b"".join(struct.pack("<qQ", *tag) for tag in tags), 1),
-                Section(".nv_fatbin", 1, self.fatbin),
-                Section(".flashvar.kernels", 1, records),
-            ],
-        )
+        tags += [(29, offsets[-2])] if self.run_path else []
+        tags += [(14, offsets[-1])] if soname else []
+        tags += [*self.tags, (5, 0), (6, 0), (10, len(strings))]
+        indices = [0, *(1 for _ in self.exported)]
+        indices += [versions.index(v) + 2 if v else 1 for _, v in self.undefined]
+        rows = {row.name: row for row in (self.described.kernels if self.described else ())}
+        records = b"".join(record(name, rows.get(name)) for name in self.kernels)
+        loaded = ALLOCATED
+        sections = [
+            Section(".dynstr", 3, strings, 0, loaded),
+            Section(".dynsym", 11, self._symbols(at, 0), 1, loaded),
+            Section(
+                ".gnu.version", 0x6FFFFFFF, struct.pack(f"<{len(indices)}H", *indices), 2, loaded
+            ),
+            Section(".gnu.version_r", 0x6FFFFFFE if versions else 1, needs, 1, loaded),
+            Section(".dynamic", 6, _dynamic(tags), 1, loaded),
+            Section(".nv_fatbin", 1, self.fatbin, 0, loaded),
+            Section(".flashvar.kernels", 1, records, 0, loaded),
+            Section(".text", 1, self._code(), 0, loaded | EXECUTABLE),
+            Section(".rodata", 1, self._info(), 0, loaded),
+            *self.more,
+        ]
+        places = addresses(sections, len(self.segments))
+        sections[1] = sections[1]._replace(content=self._symbols(at, places[".text"]))
+        found = {5: places[".dynstr"], 6: places[".dynsym"]}
+        tags = [(tag, value or found.get(tag, 0)) for tag, value in tags]
+        sections[4] = sections[4]._replace(content=_dynamic(tags))
+        return elf(self.machine, sections, segments=self.segments)
+
+    def _symbols(self, at: Mapping[str, int], text: int) -> bytes:
+        table = SYMBOL.pack(0, 0, 0, 0, 0, 0)
+        for name in self.exported:
+            table += SYMBOL.pack(at[name], self.exported_kind, 0, 8, text, len(self._code()))
+        for name, _ in self.undefined:
+            table += SYMBOL.pack(at[name], GLOBAL_FUNCTION, 0, 0, 0, 0)
+        return table
+
+    def _code(self) -> bytes:
+        """`return abi`, which every function does here."""
+        if self.machine == X86_64:
+            return b"\xb8" + struct.pack("<I", self.abi) + b"\xc3"
+        return struct.pack("<II", 0x52800000 | self.abi << 5, 0xD65F03C0)
+
+    def _info(self) -> bytes:
+        if self.info is not None:
+            return self.info.encode()
+        if self.described is None:
+            return b""
+        one = self.described
+        stated = {"architecture": one.architecture.name, "version": one.version}
+        return json.dumps({**stated, "source_hash": one.source.hash}).encode() + b"\0"
+
+
+def _dynamic(tags: Sequence[tuple[int, int]]) -> bytes:
+    return b"".join(struct.pack("<qQ", *tag) for tag in (*tags, (0, 0)))
 
 
 def functions_of(name: str) -> tuple[str, ...]:
@@ -161,10 +272,20 @@ def manifest(code: str = "80", ops: tuple[str, ...] = ("attention_fwd",)) -> Man
 
 def images(code: str, described: Manifest) -> list[Image]:
     """One image per kernel."""
-    number = int(code.rstrip("af"))
-    return [
-        Image(code, cubin(dict.fromkeys(row.functions, 1000), number)) for row in described.kernels
-    ]
+    return [Image(code, device_code(row, code)) for row in described.kernels]
+
+
+def device_code(row: KernelRow, built_for: str, **changes: Any) -> bytes:
+    """The cubin of a kernel."""
+    facts: dict[str, Any] = {
+        "code": built_for,
+        "toolkit": "13.0.88",
+        "registers": row.registers,
+        "threads": 128,
+    }
+    facts["stack"] = row.stack_bytes
+    number = int(built_for.rstrip("af"))
+    return cubin(dict.fromkeys(row.functions, 1000), number, **{**facts, **changes})
 
 
 def library(described: Manifest, *device: Image) -> Library:
@@ -176,7 +297,51 @@ def library(described: Manifest, *device: Image) -> Library:
         exported=tuple(f"flashvar_{name}" for name in names),
         fatbin=b"".join(fatbin(image) for image in every),
         kernels=tuple(row.name for row in described.kernels),
+        described=described,
     )
+
+
+def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
+    """The SBOM of a wheel."""
+    name, version, source = described.distribution, described.version, described.source
+    inside = {"bom-ref": "cudart-static", "name": "cudart-static", "version": "13.0"}
+    library = {"name": described.library.file, "version": version}
+    document: dict[str, Any] = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "metadata": {
+            "component": {
+                "name": name,
+                "version": version,
+                "purl": f"pkg:pypi/{name}@{quote(version, safe='')}",
+                "description": f"Machine code for {described.architecture.code}, "
+                f"{described.platform}",
+                "licenses": [{"expression": "Apache-2.0"}],
+                "pedigree": {"commits": [{"uid": source.revision}]},
+                "properties": [
+                    {"name": "source:dirty", "value": str(source.dirty).lower()},
+                    {"name": "source:hash", "value": source.hash},
+                ],
+                "components": [{**library, "hashes": [_sha256(described.library.sha256)]}],
+            }
+        },
+        "components": [
+            {"name": "GNU-c++", "version": "12.2.0"},
+            {"name": "nvcc", "version": described.toolkit.version},
+            {**inside, "hashes": [_sha256("e" * 64)]},
+        ],
+        "dependencies": [
+            {"ref": "GNU-c++"},
+            {"ref": "nvcc"},
+            {"ref": "cudart-static"},
+            {"ref": name, "dependsOn": ["cudart-static"]},
+        ],
+    }
+    return {**document, **changes}
+
+
+def _sha256(digest: str) -> dict[str, str]:
+    return {"alg": "SHA-256", "content": digest}
 
 
 @dataclass
@@ -190,23 +355,43 @@ class Wheel:
     label: str = ""
     more: dict[str, bytes] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> Path:
-        """Its file."""
-        built = (self.library or library(self.described)).build()
+    def files(self) -> dict[str, bytes]:
+        """What is in it."""
+        built = (self.library or library(self.described)).build(self.stem)
         file = LibraryFile(f"lib{self.stem}.so", len(built), hashlib.sha256(built).hexdigest())
-        described = replace(self.described, library=file)
-        name, version = self.stem, self.described.version
-        info = f"{name}-{version}.dist-info"
-        entry = f"[flashvar.binaries]\n{described.architecture.name} = {self.stem}\n"
-        files = {
+        one = replace(self.described, library=file)
+        name, info = self.stem, self.info
+        major, minor = one.architecture.capability
+        entry = f"[flashvar.binaries]\n{one.architecture.name} = {self.stem}\n"
+        metadata = (
+            f"Metadata-Version: 2.4\nName: {name.replace('_', '-')}\nVersion: {one.version}\n"
+            f"Summary: Compiled flashvar kernels for compute capability {major}.{minor}\n"
+            "License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.10\n\n"
+        )
+        wheel = (
+            "Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: false\n"
+            f"Tag: py3-none-{self.platform}\n\n"
+        )
+        return {
             f"{name}/{file.file}": built,
-            f"{name}/manifest.json": described.to_json().encode(),
-            f"{info}/METADATA": b"Metadata-Version: 2.1\n",
+            f"{name}/manifest.json": one.to_json().encode(),
+            f"{info}/METADATA": metadata.encode(),
+            f"{info}/WHEEL": wheel.encode(),
             f"{info}/entry_points.txt": entry.encode(),
+            f"{info}/licenses/LICENSE": b"Apache\n",
+            f"{info}/sboms/{one.distribution}.cdx.json": json.dumps(bill(one)).encode(),
             **self.more,
         }
-        path = folder / f"{name}-{version}-py3-none-{self.platform}{self.label}.whl"
-        archive.write(path, files, info)
+
+    @property
+    def info(self) -> str:
+        return f"{self.stem}-{self.described.version}.dist-info"
+
+    def write(self, folder: Path) -> Path:
+        """Its file."""
+        name = f"{self.stem}-{self.described.version}-py3-none-{self.platform}{self.label}.whl"
+        path = folder / name
+        archive.write(path, self.files(), self.info)
         return path
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 SOURCES = TESTS.parent / "src" / "python"
 
 
-def interpreted(*arguments: str) -> str:
+def interpreted(python: str, *arguments: str) -> str:
     """What it prints."""
     finished = subprocess.run(
-        [sys.executable, *arguments],
+        [python, *arguments],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",

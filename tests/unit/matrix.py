@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from flashvar_factory import schema
+from flashvar_factory.config import schema
 
 TEXT: Final = """\
 schema = 1

@@ -24,6 +24,7 @@ from torch.nn import functional
 import flashvar
 from flashvar.errors import InvalidInputError
 from flashvar.integrations import torch as ours
+from flashvar.integrations.torch import attribute
 
 BATCH, HEADS, ROWS, DIM = 2, 4, 6, 8
 Attention = Callable[..., torch.Tensor]
@@ -109,7 +110,7 @@ def dropped() -> dict[str, Any]:
 
 def through_torch(heads_kv: int, dim: int) -> dict[str, Any]:
     """torch's function on tensor-parallel heads."""
-    own = ours.torch_attribute.OWN
+    own = attribute.OWN
     gqa = heads_kv != HEADS
 
     def attention(q: Any, k: Any, v: Any) -> torch.Tensor:

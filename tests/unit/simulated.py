@@ -60,13 +60,14 @@ def manifest(
     head_dims: tuple[int, ...] = HEAD_DIMS,
     dtypes: tuple[str, ...] = ("bf16", "fp16"),
     ops: tuple[str, ...] = OPS,
+    version: str = "0.1.0",
 ) -> Manifest:
     """A manifest of one architecture with a kernel per op, dtype and head dim."""
     architecture = Architecture.parse(code)
     return Manifest(
         abi=ABI,
         project="flashvar",
-        version="0.1.0",
+        version=version,
         distribution=f"flashvar-{architecture.extra}",
         source=Source("0" * 40, False, "0" * 64),
         architecture=architecture,

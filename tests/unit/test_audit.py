@@ -18,10 +18,11 @@ from fabricated import Image, Wheel
 
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
-from flashvar_factory import audit, schema
+from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.platform_tag import Policy
+from flashvar_factory.config import schema
 from flashvar_factory.errors import AuditError
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def test_nothing_against_it(tmp_path: Path) -> None:
     path = Wheel().write(tmp_path)
     config = schema.read(ROOT / "variants.toml")
     assert faults(path) == []
-    assert faults(path, replace(expectations.of(config), ops=frozenset())) == []
+    assert faults(path, replace(expectations.of(config), ops=frozenset(), config=None)) == []
 
 
 def test_specific_code_is_in_a_wheel_named_without_it(tmp_path: Path) -> None:
@@ -277,8 +278,8 @@ def test_emptied_wheel_of_the_factory(tmp_path: Path) -> None:
         opened.writestr(f"{INFO}/RECORD", f"{INFO}/RECORD,,\n")
     assert faults(path) == []
     expected = Expectations({"flashvar-sm80": Architecture.parse("80")})
-    (fault,) = faults(path, expected)
-    assert "expected a library and its manifest, found none" in fault
+    found = faults(path, expected)
+    assert any("expected a library and its manifest, found none" in fault for fault in found)
 
 
 @pytest.mark.parametrize(

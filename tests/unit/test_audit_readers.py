@@ -8,11 +8,11 @@ import fabricated
 import pytest
 from fabricated import Image, Library, Section
 
-from flashvar_factory import elf
-from flashvar_factory.audit import cubin, dynamic, fatbin, platform_tag
-from flashvar_factory.audit.dynamic import Undefined
+from flashvar_factory.audit import platform_tag
 from flashvar_factory.audit.platform_tag import Version
 from flashvar_factory.errors import BuildError, ToolchainError
+from flashvar_factory.inspect import cubin, dynamic, elf, fatbin
+from flashvar_factory.inspect.dynamic import Undefined
 
 
 def read(*images: Image) -> list[fatbin.Image]:
@@ -83,7 +83,18 @@ def test_without_the_library_that_opens_it(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("number", [75, 90, 120])
 def test_cubin(number: int, abi: int) -> None:
     content = memoryview(fabricated.cubin({"_Zb": 640, "_Za" + "x" * 500: 768}, number, abi))
-    assert cubin.read(content, "x") == (number, (("_Za" + "x" * 500, 768), ("_Zb", 640)))
+    held = cubin.read(content, "x")
+    assert held.number == number
+    assert [one[:2] for one in held.functions] == [("_Za" + "x" * 500, 768), ("_Zb", 640)]
+
+
+def test_what_a_cubin_states_of_its_kernels() -> None:
+    content = fabricated.cubin(
+        {"_Za": 640}, 90, code="90a", toolkit="13.0.88", registers=200, stack=16, threads=384
+    )
+    found = cubin.read(memoryview(content), "x")
+    assert (found.code, found.toolkit, found.stack) == ("90a", "13.0.88", 16)
+    assert found.functions == (cubin.Function("_Za", 640, 200, 384),)
 
 
 def test_a_library_is_no_cubin() -> None:
@@ -114,7 +125,7 @@ def test_dynamic_facts() -> None:
 
 def test_nothing_dynamic() -> None:
     found = dynamic.read(elf.parse(fabricated.elf(183, []), "x"), "x")
-    assert found == dynamic.Dynamic("aarch64", (), (), (), ())
+    assert found == dynamic.Dynamic("aarch64", None, (), (), (), False, (), ())
 
 
 def test_damaged_dynamic_tables() -> None:

@@ -11,8 +11,9 @@ import pytest
 import simulated
 from fabricated import Image, Wheel
 
-from flashvar_factory import archive, audit
+from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.inspect import archive
 
 PAPER = fabricated.manifest()
 OWN = fabricated.images("80", PAPER)
@@ -70,7 +71,8 @@ def test_a_function_that_kernels_share_counts_for_each_that_has_a_copy(tmp_path:
 
 def test_kernels_that_spill_are_named(tmp_path: Path) -> None:
     rows = (PAPER.kernels[0], replace(PAPER.kernels[1], spill_bytes=8, stack_bytes=16))
-    report = audit.audit(Wheel(replace(PAPER, kernels=rows)).write(tmp_path))
+    described = replace(PAPER, kernels=rows, version="0.1.0+spilling")
+    report = audit.audit(Wheel(described).write(tmp_path))
     assert report.findings == ()
     assert json.loads(report.to_json())["spilling"] == [
         {"kernel": rows[1].name, "registers": 168, "spill_bytes": 8, "stack_bytes": 16}

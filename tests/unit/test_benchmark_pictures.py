@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +21,36 @@ CARD = {
 }
 
 
-def draw(folder: Path, *documents: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    files = []
-    for index, document in enumerate(documents):
-        files.append(str(folder / f"{index}.json"))
-        result_file.write(Path(files[-1]), {"schema": 2, "environment": CARD} | document)
-    command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), *files, "--out"]
-    return subprocess.run([*command, str(folder / "out")], capture_output=True, text=True)
+Draw = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Draw:
+    """`call(*words)` runs the program in this process, which loads matplotlib once."""
+
+    def called(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["draw.py", *words])
+        monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "benchmarks" / "draw.py"), run_name="__main__")
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, capsys.readouterr().err
+
+    return called
+
+
+@pytest.fixture
+def draw(tmp_path: Path, call: Draw) -> Draw:
+    """`draw(*documents)` draws into tmp_path / "out"; the exit code, and what is said of it."""
+
+    def drawn(*documents: dict[str, Any]) -> tuple[int, str]:
+        files = []
+        for index, document in enumerate(documents):
+            files.append(str(tmp_path / f"{index}.json"))
+            result_file.write(Path(files[-1]), {"schema": 2, "environment": CARD} | document)
+        return call(*files, "--out", str(tmp_path / "out"))
+
+    return drawn
 
 
 def rates(direction: str, **changes: Any) -> list[dict[str, Any]]:
@@ -50,11 +74,10 @@ def host(contender: str) -> dict[str, Any]:
     return {"contender": contender, "median_us": 9.0, "low_us": 8.0, "high_us": 10.0}
 
 
-def test_everything_that_was_measured_is_drawn(tmp_path: Path) -> None:
+def test_everything_that_was_measured_is_drawn(tmp_path: Path, draw: Draw) -> None:
     skipped = {"direction": "forward", "contender": "flex", "skipped": "not here"}
     wheel = {"distribution": "x", "platform": "linux_x86_64", "bytes": 10**6, "installed_bytes": 1}
-    done = draw(
-        tmp_path,
+    code, said = draw(
         {
             "benchmark": "attention",
             "rows": [*rates("forward", goal_tflops=150.0), *rates("backward"), skipped],
@@ -65,7 +88,7 @@ def test_everything_that_was_measured_is_drawn(tmp_path: Path) -> None:
         },
         {"benchmark": "size", "rows": [wheel]},
     )
-    assert done.returncode == 0, done.stderr
+    assert code == 0, said
     names = ["forward", "backward", "causal", "best-peer", "each-peer", "host", "sizes"]
     found = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     assert set(found) == {f"{name}.{ending}" for name in names for ending in ("png", "svg")}
@@ -73,34 +96,33 @@ def test_everything_that_was_measured_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("benchmark", ["attention", "host", "import"])
-def test_nothing_measured_is_nothing_drawn(benchmark: str, tmp_path: Path) -> None:
-    done = draw(tmp_path, {"benchmark": benchmark, "rows": []})
-    assert done.returncode == 2, done.stderr
-    assert "measure first" in done.stderr
+def test_nothing_measured_is_nothing_drawn(benchmark: str, draw: Draw) -> None:
+    code, said = draw({"benchmark": benchmark, "rows": []})
+    assert code == 2
+    assert "measure first" in said
 
 
-def test_a_picture_has_one_machine(tmp_path: Path) -> None:
+def test_a_picture_has_one_machine(draw: Draw) -> None:
     document = {"benchmark": "attention", "rows": rates("forward")}
     other = {"environment": {**CARD, "device": {"name": "another card"}}}
-    done = draw(tmp_path, document, document | other)
-    assert done.returncode == 2
-    assert "expected files of one machine, found a card, driver 1.2," in done.stderr
+    code, said = draw(document, document | other)
+    assert code == 2
+    assert "expected files of one machine, found a card, driver 1.2," in said
 
 
-def test_several_runs_are_said_to_be(tmp_path: Path) -> None:
+def test_several_runs_are_said_to_be(tmp_path: Path, draw: Draw) -> None:
     runs = [{"benchmark": "attention", "rows": rates(way)} for way in ("forward", "backward")]
-    assert draw(tmp_path, *runs).returncode == 0
+    assert draw(*runs)[0] == 0
     # Its words are drawn as outlines, below a comment that has them.
     picture = (tmp_path / "out" / "forward.svg").read_text(encoding="utf-8")
     assert "of 2 runs" in picture
     assert "all in one run" not in picture
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "draw.py"), str(tmp_path / "none.json")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "expected a file of --json at" in done.stderr
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, call: Draw) -> None:
+    code, said = call(str(tmp_path / "none.json"))
+    assert code == 2
+    assert "expected a file of --json at" in said
 
 
 def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[2] / "src" / "python"
 
 
-def run_in_two_processes(script: str, *arguments: str) -> None:
+def run_in_two_processes(python: str, script: str, *arguments: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / script), str(rank), *arguments],
+            [python, str(HERE / script), str(rank), *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
@@ -27,13 +26,13 @@ def run_in_two_processes(script: str, *arguments: str) -> None:
     assert [process.returncode for process in processes] == [0, 0], said
 
 
-def test_collectives_over_two_processes(tmp_path: Path) -> None:
+def test_collectives_over_two_processes(tmp_path: Path, python: str) -> None:
     """OpenRLHF has them from flash_attn.utils.distributed."""
-    run_in_two_processes("collectives.py", "2", str(tmp_path))
+    run_in_two_processes(python, "collectives.py", "2", str(tmp_path))
 
 
-def test_context_parallelism_over_two_processes(tmp_path: Path) -> None:
-    run_in_two_processes("context_parallel.py", str(tmp_path))
+def test_context_parallelism_over_two_processes(tmp_path: Path, python: str) -> None:
+    run_in_two_processes(python, "context_parallel.py", str(tmp_path))
     for rank in range(2):
         found = json.loads((tmp_path / f"errors-{rank}.json").read_text(encoding="utf-8"))
         assert sorted(found) == [

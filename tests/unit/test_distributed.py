@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,36 @@ PLACES = {
 PLACES_OF_TORCHS = {"torch's function, heads": "S(1)", "torch's function, batch": "S(0)"}
 
 
-def run_ranks(script: Path, *arguments: str) -> None:
-    """Two ranks of a script."""
+def run_ranks(python: str, script: Path, *arguments: str) -> None:
+    """Two ranks of a script, as torch.distributed.run starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     paths = os.pathsep.join((str(SOURCES), str(TESTS)))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     for name in [name for name in environment if name.startswith("FLASHVAR_")]:
         del environment[name]
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    command = [sys.executable, *launch, str(script), *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [python, str(script), *arguments],
+            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [rank.communicate(timeout=400)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
 
 
 @needs_registry
-def test_context_parallel(tmp_path: Path) -> None:
+def test_context_parallel(tmp_path: Path, python: str) -> None:
     """Activated before it or inside: outputs, gradients and who computed, of every setting."""
     results = tmp_path / "results.json"
-    run_ranks(TESTS / "gpu" / "context_parallel.py", "--rehearse", "--results", str(results))
+    script = TESTS / "gpu" / "context_parallel.py"
+    run_ranks(python, script, "--rehearse", "--results", str(results))
     checked = result_file.read(results)["cases"]
     assert len(checked) == 14
     for case in checked:
@@ -65,9 +76,9 @@ def test_context_parallel(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def sharded(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sharded")
-    run_ranks(Path(__file__).with_name("sharded_attention.py"), str(folder))
+    run_ranks(python, Path(__file__).with_name("sharded_attention.py"), str(folder))
     files = (folder / f"found-{rank}.json" for rank in range(2))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from documented import PROGRAMS, ROOT, Block, blocks, pages, program, why_not_run
 
 from flashvar import cli
-from flashvar_factory import schema, words
+from flashvar_factory.config import schema, selection_arguments
 
 EVERY = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in EVERY if block.language == "sh"]
@@ -43,12 +41,12 @@ def run(command: list[str], folder: Path, bin_folder: Path) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bin_folder(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`python` and `flashvar` as after an installation."""
     folder = tmp_path_factory.mktemp("bin")
     for name, arguments in (("python", ""), ("flashvar", " -m flashvar")):
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{python}"{arguments} "$@"\n')
         script.chmod(0o755)
     return folder
 
@@ -104,26 +102,14 @@ def test_every_variable_is_documented() -> None:
     assert read == set(re.findall(r"^\| `(FLASHVAR_[A-Z_]+)`", page, re.MULTILINE))
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory, bin_folder: Path) -> dict[Path, list[object]]:
-    """Exit code and output of the Python of each page, which has a folder to itself."""
-    files = {page: tmp_path_factory.mktemp("page") / page.name for page in WITH_PYTHON}
-    for page, file in files.items():
-        file.write_text(program(page, on_gpu=False), encoding="utf-8")
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=ids)
+def test_python_of_a_page(page: Path, tmp_path: Path, bin_folder: Path) -> None:
+    file = tmp_path / page.name
+    file.write_text(program(page, on_gpu=False), encoding="utf-8")
     # What other packages deprecate among themselves is no fault of the page.
     warnings = ["-W", "error", "-W", "ignore::DeprecationWarning"]
-    runner = str(Path(__file__).with_name("forked.py"))
-    command = [sys.executable, *warnings, runner, *map(str, files.values())]
-    done = run(command, next(iter(files.values())).parent, bin_folder)
+    done = run(["python", *warnings, file.name], tmp_path, bin_folder)
     assert done.returncode == 0, done.stdout
-    found = json.loads(done.stdout)
-    return {page: found[str(file)] for page, file in files.items()}
-
-
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=ids)
-def test_python_of_a_page(page: Path, ended: dict[Path, list[object]]) -> None:
-    code, printed = ended[page]
-    assert code == 0, printed
 
 
 # What several pages say runs once.
@@ -153,7 +139,7 @@ def test_words_of_a_selection(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for said in re.findall(rf"nox -s (?:{sessions}) -- ([\w=.,/ -]+)", text):
         chosen = [word for word in said.split() if not word.startswith("-")]
-        words.parse([word.rstrip(".,") for word in chosen], config)
+        selection_arguments.parse([word.rstrip(".,") for word in chosen], config)
 
 
 @pytest.mark.parametrize("page", pages(), ids=ids)

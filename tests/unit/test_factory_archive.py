@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import archive
-from flashvar_factory.archive import Name
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
+from flashvar_factory.inspect.archive import Name
 
 INFO = "flashvar-1.0.dist-info"
 FILES = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, project
 
-from flashvar_factory import native
 from flashvar_factory.__main__ import main
+from flashvar_factory.config import native
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ def test_list_for_people(root: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_unknown_word(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--root", str(root), command, "hdmi=64")
     assert (code, out) == (2, "")
-    assert err.startswith(f"{command}: hdmi=64: unknown word")
+    assert err.startswith(f"{command}: hdmi=64: unknown key")
     assert err.count("\n") == 1
 
 

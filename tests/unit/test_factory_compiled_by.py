@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import compiled_by
-from flashvar_factory.cross import Cross
-from flashvar_factory.toolchain import Toolchain
+from flashvar_factory.toolchain import compiled_by
+from flashvar_factory.toolchain.cross import Cross
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 NVCC = Toolchain(Path("/cuda/bin/nvcc"), "13.0.88", None, "PATH")
 GRACE = Cross("aarch64", Path("/usr/bin/aarch64-g++"), Path("/headers"), Path("/libraries"))
@@ -107,7 +107,7 @@ def test_changes_of_a_machine(
     change(environ, tmp_path)
     compiled_by.claim(folder, compiled_by.facts(NVCC, environ))
     (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith(f"{folder}: begins afresh: {was}")
+    assert said.startswith(f"{folder}: starts empty: {was}")
     assert now in said
     assert not filled(folder)
 
@@ -145,7 +145,7 @@ def test_a_folder_of_nobody_begins_afresh(
     if record is not None:
         folder.with_name(compiled_by.FILE).write_text(record, encoding="utf-8")
     compiled_by.claim(folder, {"nvcc": "a"})
-    assert "nothing says what compiled it" in capsys.readouterr().out
+    assert "nothing records what compiled it" in capsys.readouterr().out
     assert not filled(folder)
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import cmake, compiler_cache, schema
+from flashvar_factory.build import cmake
+from flashvar_factory.build.configure import Plan
 from flashvar_factory.cli import selected
-from flashvar_factory.configure import Plan
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config.selection_arguments import CacheChoice, parse
 from flashvar_factory.errors import ToolchainError
-from flashvar_factory.expand import Build, expand, select_all
-from flashvar_factory.toolchain import Toolchain
-from flashvar_factory.words import CacheChoice, parse
+from flashvar_factory.toolchain import compiler_cache
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -76,7 +78,7 @@ def test_cmake_puts_it_before_both_compilers(launcher: tuple[str, ...], tmp_path
 
 
 def shard(words: str) -> tuple[Build, ...]:
-    arguments = argparse.Namespace(root=ROOT, words=[*words.split(), "platform=x86_64"])
+    arguments = argparse.Namespace(root=ROOT, selection=[*words.split(), "platform=x86_64"])
     return selected.read(arguments).for_release()
 
 
@@ -96,7 +98,7 @@ def test_a_shard_is_of_what_was_selected() -> None:
 
 def test_the_first_shard_makes_what_is_of_no_architecture() -> None:
     firsts = [
-        selected.read(argparse.Namespace(root=ROOT, words=[f"shard={i}/3"])).first_shard()
+        selected.read(argparse.Namespace(root=ROOT, selection=[f"shard={i}/3"])).first_shard()
         for i in (1, 2, 3)
     ]
     assert firsts == [True, False, False]

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, TEXT
 
-from flashvar_factory import cmake, render, schema
-from flashvar_factory.configure import Plan, configure
+from flashvar_factory.build import cmake, render
+from flashvar_factory.build.configure import Plan, configure
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import BuildError
-from flashvar_factory.expand import Build, expand, select_all
-from flashvar_factory.toolchain import Toolchain
-from flashvar_factory.words import parse
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
 NVCC = Toolchain(Path("/cuda/bin/nvcc"), "13.0.88", None, "PATH")

@@ -13,14 +13,16 @@ import pytest
 from matrix import CONFIG, TEXT
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import cross, extras, native, render, schema
+from flashvar_factory.build import render
+from flashvar_factory.build.configure import CROSS_FILE, configure
 from flashvar_factory.cli import main
-from flashvar_factory.configure import CROSS_FILE, configure
-from flashvar_factory.cross import Cross
+from flashvar_factory.config import extras, native, schema
+from flashvar_factory.config.expand import Build, expand, select_all, select_dev
+from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import CrossToolchainError
-from flashvar_factory.expand import Build, expand, select_all, select_dev
-from flashvar_factory.toolchain import Toolchain
-from flashvar_factory.words import parse
+from flashvar_factory.toolchain import cross
+from flashvar_factory.toolchain.cross import Cross
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
 OTHER = next(name for name in schema.PLATFORMS if name != native.MACHINE)

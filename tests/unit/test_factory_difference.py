@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import difference
+from flashvar_factory.release import difference
 
 Entries = list[tuple[str, bytes, tuple[int, int, int, int, int, int]]]
 

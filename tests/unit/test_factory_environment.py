@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import environment
 from flashvar_factory.errors import ToolchainError
+from flashvar_factory.toolchain import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +72,7 @@ def nox(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("build-dev", "--", "hdim=65"), "did you mean '72'"),
         (("build-dev", "--", "platform=riscv64"), "platform=riscv64"),
         (("build-dev", "--", "platform=aarch64"), "development builds run where they are made"),
-        (("wheels", "--", "hdmi=64"), "unknown word 'hdmi'"),
+        (("wheels", "--", "hdmi=64"), "unknown key 'hdmi'"),
         (("wheels", "--", "sm_80", "platform=aarch64"), "platform=aarch64"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -10,10 +10,10 @@ import pytest
 from matrix import CONFIG, TEXT
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import extras, native, schema, version
-from flashvar_factory.expand import Build, expand, select_all, select_dev
-from flashvar_factory.schema import Config
-from flashvar_factory.words import parse
+from flashvar_factory.config import extras, native, schema, version
+from flashvar_factory.config.expand import Build, expand, select_all, select_dev
+from flashvar_factory.config.schema import Config
+from flashvar_factory.config.selection_arguments import parse
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = schema.read(ROOT / "variants.toml")
@@ -152,5 +152,5 @@ def test_no_cuda_driver_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(sys.modules["flashvar_factory.native"].ctypes, "CDLL", refuse)
+    monkeypatch.setattr(sys.modules["flashvar_factory.config.native"].ctypes, "CDLL", refuse)
     assert native.capabilities() == ()

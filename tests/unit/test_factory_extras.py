@@ -7,7 +7,7 @@ import re
 import pytest
 from matrix import CONFIG
 
-from flashvar_factory import extras
+from flashvar_factory.config import extras
 
 FOUND = extras.extras(CONFIG, "1.2.3")
 EVERY = [f"{target.distribution}==1.2.3" for target in CONFIG.targets.values()]

@@ -178,7 +178,3 @@ def test_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "flashvar-1.0-py3-none-any.whl").write_bytes(b"PK broken")
     with pytest.raises(PackagingError, match="expected a wheel with one METADATA"):
         index.write(tmp_path, tmp_path / "site")
-
-
-def test_names_are_normalized() -> None:
-    assert index.normalized("Flash.Var__SM80") == "flash-var-sm80"

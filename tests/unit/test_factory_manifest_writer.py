@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from flashvar.binaries import manifest
-from flashvar_factory import elf, manifest_writer, ptxas_report
+from flashvar_factory.build import manifest_writer, ptxas_report
 from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect import elf
 
 LAUNCHER = Path(ptxas_report.__file__)
 
@@ -128,7 +129,7 @@ def test_library_and_plan_that_differ(held: list[str], tmp_path: Path) -> None:
 )
 def test_no_report_is_no_manifest(report: str, tmp_path: Path) -> None:
     with pytest.raises(
-        BuildError, match="expected one report of what ptxas said of attention_fwd_bf16_hdim64"
+        BuildError, match="expected one report of ptxas on attention_fwd_bf16_hdim64"
     ):
         write(tmp_path, library(tmp_path, BF16), BF16, report=report)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import render, schema, source, version, wheel
-from flashvar_factory.expand import Build, expand, select_all
-from flashvar_factory.words import parse
+from flashvar_factory.build import render, source, wheel
+from flashvar_factory.config import schema, version
+from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config.selection_arguments import parse
 
 ROOT = Path(__file__).parents[1] / "packaging" / "second_project"
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -24,7 +25,7 @@ def test_word_of_an_axis_that_the_project_lacks_is_unknown() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(["hdim=4"], CONFIG)
     message = str(caught.value)
-    assert "unknown word 'hdim', expected arch" in message
+    assert "unknown key 'hdim', expected arch" in message
     assert "per_thread" in message
     assert message.count("hdim") == 2
 

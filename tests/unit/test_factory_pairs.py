@@ -10,11 +10,12 @@ from matrix import TEXT
 
 from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
-from flashvar_factory import configure, schema, version
-from flashvar_factory.axes import Axis
-from flashvar_factory.expand import Build, expand, select_all
-from flashvar_factory.toolchain import Toolchain
-from flashvar_factory.words import parse
+from flashvar_factory.build import configure
+from flashvar_factory.config import schema, version
+from flashvar_factory.config.axes import Axis
+from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config.selection_arguments import parse
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
 PAIRS = TEXT.replace("step = 8 }", "step = 8, pairs = true }").replace(

@@ -15,10 +15,10 @@ from cyclonedx.validation import make_schemabased_validator
 from simulated import manifest
 
 from flashvar.binaries.manifest import Source
-from flashvar_factory import sbom, wheel
+from flashvar_factory.build import sbom, wheel
+from flashvar_factory.build.sbom import Link, Part
 from flashvar_factory.cli import main
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.sbom import Link, Part
 
 if sys.version_info >= (3, 11):
     import tomllib

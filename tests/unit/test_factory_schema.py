@@ -10,7 +10,7 @@ from matrix import CONFIG, TEXT, project
 
 from flashvar.binaries import manifest
 from flashvar.errors import ConfigurationError
-from flashvar_factory import schema
+from flashvar_factory.config import schema
 from flashvar_factory.errors import ToolchainError
 
 FILE = Path(__file__).parents[2] / "variants.toml"
@@ -112,6 +112,14 @@ MISTAKES = {
     ),
     "another schema": ("schema = 1", "schema = 2", ["schema", "expected 1", "found 2"]),
     "not TOML": ("schema = 1", "schema 1", ["expected TOML"]),
+    "an axis beyond C++": ("max = 256", f"max = {2**70}", ["head_dim.max", "from 1 to 2147483647"]),
+    "an axis of too many values": (
+        "min = 8, max = 256, step = 8",
+        "min = 1, max = 2000000000, step = 1",
+        ["head_dim.max", "at most 65,536 values", "found 2000000000"],
+    ),
+    "a number of 5,000 digits": ("schema = 1", f"schema = {'9' * 5000}", ["expected TOML"]),
+    "deep arrays": ("schema = 1", f"schema = {'[' * 5000}", ["expected TOML"]),
     "an architecture twice": ("\nsm_86 =", "\nsm_80 =", ["expected TOML", "overwrite"]),
 }
 

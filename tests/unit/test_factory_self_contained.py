@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import container, native, schema, self_contained, source
+from flashvar_factory.build import self_contained, source
 from flashvar_factory.cli import main
-from flashvar_factory.container import Choice, Facts
+from flashvar_factory.config import native, schema
+from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.expand import Build, expand, select_all
-from flashvar_factory.words import parse
+from flashvar_factory.toolchain import container
+from flashvar_factory.toolchain.container import Choice, Facts
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,9 +15,11 @@ import simulated
 
 from flashvar.binaries import manifest
 from flashvar.binaries.manifest import MinimumDriver
-from flashvar_factory import archive, schema, variants
 from flashvar_factory.cli import main
+from flashvar_factory.config import schema
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
+from flashvar_factory.release import variants
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
 CODES = [target.architecture.code for target in CONFIG.targets.values()]

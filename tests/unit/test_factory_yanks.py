@@ -53,13 +53,12 @@ def yanked(dist: Path, text: str) -> dict[str, str]:
         ("", {}),
         ('[flashvar]\n"0.1.0" = "wrong \\"scale\\" < 1"', {WHEEL: 'wrong "scale" < 1'}),
         (f'[flashvar]\n"{WHEEL}" = "cut off"', {WHEEL: "cut off"}),
-        ('[flashvar]\n"0.3.0" = "never listed here"', {}),
         (
             '[Flashvar_SM90]\n"0.1.0" = "hangs"',
             {f"flashvar_sm90-0.1.0-py3-none-{paper_wheels.PLATFORM}.whl": "hangs"},
         ),
     ],
-    ids=["nothing", "version", "file", "elsewhere", "spelling"],
+    ids=["nothing", "version", "file", "spelling"],
 )
 def test_yanked(text: str, expected: dict[str, str], dist: Path) -> None:
     assert yanked(dist, text) == expected
@@ -73,11 +72,19 @@ def test_yanked(text: str, expected: dict[str, str], dist: Path) -> None:
         ('[flashvar]\n"0.1.0" = true', "expected a reason, found True"),
         ('flashvar = "0.1.0"', "expected a table"),
         ("[flashvar", "expected TOML"),
+        ('[flashvar]\n"0.3.0" = "x"', r"found '0\.3\.0'; did you mean '0\.[12]\.0'.*--also"),
+        ('[flashvar]\n"flashvar-0.1.0-variants.json" = "x"', "expected a version or a file"),
     ],
 )
 def test_mistakes(text: str, message: str, dist: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         yanked(dist, text)
+
+
+def test_a_release_lists_none_of_the_earlier(dist: Path) -> None:
+    file = dist.parent / "yanked.toml"
+    file.write_text('[flashvar]\n"0.0.1" = "x"', encoding="utf-8")
+    assert index.write(dist, dist.parent / "site", yanked=file, whole=False)
 
 
 def test_the_usual_file_is_taken(dist: Path) -> None:

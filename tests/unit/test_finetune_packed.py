@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks import result_file
@@ -17,15 +16,17 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def run(*words: str) -> str:
-    command = [sys.executable, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+def run(python: str, *words: str) -> str:
+    done = subprocess.run(
+        [python, *words], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_packed_and_padded_learn_the_same() -> None:
-    said = run("examples/finetune_packed.py", "--steps", "3", "--tokens", "256").splitlines()
+def test_packed_and_padded_learn_the_same(python: str) -> None:
+    words = ("examples/finetune_packed.py", "--steps", "3", "--tokens", "256")
+    said = run(python, *words).splitlines()
     assert [line.split(":")[0] for line in said[:2]] == ["packed", "padded"]
     assert said[2] == "0.00000 nats apart in the mean of 3 steps"
 
@@ -51,10 +52,10 @@ def test_the_two_forms_of_a_batch() -> None:
     assert {len(document) for batch in batches for document in batch} == {4, 3, 1}
 
 
-def test_the_benchmark_times_each_way(tmp_path: Path) -> None:
+def test_the_benchmark_times_each_way(tmp_path: Path, python: str) -> None:
     target = tmp_path / "integrations.json"
     words = ("integrations", "--seconds", "0.01", "--json", str(target))
-    run("benchmarks/run.py", *words)
+    run(python, "benchmarks/run.py", *words)
     document = result_file.read(target)
     assert document["benchmark"] == "integrations"
     rows = {row["way"]: row for row in document["rows"]}

@@ -30,20 +30,22 @@ LAYERS = [
 ]
 
 
-def run_python(*arguments: str, home: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_python(
+    *arguments: str, program: str = sys.executable, home: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter that finds flashvar and nothing of this test run."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1"}
     for name in [name for name in environment if name.startswith("FLASHVAR_")]:
         del environment[name]
     if home is not None:
         environment["HOME"] = home
-    command = [sys.executable, *arguments]
+    command = [program, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def evaluate(code: str, home: str | None = None) -> Any:
+def evaluate(code: str, program: str = sys.executable, home: str | None = None) -> Any:
     """What the last line of `code` prints as JSON in a fresh interpreter."""
-    finished = run_python("-c", code, home=home)
+    finished = run_python("-c", code, program=program, home=home)
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)
 
@@ -76,13 +78,13 @@ def test_attention_without_torch_fails_at_use_and_names_torch() -> None:
     assert evaluate(BLOCK + code) == ["torch", words]
 
 
-def test_home_that_cannot_be_written() -> None:
+def test_home_that_cannot_be_written(python: str) -> None:
     code = (
         "import flashvar, json, torch\n"
         "q = torch.zeros(1, 2, 1, 8)\n"
         "print(json.dumps(list(flashvar.attention(q, q, q).shape)))"
     )
-    assert evaluate(code, home=os.devnull) == [1, 2, 1, 8]
+    assert evaluate(code, python, os.devnull) == [1, 2, 1, 8]
 
 
 def test_doctor_needs_neither_torch_nor_triton() -> None:

@@ -16,19 +16,24 @@ from flashvar.integrations import diffusers as ours
 from flashvar.integrations import fallback
 from flashvar.integrations import torch as sdpa
 
-with warnings.catch_warnings():  # it reads attributes that torch deprecates
-    warnings.simplefilter("ignore")
-    diffusers = pytest.importorskip("diffusers", reason="diffusers needs Python 3.11")
-    attention_dispatch = importlib.import_module("diffusers.models.attention_dispatch")
-    DiTTransformer2DModel = diffusers.DiTTransformer2DModel
-    FluxTransformer2DModel = diffusers.FluxTransformer2DModel
-    UNet2DConditionModel = diffusers.UNet2DConditionModel
-
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
+@pytest.fixture(scope="module")
+def diffusers() -> Any:
+    """The package, which takes seconds to load."""
+    with warnings.catch_warnings():  # it reads attributes that torch deprecates
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("diffusers", reason="diffusers needs Python 3.11")
+
+
+@pytest.fixture(scope="module")
+def attention_dispatch(diffusers: Any) -> Any:
+    return importlib.import_module("diffusers.models.attention_dispatch")
+
+
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(attention_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
     monkeypatch.setattr(fallback, "_logged", set())
     active = attention_dispatch._AttentionBackendRegistry._active_backend
@@ -47,9 +52,9 @@ def outcome(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [out.detach(), *grads]
 
 
-def unet() -> tuple[Any, dict[str, torch.Tensor]]:
+def unet(diffusers: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model = UNet2DConditionModel(
+    model = diffusers.UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(16, 32),
         layers_per_block=1,
@@ -68,9 +73,9 @@ def unet() -> tuple[Any, dict[str, torch.Tensor]]:
     }
 
 
-def dit() -> tuple[Any, dict[str, torch.Tensor]]:
+def dit(diffusers: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model = DiTTransformer2DModel(
+    model = diffusers.DiTTransformer2DModel(
         num_attention_heads=2,
         attention_head_dim=12,
         in_channels=4,
@@ -87,9 +92,9 @@ def dit() -> tuple[Any, dict[str, torch.Tensor]]:
     }
 
 
-def flux() -> tuple[Any, dict[str, torch.Tensor]]:
+def flux(diffusers: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model = FluxTransformer2DModel(
+    model = diffusers.FluxTransformer2DModel(
         patch_size=1,
         in_channels=4,
         num_layers=1,
@@ -111,9 +116,9 @@ def flux() -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("make", [unet, dit], ids=["unet", "dit"])
-def test_models_that_call_torchs_function(make: Any) -> None:
+def test_models_that_call_torchs_function(make: Any, diffusers: Any) -> None:
     torch.manual_seed(0)
-    model, inputs = make()
+    model, inputs = make(diffusers)
     model.eval()
     expected = outcome(model, inputs)
     with sdpa.activate(backend="reference"):
@@ -135,9 +140,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return shapes
 
 
-def test_a_model_that_knows_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_knows_backends(
+    diffusers: Any, attention_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = served(monkeypatch)
-    model, inputs = flux()
+    model, inputs = flux(diffusers)
     expected = outcome(model, inputs)
     ours.register()
     ours.register()
@@ -152,7 +159,7 @@ def test_a_model_that_knows_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
 
 
-def dispatched(**options: Any) -> torch.Tensor:
+def dispatched(attention_dispatch: Any, **options: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(2, 6, 4, 16, generator=generator)
     k, v = torch.randn(2, 2, 9, options.pop("heads", 4), 16, generator=generator)
@@ -172,27 +179,29 @@ def dispatched(**options: Any) -> torch.Tensor:
     ],
     ids=["padding", "bias-of-keys", "mask", "causal", "scale", "gqa"],
 )
-def test_options(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_options(
+    options: dict[str, Any], attention_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = served(monkeypatch)
     ours.register()
-    expected = dispatched(**options)
+    expected = dispatched(attention_dispatch, **options)
     assert not calls
     with attention_dispatch.attention_backend("flashvar"):
-        found = dispatched(**options)
+        found = dispatched(attention_dispatch, **options)
     assert len(calls) == 1
     torch.testing.assert_close(found, expected)
 
 
-def test_what_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_does_not_serve(attention_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = served(monkeypatch)
     ours.register()
     mask = torch.ones(6, 1)
-    expected = dispatched(attn_mask=mask)
+    expected = dispatched(attention_dispatch, attn_mask=mask)
     with attention_dispatch.attention_backend("flashvar"):
-        torch.testing.assert_close(dispatched(attn_mask=mask), expected)
+        torch.testing.assert_close(dispatched(attention_dispatch, attn_mask=mask), expected)
         monkeypatch.setenv("FLASHVAR_STRICT", "1")
         with pytest.raises(BackendUnavailableError, match="expected a call that flashvar serves"):
-            dispatched(attn_mask=mask)
+            dispatched(attention_dispatch, attn_mask=mask)
     assert not calls
 
 

@@ -266,18 +266,32 @@ def test_torchs_own_modes_are_nobody_else() -> None:
         assert "flashvar.attention_fwd.default" in targets
 
 
-def test_a_function_mode_in_compiled_code() -> None:
-    targets: list[Any] = []
+class Doubled(TorchFunctionMode):
+    """Doubles what a function gives, as somebody who replaces its answer."""
 
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        targets.extend(node.target for node in graph.graph.nodes)
-        return graph
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
 
-    with ours.activate("reference"), Seen():
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda q: call(q, q, q), backend=backend)
-        torch.testing.assert_close(compiled(Q), OWN(Q, Q, Q))
-    assert OWN in targets
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return (
+            out * 2 if func is (self.function or functional.scaled_dot_product_attention) else out
+        )
+
+
+@pytest.mark.parametrize("knows", ["torch's", "flashvar's", "what it finds"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_function_mode_in_compiled_code(knows: str, backend: str) -> None:
+    expected = 2 * OWN(Q, Q, Q) + 1
+    with ours.activate("reference"):
+        found = functional.scaled_dot_product_attention
+        functions = {"torch's": OWN, "flashvar's": found, "what it finds": None}
+        with Doubled(functions[knows]):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda q: call(q + 0, q, q) + 1, backend=backend)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(Q), expected)
 
 
 def test_the_import_loads_no_compiler() -> None:

@@ -89,10 +89,20 @@ def test_library_that_vanished_is_refused(tmp_path: Path, good: bytes) -> None:
         loader.load(binary)
 
 
-def test_file_that_is_no_library_keeps_the_words_of_dlopen(tmp_path: Path) -> None:
-    binary = put_binary(tmp_path / "text", sim.manifest("80"), b"#!/bin/sh\n")
-    with pytest.raises(BinaryError, match=r"dlopen refused it: .+"):
+@pytest.mark.parametrize("content", [b"#!/bin/sh\n", b"MZ" + bytes(100)], ids=["short", "long"])
+def test_a_file_that_is_no_library_is_not_opened(tmp_path: Path, content: bytes) -> None:
+    binary = put_binary(tmp_path / "text", sim.manifest("80"), content)
+    with pytest.raises(BinaryError, match=r"expected .* ELF library"):
         loader.load(binary)
+
+
+def test_a_library_of_another_processor_keeps_the_words_of_dlopen(
+    tmp_path: Path, good: bytes
+) -> None:
+    machine = 18  # e_machine
+    other = good[:machine] + b"\xff\xff" + good[machine + 2 :]
+    with pytest.raises(BinaryError, match=r"dlopen refused it: .+"):
+        loader.load(put_binary(tmp_path / "other", sim.manifest("80"), other))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +140,7 @@ def test_open_all_replaces_what_does_not_open_by_the_next(
     assert [one.candidate.directory.name for one in inventory.binaries] == ["b_good"]
     refused = {one.candidate.directory.name: one.reason for one in inventory.refusals}
     assert set(refused) == {"a_bad", "c_bad"}
-    assert "dlopen refused it" in refused["a_bad"]
+    assert "expected an ELF library" in refused["a_bad"]
     assert registry.installed() is inventory
 
 

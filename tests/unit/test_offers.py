@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flashvar.binaries.extras import Extras, read
-from flashvar_factory import extras, schema
+from flashvar_factory.config import extras, schema
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
 STATED = extras.extras(CONFIG, "1.2.3")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import schema
+from flashvar_factory.config import schema
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")

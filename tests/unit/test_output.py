@@ -135,9 +135,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_commands_of_an_archive(words: tuple[str, ...], code: int, archive: Path) -> None:
+def test_commands_of_an_archive(
+    words: tuple[str, ...], code: int, archive: Path, python: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flashvar", *words],
+        [python, "-m", "flashvar", *words],
         cwd=archive.parent,
         env=environment(archive),
         capture_output=True,
@@ -149,9 +151,9 @@ def test_commands_of_an_archive(words: tuple[str, ...], code: int, archive: Path
         assert json.loads(done.stdout)["properties"]
 
 
-def test_records_of_an_archive(archive: Path) -> None:
+def test_records_of_an_archive(archive: Path, python: str) -> None:
     program = "from flashvar.cli.speed import record_of as of; print(of('NVIDIA H200').gpu)"
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(archive), capture_output=True, text=True
+        [python, "-c", program], env=environment(archive), capture_output=True, text=True
     )
     assert done.stdout == "NVIDIA H200\n", done.stderr

@@ -150,7 +150,8 @@ def test_gradients(lengths: tuple[int, int], causal: bool, layout: str) -> None:
         )
         return [out, lse.masked_fill(lse == -torch.inf, 0.0)]
 
-    assert torch.autograd.gradcheck(call, tensors)
+    # Along random directions: a wrong entry of a Jacobian shows in nearly all of them.
+    assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
 
 
 def test_gradients_of_half_precision_are_computed_in_float32() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -259,8 +260,8 @@ def test_directory_that_may_not_be_looked_into_is_refused(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
-    for looking in ("is_file", "read_text"):
-        monkeypatch.setattr(Path, looking, refuse)
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert "Permission denied" in registry.installed().refusals[0].reason
 
 

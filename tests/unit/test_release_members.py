@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import schema, version
+from flashvar_factory.config import schema, version
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import ReleaseError
-from flashvar_factory.expand import expand, select_all
 from flashvar_factory.release import members
 from flashvar_factory.release.members import Member
 from flashvar_factory.release.merge import merge
 from flashvar_factory.release.publish import REPORTS, prepare
-from flashvar_factory.words import parse
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -32,7 +32,7 @@ SHARDS = {"one": [SDIST, PURE, SM80], "two": [SM89]}
 
 def write_pure(path: Path, *requirements: str) -> None:
     lines = [f"Requires-Dist: {one}\n" for one in requirements]
-    text = "Metadata-Version: 2.1\nName: flashvar\n" + "".join(lines)
+    text = f"Metadata-Version: 2.1\nName: flashvar\nVersion: {VERSION}\n" + "".join(lines)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"flashvar-{VERSION}.dist-info/METADATA", text)
 

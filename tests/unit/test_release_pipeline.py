@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashvar_factory import schema
+from flashvar_factory.config import schema
 from flashvar_factory.errors import AuditError, ReleaseError
 from flashvar_factory.release import pipeline
 from flashvar_factory.release.pipeline import Release
@@ -114,7 +114,7 @@ def test_another_factory_judges_anew(
     release: Release, stages: dict[str, Writes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline.run(release, stages)
-    monkeypatch.setattr("flashvar_factory.source.factory", lambda: "another")
+    monkeypatch.setattr("flashvar_factory.build.source.factory", lambda: "another")
     pipeline.run(release, stages)
     assert calls(stages) == [2, 2, 2]
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import simulated as sim
 
-from flashvar_factory import schema
-from flashvar_factory.expand import expand, select_all
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.release import members, page, publish, report
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.steps import Outcome
-from flashvar_factory.toolchain import Toolchain
-from flashvar_factory.words import parse
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory import reproduce, schema
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import expand, select_all
+from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import (
     AuditError,
     PackagingError,
@@ -16,15 +18,13 @@ from flashvar_factory.errors import (
     ReproducibilityError,
     SmokeError,
 )
-from flashvar_factory.expand import expand, select_all
-from flashvar_factory.pythons import Python
-from flashvar_factory.release import members, pipeline
+from flashvar_factory.release import members, pipeline, reproduce
 from flashvar_factory.release.pipeline import Release, Stage
+from flashvar_factory.release.pythons import Python
+from flashvar_factory.release.smoke import Check, Report
 from flashvar_factory.release.stages import STAGES
 from flashvar_factory.release.steps import Outcome
-from flashvar_factory.smoke import Check, Report
-from flashvar_factory.toolchain import Toolchain
-from flashvar_factory.words import parse
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -72,7 +72,7 @@ def no_index(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     (release.folder / "index").mkdir()
     (release.folder / "index" / "index.html").write_text("", encoding="utf-8")
     check = Check("3.11", "pip", (), (), 1.0, "", "does not import")
-    monkeypatch.setattr("flashvar_factory.smoke.run", lambda *a, **k: Report((check,)))
+    monkeypatch.setattr("flashvar_factory.release.smoke.run", lambda *a, **k: Report((check,)))
 
 
 def nothing(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +106,9 @@ def test_every_stage_has_a_fault_here() -> None:
 
 def test_wheels_that_do_not_fit(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [release.wheels / WHEEL]
-    monkeypatch.setattr("flashvar_factory.wheel.sdist", lambda *a, **k: made[0])
-    monkeypatch.setattr("flashvar_factory.wheel.pure", lambda *a, **k: made[0])
-    monkeypatch.setattr("flashvar_factory.wheel.binary", lambda *a, **k: made[0])
+    monkeypatch.setattr("flashvar_factory.build.wheel.sdist", lambda *a, **k: made[0])
+    monkeypatch.setattr("flashvar_factory.build.wheel.pure", lambda *a, **k: made[0])
+    monkeypatch.setattr("flashvar_factory.build.wheel.binary", lambda *a, **k: made[0])
     with pytest.raises(ReleaseError, match=r"flashvar .* \(sdist\): expected one file, found none"):
         pipeline.run(release, {"wheels": STAGES["wheels"]})
 

@@ -18,10 +18,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    """Case -> what was wrong; all of them in one process, which takes a second to start."""
+def found(python: str) -> dict[str, str]:
+    """Case -> what was wrong; all of them in one process."""
     answers: dict[str, str] = json.loads(
-        interpreted("-W", "ignore", str(Path(__file__).with_name("interpreted_rotary.py")))
+        interpreted(python, "-W", "ignore", str(Path(__file__).with_name("interpreted_rotary.py")))
     )
     return answers
 

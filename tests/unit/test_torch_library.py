@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ def test_one_dynamic_graph_serves_all_lengths() -> None:
     assert counter.frame_count == 1
 
 
-def test_compiles_as_the_first_use_in_a_process() -> None:
+def test_compiles_as_the_first_use_in_a_process(python: str) -> None:
     program = """
 import torch, flashvar
 q = torch.randn(1, 4, 2, 8)
@@ -123,7 +122,7 @@ compiled = torch.compile(lambda q: flashvar.attention(q, q, q), fullgraph=True, 
 torch.testing.assert_close(compiled(q), flashvar.attention(q, q, q))
 """
     finished = subprocess.run(
-        [sys.executable, "-c", program],
+        [python, "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])},
         capture_output=True,
         text=True,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from flashvar.integrations import transformers as ours
 
@@ -66,24 +66,24 @@ _WHISPER = {
     "max_source_positions": 20,
 }
 _LLAMA = {**_WORDS, "num_key_value_heads": 1, "use_cache": False}
-# A class, its configuration, and what it eats.
-MODELS: dict[str, tuple[Any, str, dict[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
-    "vit": (transformers.ViTModel, "ViTConfig", _IMAGES, pixels),
-    "clip": (transformers.CLIPVisionModel, "CLIPVisionConfig", _IMAGES, pixels),
-    "dinov2": (transformers.Dinov2Model, "Dinov2Config", _IMAGES, pixels),
-    "siglip": (transformers.SiglipVisionModel, "SiglipVisionConfig", _IMAGES, pixels),
-    "wav2vec2": (transformers.Wav2Vec2Model, "Wav2Vec2Config", _WAV2VEC2, sound),
+# A class, which takes a moment to load, its configuration, and what it eats.
+MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
+    "vit": ("transformers:ViTModel", "ViTConfig", _IMAGES, pixels),
+    "clip": ("transformers:CLIPVisionModel", "CLIPVisionConfig", _IMAGES, pixels),
+    "dinov2": ("transformers:Dinov2Model", "Dinov2Config", _IMAGES, pixels),
+    "siglip": ("transformers:SiglipVisionModel", "SiglipVisionConfig", _IMAGES, pixels),
+    "wav2vec2": ("transformers:Wav2Vec2Model", "Wav2Vec2Config", _WAV2VEC2, sound),
     "whisper": (
-        WhisperEncoder,
+        "transformers.models.whisper.modeling_whisper:WhisperEncoder",
         "WhisperConfig",
         _WHISPER,
         lambda: {"input_features": torch.randn(2, 8, 40)},
     ),
-    "bert": (transformers.BertModel, "BertConfig", _WORDS, ids),
-    "bert padded": (transformers.BertModel, "BertConfig", _WORDS, padded),
-    "llama": (transformers.LlamaModel, "LlamaConfig", _LLAMA, ids),
-    "llama padded": (transformers.LlamaModel, "LlamaConfig", _LLAMA, padded),
-    "llama packed": (transformers.LlamaModel, "LlamaConfig", _LLAMA, packed),
+    "bert": ("transformers:BertModel", "BertConfig", _WORDS, ids),
+    "bert padded": ("transformers:BertModel", "BertConfig", _WORDS, padded),
+    "llama": ("transformers:LlamaModel", "LlamaConfig", _LLAMA, ids),
+    "llama padded": ("transformers:LlamaModel", "LlamaConfig", _LLAMA, padded),
+    "llama packed": ("transformers:LlamaModel", "LlamaConfig", _LLAMA, packed),
 }
 
 
@@ -92,7 +92,8 @@ def small(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     ours.register()
     architecture, configuration, options, make = MODELS[name]
     torch.manual_seed(0)
-    model = architecture(getattr(transformers, configuration)(**options)).eval()
+    made = pkgutil.resolve_name(architecture)(getattr(transformers, configuration)(**options))
+    model = made.eval()
     model.set_attn_implementation("flashvar")
     return model, make()
 

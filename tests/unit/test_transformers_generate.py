@@ -75,7 +75,7 @@ def test_beams(padding: str) -> None:
 
 def test_continuous_batching() -> None:
     """Requests of several lengths, out of one paged cache, with a window."""
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
     if "kwargs" not in inspect.signature(PagedAttentionCache.update).parameters:
@@ -89,7 +89,10 @@ def test_continuous_batching() -> None:
         for prompt in prompts
     ]
     model.set_attn_implementation("flashvar")
-    answers = model.generate_batch(prompts, generation_config=options, progress_bar=False)
+    small = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32)  # not all of the memory
+    answers = model.generate_batch(
+        prompts, generation_config=options, continuous_batching_config=small, progress_bar=False
+    )
     assert [answer.generated_tokens for answer in answers.values()] == expected
 
 

@@ -26,17 +26,23 @@ def registered() -> None:
     transformers.register()
 
 
-def test_nothing_is_registered_by_import() -> None:
-    code = (
-        "import flashvar.integrations.transformers, sys\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-        "import flashvar.integrations.transformers.attention\n"
-        "from transformers.modeling_utils import AttentionInterface\n"
-        "assert 'flashvar' not in AttentionInterface()\n"
-    )
+LIGHT = """
+import flashvar.integrations.transformers, sys
+assert 'torch' not in sys.modules and 'transformers' not in sys.modules
+"""
+UNREGISTERED = """
+import flashvar.integrations.transformers, flashvar.integrations.transformers.attention
+from transformers.modeling_utils import AttentionInterface
+assert 'flashvar' not in AttentionInterface()
+"""
+
+
+@pytest.mark.parametrize("code", [LIGHT, UNREGISTERED], ids=["light", "unregistered"])
+def test_nothing_is_registered_by_import(code: str, python: str) -> None:
+    program = sys.executable if code == LIGHT else python
     environment = {**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [program, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -57,7 +57,18 @@ def test_the_table_is_true(name: str) -> None:
         torch.set_num_threads(threads)
 
 
-def test_nothing_differs_from_eager() -> None:
-    words = {text[53:66].strip() for text in TOLD[3:]}
-    assert words <= {"served", "in part", "own", "refused", "no attention", "not run"}
-    assert len(TOLD) > 1000
+# Eager attention adds a boolean mask to the scores as 0 and 1, where others take it for a mask; and
+# an encoder that shortens its sequence takes no mask for it, and raises.
+EXPLAINED = {
+    "GroundingDinoForObjectDetection": "differs",
+    "GroundingDinoModel": "differs",
+    "InformerForPrediction": "fails",
+    "InformerModel": "fails",
+}
+
+
+def test_nothing_else_differs_from_eager() -> None:
+    words = {text.split()[0]: text[53:66].strip() for text in TOLD[3:] if text}
+    good = {"served", "in part", "own", "refused", "no attention", "not run"}
+    assert {name: word for name, word in words.items() if word not in good} == EXPLAINED
+    assert len(words) > 1000

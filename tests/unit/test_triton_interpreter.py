@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    """Case -> what was wrong; all of them in one process, which takes seconds to start."""
+def found(python: str) -> dict[str, str]:
+    """Case -> what was wrong; all of them in one process."""
     script = Path(__file__).with_name("interpreted_attention.py")
-    answers: dict[str, str] = json.loads(interpreted(str(script)))
+    answers: dict[str, str] = json.loads(interpreted(python, str(script)))
     return answers
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,11 +131,11 @@ for number in range(5):
 """
 
 
-def test_writers_at_the_same_time_lose_nothing(folder: Path) -> None:
+def test_writers_at_the_same_time_lose_nothing(folder: Path, python: str) -> None:
     sources = Path(tuned.__file__).parents[4]
     environment = {"PYTHONPATH": str(sources), "FLASHVAR_CACHE_DIR": str(folder)}
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, f"machine {number}"], env=environment)
+        subprocess.Popen([python, "-c", WRITER, f"machine {number}"], env=environment)
         for number in range(3)
     ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]

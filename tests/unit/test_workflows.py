@@ -57,4 +57,4 @@ def test_flashvar_is_published_last() -> None:
     assert jobs["publish"] == "publish-binary"
     assert jobs["publish-binary"] == "rehearse"
     assert jobs["rehearse"] == "attest"
-    assert jobs["attest"] == "[reproduce, together]"
+    assert jobs["attest"] == "[every-wheel, reproduce, together]"

@@ -2,9 +2,9 @@
 
 import sys
 
-from flashvar_factory import at_work
+from flashvar_factory.build import process
 from flashvar_factory.cli import main
 
 if __name__ == "__main__":
-    at_work.end_on_sigterm()
+    process.end_on_sigterm()
     sys.exit(main())

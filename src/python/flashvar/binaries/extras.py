@@ -14,7 +14,7 @@ from typing import Final
 
 from flashvar.binaries.variant import Architecture
 
-# Markers of the requirements that flashvar_factory.extras writes, all for Linux.
+# Markers of the requirements that flashvar_factory.config.extras writes, all for Linux.
 _EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
@@ -34,10 +34,12 @@ def of_installed(platform: str) -> Extras:
     """The extras of the installed flashvar, for a platform such as "linux_x86_64"."""
     try:
         installed = metadata.metadata("flashvar")
-    except metadata.PackageNotFoundError:
+        provided = installed.get_all("Provides-Extra") or []
+        required = installed.get_all("Requires-Dist") or []
+    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError):
+        # flashvar is not installed, or its METADATA is damaged or missing.
         return NO_EXTRAS
-    extras = installed.get_all("Provides-Extra") or []
-    return read(extras, installed.get_all("Requires-Dist") or [], platform)
+    return read(provided, required, platform)
 
 
 def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> Extras:

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import logging
+import struct
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,11 @@ from flashvar.errors import BinaryError
 _log = logging.getLogger("flashvar")
 
 _OK: Final = 0  # FLASHVAR_OK
+# ELF header: class, data encoding; e_phoff, e_phentsize, e_phnum (System V ABI, chapter 4).
+_ELF_MAGIC: Final = b"\x7fELF\x02\x01"
+_ELF_HEADER: Final = struct.Struct("<6s26xQ14xHH")
+# Program header: p_offset and p_filesz.
+_ELF_SEGMENT: Final = struct.Struct("<8xQ16xQ16x")
 _LONGEST: Final = 512  # bytes, the longest explanation
 
 
@@ -148,7 +154,9 @@ def _check_functions(binary: Binary, library: Library) -> None:
 
 def _open(binary: Binary) -> Library:
     path = binary.library
-    _check_hash(path, binary.manifest.library.sha256)
+    content = _content(path)
+    _check_hash(path, content, binary.manifest.library.sha256)
+    _check_segments(path, content)
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -158,15 +166,38 @@ def _open(binary: Binary) -> Library:
     return Library(path, handle)
 
 
-def _check_hash(path: Path, expected: str) -> None:
+def _content(path: Path) -> bytes:
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        return path.read_bytes()
     except OSError as error:
         raise BinaryError(f"{path.name}: expected a readable file, found: {error}") from error
+
+
+def _check_hash(path: Path, content: bytes, expected: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise BinaryError(
             f"{path.name}: expected sha256 {expected[:12]}... as in its manifest, "
             f"found {found[:12]}...; the file is damaged or from another build"
+        )
+
+
+def _check_segments(path: Path, content: bytes) -> None:
+    """Every segment must be in the file: the process would end by SIGBUS where one is not."""
+    try:
+        magic, start, size, count = _ELF_HEADER.unpack_from(content)
+        if magic != _ELF_MAGIC or size != _ELF_SEGMENT.size:
+            raise BinaryError(f"{path.name}: expected a 64-bit little-endian ELF library")
+        ends = []
+        for number in range(count):
+            offset, length = _ELF_SEGMENT.unpack_from(content, start + number * size)
+            ends.append(offset + length)
+    except struct.error:
+        raise BinaryError(f"{path.name}: expected an ELF library, found a part of one") from None
+    if max(ends, default=0) > len(content):
+        raise BinaryError(
+            f"{path.name}: expected {max(ends)} bytes of segments, found a file of {len(content)}; "
+            "it is truncated"
         )
 
 

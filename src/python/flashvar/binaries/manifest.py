@@ -7,7 +7,9 @@ selection needs, so selection opens no library.
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +23,8 @@ SCHEMA: Final = 2
 # The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar calls.
 ABI: Final = 2
 
+# A manifest of every kernel that can be built has some hundred kilobytes.
+_LARGEST: Final = 16 << 20
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
 # The fixed keys of a kernel's row; every other key is an axis.
 FIXED_KERNEL_KEYS: Final = frozenset(
@@ -177,7 +181,7 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """Parse the manifest at `path`; a ManifestError names the file."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(_text(path))
     except FileNotFoundError:
         raise ManifestError(f"{path}: expected a manifest, found no file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -186,10 +190,23 @@ def read(path: Path) -> Manifest:
         raise ManifestError(f"{path}: {error}") from error
 
 
+def _text(path: Path) -> str:
+    """What is in a file; OSError unless it is one, and of a size that a manifest may have."""
+    # Not blocking: to open a FIFO would wait for somebody to write.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError("it is no regular file")
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise OSError(f"it has more than {_LARGEST} bytes")
+    return data.decode("utf-8")
+
+
 def parse(text: str) -> Manifest:
     """Check every key and return the manifest; a ManifestError names key, expected and found."""
     try:
-        document: object = json.loads(text)
+        document: object = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"expected JSON, found something else: {error}") from error
     top = Table(document, "")
@@ -216,6 +233,16 @@ def parse(text: str) -> Manifest:
         if names.count(name) > 1:
             raise ManifestError(f"kernels: expected each kernel once, found {name} more than once")
     return manifest
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON, whose keys must differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ManifestError(f"expected each key once in an object, found {twice!r} more than once")
+    return found
 
 
 def _source(table: Table) -> Source:

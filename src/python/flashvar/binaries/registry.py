@@ -2,7 +2,8 @@
 
 Listing is cheap: it reads manifests and file sizes, and opens no library. For each architecture the
 first candidate is used, in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary embedded in
-flashvar itself. The other candidates are listed as refused.
+flashvar itself. Among wheels and embedded binaries, one of flashvar's own version is preferred. The
+other candidates are listed as refused.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Candidate:
     directory: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
     repair: str  # the command or the step that replaces it
+    named: bool = False  # by FLASHVAR_LIB_DIR
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def take_stock(
     extras: Extras = NO_EXTRAS,
 ) -> Inventory:
     """Judge candidates, given in order of precedence; `refused` are those that did not load."""
-    binaries: dict[str, Binary] = {}
+    usable: list[Binary] = []
     refusals: list[Refusal] = []
     for candidate in found:
         try:
@@ -149,13 +151,26 @@ def take_stock(
         fault = _fault(binary) or (refused or {}).get(candidate.directory)
         if fault is not None:
             refusals.append(Refusal(candidate, name, fault, candidate.repair))
-        elif name in binaries:
-            reason = f"shadowed by {binaries[name].candidate.origin}, which comes first"
-            refusals.append(Refusal(candidate, name, reason, None))
+        else:
+            usable.append(binary)
+    binaries: dict[str, Binary] = {}
+    for binary in sorted(usable, key=_preference):
+        name = binary.architecture.name
+        if name in binaries:
+            first = binaries[name]
+            better = first.skew is None and binary.skew is not None
+            why = "which has flashvar's version" if better else "which comes first"
+            reason = f"shadowed by {first.candidate.origin}, {why}"
+            refusals.append(Refusal(binary.candidate, name, reason, None))
         else:
             binaries[name] = binary
     in_order = sorted(binaries.values(), key=lambda binary: binary.architecture)
     return Inventory(tuple(in_order), tuple(refusals), extras)
+
+
+def _preference(binary: Binary) -> tuple[bool, bool]:
+    """Sort key: binaries that the user named first, then those of flashvar's own version."""
+    return not binary.candidate.named, binary.skew is not None
 
 
 def _fault(binary: Binary) -> str | None:
@@ -188,7 +203,7 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
     # Without any manifest the folder itself is the candidate, so that the mistake is reported.
     for directory in [folder] if own or not children else children:
         origin = f"{LIB_DIR} ({directory})"
-        yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}")
+        yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}", named=True)
 
 
 def _in_wheels() -> Iterator[Candidate]:
@@ -198,7 +213,7 @@ def _in_wheels() -> Iterator[Candidate]:
         entries = _entries(distribution)
         if not entries:
             continue
-        name = distribution.metadata["Name"] or "without a name"
+        name, version = _name(distribution)
         is_development = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
         for architecture, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
@@ -207,7 +222,16 @@ def _in_wheels() -> Iterator[Candidate]:
                 if is_development
                 else advice.install_again(name, architecture)
             )
-            yield Candidate(directory, f"wheel {name} {distribution.version}", repair)
+            yield Candidate(directory, f"wheel {name} {version}", repair)
+
+
+def _name(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Name and version of a distribution for messages; also works with damaged METADATA."""
+    try:
+        fields = distribution.metadata
+        return fields["Name"] or "without a name", fields["Version"] or "of unknown version"
+    except (OSError, UnicodeDecodeError, AttributeError, KeyError):
+        return "without a name", "of unknown version"
 
 
 def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 # A dot is allowed only in plain numbers: `9.0`, not `sm_9.0`.
@@ -12,10 +11,15 @@ _PATTERN = re.compile(
     r"(?:sm_?(?!\d+\.))?(?P<major>[1-9][0-9]*)\.?(?P<minor>[0-9])(?P<specific>a?)", re.ASCII
 )
 
-# Short names of axes in kernel names and commands; other axes keep their names.
-SHORT_AXES: Final = MappingProxyType({"head_dim": "hdim"})
+_DIM = re.compile(r"([a-z])[a-z0-9]*(?:_[a-z0-9]+)*_dim")
 # The second integer of a pair follows the first, with this suffix appended to the axis name.
 SECOND: Final = "_v"
+
+
+def short_axis(axis: str) -> str:
+    """The name of an axis in kernel names and commands: `hdim` for `head_dim`, others in full."""
+    match = _DIM.fullmatch(axis)
+    return axis if match is None else f"{match[1]}dim"
 
 
 def pair_text(first: int, second: int) -> str:
@@ -96,7 +100,7 @@ class Kernel:
         """The value of each axis as in kernel names: `bf16`, `hdim64`, `hdim192x128`."""
         named = {axis for axis, value in self.axes if isinstance(value, str)}
         return {
-            axis: value if axis in named else f"{SHORT_AXES.get(axis, axis)}{value}"
+            axis: value if axis in named else f"{short_axis(axis)}{value}"
             for axis, value in self.values.items()
         }
 

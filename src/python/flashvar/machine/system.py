@@ -99,6 +99,9 @@ def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError
         return None, (), f"torch cannot be imported: {error}"
+    if not hasattr(torch, "__version__"):  # Python imports any folder of that name as a package
+        where = ", ".join(map(str, getattr(torch, "__path__", ["an unknown place"])))
+        return None, (), f"torch is not installed, a folder of its name is left over: {where}"
     # With an old driver torch warns and reports no device; the warning is the reason to show.
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
@@ -185,7 +188,10 @@ def _triton_version() -> str | None:
         return None
     for name in _TRITON_DISTRIBUTIONS:
         try:
-            return metadata.version(name)
+            version: str | None = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+        except (UnicodeDecodeError, KeyError):  # its METADATA is damaged
+            version = None
+        return version or "unknown"
     return "unknown"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import SHORT_AXES
+from flashvar.binaries.variant import short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import OpSpec, Value, value_text
 from flashvar.selection.candidates import Rejection
@@ -133,7 +133,7 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
     words = [f"arch={binary.architecture.name}"]
     for place, axis in enumerate(spec.axes):
         values = sorted({kind[place] for kind in every})
-        words.append(f"{SHORT_AXES.get(axis.name, axis.name)}={','.join(map(value_text, values))}")
+        words.append(f"{short_axis(axis.name)}={','.join(map(value_text, values))}")
     return f"nox -s build-dev -- {' '.join(words)}"
 
 

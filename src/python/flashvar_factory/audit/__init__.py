@@ -1,4 +1,4 @@
-"""Is a wheel what it says it is? Facts first, then one table of checks: needs no CUDA toolkit.
+"""Audits wheels: gathers facts, then runs one table of checks. Needs no CUDA toolkit.
 
 The checks of any wheel are made for any wheel; those of the factory's own wheels where a wheel
 says, or variants.toml says, that it is one.
@@ -6,7 +6,7 @@ says, or variants.toml says, that it is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +14,16 @@ from flashvar_factory.audit import (
     archive_checks,
     device_checks,
     facts,
+    kernel_checks,
     library_checks,
+    loading_checks,
     manifest_checks,
+    member_checks,
+    metadata_checks,
     platform_checks,
+    sbom_checks,
+    source_checks,
+    variant_checks,
 )
 from flashvar_factory.audit.expectations import BUDGET, Expectations
 from flashvar_factory.audit.facts import Wheel
@@ -45,9 +52,25 @@ _OF_EVERY_WHEEL: Final[tuple[Check, ...]] = (
     platform_checks.platform,
     budget,
 )
+_OF_THE_PROJECT: Final[tuple[Check, ...]] = (
+    metadata_checks.metadata,
+    metadata_checks.wheel_file,
+    source_checks.sources,
+    source_checks.declared,
+    variant_checks.variant,
+)
 _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
+    member_checks.members,
+    member_checks.licenses,
+    metadata_checks.metadata,
+    metadata_checks.wheel_file,
+    metadata_checks.entries,
+    sbom_checks.bill,
+    variant_checks.variant,
     manifest_checks.manifest,
-    manifest_checks.kernels,
+    manifest_checks.derived,
+    kernel_checks.kernels,
+    loading_checks.loading,
     device_checks.architecture,
     device_checks.ptx,
     library_checks.exports,
@@ -59,7 +82,11 @@ def audit(path: Path, expected: Expectations | None = None) -> Report:
     """Judge the wheel at `path`; PackagingError when there is no file of a wheel's name."""
     expected = expected or Expectations()
     wheel = facts.gather(path)
-    checks = _OF_EVERY_WHEEL + (_OF_THE_FACTORY if _is_ours(wheel, expected) else ())
+    checks = _OF_EVERY_WHEEL
+    if expected.is_projects_own(wheel.name):
+        checks += _OF_THE_PROJECT
+    if _is_ours(wheel, expected):
+        checks += tuple(check for check in _OF_THE_FACTORY if check not in checks)
     return Report(
         wheel=wheel,
         findings=tuple(_findings(wheel, expected, checks)),
@@ -75,6 +102,18 @@ def require(reports: Iterable[Report]) -> None:
     if failed:
         count = sum(len(report.findings) for report in failed)
         names = ", ".join(report.wheel.path.name for report in failed)
+        raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
+
+
+def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
+    """AuditError that counts the faults of sdists, each printed, if there is one."""
+    for path, found in findings.items():
+        if found:
+            print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
+    failed = [path.name for path, found in findings.items() if found]
+    if failed:
+        count = sum(map(len, findings.values()))
+        names = ", ".join(failed)
         raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
 
 

@@ -1,11 +1,11 @@
-"""Is a wheel's archive whole, safe to unpack, and what its RECORD says? True of every wheel."""
+"""Checks of every wheel's archive: whole, safe to unpack, and as its RECORD lists it."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import re
-import stat
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,7 +15,8 @@ from flashvar_factory.audit.finding import Finding
 
 # The one file that cannot hold its own hash, and the signatures of it.
 _UNRECORDED = ("RECORD", "RECORD.jws", "RECORD.p7s")
-_DRIVE = re.compile(r"[A-Za-z]:")
+# pip unpacks what is in here to the folders of an environment.
+_DATA = re.compile(r"[^/]+\.data/(?:purelib|platlib)/")
 
 
 def archive(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -24,62 +25,77 @@ def archive(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for why in wheel.damaged:
         yield Finding("archive", wheel.path.name, f"{why}; build or fetch it again")
     for entry in wheel.entries:
-        escape = _escapes(entry.name, entry.mode)
-        if escape is not None:
+        if entry.escape is not None:
             yield Finding(
                 "archive",
                 repr(entry.name),
-                f"expected a file under the folder it is unpacked to, found {escape}; leave it",
+                f"expected a file under the folder it is unpacked to, found {entry.escape}; "
+                "leave it",
             )
-    for name, count in Counter(entry.name for entry in wheel.entries).items():
+    for name, count in Counter(_installed(entry.name) for entry in wheel.entries).items():
         if count > 1:
             yield Finding(
                 "archive",
                 name,
                 f"expected one file of this name, found {count}: readers differ in which they take",
             )
+    folders = {_installed(entry.name[:i]) for entry in wheel.entries for i in _slashes(entry.name)}
+    for entry in wheel.entries:
+        if _installed(entry.name) in folders:
+            yield Finding("archive", entry.name, "expected a file or a folder, found both")
 
 
-def _escapes(name: str, mode: int) -> str | None:
-    """Why an entry may land elsewhere, None when it cannot."""
-    if name.startswith("/") or _DRIVE.match(name):
-        return "an absolute path"
-    if ".." in name.split("/"):
-        return "a path with '..'"
-    if "\\" in name or "\0" in name:
-        return "a name that systems read differently"
-    kind = stat.S_IFMT(mode)
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        return "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-    return None
+def _installed(name: str) -> str:
+    """Where a member is installed, as systems see it that fold case and accents."""
+    return unicodedata.normalize("NFKC", _DATA.sub("", name)).casefold()
+
+
+def _slashes(name: str) -> Iterator[int]:
+    return (i for i, sign in enumerate(name) if sign == "/" and i < len(name) - 1)
 
 
 def record(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """RECORD names every file, with its hash and its size, and nothing else."""
     del expected
-    text = wheel.metadata("RECORD")
+    where, text = f"{wheel.info}/RECORD", wheel.metadata("RECORD")
     if text is None:
-        yield Finding("record", f"{wheel.info}/RECORD", "expected a RECORD, found none")
+        yield Finding("record", where, "expected a RECORD, found none")
         return
-    rows = {row[0]: row[1:] for row in csv.reader(text.splitlines()) if row}
+    try:
+        lines = [row for row in csv.reader(text.splitlines(), strict=True) if row]
+    except csv.Error as error:
+        yield Finding("record", where, f"expected rows of a file, a hash and a size, found {error}")
+        return
+    rows: dict[str, list[str]] = {}
+    for name, *row in lines:
+        if len(row) != 2:
+            yield Finding("record", where, f"expected three fields a row, found {len(row) + 1}")
+        if name in rows:
+            yield Finding("record", name, "expected one row in RECORD, found more")
+        rows[name] = row
     for entry in wheel.entries:
-        row = rows.pop(entry.name, None)
-        if entry.name.endswith("/") or entry.name.startswith(_signed(wheel)):
+        listed = rows.pop(entry.name, None)
+        if entry.name.endswith("/"):
             continue
-        if row is None:
+        if entry.name in _unrecorded(wheel):
+            if listed not in (None, ["", ""]):
+                yield Finding(
+                    "record", entry.name, f"expected neither hash nor size, found {listed}"
+                )
+        elif listed is None:
             yield Finding("record", entry.name, "expected a row in RECORD, found none")
-        elif row != [_hash(entry.sha256), str(entry.size)]:
+        elif listed != [_hash(entry.sha256), str(entry.size)]:
             yield Finding(
                 "record",
                 entry.name,
-                f"expected {','.join(row)} as RECORD says, found {_hash(entry.sha256)},"
+                f"expected {','.join(listed)} as RECORD says, found {_hash(entry.sha256)},"
                 f"{entry.size}; the file was changed after the wheel was made",
             )
     for name in rows:
         yield Finding("record", name, "expected a file, as RECORD says, found none")
 
 
-def _signed(wheel: Wheel) -> tuple[str, ...]:
+def _unrecorded(wheel: Wheel) -> tuple[str, ...]:
     return tuple(f"{wheel.info}/{name}" for name in _UNRECORDED)
 
 

@@ -1,8 +1,7 @@
-"""Is the device code of a wheel that of the one architecture it is said to be for?"""
+"""Checks that all device code of a wheel is for its one architecture."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,11 +9,12 @@ from typing import Any
 
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
-from flashvar_factory.audit import fatbin
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.audit.stated import pairs
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import fatbin, json_text
 
 _EXTRA = re.compile(r"sm[1-9]\d+")
 
@@ -22,24 +22,25 @@ _EXTRA = re.compile(r"sm[1-9]\d+")
 def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """Machine code, manifest, file name, entry point, label and variants.toml agree."""
     known = expected.architecture(wheel.name)
-    for library, stated in pairs(wheel):
-        yield from _machine_code(library, stated)
-        if known is not None and stated.architecture != known:
-            yield _differs(wheel, f"code {known.code} as variants.toml says", stated)
+    for library, described in pairs(wheel):
+        yield from _machine_code(library, described)
+        if known is not None and described.architecture != known:
+            yield _differs(wheel, f"code {known.code} as variants.toml says", described)
+        yield from _entries(library)
         for source, extra in _names(wheel):
-            if extra != stated.architecture.extra:
-                yield _differs(wheel, f"code for {extra} as {source} says", stated)
+            if extra != described.architecture.extra:
+                yield _differs(wheel, f"code for {extra} as {source} says", described)
         for name, folder in wheel.entry_points.items():
-            if folder == library.folder and name != stated.architecture.name:
-                yield _differs(wheel, f"code for {name} as its entry point says", stated)
-        real = f"{stated.architecture.extra.removeprefix('sm')}_real"
+            if folder == library.folder and name != described.architecture.name:
+                yield _differs(wheel, f"code for {name} as its entry point says", described)
+        real = f"{described.architecture.extra.removeprefix('sm')}_real"
         for label, values in _variants(wheel):
             if label != wheel.name.label or values != [real]:
-                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", stated)
+                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", described)
 
 
-def _machine_code(library: Library, stated: Manifest) -> Iterator[Finding]:
-    code = stated.architecture.code
+def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
+    code = described.architecture.code
     sass = [image for image in library.images if image.kind == fatbin.SASS]
     if not sass:
         yield Finding(
@@ -64,6 +65,24 @@ def _machine_code(library: Library, stated: Manifest) -> Iterator[Finding]:
         )
 
 
+def _entries(library: Library) -> Iterator[Finding]:
+    """The containers state what is in them: drivers choose an image by its entry."""
+    for image in library.images:
+        if image.kind not in (fatbin.SASS, fatbin.PTX):
+            yield Finding(
+                "architecture",
+                library.path,
+                f"expected machine code or PTX, found an image of kind {image.kind}",
+            )
+        elif image.entry_code != image.code:
+            yield Finding(
+                "architecture",
+                library.path,
+                f"expected an entry for {image.code}, as its machine code states, found one for "
+                f"{image.entry_code}",
+            )
+
+
 def _names(wheel: Wheel) -> Iterator[tuple[str, str]]:
     """Architectures in the file's name, and what part of it says so."""
     last = wheel.name.distribution.rpartition("_")[2]
@@ -79,14 +98,14 @@ def _variants(wheel: Wheel) -> list[tuple[str, object]]:
     if text is None:
         return []
     try:
-        rows: dict[str, Any] = json.loads(text)["variants"]
+        rows: dict[str, Any] = json_text.parse(text.encode(), "variant.json")["variants"]
         return [(label, row.get("nvidia", {}).get("sm_arch")) for label, row in rows.items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (PackagingError, KeyError, TypeError, AttributeError):
         return [("variant.json", "unreadable")]
 
 
-def _differs(wheel: Wheel, wanted: str, stated: Manifest) -> Finding:
-    found: Architecture = stated.architecture
+def _differs(wheel: Wheel, wanted: str, described: Manifest) -> Finding:
+    found: Architecture = described.architecture
     return Finding(
         "architecture",
         wheel.path.name,
@@ -97,10 +116,10 @@ def _differs(wheel: Wheel, wanted: str, stated: Manifest) -> Finding:
 def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """No PTX in a release; elsewhere it is there if and only if the manifest says so."""
     del expected
-    for library, stated in pairs(wheel):
+    for library, described in pairs(wheel):
         count = sum(image.kind == fatbin.PTX for image in library.images)
         is_release = "+" not in wheel.name.version
-        if count and (is_release or "ptx" not in stated.code_kinds):
+        if count and (is_release or "ptx" not in described.code_kinds):
             wanted = "no PTX in a release" if is_release else "no PTX, as the manifest says"
             yield Finding(
                 "ptx",
@@ -108,5 +127,5 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 f"expected {wanted}, found {count} images of it: on other devices it would compile "
                 "at first use; leave ptx=1 and -virtual architectures out",
             )
-        if not count and "ptx" in stated.code_kinds:
+        if not count and "ptx" in described.code_kinds:
             yield Finding("ptx", library.path, "expected PTX, as the manifest says, found none")

@@ -1,15 +1,18 @@
-"""What must hold for a wheel, beside what it says of itself?"""
+"""What the project expects of its wheels, beside what each states of itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from flashvar.binaries.variant import Architecture
-from flashvar_factory.archive import Name
-from flashvar_factory.schema import Config
+from flashvar_factory.config.schema import Config
+from flashvar_factory.inspect.archive import Name
 
 # All head dims of an architecture, forward and backward, fit.
 BUDGET: Final = 20_000_000
@@ -22,16 +25,34 @@ class Expectations:
     architectures: Mapping[str, Architecture] = field(default_factory=lambda: MappingProxyType({}))
     ops: frozenset[str] = frozenset()  # whose functions every library exports
     budget: int | None = None  # bytes a wheel may have; BUDGET for wheels of the factory
+    config: Config | None = None
+    root: Path | None = None  # of the sources that the wheel is to be made of
+    revision: str | None = None  # the commit that is released
 
     def architecture(self, name: Name) -> Architecture | None:
         """What a wheel of this name holds; None when that is not known."""
         return self.architectures.get(name.distribution.replace("_", "-"))
 
+    def is_projects_own(self, name: Name) -> bool:
+        """Whether this is the name of the wheel that holds the project itself."""
+        return self.config is not None and canonicalize_name(
+            name.distribution
+        ) == canonicalize_name(self.config.project.name)
 
-def of(config: Config, budget: int | None = None) -> Expectations:
-    """What variants.toml says."""
+
+def of(
+    config: Config,
+    budget: int | None = None,
+    *,
+    root: Path | None = None,
+    revision: str | None = None,
+) -> Expectations:
+    """What variants.toml says, and the sources at `root`."""
     return Expectations(
         {target.distribution: target.architecture for target in config.targets.values()},
         frozenset(config.ops),
         budget,
+        config,
+        root,
+        revision,
     )

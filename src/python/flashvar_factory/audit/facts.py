@@ -1,24 +1,33 @@
-"""What is in a wheel? Everything that the checks judge, gathered once, in memory."""
+"""Gathers everything the checks judge of a wheel, once and in memory."""
 
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flashvar.binaries import manifest
-from flashvar_factory import archive, elf, manifest_writer
-from flashvar_factory.audit import cubin, dynamic, fatbin
-from flashvar_factory.audit.dynamic import Dynamic
+from flashvar.binaries.manifest import Launch
 from flashvar_factory.errors import BuildError, PackagingError
+from flashvar_factory.inspect import (
+    archive,
+    cubin,
+    dynamic,
+    elf,
+    entry_points,
+    fatbin,
+    kernel_facts,
+    zip_file,
+)
+from flashvar_factory.inspect.dynamic import Dynamic
 
-_METADATA: Final = ("RECORD", "entry_points.txt", "variant.json")
+_METADATA: Final = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "variant.json")
 _RECORDS_SUFFIX: Final = ".kernels"  # of the section of kernel facts: .<project>.kernels
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
+# A manifest of ours has 0.1 MB; of members larger than what is kept, the hash is known alone.
+_TEXT_BYTES: Final = 1 << 20
+_KEPT_BYTES: Final = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Entry:
     """One member of the archive."""
 
     name: str
-    mode: int  # of Unix, 0 where the archive says nothing
+    escape: str | None  # why it may be unpacked elsewhere than its name reads
     size: int
     sha256: bytes
 
@@ -36,11 +45,14 @@ class Image:
     """One image of device code."""
 
     kind: str  # "sass", "ptx"
-    code: str  # "90a"
+    code: str  # "90a"; of machine code, what it states itself
+    entry_code: str  # what its entry in the container states
     compression: str | None
     stored_bytes: int
     opened_bytes: int
     functions: tuple[cubin.Function, ...] | None  # None: PTX, or compressed in a way not opened
+    toolkit: str | None = None  # that made the machine code, where it left a note
+    stack: int | None = None  # bytes per thread: the most that any function takes
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,8 @@ class Library:
     sha256: str  # hex
     dynamic: Dynamic
     images: tuple[Image, ...]
-    kernels: tuple[str, ...] | None  # that a library of this factory says it launches
+    launches: Mapping[str, tuple[Launch, ...]]  # that a library of this factory records, by kernel
+    file: elf.Elf
 
     @property
     def folder(self) -> str:
@@ -68,6 +81,7 @@ class Wheel:
     name: archive.Name
     size: int
     entries: tuple[Entry, ...]  # in the archive's order, duplicates kept
+    files: Mapping[str, bytes]  # the content of the small members, by name
     texts: Mapping[str, str]  # the members that are read as text, by name
     libraries: tuple[Library, ...]
     damaged: tuple[str, ...]  # why the archive, or a library in it, could not be read
@@ -101,14 +115,13 @@ class Wheel:
     @property
     def entry_points(self) -> dict[str, str]:
         """Architecture -> folder, of the group <project>.binaries."""
-        group, found = "", {}
-        for line in (self.metadata("entry_points.txt") or "").splitlines():
-            if line.startswith("["):
-                group = line.strip("[] ")
-            elif "=" in line and group.endswith(".binaries"):
-                name, _, value = line.partition("=")
-                found[name.strip()] = value.strip()
-        return found
+        groups = entry_points.parse(self.metadata("entry_points.txt") or "")
+        return {
+            name: value
+            for group, entries in groups.items()
+            for name, value in entries
+            if group.endswith(".binaries")
+        }
 
 
 def gather(path: Path) -> Wheel:
@@ -118,30 +131,44 @@ def gather(path: Path) -> Wheel:
     """
     if not path.is_file():
         raise PackagingError(f"{path}: expected a wheel, found no file")
+    name = archive.parse_name(path.name)
     entries: list[Entry] = []
+    files: dict[str, bytes] = {}
     texts: dict[str, str] = {}
     libraries: list[Library] = []
     damaged: list[str] = []
     try:
-        with zipfile.ZipFile(path) as opened:
-            for info in opened.infolist():
-                content = opened.read(info)
-                digest = hashlib.sha256(content)
-                mode = info.external_attr >> 16
-                entries.append(Entry(info.filename, mode, len(content), digest.digest()))
-                if _is_text(info.filename):
-                    texts[info.filename] = content.decode(errors="replace")
-                elif content.startswith(elf.MAGIC):
-                    libraries.append(_library(info.filename, content, digest.hexdigest()))
-    except _UNREADABLE as error:
-        damaged.append(f"expected a whole zip archive, found: {error}")
-    except BuildError as error:
-        damaged.append(str(error))
+        members = zip_file.members(path)
+    except PackagingError as error:
+        members, damaged = [], [str(error)]
+    for member in members:
+        try:
+            content = member.read()
+            digest = hashlib.sha256(content)
+            why_not = zip_file.why_not_canonical(member)
+            entries.append(Entry(member.name, why_not, len(content), digest.digest()))
+            if content.startswith(elf.ANY_MAGIC):
+                libraries.append(read_library(member.name, content, digest.hexdigest()))
+            elif len(content) <= _KEPT_BYTES:
+                files[member.name] = content
+            if _is_text(member.name) and len(content) > _TEXT_BYTES:
+                damaged.append(
+                    f"{member.name}: expected at most {_TEXT_BYTES:,} bytes, found {len(content):,}"
+                )
+            elif _is_text(member.name):
+                texts[member.name] = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            damaged.append(f"{member.name}: expected UTF-8, found: {error}")
+        except PackagingError as error:
+            damaged.append(f"expected a whole zip archive, found {error}")
+        except BuildError as error:
+            damaged.append(str(error))
     return Wheel(
         path=path,
-        name=archive.parse_name(path.name),
+        name=name,
         size=path.stat().st_size,
         entries=tuple(entries),
+        files=files,
         texts=texts,
         libraries=tuple(libraries),
         damaged=tuple(damaged),
@@ -153,33 +180,43 @@ def _is_text(name: str) -> bool:
     return file == manifest.FILE_NAME or (folder.endswith(".dist-info") and file in _METADATA)
 
 
-def _library(path: str, content: bytes, sha256: str) -> Library:
+def read_library(path: str, content: bytes, sha256: str) -> Library:
+    """The library at `path` of a wheel; BuildError when it cannot be read."""
     file = elf.parse(content, path)
-    sections = {section.name: section.content for section in file.sections}
-    device = [sections[name] for name in fatbin.SECTIONS if name in sections]
-    records = [bytes(text) for name, text in sections.items() if name.endswith(_RECORDS_SUFFIX)]
+    device = [section for name in fatbin.SECTIONS for section in file.named(name)]
+    records = [one.content for one in file.sections if one.name.endswith(_RECORDS_SUFFIX)]
     return Library(
         path=path,
         size=len(content),
         sha256=sha256,
         dynamic=dynamic.read(file, path),
         images=tuple(
-            _image(image, path) for section in device for image in fatbin.images(section, path)
+            _image(image, path)
+            for section in device
+            for image in fatbin.images(section.content, path)
         ),
-        kernels=tuple(manifest_writer.parse_facts(records[0], path)) if records else None,
+        launches=kernel_facts.parse(b"".join(map(bytes, records)), path),
+        file=file,
     )
 
 
 def _image(image: fatbin.Image, where: str) -> Image:
     opened = image.opened() if image.kind == fatbin.SASS else None
     held = None if opened is None else cubin.read(opened, where)
-    # What the machine code says of itself counts, not its entry; only the entry knows of an "a".
+    # What the machine code says of itself counts, not its entry. Where ptxas left no note, only the
+    # entry knows of an "a".
     suffix = image.code.lstrip("0123456789")
+    number = image.code if held is None else f"{held.number}{suffix}"
+    if held is not None and held.code is not None:
+        number = held.code
     return Image(
         kind=image.kind,
-        code=image.code if held is None else f"{held.number}{suffix}",
+        code=number,
+        entry_code=image.code,
         compression=image.compression,
         stored_bytes=len(image.stored),
         opened_bytes=image.opened_bytes,
         functions=None if held is None else held.functions,
+        toolkit=None if held is None else held.toolkit,
+        stack=None if held is None else held.stack,
     )

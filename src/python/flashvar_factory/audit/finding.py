@@ -1,4 +1,4 @@
-"""What the audit has to say against a wheel."""
+"""One fault that the audit found in a wheel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _SHOWN: Final = 4
+_LONGEST: Final = 2000
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,11 @@ class Finding:
     check: str  # the name of the check that found it
     where: str  # a file in the wheel, or the wheel's own name
     message: str
+
+    def __post_init__(self) -> None:
+        """Keep the sentence short, whatever a hostile file has in it."""
+        if len(self.message) > _LONGEST:
+            object.__setattr__(self, "message", f"{self.message[:_LONGEST]} ...")
 
     def __str__(self) -> str:
         """One line."""

@@ -1,4 +1,4 @@
-"""How many bytes does a wheel spend on what? One row per (architecture, op, axes)."""
+"""How many bytes of a wheel each kernel takes: one row per (architecture, op, axes)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar_factory.audit.facts import Image, Library, Wheel
-from flashvar_factory.audit.fatbin import PTX
-from flashvar_factory.audit.stated import pairs
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.inspect.fatbin import PTX
 
 
 class Key(NamedTuple):
@@ -34,9 +34,9 @@ class Row:
 def ledger(wheel: Wheel) -> dict[Key, Row]:
     """The whole of the libraries: the stored bytes add up to their sizes."""
     rows: dict[Key, Row] = defaultdict(Row)
-    stated = {library.path: manifest for library, manifest in pairs(wheel)}
+    described = {library.path: manifest for library, manifest in pairs(wheel)}
     for library in wheel.libraries:
-        manifest = stated.get(library.path)
+        manifest = described.get(library.path)
         kernels = manifest.kernels if manifest else ()
         for image in library.images:
             for key, share in _shares(image, _owners(image, kernels)):

@@ -1,4 +1,4 @@
-"""Does a library show the ABI and nothing else, and need nothing but the system?"""
+"""Checks that a library exports the ABI alone and needs nothing but the system."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from flashvar_factory.audit.dynamic import Undefined
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
-from flashvar_factory.audit.stated import pairs
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.inspect.dynamic import Undefined
 
 # What every project's libraries show beside their ops.
 _COMMON: Final = ("abi_version", "build_info")
@@ -53,12 +53,12 @@ _OWNERS: Final = (
 
 def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """Exported is the ABI: what every loader asks for, and one function for each op."""
-    for library, stated in pairs(wheel):
-        ops = expected.ops or {kernel.op for kernel in stated.kernels}
-        wanted = {f"{stated.project}_{name}" for name in (*_COMMON, *ops)}
+    for library, described in pairs(wheel):
+        ops = expected.ops or {kernel.op for kernel in described.kernels}
+        wanted = {f"{described.project}_{name}" for name in (*_COMMON, *ops)}
         optional = (_LAST_ERROR, *(f"{op}_{one}" for op in ops for one in _BESIDE))
         found = set(library.dynamic.exported)
-        for name in sorted(found - wanted - {f"{stated.project}_{name}" for name in optional}):
+        for name in sorted(found - wanted - {f"{described.project}_{name}" for name in optional}):
             yield Finding(
                 "exports",
                 library.path,

@@ -1,17 +1,24 @@
-"""Does a wheel of the factory hold manifests, and what they say?"""
+"""Checks that a wheel of the factory holds what its manifests describe."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterator
 
 from flashvar.binaries.manifest import FILE_NAME, Manifest
-from flashvar.errors import ManifestError
+from flashvar.errors import FlashvarError, ManifestError
+from flashvar_factory.audit import library_facts
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.fatbin import SASS
-from flashvar_factory.audit.finding import Finding, some
-from flashvar_factory.audit.stated import manifests, pairs
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.manifests import manifests, pairs
+from flashvar_factory.build import source
+from flashvar_factory.config import version
+from flashvar_factory.config.expand import Build
+from flashvar_factory.toolchain import driver
+
+_REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_TOOLKIT = re.compile(r"[0-9]+(\.[0-9]+){2}", re.ASCII)
 
 
 def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -29,86 +36,120 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "manifest", f"{folder}/{FILE_NAME}", f"expected {name}'s manifest, found none"
             )
-    for folder, stated in found.items():
+    for folder, described in found.items():
         where = f"{folder}/{FILE_NAME}"
-        if isinstance(stated, ManifestError):
-            yield Finding("manifest", where, f"{stated}; build it again")
+        if isinstance(described, ManifestError):
+            yield Finding("manifest", where, f"{described}; build it again")
             continue
         beside = [library for library in wheel.libraries if library.folder == folder]
-        for what, wanted, value in _rows(wheel, stated, beside):
+        for what, wanted, value in _rows(wheel, described, beside):
             if wanted != value:
                 yield Finding("manifest", where, f"expected {what} {wanted}, found {value}")
 
 
 def _rows(
-    wheel: Wheel, stated: Manifest, beside: list[Library]
+    wheel: Wheel, described: Manifest, beside: list[Library]
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the library (or its name), and of the manifest."""
-    library = stated.library
+    library = described.library
     files = [one.path.rpartition("/")[2] for one in beside]
     yield "libraries beside it", [library.file], files
     for one in beside:
         yield f"bytes of {library.file}", one.size, library.bytes
         yield f"sha256 of {library.file}", one.sha256, library.sha256
-        yield "platform", f"linux_{one.dynamic.machine}", stated.platform
+        yield "platform", f"linux_{one.dynamic.machine}", described.platform
     if wheel.name.label is not None:  # a variant of the project has the project's version
-        yield "version", wheel.name.version, stated.version.partition("+")[0]
+        yield "version", wheel.name.version, described.version.partition("+")[0]
     else:
-        yield "version", wheel.name.version, stated.version
-        yield "distribution", wheel.name.distribution, stated.distribution.replace("-", "_")
+        yield "version", wheel.name.version, described.version
+        yield "distribution", wheel.name.distribution, described.distribution.replace("-", "_")
 
 
-def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The manifest's kernels are the library's: on the host's side, and on the device's."""
-    del expected
-    for library, stated in pairs(wheel):
-        yield from _on_host(library, stated)
-        yield from _on_device(library, stated)
+def derived(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """What the library, the toolkit, variants.toml and the checkout know is what is stated."""
+    for library, described in pairs(wheel):
+        where = f"{library.folder}/{FILE_NAME}"
+        for what, wanted, value in _derived(library, described, expected):
+            if wanted != value:
+                yield Finding("derived", where, f"expected {what} {wanted}, found {value}")
 
 
-def _on_host(library: Library, stated: Manifest) -> Iterator[Finding]:
-    named, held = {row.name for row in stated.kernels}, set(library.kernels or ())
-    if named - held:
-        yield Finding(
-            "kernels",
-            library.path,
-            f"expected {some(sorted(named - held))}, as the manifest says, found no such kernels",
-        )
-    if held - named:
-        yield Finding(
-            "kernels",
-            library.path,
-            f"expected {some(sorted(held - named))} in the manifest, found them missing",
-        )
+def _derived(
+    library: Library, described: Manifest, expected: Expectations
+) -> Iterator[tuple[str, object, object]]:
+    """The name of a fact, the fact, and what the manifest states."""
+    yield "ABI, as the library returns it,", library_facts.abi(library, described), described.abi
+    stated = (described.architecture.name, described.version, described.source.hash)
+    info = library_facts.build_info(library)
+    yield "architecture, version and source hash, as the library states them,", info, stated
+    toolkits = {image.toolkit for image in library.images if image.toolkit is not None}
+    if toolkits:
+        yield "toolkit, as the device code states it,", toolkits, {described.toolkit.version}
+    yield "compiler", "nvcc", described.toolkit.compiler
+    if _TOOLKIT.fullmatch(described.toolkit.version):
+        major, minor = (int(part[:6]) for part in described.toolkit.version.split(".")[:2])
+        if (major, minor) >= min(driver.BRANCHES):
+            oldest = driver.minimum((major, minor), described.code_kinds)
+            yield "minimum driver of that toolkit", oldest, described.minimum_driver
+        else:
+            yield "toolkit", f"{min(driver.BRANCHES)} or newer", described.toolkit.version
+    else:
+        yield "toolkit", "three numbers", described.toolkit.version
+    revision, dirty = described.source.revision, described.source.dirty
+    if revision is not None:
+        yield "revision to be a commit", True, _REVISION.fullmatch(revision) is not None
+    yield "dirty to be known where the revision is", revision is None, dirty is None
+    if expected.revision is not None:
+        yield "revision and dirty", (expected.revision, False), (revision, dirty)
+    if expected.config is not None:
+        yield from _configured(described, expected)
 
 
-def _on_device(library: Library, stated: Manifest) -> Iterator[Finding]:
-    for message in _device_faults(library, stated):
-        yield Finding("kernels", library.path, message)
+def _configured(
+    described: Manifest, expected: Expectations
+) -> Iterator[tuple[str, object, object]]:
+    config = expected.config
+    assert config is not None
+    yield "project", config.project.name, described.project
+    yield "ABI of variants.toml", config.project.abi, described.abi
+    target = config.targets.get(described.architecture.name)
+    if target is None:
+        return
+    yield "distribution", target.distribution, described.distribution
+    build = Build(
+        described.architecture,
+        described.architecture.code,
+        target.family,
+        target.shared_memory,
+        target.distribution,
+        described.code_kinds,
+        tuple(library_facts.kernel(row) for row in described.kernels),
+        described.platform.removeprefix("linux_"),
+    )
+    yield "platform of variants.toml", True, build.platform in target.platforms
+    families = {row.family for row in described.kernels}
+    yield "family", {target.family}, families
+    release = described.version.partition("+")[0]
+    if expected.root is not None:
+        release = version.read(config, expected.root)
+    try:
+        labelled = version.of_build(release, build, config)
+    except FlashvarError as error:
+        labelled = str(error)
+    yield "version, whose label says which kernels are there,", labelled, described.version
+    if expected.root is not None:
+        yield from _sources(described, build, expected)
 
 
-def _device_faults(library: Library, stated: Manifest) -> Iterator[str]:
-    held = Counter(function.name for image in library.images for function in image.functions or ())
-    claims = Counter(name for row in stated.kernels for name in row.functions)
-    closed = sum(image.kind == SASS and image.functions is None for image in library.images)
-    if closed:
-        yield (
-            f"expected device code plain or compressed by zstd, found {closed} images that are "
-            "not; compile with --compress-mode=size"
-        )
-    for row in stated.kernels:
-        missing = [name for name in row.functions if name not in held]
-        if missing:
-            yield f"expected device code of {row.name}, found none of {some(missing)}"
-        if not row.functions:
-            yield f"expected the device functions of {row.name} in the manifest, found none"
-    # What several kernels launch is compiled with each of them.
-    shared = sorted(name for name, count in claims.items() if 1 < count != held[name])
-    if shared:
-        yield (
-            f"expected {some(shared)} to be one kernel's, or in an image of each that launches it, "
-            "found more kernels in the manifest"
-        )
-    strange = sorted(set(held) - set(claims))
-    if strange:
-        yield f"expected no device code but the manifest's kernels, found {some(strange)}"
+def _sources(
+    described: Manifest, build: Build, expected: Expectations
+) -> Iterator[tuple[str, object, object]]:
+    """The hash of the sources, where the checkout is at the wheel's commit, unchanged."""
+    assert expected.root is not None
+    here = source.gather(expected.root, "")
+    made_of = (described.source.revision, described.source.dirty)
+    if here.revision is None or here.dirty or made_of != (here.revision, False):
+        return
+    identity = source.identity(build, described.version, described.toolkit, lineinfo=False)
+    found = source.gather(expected.root, identity)
+    yield "source hash of that commit", found.hash, described.source.hash

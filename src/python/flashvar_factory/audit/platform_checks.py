@@ -1,4 +1,4 @@
-"""Does a wheel run where its tag says? True of every wheel."""
+"""Checks that a wheel, of whatever project, runs where its tag promises."""
 
 from __future__ import annotations
 

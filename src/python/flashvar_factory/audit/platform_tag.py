@@ -1,4 +1,4 @@
-"""Which systems does a wheel run on: what its tag promises, and what auditwheel finds."""
+"""The systems that a wheel runs on: those its tag promises, and those auditwheel finds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar_factory.archive import Name
 from flashvar_factory.errors import ToolchainError
+from flashvar_factory.inspect.archive import Name
 
 Version = tuple[int, int]
 

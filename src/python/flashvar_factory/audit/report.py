@@ -1,4 +1,4 @@
-"""What does the audit say of a wheel: for people, and for machines."""
+"""The report of an audit, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar_factory.audit.facts import Wheel
-from flashvar_factory.audit.fatbin import SASS
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.ledger import Key, Row
-from flashvar_factory.audit.stated import pairs
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.inspect.fatbin import SASS
 
 _UNKNOWN = "not known"
 
@@ -38,7 +38,7 @@ class Report:
     @property
     def spilling(self) -> tuple[KernelRow, ...]:
         """The kernels whose threads keep registers in memory, by their manifests."""
-        rows = (row for _, stated in pairs(self.wheel) for row in stated.kernels)
+        rows = (row for _, described in pairs(self.wheel) for row in described.kernels)
         return tuple(row for row in rows if row.spill_bytes or row.stack_bytes)
 
     def to_json(self) -> str:

@@ -47,12 +47,12 @@ INTERRUPTED: Final = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return output.delivered("flashvar_factory", lambda: _call(words))
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    return output.delivered("flashvar_factory", lambda: _call(command_line))
 
 
-def _call(words: list[str]) -> int:
-    """Read the words and run their command; an error is one message."""
+def _call(command_line: list[str]) -> int:
+    """Parse the command line and run their command; an error is one message."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--root",
@@ -65,14 +65,14 @@ def _call(words: list[str]) -> int:
     )
     commands = parser.add_subparsers(required=True, dest="name", metavar="command")
     # Help and mistakes list all commands; a call needs its own alone.
-    _, after_root = common.parse_known_args(words)
+    _, after_root = common.parse_known_args(command_line)
     named = [name for name in after_root[:1] if name in COMMANDS]
     for name in named or COMMANDS:
         module = _module(name)
         summary = _summary(module.__doc__)
         command = commands.add_parser(name, help=summary, description=summary, parents=[common])
         module.configure(command)
-    parsed = parser.parse_args(words, argparse.Namespace(root=Path.cwd()))
+    parsed = parser.parse_args(command_line, argparse.Namespace(root=Path.cwd()))
     parsed.root = parsed.root.resolve()
     try:
         _run(parsed)

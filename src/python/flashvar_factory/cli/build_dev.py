@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashvar_factory import build
+from flashvar_factory.build import development
 from flashvar_factory.cli import selected
 from flashvar_factory.cli.selected import Selected
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words."""
-    selected.take_words(parser)
+    """Selection arguments."""
+    selected.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -29,8 +29,8 @@ def build_all(selection: Selected) -> list[Path]:
     for one in builds:
         print(f"{one.architecture.name}: {', '.join(kernel.name for kernel in one.kernels)}")
         packages.append(
-            build.build(
-                selection.config, one, compiler, root=selection.root, jobs=selection.words.jobs
+            development.build(
+                selection.config, one, compiler, root=selection.root, jobs=selection.given.jobs
             )
         )
     return packages

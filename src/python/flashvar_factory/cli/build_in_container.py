@@ -10,25 +10,27 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import container, native, self_contained, source
+from flashvar_factory.build import self_contained, source
 from flashvar_factory.cli import selected
+from flashvar_factory.config import native
 from flashvar_factory.errors import PackagingError, ToolchainError
+from flashvar_factory.toolchain import container
 
 FOLDER: Final = "build/cibuildwheel"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, and where the wheels go."""
-    selected.take_words(parser)
+    """Selection arguments, and where the wheels go."""
+    selected.add_arguments(parser)
     parser.add_argument("--output", type=Path, default=Path("dist"))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """A self-contained project for each wheel, and cibuildwheel in it."""
     selection = selected.read(arguments)
-    if selection.words.platform not in (None, native.MACHINE):
+    if selection.given.platform not in (None, native.MACHINE):
         raise ConfigurationError(
-            f"platform={selection.words.platform}: expected {native.MACHINE}, found another "
+            f"platform={selection.given.platform}: expected {native.MACHINE}, found another "
             "processor: a container is of its machine's; `wheels` cross-compiles"
         )
     choice = container.choose(container.gather(os.environ))

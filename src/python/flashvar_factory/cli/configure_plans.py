@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from flashvar_factory import at_work, build
-from flashvar_factory import configure as configuring
+from flashvar_factory.build import configure as configuring
+from flashvar_factory.build import development, process
 from flashvar_factory.cli import selected
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words."""
-    selected.take_words(parser)
+    """Selection arguments."""
+    selected.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -19,8 +19,8 @@ def run(arguments: argparse.Namespace) -> None:
     selection = selected.read(arguments)
     compiler = selection.compiler()
     for one in selection.for_development():
-        directory = arguments.root / build.FOLDER / one.architecture.name
-        with at_work.alone(directory):
+        directory = arguments.root / development.FOLDER / one.architecture.name
+        with process.alone(directory):
             plan = configuring.configure(
                 selection.config,
                 one,

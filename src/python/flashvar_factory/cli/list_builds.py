@@ -1,4 +1,4 @@
-"""Say what a selection builds (everything, when none is given)."""
+"""List what a selection builds (everything, when none is given)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from flashvar_factory import schema, version
 from flashvar_factory.cli import selected
-from flashvar_factory.expand import Build, expand, select_all
-from flashvar_factory.schema import Config
-from flashvar_factory.words import Words
+from flashvar_factory.config import schema, version
+from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config.schema import Config
+from flashvar_factory.config.selection_arguments import SelectionArguments
 
 # GitHub's own machines: each wheel is built and loaded on its processor.
 RUNNERS: Final = {"x86_64": "ubuntu-24.04", "aarch64": "ubuntu-24.04-arm"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, and the forms for machines."""
-    selected.take_words(parser)
+    """SelectionArguments, and the forms for machines."""
+    selected.add_arguments(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for machines")
     form.add_argument(
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     selection = selected.read(arguments)
     config = selection.config
     if arguments.matrix:
-        print(json.dumps(matrix(config, selection.words)))
+        print(json.dumps(matrix(config, selection.given)))
         return
     release = version.read(config, arguments.root)
     builds = selection.for_release()
@@ -47,13 +47,13 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"  {kernel.name}")
 
 
-def matrix(config: Config, words: Words) -> dict[str, list[dict[str, str]]]:
-    """The strategy matrix of a GitHub workflow; of every platform, unless the words name one."""
-    platforms = schema.PLATFORMS if words.platform is None else (words.platform,)
+def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str, str]]]:
+    """The strategy matrix of a GitHub workflow; every platform unless the selection names one."""
+    platforms = schema.PLATFORMS if given.platform is None else (given.platform,)
     builds = [
         build
         for platform in platforms
-        for build in expand(config, select_all(replace(words, platform=platform), config))
+        for build in expand(config, select_all(replace(given, platform=platform), config))
     ]
     return {
         "include": [

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from flashvar.errors import BinaryError
-from flashvar_factory import develop
+from flashvar_factory.build import development
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,4 +29,4 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.distribution}: expected an entry point *.binaries, found none"
         )
     for package in packages:
-        print(develop.verify(Path(str(found.locate_file(package)))))
+        print(development.verify(Path(str(found.locate_file(package)))))

@@ -8,19 +8,20 @@ import os
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import at_work, native, pythons, version
+from flashvar_factory.build import process
 from flashvar_factory.cli import selected
 from flashvar_factory.cli.selected import Selected
-from flashvar_factory.expand import Build
-from flashvar_factory.release import checkout, members, pipeline, publish, report
+from flashvar_factory.config import native, version
+from flashvar_factory.config.expand import Build
+from flashvar_factory.release import checkout, members, pipeline, publish, pythons, report
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.stages import STAGES
-from flashvar_factory.toolchain import Toolchain
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, where the release works, and where it goes."""
-    selected.take_words(parser)
+    """Selection arguments, where the release works, and where it goes."""
+    selected.add_arguments(parser)
     parser.add_argument("--folder", type=Path, default=Path(pipeline.FOLDER))
     parser.add_argument("--output", type=Path, default=Path("dist"))
     parser.add_argument(
@@ -49,13 +50,13 @@ def run(arguments: argparse.Namespace) -> None:
         revision=revision,
         builds=builds,
         members=expected,
-        words=_words(arguments.words, selection),
+        selection=_selection(arguments.selection, selection),
         pythons=pythons.named(asked) if asked else pythons.find(os.environ),
-        jobs=selection.words.jobs,
+        jobs=selection.given.jobs,
     )
     output = root / arguments.output
     publish.prepare(output, expected)
-    with at_work.alone(release.folder):
+    with process.alone(release.folder):
         done = pipeline.run(release, STAGES)
         found = report.document(release, done)
         files = [release.wheels / file["file"] for file in found["files"]]
@@ -66,34 +67,34 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_what_no_release_is(selection: Selected) -> None:
-    part, of = selection.words.shard
+    part, of = selection.given.shard
     if of != 1:
         raise ConfigurationError(
             f"shard={part}/{of}: expected a whole release, found a shard; build shards with "
             "`wheels`, and `merge` them"
         )
-    if selection.words.ptx:
+    if selection.given.ptx:
         raise ConfigurationError(
             "ptx=1: expected a release, found PTX, which is compiled at first use on devices that "
             "nobody tried; use `wheels`"
         )
 
 
-def _words(said: list[str], selection: Selected) -> dict[str, tuple[str, ...]]:
-    """What `wheels` is asked for, by platform."""
-    words = tuple(word for word in said if not word.startswith("platform="))
+def _selection(given: list[str], selection: Selected) -> dict[str, tuple[str, ...]]:
+    """The selection arguments of `wheels`, by platform."""
+    rest = tuple(word for word in given if not word.startswith("platform="))
     return {
-        platform: (*words, f"platform={platform}")
-        for platform in dict.fromkeys((native.MACHINE, selection.words.platform or native.MACHINE))
+        platform: (*rest, f"platform={platform}")
+        for platform in dict.fromkeys((native.MACHINE, selection.given.platform or native.MACHINE))
     }
 
 
 def _platforms(selection: Selected) -> list[Selected]:
     """This machine's own platform and, where another was named, that one too."""
-    if selection.words.platform in (None, native.MACHINE):
+    if selection.given.platform in (None, native.MACHINE):
         return [selection]
-    own = dataclasses.replace(selection.words, platform=None)
-    return [dataclasses.replace(selection, words=own), selection]
+    own = dataclasses.replace(selection.given, platform=None)
+    return [dataclasses.replace(selection, given=own), selection]
 
 
 def _builds(selection: Selected) -> list[tuple[Build, Toolchain]]:

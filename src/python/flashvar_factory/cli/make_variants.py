@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import schema, variants
+from flashvar_factory.config import schema
+from flashvar_factory.release import variants
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashvar_factory import wheel
+from flashvar_factory.build import wheel
 from flashvar_factory.cli import selected
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, and where the wheels go."""
-    selected.take_words(parser)
+    """Selection arguments, and where the wheels go."""
+    selected.add_arguments(parser)
     parser.add_argument("--output", type=Path, default=Path("dist"))
 
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
             compiler,
             root=arguments.root,
             output=output,
-            jobs=selection.words.jobs,
+            jobs=selection.given.jobs,
         )
         for one in builds
     ]

@@ -11,8 +11,8 @@ from flashvar_factory.release.merge import merge
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The words that the shards were built with, their folders, and where the files go."""
-    selected.take_words(parser)
+    """The arguments that the shards were built with, their folders, and where the files go."""
+    selected.add_arguments(parser)
     parser.add_argument("--shard", type=Path, action="append", required=True, help="a folder")
     parser.add_argument("--output", type=Path, default=Path("dist"))
 

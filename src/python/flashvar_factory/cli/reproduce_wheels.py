@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashvar_factory import reproduce
 from flashvar_factory.cli import selected
+from flashvar_factory.release import reproduce
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, and where the two builds work."""
-    selected.take_words(parser)
+    """Selection arguments, and where the two builds work."""
+    selected.add_arguments(parser)
     parser.add_argument("--folder", type=Path, default=Path("build/reproduce"))
 
 
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the files that are the same; ReproducibilityError names the first difference."""
     selection = selected.read(arguments)
     one, two = reproduce.build_twice(
-        arguments.words,
+        arguments.selection,
         selection.compiler(),
         root=arguments.root,
         folder=(arguments.root / arguments.folder).resolve(),

@@ -1,4 +1,4 @@
-"""What did the words of a command select? Shared by every command that takes words."""
+"""What the selection arguments of a command select; shared by every command that takes them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashvar_factory import compiler_cache, cross, native, schema, toolchain
-from flashvar_factory import words as selection_words
-from flashvar_factory.expand import Build, expand, select_all, select_dev
-from flashvar_factory.schema import Config
-from flashvar_factory.words import Words
+from flashvar_factory.config import native, schema, selection_arguments
+from flashvar_factory.config.expand import Build, expand, select_all, select_dev
+from flashvar_factory.config.schema import Config
+from flashvar_factory.config.selection_arguments import SelectionArguments
+from flashvar_factory.toolchain import compiler_cache, cross, nvcc
 
 HELP = (
     "AXIS=VALUE,... (as hdim=64,128) arch=native|all|sm_XY op=... ptx=1 jobs=N toolkit=pypi|system "
@@ -21,58 +21,58 @@ HELP = (
 )
 
 
-def take_words(parser: argparse.ArgumentParser) -> None:
-    """Give a command the words of a selection."""
-    parser.add_argument("words", nargs="*", help=HELP)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a command selection arguments."""
+    parser.add_argument("selection", nargs="*", help=HELP)
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The configuration, and the words checked against it."""
+    """The configuration, and the arguments checked against it."""
 
     root: Path
     config: Config
-    words: Words
+    given: SelectionArguments
 
-    def compiler(self) -> toolchain.Toolchain:
+    def compiler(self) -> nvcc.Toolchain:
         """The nvcc that compiles, behind the cache that was asked for."""
-        cache = compiler_cache.launcher(self.words.cache, self.root)
-        found = toolchain.find(self.words.toolkit, os.environ, self.root)
-        platform = self.words.platform or native.MACHINE
+        cache = compiler_cache.launcher(self.given.cache, self.root)
+        found = nvcc.find(self.given.toolkit, os.environ, self.root)
+        platform = self.given.platform or native.MACHINE
         other = cross.find(platform, found.nvcc, found.version, environ=os.environ, root=self.root)
         return dataclasses.replace(found, cross=other, launcher=cache)
 
     def for_development(self) -> tuple[Build, ...]:
-        """What is built where nothing more is said: variants.toml's [dev]."""
-        words, config = self.words, self.config
-        here = self._devices(words.architectures or (selection_words.NATIVE,))
-        return self._shard(expand(config, select_dev(words, config, here)))
+        """What is built where nothing more is given: variants.toml's [dev]."""
+        given, config = self.given, self.config
+        here = self._devices(given.architectures or (selection_arguments.NATIVE,))
+        return self._shard(expand(config, select_dev(given, config, here)))
 
     def for_release(self) -> tuple[Build, ...]:
-        """What is built where nothing more is said: everything."""
+        """What is built where nothing more is given: everything."""
         return self._shard(self.whole_release())
 
     def whole_release(self) -> tuple[Build, ...]:
         """The same of all shards."""
-        words, config = self.words, self.config
-        here = self._devices(words.architectures or ())
-        return expand(config, select_all(words, config, here))
+        given, config = self.given, self.config
+        here = self._devices(given.architectures or ())
+        return expand(config, select_all(given, config, here))
 
     def first_shard(self) -> bool:
         """Whether this is the shard that makes what is not of an architecture."""
-        return self.words.shard[0] == 1
+        return self.given.shard[0] == 1
 
     def _shard(self, builds: tuple[Build, ...]) -> tuple[Build, ...]:
         """Every n-th build: a binary distribution is of one shard."""
-        part, of = self.words.shard
+        part, of = self.given.shard
         return builds[part - 1 :: of]
 
     def _devices(self, named: Sequence[str]) -> tuple[native.Capability, ...]:
         """The devices of this machine, asked for only where the architectures need them."""
-        return native.capabilities() if selection_words.NATIVE in named else ()
+        return native.capabilities() if selection_arguments.NATIVE in named else ()
 
 
 def read(arguments: argparse.Namespace) -> Selected:
-    """Read variants.toml and the words."""
+    """Read variants.toml and the arguments."""
     config = schema.read(arguments.root / schema.FILE_NAME)
-    return Selected(arguments.root, config, selection_words.parse(arguments.words, config))
+    return Selected(arguments.root, config, selection_arguments.parse(arguments.selection, config))

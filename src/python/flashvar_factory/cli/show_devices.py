@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashvar_factory import native
+from flashvar_factory.config import native
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

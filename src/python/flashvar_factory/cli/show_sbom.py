@@ -1,4 +1,4 @@
-"""Check the SBOMs in wheels, and say what is in them."""
+"""Check the SBOMs in wheels, and list what is in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from flashvar_factory import sbom
+from flashvar_factory.build import sbom
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

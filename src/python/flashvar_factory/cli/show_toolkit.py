@@ -1,4 +1,4 @@
-"""Say which nvcc would compile."""
+"""Print which nvcc would compile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from flashvar_factory.cli import selected
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, of which toolkit= matters."""
-    selected.take_words(parser)
+    """Selection arguments, of which toolkit= matters."""
+    selected.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:

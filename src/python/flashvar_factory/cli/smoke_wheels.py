@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from flashvar_factory import index, pythons, schema, smoke
+from flashvar_factory import index
+from flashvar_factory.config import schema
 from flashvar_factory.errors import SmokeError
 from flashvar_factory.index import serve
+from flashvar_factory.release import pythons, smoke
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

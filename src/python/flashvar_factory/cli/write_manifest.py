@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashvar_factory import manifest_writer
+from flashvar_factory.build import exports, manifest_writer
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the manifest."""
+    """Check what the library exports, and write the manifest."""
+    exports.check(arguments.plan_json, arguments.library)
     manifest_writer.write(
         plan_json=arguments.plan_json,
         library=arguments.library,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashvar_factory import cmake, render
-from flashvar_factory import configure as configuring
+from flashvar_factory.build import cmake, render
+from flashvar_factory.build import configure as configuring
 from flashvar_factory.cli import selected
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, and the folder of the plan."""
-    selected.take_words(parser)
+    """Selection arguments, and the folder of the plan."""
+    selected.add_arguments(parser)
     parser.add_argument("--output", type=Path, required=True)
 
 

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory import self_contained
+from flashvar_factory.build import self_contained
 from flashvar_factory.cli import selected
-from flashvar_factory.spelling import listed
+from flashvar_factory.config.suggestions import listed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Words, and the folder."""
-    selected.take_words(parser)
+    """Selection arguments, and the folder."""
+    selected.add_arguments(parser)
     parser.add_argument("--output", type=Path, required=True, help="a folder of its own")
 
 

@@ -7,7 +7,8 @@ import hashlib
 from pathlib import Path
 
 from flashvar.binaries import manifest
-from flashvar_factory import archive, sbom
+from flashvar_factory.build import sbom
+from flashvar_factory.inspect import archive
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

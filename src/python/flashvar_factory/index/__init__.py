@@ -10,22 +10,26 @@ from typing import Final
 
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import pages, simple_json, yanks
-from flashvar_factory.index.entries import Entry, normalized, project_of, read
-
-__all__ = ["normalized", "write"]
+from flashvar_factory.index.entries import Entry, project_of, read
 
 PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
 PAGE: Final = "index.html"
 
 
 def write(
-    wheels: Path, site: Path, *, also: Sequence[Path] = (), yanked: Path | None = None
+    wheels: Path,
+    site: Path,
+    *,
+    also: Sequence[Path] = (),
+    yanked: Path | None = None,
+    whole: bool = True,
 ) -> list[str]:
     """Make `site` anew from every file of `wheels` and `also`; the names of the projects.
 
     `also` are folders of earlier releases or of wheel variants, `yanked` is a yanked.toml. Files
     are copied. The site is what `pip install --index-url` takes, over HTTP or as a file:// address.
-    Beside each page lies the same as JSON, for servers that send its content type.
+    Beside each page lies the same as JSON, for servers that send its content type. Of an index that
+    is `whole`, everything that `yanked` names has to be there.
     """
     files = _files([wheels, *also])
     if not any(file.suffix == ".whl" for file in files.values()):
@@ -45,6 +49,8 @@ def write(
         if entry.metadata is not None:
             (folder / f"{name}.metadata").write_bytes(entry.metadata)
         projects[project].append(entry._replace(yanked=yanks.reason(withdrawn, project, entry)))
+    if yanked is not None and whole:
+        yanks.require_used(withdrawn, projects, yanked.name)
     _write_pages(fresh, projects)
     if site.exists():
         shutil.rmtree(site)

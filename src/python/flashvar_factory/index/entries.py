@@ -1,17 +1,15 @@
-"""What does an index say of one file? Its hash, and what its own metadata declares."""
+"""The entry of one file in an index: its hash, and what its own metadata declares."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import re
-import tarfile
-import zipfile
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive, core_metadata, sdist
 
 
 class Entry(NamedTuple):
@@ -31,14 +29,9 @@ class Entry(NamedTuple):
         return None if self.metadata is None else hashlib.sha256(self.metadata).hexdigest()
 
 
-def normalized(name: str) -> str:
-    """The name of a project as an address spells it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def project_of(file: str) -> str:
     """The project that a wheel, an sdist or a list of variants belongs to, by its file name."""
-    return normalized(file.split("-")[0])
+    return canonicalize_name(file.split("-")[0])
 
 
 def read(path: Path, content: bytes) -> Entry:
@@ -48,34 +41,28 @@ def read(path: Path, content: bytes) -> Entry:
         return entry
     wheel = path.suffix == ".whl"
     try:
-        metadata = _wheel_metadata(content) if wheel else _sdist_metadata(content)
-    except (zipfile.BadZipFile, tarfile.TarError, ValueError, EOFError, OSError) as error:
+        metadata = (_wheel_metadata if wheel else _sdist_metadata)(path, content)
+        read = core_metadata.read(metadata, path.name)
+    except PackagingError as error:
         kind = "a wheel with one METADATA" if wheel else "an sdist with one PKG-INFO"
-        raise PackagingError(f"{path}: expected {kind}, found: {error}") from error
-    headers = HeaderParser().parsestr(metadata.decode("utf-8"))
-    name, version = str(headers["Name"]), str(headers["Version"])
-    said = path.name.removesuffix(".tar.gz").split("-")[1:2]
-    if normalized(name) != project_of(path.name) or said != [version]:
+        raise PackagingError(f"{path}: expected {kind}, found: {error}") from None
+    name, version = read.name, str(read.version)
+    of_name = path.name.removesuffix(".tar.gz").split("-")[1:2]
+    if canonicalize_name(name) != project_of(path.name) or of_name != [version]:
         raise PackagingError(f"{path}: expected the metadata to agree, found {name} {version}")
     return entry._replace(
         version=version,
-        requires_python=headers["Requires-Python"],
+        requires_python=core_metadata.requires_python(metadata),
         metadata=metadata if wheel else None,
     )
 
 
-def _wheel_metadata(content: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        pattern = r"[^/]+\.dist-info/METADATA"
-        (name,) = (name for name in archive.namelist() if re.fullmatch(pattern, name))
-        return archive.read(name)
+def _wheel_metadata(path: Path, content: bytes) -> bytes:
+    return archive.metadata_file(archive.parse(content, path), path)
 
 
-def _sdist_metadata(content: bytes) -> bytes:
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-        members = archive.getmembers()
-        (member,) = (one for one in members if re.fullmatch(r"[^/]+/PKG-INFO", one.name))
-        file = archive.extractfile(member)
-        if file is None:
-            raise ValueError(f"{member.name} is no file")
-        return file.read()
+def _sdist_metadata(path: Path, content: bytes) -> bytes:
+    found = sdist.parse(content, path).get("PKG-INFO")
+    if found is None:
+        raise PackagingError(f"{path}: expected an sdist with one PKG-INFO, found none")
+    return found

@@ -31,8 +31,8 @@ def _anchor(entry: Entry) -> str:
         attributes["data-core-metadata"] = f"sha256={entry.metadata_sha256}"
     if entry.yanked is not None:
         attributes["data-yanked"] = entry.yanked
-    spelled = "".join(f' {key}="{html.escape(value)}"' for key, value in attributes.items())
-    return f"<a{spelled}>{html.escape(entry.file)}</a>"
+    written = "".join(f' {key}="{html.escape(value)}"' for key, value in attributes.items())
+    return f"<a{written}>{html.escape(entry.file)}</a>"
 
 
 def _document(title: str, anchors: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Serves an index on this machine: HTML, or JSON to who asks for it (PEP 691)."""
+"""Serves an index on this machine: HTML, or JSON to clients that ask for it (PEP 691)."""
 
 from __future__ import annotations
 

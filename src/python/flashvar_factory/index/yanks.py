@@ -1,4 +1,4 @@
-"""Which releases were withdrawn, and why? `yanked.toml`: a table per project (PEP 592).
+"""Reads `yanked.toml`, the releases that were withdrawn: a table per project (PEP 592).
 
     [flashvar]
     "0.1.0" = "wrong results for causal rows beyond 65536; take 0.1.1"
@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from flashvar.errors import ConfigurationError
-from flashvar_factory import toml_table
-from flashvar_factory.index.entries import Entry, normalized
-from flashvar_factory.spelling import did_you_mean, listed
-from flashvar_factory.toml_table import Table
+from flashvar_factory.config import toml_table
+from flashvar_factory.config.suggestions import did_you_mean, listed
+from flashvar_factory.config.toml_table import Table
+from flashvar_factory.index.entries import Entry
 
 FILE_NAME: Final = "yanked.toml"
 
@@ -25,15 +27,12 @@ Yanks = Mapping[str, Mapping[str, str]]  # project -> version or file name -> re
 
 
 def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What the file says; ConfigurationError when it names none of `projects`, or is no TOML."""
-    try:
-        document = toml_table.document(path.read_text(encoding="utf-8"), path.name).rest
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: expected TOML, found: {error}") from error
-    known = sorted({normalized(project) for project in projects})
+    """The content of the file; ConfigurationError when it names another project, or is no TOML."""
+    document = toml_table.document(toml_table.read(path), path.name).rest
+    known = sorted({canonicalize_name(project) for project in projects})
     yanks: dict[str, dict[str, str]] = {}
     for name, value in document.items():
-        project, table = normalized(name), Table(value, name, path.name)
+        project, table = canonicalize_name(name), Table(value, name, path.name)
         if project not in known:
             raise ConfigurationError(
                 f"{path.name}: unknown project {name!r}, expected {listed(known)}"
@@ -43,9 +42,23 @@ def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
     return yanks
 
 
+def require_used(yanks: Yanks, projects: Mapping[str, Iterable[Entry]], file: str) -> None:
+    """ConfigurationError where an entry names no version and no file of its project."""
+    for project, reasons in yanks.items():
+        entries = [entry for entry in projects.get(project, ()) if entry.version is not None]
+        known = {one for entry in entries for one in (entry.file, str(entry.version))}
+        for key in reasons:
+            if key not in known:
+                names = listed(sorted(known)) or "none"
+                raise ConfigurationError(
+                    f"{file}: {project}: expected a version or a file that is listed ({names}), "
+                    f"found {key!r}{did_you_mean(key, known)}; list earlier releases with --also"
+                )
+
+
 def reason(yanks: Yanks, project: str, entry: Entry) -> str | None:
     """Why this file was withdrawn; None when it was not."""
-    said = yanks.get(project, {})
+    of_project = yanks.get(project, {})
     if entry.version is None:
         return None
-    return said.get(entry.file, said.get(entry.version))
+    return of_project.get(entry.file, of_project.get(entry.version))

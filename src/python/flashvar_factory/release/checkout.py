@@ -1,10 +1,10 @@
-"""What is released? A commit, and nothing beside it."""
+"""Checks that what is released is a commit, and nothing beside it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flashvar_factory import source
+from flashvar_factory.build import source
 from flashvar_factory.errors import CheckoutError
 
 _SHOWN = 10

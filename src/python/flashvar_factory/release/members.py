@@ -1,28 +1,24 @@
-"""Which files are a release, and do these make one? Every complaint is a sentence."""
+"""Lists the files of a release, and compares a folder with the list."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from email.message import Message
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flashvar_factory import archive, version, wheel
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import InvalidVersion
+
+from flashvar_factory.build import wheel
+from flashvar_factory.config import version
+from flashvar_factory.config.expand import Build
+from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError, ReleaseError
-from flashvar_factory.expand import Build
-from flashvar_factory.index import normalized
-from flashvar_factory.schema import Config
+from flashvar_factory.inspect import archive, core_metadata
 
 SDIST: Final = "sdist"
 ANY: Final = "any"
-
-_SDIST = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)\.tar\.gz")
-_EXTRA = re.compile(
-    r"""(?P<name>[\w.-]+)\s*(==\s*(?P<version>[^\s;,]+))?.*;.*extra == ["'](?P<extra>[\w.-]+)["']"""
-)
 
 
 class Member(NamedTuple):
@@ -45,7 +41,7 @@ class Member(NamedTuple):
 def expected(config: Config, builds: Sequence[Build], root: Path) -> tuple[Member, ...]:
     """The members of the release of `builds`: sources first, then the binary wheels."""
     release = version.read(config, root)
-    own = normalized(config.project.name)
+    own = canonicalize_name(config.project.name)
     members = []
     if wheel.has_pure(root):
         members += [Member(own, SDIST, release), Member(own, ANY, release)]
@@ -65,10 +61,14 @@ def read(file: Path) -> Member | None:
             return None
         if name.label is not None:  # a variant has an index of its own
             return None
-        return Member(normalized(name.distribution), name.tag.rpartition("-")[2], name.version)
-    if match := _SDIST.fullmatch(file.name):
-        return Member(normalized(match["name"]), SDIST, match["version"])
-    return None
+        return Member(
+            canonicalize_name(name.distribution), name.tag.rpartition("-")[2], name.version
+        )
+    try:
+        distribution, release = parse_sdist_filename(file.name)
+    except (InvalidSdistFilename, InvalidVersion):
+        return None
+    return Member(distribution, SDIST, str(release))
 
 
 def complaints(
@@ -103,21 +103,21 @@ def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> 
     versions = {member.distribution: member.version for member in members}
     known = {target.distribution for target in config.targets.values()}
     found = []
-    for requirement in _metadata(pure).get_all("Requires-Dist", []):
-        match = _EXTRA.match(requirement)
-        if match is None:
+    own = canonicalize_name(config.project.name)
+    for requirement in archive.metadata(pure).requires_dist or ():
+        extra, name = core_metadata.extra_of(requirement), canonicalize_name(requirement.name)
+        if extra is None:
             continue
-        name, wanted = normalized(match["name"]), match["version"]
-        if name not in versions and not name.startswith(f"{normalized(config.project.name)}-"):
+        wanted = str(requirement.specifier).removeprefix("==")
+        if name not in versions and not name.startswith(f"{own}-"):
             continue  # somebody else's
         if name not in known:
             found.append(
-                f"{pure.name}: the extra {match['extra']} names {name}, which variants.toml does "
-                "not build"
+                f"{pure.name}: the extra {extra} names {name}, which variants.toml does not build"
             )
         elif name in versions and wanted != versions[name].partition("+")[0]:
             found.append(
-                f"{pure.name}: the extra {match['extra']} wants {name} {wanted}, the release has "
+                f"{pure.name}: the extra {extra} wants {name} {wanted}, the release has "
                 f"{versions[name]}"
             )
     return found
@@ -128,14 +128,3 @@ def refuse(found: Sequence[str], doing: str, advice: str) -> None:
     if found:
         lines = "\n".join(f"  {line}" for line in found)
         raise ReleaseError(f"{doing}: expected the files of one release, found\n{lines}\n{advice}")
-
-
-def _metadata(file: Path) -> Message:
-    texts = [
-        content
-        for name, content in archive.read(file).items()
-        if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
-    ]
-    if len(texts) != 1:
-        raise PackagingError(f"{file}: expected a wheel with one METADATA, found {len(texts)}")
-    return HeaderParser().parsestr(texts[0].decode())

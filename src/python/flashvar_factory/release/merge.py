@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from flashvar_factory.config.schema import Config
 from flashvar_factory.release import members
 from flashvar_factory.release.members import Member
-from flashvar_factory.schema import Config
 
 
 def merge(
@@ -22,7 +22,9 @@ def merge(
         found += projects_extras(files, config, expected)
     if output.is_dir() and output.resolve() not in {shard.resolve() for shard in shards}:
         found += members.complaints(output.iterdir(), expected, whole=False)
-    members.refuse(found, "merge", "build each shard anew with the same words, and merge these")
+    members.refuse(
+        found, "merge", "build each shard anew with the same selection arguments, and merge these"
+    )
     output.mkdir(parents=True, exist_ok=True)
     merged = []
     for file in files:

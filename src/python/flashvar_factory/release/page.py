@@ -66,7 +66,7 @@ def _file(file: Mapping[str, Any]) -> str:
     code = f"{file['architecture']} ({'+'.join(file['code_kinds'])})" if "code" in file else "-"
     kernels = len(file["kernels"]) if "kernels" in file else "-"
     verdicts = "<br>".join(
-        f"{escape(stage)}: {escape(said)}" for stage, said in file["verdicts"].items()
+        f"{escape(stage)}: {escape(verdict)}" for stage, verdict in file["verdicts"].items()
     )
     return (
         f"<tr><td><code>{escape(file['file'])}</code></td>"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from flashvar_factory.expand import Build
-from flashvar_factory.pythons import Python
+from flashvar_factory.config.expand import Build
+from flashvar_factory.config.schema import Config
 from flashvar_factory.release import steps
 from flashvar_factory.release.members import Member
+from flashvar_factory.release.pythons import Python
 from flashvar_factory.release.steps import Outcome, Step
-from flashvar_factory.schema import Config
-from flashvar_factory.toolchain import Toolchain
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 FOLDER: Final = "build/release"
 
@@ -30,7 +30,9 @@ class Release:
     revision: str
     builds: tuple[tuple[Build, Toolchain], ...]
     members: tuple[Member, ...]
-    words: Mapping[str, tuple[str, ...]]  # by platform: what `wheels` is asked for there
+    selection: Mapping[
+        str, tuple[str, ...]
+    ]  # by platform: the selection arguments of `wheels` there
     pythons: tuple[Python, ...] = ()  # to install into
     jobs: int | None = None
 

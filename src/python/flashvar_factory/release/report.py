@@ -1,4 +1,4 @@
-"""What was released, and what was found out about it? As plain data, and as text."""
+"""The report of a release, as plain data and as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashvar.binaries import manifest
-from flashvar_factory import archive
+from flashvar_factory.inspect import archive
 from flashvar_factory.release import members
 from flashvar_factory.release.pipeline import Release, files_of
 from flashvar_factory.release.steps import Outcome, digest
@@ -78,7 +78,7 @@ def _manifest(file: Path) -> manifest.Manifest | None:
         if name.endswith(f"/{manifest.FILE_NAME}")
     )
     content = next(texts, None)
-    return None if content is None else manifest.parse(content.decode())
+    return None if content is None else manifest.parse(archive.text(content, str(file)))
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 
 def _row(file: Mapping[str, Any]) -> tuple[str, ...]:
-    verdicts = "; ".join(f"{stage}: {said}" for stage, said in file["verdicts"].items())
+    verdicts = "; ".join(f"{stage}: {verdict}" for stage, verdict in file["verdicts"].items())
     kernels = str(len(file["kernels"])) if "kernels" in file else "-"
     size = f"{file['bytes']:,}"
     return size, file.get("architecture", "-"), kernels, file["file"], verdicts or "-"

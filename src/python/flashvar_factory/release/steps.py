@@ -1,4 +1,4 @@
-"""Was this done before, with the same inputs, and is what it made still there? Else it is done.
+"""Runs a step of a release unless its record shows the same inputs and its files are still there.
 
 A record is written when a step has succeeded, so an interrupted release goes on where it stopped.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar_factory import source
+from flashvar_factory.build import source
 
 RECORDS: Final = "records"
 

@@ -180,8 +180,9 @@ def _scaled_dot_product_attention(
     if not _active:  # a caller kept the function
         return _own(query, key, value, *given)
     if is_compiling():
-        if active_mode() is not None:
-            return _own(query, key, value, *given)
+        if (mode := active_mode()) is not None:
+            seen_by = f"the mode {type(mode).__name__} must see the call"
+            return _call_observed_without_graph(seen_by, query, key, value, *given)
     elif (observer := _observer(query, key, value, attn_mask)) is not None:
         return _call_observed(observer, query, key, value, *given)
     bottom_right = False
@@ -269,6 +270,15 @@ def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any)
     else:
         _note(observer if _on_cpu or _is_on_device(query) else _ON_CPU)
     return out
+
+
+def _call_observed_without_graph(*arguments: Any) -> Any:
+    """`_call_observed` outside the graph, which ends here: modes check which function they see."""
+    return torch.compiler.disable(_call_observed)(*arguments)
+
+
+# This is what torch.compiler.disable sets, without importing the compiler.
+_call_observed_without_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _is_on_device(tensor: Any) -> bool:

@@ -26,6 +26,6 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
 
 
 def _write(release: Release, yanked: Path | None) -> Outcome:
-    names = index.write(release.wheels, site(release), yanked=yanked)
+    names = index.write(release.wheels, site(release), yanked=yanked, whole=False)
     pages = tuple(sorted(path for path in site(release).rglob("*") if path.is_file()))
     return Outcome(f"{len(names)} projects", pages, {"projects": names})

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from flashvar_factory import reproduce
-from flashvar_factory.release import members
+from flashvar_factory.release import members, reproduce
 from flashvar_factory.release.pipeline import Release, files_of
 from flashvar_factory.release.steps import Outcome, Step, digests
 
 
 def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
     """One step per platform."""
-    for platform in release.words:
+    for platform in release.selection:
         files = [file for file in files_of(done) if _is_for(platform, file)]
         work = partial(_build_again, release, platform, files)
         yield Step(f"reproduce/{platform}", digests(files), work)
@@ -31,7 +30,7 @@ def _build_again(release: Release, platform: str, files: Sequence[Path]) -> Outc
     compiler = next(one for build, one in release.builds if build.platform == platform)
     folder = release.folder / f"again-{platform}"
     again = reproduce.build_again(
-        release.words[platform], compiler, root=release.root, folder=folder
+        release.selection[platform], compiler, root=release.root, folder=folder
     )
     reproduce.require(files, again.iterdir(), f"they are in {release.wheels} and {again}")
     return Outcome(f"{len(files)} files built twice are the same bytes")

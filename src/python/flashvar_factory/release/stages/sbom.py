@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from flashvar_factory import sbom
+from flashvar_factory.build import sbom
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.release import members
 from flashvar_factory.release.pipeline import Release, wheels_of

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from flashvar_factory import smoke
 from flashvar_factory.errors import SmokeError
 from flashvar_factory.index import serve
-from flashvar_factory.pythons import Python
+from flashvar_factory.release import smoke
 from flashvar_factory.release.pipeline import Release, files_of
+from flashvar_factory.release.pythons import Python
 from flashvar_factory.release.stages import index
 from flashvar_factory.release.steps import Outcome, Step, digests
 

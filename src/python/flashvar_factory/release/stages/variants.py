@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from flashvar_factory import variants, wheel
+from flashvar_factory.build import wheel
+from flashvar_factory.release import variants
 from flashvar_factory.release.pipeline import Release, wheels_of
 from flashvar_factory.release.steps import Outcome, Step, digests
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from flashvar_factory import compiled_by, wheel
-from flashvar_factory.expand import Build
+from flashvar_factory.build import wheel
+from flashvar_factory.config.expand import Build
 from flashvar_factory.release import members, merge
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.steps import Outcome, Step, digests
-from flashvar_factory.toolchain import Toolchain
+from flashvar_factory.toolchain import compiled_by
+from flashvar_factory.toolchain.nvcc import Toolchain
 
 
 def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:

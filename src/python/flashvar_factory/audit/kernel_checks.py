@@ -1,0 +1,219 @@
+"""Checks a manifest's kernels against the library: the records of its host code, its device code.
+
+A manifest repeats what others know: the records in the library (threads, shared memory, tiles), the
+cubins (registers, stack, the largest block) and the mangled names of device functions, which hold
+the template arguments that a kernel was compiled for. Each figure is compared with its origin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from flashvar.binaries.manifest import KernelRow, Manifest
+from flashvar.binaries.variant import SECOND
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.inspect.cubin import Function
+from flashvar_factory.inspect.fatbin import SASS
+
+# The target of a kernel's template, mangled, with its capability and its limit of shared memory.
+_TARGET = re.compile(r"6TargetILi(?P<number>\d+)ELi(?P<shared_memory>\d+)EE")
+# The arguments behind it: an integer, or a value of an enumeration that is called like the axis.
+_ARGUMENT = re.compile(r"E?(?:Li(?P<integer>\d+)E|N(?P<nested>[0-9A-Za-z_]*?)E)")
+
+
+def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The manifest's kernels are the library's: on the host's side, and on the device's."""
+    for library, described in pairs(wheel):
+        faults = [
+            *_on_host(library, described),
+            *_on_device(library, described),
+            *_figures(library, described, expected),
+            *_names(library, described, expected),
+        ]
+        for message in faults:
+            yield Finding("kernels", library.path, message)
+
+
+def _on_host(library: Library, described: Manifest) -> Iterator[str]:
+    named, held = {row.name for row in described.kernels}, set(library.launches)
+    if named - held:
+        missing = some(sorted(named - held))
+        yield f"expected {missing}, as the manifest says, found no such kernels"
+    if held - named:
+        yield f"expected {some(sorted(held - named))} in the manifest, found them missing"
+    for row in described.kernels:
+        launches = library.launches.get(row.name)
+        if launches is None:
+            continue
+        main = launches[0]
+        yield from _differences(
+            row.name,
+            "as the library records",
+            tile=(main.tile, row.tile),
+            threads=(main.threads, row.threads),
+            shared_memory=(main.shared_memory, row.shared_memory),
+            launches=(launches if main.family else (), row.launches),
+        )
+
+
+def _differences(name: str, origin: str, **pairs: tuple[object, object]) -> Iterator[str]:
+    for what, (wanted, found) in pairs.items():
+        if wanted != found:
+            label = what.replace("_", " ")
+            yield f"expected {label} of {name} to be {wanted} {origin}, found {found}"
+
+
+def _on_device(library: Library, described: Manifest) -> Iterator[str]:
+    held = Counter(function.name for image in library.images for function in image.functions or ())
+    claims = Counter(name for row in described.kernels for name in row.functions)
+    closed = sum(image.kind == SASS and image.functions is None for image in library.images)
+    if closed:
+        yield (
+            f"expected device code plain or compressed by zstd, found {closed} images that are "
+            "not; compile with --compress-mode=size"
+        )
+    for row in described.kernels:
+        missing = [name for name in row.functions if name not in held]
+        if missing:
+            yield f"expected device code of {row.name}, found none of {some(missing)}"
+        if not row.functions:
+            yield f"expected the device functions of {row.name} in the manifest, found none"
+    # What several kernels launch is compiled with each of them.
+    shared = sorted(name for name, count in claims.items() if 1 < count != held[name])
+    if shared:
+        yield (
+            f"expected {some(shared)} to be one kernel's, or in an image of each that launches it, "
+            "found more kernels in the manifest"
+        )
+    strange = sorted(set(held) - set(claims))
+    if strange:
+        yield f"expected no device code but the manifest's kernels, found {some(strange)}"
+
+
+def _figures(library: Library, described: Manifest, expected: Expectations) -> Iterator[str]:
+    """Registers, stack and threads, of the image that has exactly the functions of a kernel."""
+    by_names = {
+        frozenset(function.name for function in image.functions): image
+        for image in library.images
+        if image.functions
+    }
+    target = (
+        expected.config.targets.get(described.architecture.name)
+        if expected.config is not None
+        else None
+    )
+    for row in described.kernels:
+        image = by_names.get(frozenset(row.functions))
+        if image is None and set(row.functions) <= {n for names in by_names for n in names}:
+            yield f"expected an image of {row.name}'s functions alone, found them in others"
+        if image is not None:
+            yield from _of_image(row, image.functions or (), image.stack)
+        limit = target.shared_memory if target else None
+        used = max([row.shared_memory, *(one.shared_memory for one in row.launches)])
+        if limit is not None and used > limit:
+            yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
+        if "+" not in described.version and row.spill_bytes > _allowed(expected):
+            yield (
+                f"expected no spilled registers in a release, found {row.spill_bytes} bytes of "
+                f"{row.name}; choose smaller tiles, or raise spill_bytes of [project]"
+            )
+        if row.spill_bytes and not row.stack_bytes:
+            yield f"expected a stack for what {row.name} spills, found none"
+
+
+def _allowed(expected: Expectations) -> int:
+    return expected.config.project.spill_bytes if expected.config else 0
+
+
+def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) -> Iterator[str]:
+    registers = [one.registers for one in functions if one.registers is not None]
+    origin = "as its device code states"
+    if registers:
+        yield from _differences(row.name, origin, registers=(max(registers), row.registers))
+    if stack is not None:
+        yield from _differences(row.name, origin, stack_bytes=(stack, row.stack_bytes))
+    blocks = [one.threads for one in functions if one.threads is not None]
+    threads = [row.threads, *(one.threads for one in row.launches)]
+    if len(blocks) == len(functions) and blocks and max(threads) > max(blocks):
+        yield (
+            f"expected at most {max(blocks)} threads in a block of {row.name} as its device code "
+            f"states, found {max(threads)}"
+        )
+
+
+def _names(library: Library, described: Manifest, expected: Expectations) -> Iterator[str]:
+    """The template arguments in the names of a kernel's functions are its axes."""
+    del library
+    config = expected.config
+    pairs_of = {(row.op, axis) for row in described.kernels for axis, _ in row.axes}
+    number = 10 * described.architecture.major + described.architecture.minor
+    target = config.targets.get(described.architecture.name) if config else None
+    for row in described.kernels:
+        axes = dict(row.axes)
+        for axis in list(axes):
+            twin = axis + SECOND
+            has_pairs = (row.op, twin) in pairs_of or (
+                config is not None
+                and row.op in config.ops
+                and any(one.name == axis and one.pairs for one in config.ops[row.op].axes)
+            )
+            if has_pairs and twin not in axes:
+                axes = _with(axes, axis, twin)
+        for name in row.functions:
+            yield from _of_name(name, row, axes, number, target.shared_memory if target else None)
+
+
+def _with(axes: Mapping[str, str | int], axis: str, twin: str) -> dict[str, str | int]:
+    """The axes with the second integer of a pair right behind the first: it is the same."""
+    found: dict[str, str | int] = {}
+    for name, value in axes.items():
+        found[name] = value
+        if name == axis:
+            found[twin] = value
+    return found
+
+
+def _of_name(
+    name: str, row: KernelRow, axes: Mapping[str, str | int], number: int, limit: int | None
+) -> Iterator[str]:
+    values = [
+        found
+        for axis, value in axes.items()
+        if isinstance(value, str)
+        for found in _enumerators(name, axis)
+        if found != value
+    ]
+    if values:
+        yield f"expected a function of {row.name} for {dict(axes)}, found {values[0]} in {name}"
+    match = _TARGET.search(name)
+    if match is None:
+        return
+    found = int(match["number"]), int(match["shared_memory"])
+    if found[0] != number or limit not in (None, found[1]):
+        yield (
+            f"expected a function of {row.name} for capability {number} and {limit} bytes of "
+            f"shared memory, found {found[0]} and {found[1]} in {name}"
+        )
+    position = match.end()
+    for axis, value in axes.items():
+        argument = _ARGUMENT.match(name, position)
+        if argument is None:
+            return
+        position = argument.end()
+        if isinstance(value, int) and argument["integer"] not in (None, str(value)):
+            yield (
+                f"expected {axis} {value} in the name of a function of {row.name}, found "
+                f"{argument['integer']}: {name}"
+            )
+            return
+
+
+def _enumerators(name: str, axis: str) -> Iterator[str]:
+    """The value of each `axis::value` in a mangled name, spelled `4axis5value`."""
+    for match in re.finditer(rf"{len(axis)}{re.escape(axis)}(\d{{1,3}})", name):
+        yield name[match.end() : match.end() + int(match[1])]

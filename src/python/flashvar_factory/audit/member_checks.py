@@ -1,0 +1,83 @@
+"""Checks that a binary wheel holds its library, its manifest and its metadata, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.utils import canonicalize_name
+
+from flashvar.binaries.manifest import FILE_NAME
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.build import binary_project, sbom
+
+_METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
+_LICENSE = re.compile(r"licenses/[^/]+")
+
+
+def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The files of a wheel are those of its kind."""
+    if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
+        return  # `source_checks` compares it with the sources
+    stem, info = wheel.name.distribution, wheel.info
+    wanted = {f"{stem}/lib{stem}.so", f"{stem}/{FILE_NAME}", *(f"{info}/{f}" for f in _METADATA)}
+    wanted |= {f"{info}/sboms/{sbom.file_name(described)}" for _, described in pairs(wheel)}
+    wanted |= set(_licenses(wheel))
+    # auditwheel, when it repairs a wheel, adds entries for the folders.
+    folders = {f"{name.rpartition('/')[0]}/" for name in wanted} | {f"{info}/"}
+    found = {entry.name for entry in wheel.entries} - folders
+    for name in sorted(found - wanted):
+        yield Finding(
+            "members",
+            repr(name),
+            f"expected {stem}'s library, manifest, metadata, licences and SBOM alone, found this "
+            "file too; remove it from what is installed",
+        )
+    for name in sorted(wanted - found):
+        yield Finding("members", name, "expected this file, found none; build the wheel again")
+    if expected.config is not None and expected.architecture(wheel.name) is None:
+        known = ", ".join(sorted(expected.architectures))
+        yield Finding(
+            "members",
+            wheel.path.name,
+            f"expected a distribution of variants.toml ({known}), found {canonicalize_name(stem)}",
+        )
+
+
+def _licenses(wheel: Wheel) -> list[str]:
+    names = (name for name in wheel.files if name.startswith(f"{wheel.info}/"))
+    return [name for name in names if _LICENSE.fullmatch(name.removeprefix(f"{wheel.info}/"))]
+
+
+def licenses(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The texts of licences are those that METADATA lists, and those of the sources."""
+    if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
+        return
+    prefix = f"{wheel.info}/licenses/"
+    found = {name.removeprefix(prefix): wheel.files[name] for name in _licenses(wheel)}
+    lines = (wheel.metadata("METADATA") or "").split("\n\n")[0].splitlines()
+    listed = [
+        line.removeprefix("License-File: ") for line in lines if line.startswith("License-File: ")
+    ]
+    if sorted(listed) != sorted(found):
+        yield Finding(
+            "licenses",
+            f"{wheel.info}/METADATA",
+            f"expected the licence files that are there, {sorted(found)}, found {sorted(listed)}",
+        )
+    if expected.root is None:
+        return
+    wanted = {
+        name: (expected.root / name).read_bytes()
+        for name in binary_project.license_files(expected.root)
+    }
+    # A folder that is a part of the project, as tests build in, may be without them; a release not.
+    names = found.keys() | (wanted.keys() if expected.revision is not None else set())
+    for name in sorted(names):
+        if wanted.get(name) != found.get(name):
+            yield Finding(
+                "licenses", prefix + name, "expected the text of the sources, found another or none"
+            )

@@ -1,0 +1,128 @@
+"""Checks METADATA, WHEEL and entry points against file name, manifest and variants.toml."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from packaging.tags import parse_tag
+from packaging.utils import canonicalize_name
+
+from flashvar.binaries.manifest import Manifest
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.build import binary_project
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import core_metadata, entry_points
+
+_GENERATOR = re.compile(r"[\w.+-]+ [\w.+-]+")
+_TAG = "py3-none-"
+# What a binary distribution states of itself; `License-File` is compared with the files.
+_FIELDS = (
+    "Metadata-Version",
+    "Name",
+    "Version",
+    "Summary",
+    "License-Expression",
+    "License-File",
+    "Requires-Python",
+)
+
+
+def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """METADATA is valid, and states what the manifest and variants.toml do, and nothing more."""
+    where, text = f"{wheel.info}/METADATA", wheel.metadata("METADATA")
+    if text is None:
+        yield Finding("metadata", where, "expected METADATA, found none")
+        return
+    try:
+        read = core_metadata.read(text.encode(), where)
+    except PackagingError as error:
+        yield Finding("metadata", where, str(error).removeprefix(f"{where}: "))
+        return
+    rows: list[tuple[str, object, object]] = [
+        ("name", canonicalize_name(wheel.name.distribution), canonicalize_name(read.name)),
+        ("version", wheel.name.version, str(read.version)),
+    ]
+    if not expected.is_projects_own(wheel.name) and wheel.name.label is None:
+        rows += _of_a_binary(text)
+        for _, described in pairs(wheel):
+            rows.append(("summary", _summary(described), read.summary))
+        rows.append(("Python", binary_project.REQUIRES_PYTHON, str(read.requires_python or "")))
+    if expected.config is not None:
+        rows.append(("license", expected.config.project.license, read.license_expression))
+    for what, wanted, found in rows:
+        if wanted != found:
+            yield Finding("metadata", where, f"expected {what} {wanted!r}, found {found!r}")
+
+
+def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
+    """Each field once, none that is not known, and no description behind them."""
+    head, _, description = text.partition("\n\n")
+    fields = Counter(line.partition(":")[0] for line in head.splitlines())
+    many = [name for name, count in fields.items() if count > 1 and name != "License-File"]
+    strange = [name for name in fields if name not in _FIELDS]
+    yield "fields", [], sorted({*many, *strange})
+    yield "description", "", description.strip()
+
+
+def _summary(described: Manifest) -> str:
+    major, minor = described.architecture.capability
+    return f"Compiled {described.project} kernels for compute capability {major}.{minor}"
+
+
+def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """WHEEL states the tags of the file name, which are those of a library without Python."""
+    where, text = f"{wheel.info}/WHEEL", wheel.metadata("WHEEL")
+    if text is None:
+        yield Finding("wheel", where, "expected a file WHEEL, found none")
+        return
+    rows = entry_points.headers(text)
+    is_pure = expected.is_projects_own(wheel.name) and not wheel.libraries
+    tags = {value for name, value in rows if name == "Tag"}
+    generators = [value for name, value in rows if name == "Generator"]
+    rest = sorted((name, value) for name, value in rows if name not in ("Tag", "Generator"))
+    wanted = [("Root-Is-Purelib", "true" if is_pure else "false"), ("Wheel-Version", "1.0")]
+    for what, right, found in (
+        ("lines", wanted, rest),
+        ("tags", sorted(map(str, parse_tag(wheel.name.tag))), sorted(tags)),
+        ("one generator", True, len(generators) == 1 and bool(_GENERATOR.fullmatch(generators[0]))),
+        ("each tag once", len(tags), sum(name == "Tag" for name, _ in rows)),
+    ):
+        if right != found:
+            yield Finding("wheel", where, f"expected {what} {right}, found {found}")
+    label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
+    name = f"{wheel.name.distribution}-{wheel.name.version}-{wheel.name.tag}{label}.whl"
+    if wheel.path.name != name:
+        yield Finding("wheel", wheel.path.name, f"expected the file name {name}, found another")
+    tag = "py3-none-any" if is_pure else _TAG
+    if not wheel.name.tag.startswith(tag):
+        yield Finding(
+            "wheel",
+            wheel.path.name,
+            f"expected the tag {tag}{'' if is_pure else '<platform>'} of a wheel that holds no "
+            f"extension of Python, found {wheel.name.tag}",
+        )
+
+
+def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The entry points are the one that makes the project find a binary, and no others."""
+    if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
+        return
+    where = f"{wheel.info}/entry_points.txt"
+    groups = entry_points.parse(wheel.metadata("entry_points.txt") or "")
+    for _, described in pairs(wheel):
+        wanted = {
+            f"{described.project}.binaries": [
+                (described.architecture.name, wheel.name.distribution)
+            ]
+        }
+        if groups != wanted:
+            yield Finding(
+                "entry points",
+                where,
+                f"expected {wanted}, by which {described.project} finds it, found {groups}",
+            )

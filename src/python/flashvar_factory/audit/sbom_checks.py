@@ -1,0 +1,122 @@
+"""Checks the SBOM of a wheel against its manifest, its library and its metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from flashvar.binaries.manifest import Manifest
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.build import sbom, source
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import json_text
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIRTY = {None: "unknown", True: "true", False: "false"}
+_SYMBOLS = "glibc-2.28-{platform}.syms"
+
+
+def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The SBOM is there, and its component is this wheel with this library, made of known parts."""
+    for library, described in pairs(wheel):
+        where = f"{wheel.info}/sboms/{sbom.file_name(described)}"
+        content = wheel.files.get(where)
+        if content is None:
+            yield Finding("sbom", where, "expected an SBOM, found none; build the wheel again")
+            continue
+        try:
+            document = json_text.parse(content, where)
+            rows = list(_rows(document, library, described, expected))
+        except PackagingError as error:
+            yield Finding("sbom", where, str(error).removeprefix(f"{where}: "))
+            continue
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            yield Finding(
+                "sbom", where, f"expected CycloneDX as this factory writes it, found: {error!r}"
+            )
+            continue
+        for what, wanted, found in rows:
+            if wanted != found:
+                yield Finding("sbom", where, f"expected {what} {wanted!r}, found {found!r}")
+
+
+def _rows(
+    document: Mapping[str, Any], library: Library, described: Manifest, expected: Expectations
+) -> Iterator[tuple[str, object, object]]:
+    """What has to be equal: of the wheel, and of the document."""
+    yield "format", ("CycloneDX", "1.6"), (document["bomFormat"], document["specVersion"])
+    root = document["metadata"]["component"]
+    name, version = described.distribution, described.version
+    yield "component", (name, version), (root["name"], root["version"])
+    yield "purl", f"pkg:pypi/{name}@{quote(version, safe='')}", root["purl"]
+    yield (
+        "description",
+        f"Machine code for {described.architecture.code}, {described.platform}",
+        root["description"],
+    )
+    if expected.config is not None:
+        license = [{"expression": expected.config.project.license}]
+        yield "licence", license, root["licenses"]
+    commits = [{"uid": described.source.revision}] if described.source.revision else None
+    yield "commits", commits, root.get("pedigree", {}).get("commits")
+    properties = {row["name"]: row["value"] for row in root["properties"]}
+    wanted = {"source:dirty": _DIRTY[described.source.dirty], "source:hash": described.source.hash}
+    yield "source", wanted, properties
+    files = [(one["name"], one["version"], _hashes(one)) for one in root["components"]]
+    yield "library", [(described.library.file, version, [library.sha256])], files
+    yield from _parts({one["name"]: one for one in document["components"]}, described)
+    names = [one["name"] for one in document["components"]]
+    yield "each component once", sorted(set(names)), sorted(names)
+    inside = sorted({"cudart-static", "libstdc++"} & set(names))
+    references = {row["ref"]: row.get("dependsOn", []) for row in document["dependencies"]}
+    yield "dependencies", {**{key: [] for key in names}, name: inside}, references
+
+
+def _parts(
+    found: Mapping[str, Mapping[str, Any]], described: Manifest
+) -> Iterator[tuple[str, object, object]]:
+    """The components: what is linked in, and what compiled and linked it."""
+    toolkit = described.toolkit
+    compilers = sorted(name for name in found if name.endswith("-c++"))
+    wanted = {toolkit.compiler, "cudart-static", *compilers[:1]}
+    optional = {"libstdc++", "glibc-stubs"} & found.keys()
+    yield "components", sorted(wanted | optional), sorted(found)
+    yield "one C++ compiler", 1, len(compilers)
+    yield toolkit.compiler, toolkit.version, found[toolkit.compiler]["version"]
+    release = ".".join(toolkit.version.split(".")[:2])
+    yield "cudart-static", release, found["cudart-static"]["version"]
+    for name in sorted({"cudart-static", *optional}):
+        hashes = _hashes(found[name])
+        yield f"one SHA-256 of {name}", True, [*map(_is_sha256, hashes)] == [True]
+    if "libstdc++" in found:
+        compiler = found[compilers[0]]["version"] if compilers else None
+        yield "libstdc++", compiler, found["libstdc++"]["version"]
+    symbols = (
+        source.HOME
+        / source.CMAKE
+        / _SYMBOLS.format(platform=described.platform.removeprefix("linux_"))
+    )
+    if "glibc-stubs" in found and symbols.is_file():
+        digest = hashlib.sha256(symbols.read_bytes()).hexdigest()
+        yield (
+            "glibc-stubs",
+            ("2.28", [digest]),
+            (
+                found["glibc-stubs"]["version"],
+                _hashes(found["glibc-stubs"]),
+            ),
+        )
+
+
+def _hashes(component: Mapping[str, Any]) -> list[str]:
+    return [row["content"] for row in component.get("hashes", []) if row["alg"] == "SHA-256"]
+
+
+def _is_sha256(text: object) -> bool:
+    return isinstance(text, str) and _SHA256.fullmatch(text) is not None

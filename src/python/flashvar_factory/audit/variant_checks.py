@@ -1,0 +1,35 @@
+"""Checks variant.json: an installer asks the providers that it names, and takes its properties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import json_text
+from flashvar_factory.release import variants
+
+
+def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """The document is the one of this label, with the binary's properties and no other provider."""
+    del expected
+    where, text = f"{wheel.info}/variant.json", wheel.metadata("variant.json")
+    label = wheel.name.label
+    if label is None or text is None:
+        if (label is None) != (text is None):
+            yield Finding("variant", where, "expected it in a wheel with a label alone, found else")
+        return
+    try:
+        found = json_text.parse(text.encode(), where)
+    except PackagingError as error:
+        yield Finding("variant", where, str(error).removeprefix(f"{where}: "))
+        return
+    held = [variants.properties_of(described) for _, described in pairs(wheel)]
+    wanted = variants.content({label: held[0] if held else {}})
+    for key in sorted(wanted.keys() | (found.keys() if isinstance(found, dict) else set())):
+        value = found.get(key) if isinstance(found, dict) else None
+        if value != wanted.get(key):
+            yield Finding("variant", where, f"expected {key} {wanted.get(key)}, found {value}")

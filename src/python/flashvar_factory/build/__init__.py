@@ -1,0 +1,1 @@
+"""Runs CMake for a plan: development builds, wheels, the files that go into them."""

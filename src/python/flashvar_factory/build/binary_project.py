@@ -1,0 +1,65 @@
+"""The part of pyproject.toml that all binary distributions share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from flashvar_factory.config.expand import Build
+from flashvar_factory.config.schema import Config
+
+REQUIRES_PYTHON: Final = ">=3.10"
+# What a wheel ships of the checkout's texts, as far as the project has them.
+LICENSE_FILES: Final = ("LICENSE", "THIRD_PARTY_NOTICES.md")
+
+
+def license_files(root: Path) -> list[str]:
+    """The names of the texts that are there."""
+    return [name for name in LICENSE_FILES if (root / name).is_file()]
+
+
+def head(
+    build: Build,
+    config: Config,
+    version: str,
+    *,
+    requires: Sequence[str],
+    licenses: Sequence[str],
+) -> str:
+    """[build-system], [project] with the entry point, and [tool.scikit-build]'s fixed keys.
+
+    What is written after it continues [tool.scikit-build].
+    """
+    project = config.project.name
+    major, minor = build.architecture.capability
+    description = f"Compiled {project} kernels for compute capability {major}.{minor}"
+    return f"""\
+[build-system]
+requires = {json.dumps(list(requires), indent=2)}
+build-backend = "scikit_build_core.build"
+
+[project]
+name = {string(build.distribution)}
+version = {string(version)}
+description = {string(description)}
+license = {string(config.project.license)}
+license-files = {json.dumps(list(licenses))}
+requires-python = {string(REQUIRES_PYTHON)}
+
+[project.entry-points.{string(f"{project}.binaries")}]
+{build.architecture.name} = {string(build.stem)}
+
+[tool.scikit-build]
+# The manifest holds the hash of the library as it was linked.
+install.strip = false
+wheel.packages = []
+wheel.py-api = "py3"
+wheel.reproducible = true
+"""
+
+
+def string(text: str) -> str:
+    """A TOML basic string; JSON writes the same, but for letters beyond 16 bits."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,101 @@
+"""Builds development binaries: unpacked wheels in build/dev/site, found like installed ones.
+
+Also makes them part of this Python environment, and shows that they load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+from flashvar.binaries import manifest, registry
+from flashvar.errors import BinaryError
+from flashvar_factory.build import cmake, process
+from flashvar_factory.build.configure import Plan, configure, write_if_changed
+from flashvar_factory.config.expand import Build
+from flashvar_factory.config.schema import Config
+from flashvar_factory.toolchain.nvcc import Toolchain
+
+FOLDER: Final = "build/dev"
+
+
+def site(root: Path) -> Path:
+    """The folder that stands for site-packages."""
+    return root / FOLDER / "site"
+
+
+def build(
+    config: Config, build: Build, toolchain: Toolchain, *, root: Path, jobs: int | None
+) -> Path:
+    """Compile one binary and put it in `site`; the directory that holds library and manifest.
+
+    The manifest is removed first and comes back last: what an interrupted build leaves is not
+    taken for a binary.
+    """
+    directory = root / FOLDER / build.architecture.name
+    with process.alone(directory):
+        plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)
+        package = site(root) / build.stem
+        (package / manifest.FILE_NAME).unlink(missing_ok=True)
+        built = cmake.build(plan, toolchain, root=root, jobs=jobs)
+        cmake.install(built, site(root))
+        _write_dist_info(plan, config, site(root))
+        _link(built / "compile_commands.json", root / "build" / "compile_commands.json")
+    return package
+
+
+def link_into_environment(site: Path, project: str) -> Path:
+    """Put `site` on the path of this environment; the .pth file that does it."""
+    path = Path(sysconfig.get_path("purelib"), f"{project}-dev.pth")
+    write_if_changed(path, f"{site}\n")
+    return path
+
+
+def verify(package: Path) -> str:
+    """Open the library of a built binary, as its manifest describes it; one line about it."""
+    described = manifest.read(package / manifest.FILE_NAME)
+    path = package / described.library.file
+    try:
+        library = ctypes.CDLL(str(path))
+        abi = getattr(library, f"{described.project}_abi_version")
+        info = getattr(library, f"{described.project}_build_info")
+    except (OSError, AttributeError) as error:
+        raise BinaryError(f"{path}: expected a library that loads, found: {error}") from error
+    info.restype = ctypes.c_char_p
+    stamp = json.loads(info().decode())
+    if (abi(), stamp["architecture"]) != (described.abi, described.architecture.name):
+        raise BinaryError(
+            f"{path}: expected ABI {described.abi} for {described.architecture.name}, found ABI "
+            f"{abi()} for {stamp['architecture']}; delete the build directory"
+        )
+    return (
+        f"{path.name} loads: ABI {abi()}, {stamp['architecture']}, {stamp['version']}, "
+        f"{len(described.kernels)} kernels, {described.library.bytes:,} bytes"
+    )
+
+
+def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
+    """What importlib.metadata reads of an installed wheel: name, version, entry point."""
+    build = plan.build
+    folder = where / f"{build.stem}-{plan.version}.dist-info"
+    for stale in where.glob(f"{build.stem}-*.dist-info"):
+        if stale != folder:
+            shutil.rmtree(stale)
+    metadata = f"Metadata-Version: 2.1\nName: {build.distribution}\nVersion: {plan.version}\n"
+    entry = f"[{config.project.name}.binaries]\n{build.architecture.name} = {build.stem}\n"
+    write_if_changed(folder / "INSTALLER", f"{registry.DEVELOPMENT}\n")
+    write_if_changed(folder / "METADATA", metadata)
+    write_if_changed(folder / "entry_points.txt", entry)
+
+
+def _link(target: Path, link: Path) -> None:
+    """Make `link` a relative symbolic link to `target`, whatever it was; never is there none."""
+    fresh = target.with_suffix(".link")  # beside the target, where no other build works
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(os.path.relpath(target, link.parent))
+    fresh.replace(link)

@@ -1,0 +1,115 @@
+"""Identifies the sources: git revision, and a hash of everything that reaches the compiler."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from flashvar.binaries.manifest import Source, Toolkit
+from flashvar_factory.config.expand import Build
+
+CMAKE: Final = "cmake"
+# In a copy of a checkout's sources: its revision, and whether it differed from that.
+RECORD: Final = "source_revision.json"
+# By convention of a project: its CMake files, and its C++ and CUDA sources.
+PARTS: Final = ("CMakeLists.txt", CMAKE, "src/cuda")
+# The checkout that this factory is part of: its CMake files build every project.
+HOME: Final = Path(__file__).resolve().parents[4]
+
+
+def gather(root: Path, plan: str) -> Source:
+    """Revision and dirtiness of the checkout at `root`, and the hash of its sources and `plan`."""
+    revision, dirty = _recorded(root) or _git(root)
+    return Source(revision, dirty, _hash(root, plan))
+
+
+def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
+    """What of the plan reaches the binary: no paths."""
+    names = [kernel.name for kernel in build.kernels]
+    parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
+    return json.dumps([*parts, vars(toolkit), build.platform, lineinfo])
+
+
+def record(root: Path, output: Path) -> None:
+    """Write the revision of the checkout at `root` down for a copy of its sources in `output`."""
+    (output / RECORD).write_text(json.dumps(_recorded(root) or _git(root)), encoding="utf-8")
+
+
+def _recorded(root: Path) -> tuple[str | None, bool | None] | None:
+    path = root / RECORD
+    if not path.is_file():
+        return None
+    revision, dirty = json.loads(path.read_text(encoding="utf-8"))
+    return revision, dirty
+
+
+def committed(root: Path) -> int | None:
+    """When the revision was committed, in seconds since 1970; None outside a checkout."""
+    revision, _ = _git(root)
+    return None if revision is None else int(_run(root, "show", "-s", "--format=%ct", revision))
+
+
+def changes(root: Path) -> list[str]:
+    """What differs from the revision, a line of `git status --short` each."""
+    return _run(root, "status", "--porcelain").splitlines()
+
+
+def listed(root: Path) -> frozenset[str] | None:
+    """The files of the checkout at `root`, by their names there; None outside a checkout."""
+    if committed(root) is None:
+        return None
+    names = _run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    return frozenset(name for name in names if name and (root / name).is_file())
+
+
+@functools.cache
+def factory() -> str:
+    """The hash of this factory itself: what it was yesterday may have judged otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(b"%s\0%d\0" % (path.name.encode(), len(content)) + content)
+    return digest.hexdigest()
+
+
+def _hash(root: Path, plan: str) -> str:
+    digest = hashlib.sha256()
+    for top, path in _files(root):
+        name = path.relative_to(top).as_posix().encode()
+        content = path.read_bytes()
+        digest.update(b"%s\0%d\0" % (name, len(content)) + content)
+    digest.update(plan.encode())
+    return digest.hexdigest()
+
+
+def _files(root: Path) -> Iterator[tuple[Path, Path]]:
+    """Each file, after the folder that its name is relative to."""
+    parts = [(root, part) for part in PARTS]
+    for top, part in parts if root == HOME else [*parts, (HOME, CMAKE)]:
+        path = top / part
+        if path.is_file():
+            yield top, path
+        yield from ((top, file) for file in sorted(path.rglob("*")) if file.is_file())
+
+
+def _git(root: Path) -> tuple[str | None, bool | None]:
+    """Commit and whether the tree differs from it; None for both outside a checkout of its own."""
+    try:
+        top = _run(root, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != root.resolve():
+            return None, None
+        return _run(root, "rev-parse", "HEAD"), bool(_run(root, "status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def _run(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()

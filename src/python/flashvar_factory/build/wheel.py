@@ -1,0 +1,142 @@
+"""Makes wheels: one of every binary distribution, and the pure one of the project; its sdist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from flashvar_factory.build import binary_project, cmake, process, source
+from flashvar_factory.build.binary_project import string
+from flashvar_factory.build.configure import Plan, configure, write_if_changed
+from flashvar_factory.config.expand import Build
+from flashvar_factory.config.schema import Config
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.toolchain.nvcc import Toolchain
+
+FOLDER: Final = "build/wheels"
+BACKEND: Final = "scikit-build-core==1.1.2"
+SBOM: Final = "cyclonedx-python-lib==11.12.0"  # what CMake calls when it installs asks for it
+
+# What the build frontend calls a thing, and how its file ends.
+WHEEL: Final = ("--wheel", ".whl")
+SDIST: Final = ("--sdist", ".tar.gz")
+
+
+def tag(machine: str) -> str:
+    """The tag of a binary wheel: any Python, glibc 2.28 or newer."""
+    return f"py3-none-manylinux_2_28_{machine}"
+
+
+def binary(
+    config: Config,
+    build: Build,
+    toolchain: Toolchain,
+    *,
+    root: Path,
+    output: Path,
+    jobs: int | None,
+) -> Path:
+    """Build the wheel of one binary distribution into `output`."""
+    directory = root / FOLDER / build.platform / build.distribution
+    with process.alone(directory):
+        plan = configure(config, build, toolchain, root=root, directory=directory)
+        write_if_changed(directory / "pyproject.toml", pyproject(plan, config, toolchain, root))
+        for name in binary_project.license_files(root):
+            shutil.copyfile(root / name, directory / name)
+        cmake.claim(plan, toolchain)
+        settings = [f"wheel.tags={tag(build.platform)}", f"build.tool-args=-j{_jobs(jobs)}"]
+        return _build(root, directory, directory, build.stem, output, settings)
+
+
+def has_pure(root: Path) -> bool:
+    """Whether the project has a wheel of its own: binary wheels may be all that there is."""
+    return (root / "pyproject.toml").is_file()
+
+
+def pure(config: Config, *, root: Path, output: Path) -> Path:
+    """Build the wheel of the project itself, which holds no binary, into `output`."""
+    return _of_project(config, root, output, WHEEL)
+
+
+def sdist(config: Config, *, root: Path, output: Path) -> Path:
+    """Pack the sources of the project into `output`."""
+    return _of_project(config, root, output, SDIST)
+
+
+def _of_project(config: Config, root: Path, output: Path, kind: tuple[str, str]) -> Path:
+    name = config.project.name
+    directory = root / FOLDER / name
+    with process.alone(directory):
+        return _build(root, root, directory, name, output, [], kind)
+
+
+def pyproject(plan: Plan, config: Config, toolchain: Toolchain, root: Path) -> str:
+    """The project of one binary distribution: CMake's output, found by an entry point."""
+    defines = "\n".join(
+        f"{key} = {string(value)}" for key, value in cmake.definitions(plan, toolchain).items()
+    )
+    head = binary_project.head(
+        plan.build,
+        config,
+        plan.version,
+        requires=(BACKEND, SBOM),
+        licenses=binary_project.license_files(root),
+    )
+    return f"""\
+{head}\
+build-dir = {string(cmake.FOLDER)}
+cmake.source-dir = {string(root.as_posix())}
+
+[tool.scikit-build.cmake.define]
+{defines}
+"""
+
+
+def _jobs(jobs: int | None) -> int:
+    return jobs or cmake.processors()
+
+
+def _build(
+    root: Path,
+    project: Path,
+    directory: Path,
+    stem: str,
+    output: Path,
+    settings: Iterable[str],
+    kind: tuple[str, str] = WHEEL,
+) -> Path:
+    """Run the build frontend on `project`; the one new file, older ones of `stem` removed.
+
+    Until it is whole, the file is in `directory`, where nobody else works.
+    """
+    option, ending = kind
+    fresh = directory / "made"
+    shutil.rmtree(fresh, ignore_errors=True)
+    command = [sys.executable, "-m", "build", option, "--no-isolation", "--outdir", str(fresh)]
+    command += [f"-C{setting}" for setting in settings]
+    environment = {**os.environ, "PATH": os.pathsep.join([_scripts(), os.environ.get("PATH", "")])}
+    committed = source.committed(root)
+    if committed is not None:  # the time of every file in the archive
+        environment.setdefault("SOURCE_DATE_EPOCH", str(committed))
+    done = process.run([*command, str(project)], env=environment)
+    made = sorted(fresh.glob(f"*{ending}"))
+    if done.returncode != 0 or len(made) != 1:
+        raise PackagingError(
+            f"{stem}: expected one file, found {len(made)} and exit code {done.returncode} of "
+            "the build, see above"
+        )
+    # A wheel for another platform is no older one.
+    same = made[0].name.rpartition("-")[2] if kind is WHEEL else ending
+    for stale in output.glob(f"{stem}-*{same}"):
+        stale.unlink()
+    output.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.move(made[0], output / made[0].name))
+
+
+def _scripts() -> str:
+    """Where cmake and ninja of this Python's environment are."""
+    return str(Path(sys.executable).parent)

@@ -1,0 +1,165 @@
+"""The axes an op is compiled over, and the values they take: reads [ops]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashvar.binaries.variant import SECOND
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config import names
+from flashvar_factory.config.suggestions import listed
+from flashvar_factory.config.toml_table import Table, Value
+
+# Kernels are compiled for some of an axis's values; more than this is a mistake.
+_MOST_VALUES = 65_536
+_LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
+_PAIR = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension an op is compiled over: named choices, or integers in steps.
+
+    With `pairs` a kernel may have two different integers instead of one; their value is the text
+    "192x128", and a kernel has them under the axis and under its name with `_v` behind.
+    """
+
+    name: str
+    choices: tuple[str, ...] = ()
+    integers: range = range(0)
+    pairs: bool = False
+
+    def accepts(self, value: Value) -> bool:
+        """Whether a kernel may be compiled for `value`."""
+        if self.choices or not isinstance(value, str):
+            return value in (self.choices or self.integers)
+        two = set(_numbers(value)).intersection(self.integers)
+        return self.pairs and len(two) == 2
+
+    def parse(self, word: str) -> Value | None:
+        """The value that a command means by `word`; None where no kernel may be compiled for it."""
+        value = int(word) if word.isdecimal() and word.isascii() else word
+        return value if str(value) == word and self.accepts(value) else None
+
+    def is_number(self, word: str) -> bool:
+        """Whether `word` is a number or a pair, where integers are values."""
+        return not self.choices and bool(_asked(word))
+
+    def enough(self, word: str) -> Value | None:
+        """The least value that holds the number or the pair `word`; None where none does."""
+        held = [min((one for one in self.integers if one >= n), default=None) for n in _asked(word)]
+        values = [one for one in held if one is not None]
+        if not values or len(values) < len(held):
+            return None
+        if len(set(values)) == 1:
+            return values[0]
+        return "x".join(map(str, values)) if self.pairs else None
+
+    def rank(self, value: Value) -> tuple[int, ...]:
+        """Orders the values that are accepted."""
+        if isinstance(value, str):
+            return (self.choices.index(value),) if self.choices else _numbers(value)
+        return (value,)
+
+    def entries(self, value: Value) -> tuple[tuple[str, Value], ...]:
+        """What a kernel of `value` has among its axes."""
+        if self.choices or not isinstance(value, str):
+            return ((self.name, value),)
+        return tuple(zip((self.name, self.name + SECOND), _numbers(value), strict=True))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """How commands write the values, pairs left out."""
+        return tuple(str(value) for value in self.choices or self.integers)
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"one of {listed(self.choices)}"
+        steps = self.integers
+        pairs = f', or two different ones as "{steps[-1]}x{steps[0]}"' if self.pairs else ""
+        return f"an integer from {steps[0]} to {steps[-1]} in steps of {steps.step}{pairs}"
+
+
+def _asked(word: str) -> tuple[int, ...]:
+    """The number or the pair that a word is; none of any other."""
+    return (int(word),) if word.isdecimal() and word.isascii() else _numbers(word)
+
+
+def _numbers(value: str) -> tuple[int, ...]:
+    """The integers of a pair; none of any other text."""
+    match = _PAIR.fullmatch(value)
+    return () if match is None else (int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation and its axes, in the order of its C++ template's parameters."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    launcher: str  # the header in a family's folder that launches it, without its suffix
+
+    @property
+    def camel(self) -> str:
+        """The C++ spelling: `AttentionFwd` of attention_fwd."""
+        return _camel(self.name)
+
+    @property
+    def launcher_class(self) -> str:
+        """The C++ class of the launcher, in the family's namespace: `attention::FwdLaunch`."""
+        *folders, stem = self.launcher.split("/")
+        return "::".join([*folders, _camel(stem)])
+
+
+def _camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def read(tables: Sequence[tuple[str, Table]]) -> dict[str, Op]:
+    """The ops of the tables of [ops], by name."""
+    ops = [name for name, _ in tables]
+    return {name: _op(name, table, ops) for name, table in tables}
+
+
+def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
+    _check_name(table, name, names.why_not(name))
+    axes = table.table("axes")
+    there = list(axes.rest)
+    launcher = (
+        table.text("launcher", _LAUNCHER, "a header such as 'attention/fwd_launch'")
+        if "launcher" in table.rest
+        else f"{name}_launch"
+    )
+    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there), launcher)
+    for axis in op.axes:
+        if axis.pairs and axis.name + SECOND in there:
+            expected = f"another name than that of the second integer of {axis.name}'s pairs"
+            raise axes.wrong(axis.name + SECOND, expected, axis.name + SECOND)
+    table.end(also=["launcher"])
+    return op
+
+
+def _axis(name: str, table: Table, ops: Sequence[str]) -> Axis:
+    _check_name(table, name, names.why_no_axis(name, ops))
+    if "choices" in table.rest:
+        choices = table.names("choices")
+        table.end()
+        return Axis(name, choices=choices)
+    low, high, step = (table.positive(key) for key in ("min", "max", "step"))
+    pairs = "pairs" in table.rest and table.flag("pairs")
+    table.end(also=["choices", "pairs"])
+    if high < low:
+        raise table.wrong("max", f"at least min, {low}", high)
+    integers = range(low, high + 1, step)
+    if len(integers) > _MOST_VALUES:
+        raise table.wrong("max", f"at most {_MOST_VALUES:,} values of an axis", len(integers))
+    if pairs and len(integers) < 2:
+        raise table.wrong("pairs", "at least two integers to pair", len(integers))
+    return Axis(name, integers=integers, pairs=pairs)
+
+
+def _check_name(table: Table, name: str, expected: str | None) -> None:
+    if expected is not None:
+        raise ConfigurationError(f"{table.path(None)}: expected {expected}, found {name!r}")

@@ -1,0 +1,139 @@
+"""Expands configuration and selection into builds: one binary each, with its kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config import native
+from flashvar_factory.config.axes import Axis
+from flashvar_factory.config.schema import Config
+from flashvar_factory.config.selection_arguments import NATIVE, SelectionArguments
+from flashvar_factory.config.suggestions import listed
+from flashvar_factory.config.toml_table import Value
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to build, nothing left open."""
+
+    architectures: tuple[str, ...]
+    ops: tuple[str, ...]
+    axes: Mapping[
+        str, tuple[Value, ...]
+    ]  # what is not the default; () is the default, given explicitly
+    ptx: bool = False
+    platform: str = native.MACHINE
+
+
+@dataclass(frozen=True)
+class Build:
+    """One binary: an architecture and the kernels in it."""
+
+    architecture: Architecture
+    code: str  # what the compiler is told, "90a"
+    family: str
+    shared_memory: int  # bytes a block may have on this architecture
+    distribution: str
+    code_kinds: tuple[str, ...]  # ("sass",) or ("sass", "ptx")
+    kernels: tuple[Kernel, ...]
+    platform: str  # the processor it runs beside: "x86_64", "aarch64"
+
+    @property
+    def stem(self) -> str:
+        """The distribution as a file name: of the folder and of lib<stem>.so."""
+        return self.distribution.replace("-", "_")
+
+
+def select_all(
+    given: SelectionArguments, config: Config, found: Sequence[native.Capability] = ()
+) -> Selection:
+    """The selection of a release: what was not given is everything."""
+    platform = given.platform or native.MACHINE
+    there = [name for name, target in config.targets.items() if platform in target.platforms]
+    asked = given.architectures or tuple(config.targets)
+    everything = asked == tuple(config.targets)
+    chosen = tuple(there) if everything else _architectures(asked, config, found)
+    lacking = [name for name in chosen if name not in there]
+    if lacking:
+        raise ConfigurationError(
+            f"platform={platform}: expected {listed(there) or 'no architecture'}, found "
+            f"{listed(lacking)}; variants.toml lists which platforms an architecture has wheels for"
+        )
+    return Selection(
+        chosen,
+        given.ops or config.default_ops,
+        given.axes,
+        given.ptx,
+        platform,
+    )
+
+
+def select_dev(
+    given: SelectionArguments, config: Config, found: Sequence[native.Capability]
+) -> Selection:
+    """What a development build takes: this machine's GPUs, and [dev] where nothing was given."""
+    if given.platform not in (None, native.MACHINE):
+        raise ConfigurationError(
+            f"platform={given.platform}: expected {native.MACHINE}, found another processor: "
+            "development builds run where they are made; wheels are cross-compiled"
+        )
+    return Selection(
+        _architectures(given.architectures or (NATIVE,), config, found),
+        given.ops or config.default_ops,
+        {**config.dev.axes, **given.axes},
+        given.ptx,
+    )
+
+
+def _architectures(
+    names: tuple[str, ...], config: Config, found: Sequence[native.Capability]
+) -> tuple[str, ...]:
+    resolved = (native.resolve(found, config) if name == NATIVE else (name,) for name in names)
+    chosen = set(itertools.chain.from_iterable(resolved))
+    return tuple(name for name in config.targets if name in chosen)
+
+
+def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
+    """One Build per selected architecture, in the order of variants.toml."""
+    kernels = tuple(
+        kernel for op in selection.ops for kernel in _kernels(op, config, selection.axes)
+    )
+    if not kernels:
+        raise ConfigurationError(
+            f"expected values that one of {listed(selection.ops)} takes together, found "
+            f"{dict(selection.axes)}"
+        )
+    kinds = ("sass", "ptx") if selection.ptx else ("sass",)
+    return tuple(
+        Build(
+            target.architecture,
+            target.architecture.code,
+            target.family,
+            target.shared_memory,
+            target.distribution,
+            kinds,
+            kernels,
+            selection.platform,
+        )
+        for target in (config.targets[name] for name in selection.architectures)
+    )
+
+
+def _kernels(op: str, config: Config, given: Mapping[str, tuple[Value, ...]]) -> list[Kernel]:
+    axes = config.ops[op].axes
+    values = (_values(axis, given.get(axis.name, ()), config.defaults[op]) for axis in axes)
+    return [
+        Kernel(op, tuple(itertools.chain.from_iterable(map(Axis.entries, axes, combination))))
+        for combination in itertools.product(*values)
+    ]
+
+
+def _values(
+    axis: Axis, given: Sequence[Value], defaults: Mapping[str, tuple[Value, ...]]
+) -> Sequence[Value]:
+    """What was given, as far as this op's axis takes it: another op may take more."""
+    return [value for value in given if axis.accepts(value)] if given else defaults[axis.name]

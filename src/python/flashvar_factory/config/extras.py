@@ -1,0 +1,48 @@
+"""The extras of the project: one per architecture, `all` of these, and `cli`.
+
+An installer passes over an extra that it does not find, so each has every name that people give
+it, as installers spell it: `sm_89` and `8.9` are looked up as `sm-89` and `8-9` (PEP 685). A plugin
+of the build backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.utils import canonicalize_name
+
+from flashvar_factory.config import schema, version
+
+_ALL: Final = ("all", "cuda", "gpu")
+# What the commands draw tables and progress with, where it is there.
+_CLI: Final = {"cli": ["rich>=13.7"]}
+
+
+def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
+    """Extra -> requirements: the binary distributions of exactly this version; cli."""
+    found: dict[str, list[str]] = {}
+    every: list[str] = []
+    for target in config.targets.values():
+        requirement = f"{target.distribution}=={release}; {_marker(target)}"
+        every.append(requirement)
+        found |= {canonicalize_name(name): [requirement] for name in target.architecture.spellings}
+    return {**found, **dict.fromkeys(_ALL, every), **_CLI}
+
+
+def _marker(target: schema.Target) -> str:
+    """Where its wheels are made for; elsewhere the extra installs nothing more."""
+    machines = " or ".join(f'platform_machine == "{name}"' for name in target.platforms)
+    return f'sys_platform == "linux" and ({machines})'
+
+
+def dynamic_metadata(
+    settings: Mapping[str, Any], project: Mapping[str, Any]
+) -> dict[str, dict[str, list[str]]]:
+    """The hook of scikit-build-core's [[tool.dynamic-metadata]]; it runs in the project's root."""
+    if settings:
+        raise ValueError(f"expected no settings, found {sorted(settings)}")
+    root = Path.cwd()
+    config = schema.read(root / schema.FILE_NAME)
+    return {"optional-dependencies": extras(config, version.read(config, root))}

@@ -1,0 +1,66 @@
+"""The architectures that serve the GPUs of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Sequence
+from typing import Final
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config.schema import Config
+from flashvar_factory.config.suggestions import listed
+
+Capability = tuple[int, int]
+
+# The processor of this machine, in the words of wheel tags: "x86_64", "aarch64".
+MACHINE: Final = platform.machine()
+
+# CUdevice_attribute of the driver API (cuda.h).
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+
+
+def capabilities() -> tuple[Capability, ...]:
+    """The compute capability of each CUDA device, in the driver's order; () without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    return tuple(
+        (_attribute(driver, _CAPABILITY_MAJOR, i), _attribute(driver, _CAPABILITY_MINOR, i))
+        for i in range(count.value)
+    )
+
+
+def _attribute(driver: ctypes.CDLL, attribute: int, device: int) -> int:
+    value = ctypes.c_int()
+    driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    return value.value
+
+
+def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
+    """The architectures of `config` that serve the devices; the [dev] default without a device.
+
+    A device is served by its own architecture, else by the highest lower minor of the same major.
+    ConfigurationError when none of the devices is served.
+    """
+    if not found:
+        return (config.dev.architecture,)
+    served = [name for one in found if (name := _serving(one, config))]
+    if not served:
+        devices = listed(f"{major}.{minor}" for major, minor in found)
+        raise ConfigurationError(
+            f"arch=native: expected a GPU that {listed(config.targets)} serves, found compute "
+            f"capability {devices}; name an architecture (arch=...) or add one to variants.toml"
+        )
+    return tuple(dict.fromkeys(served))
+
+
+def _serving(capability: Capability, config: Config) -> str | None:
+    architectures = (target.architecture for target in config.targets.values())
+    candidates = [one for one in architectures if one.runs_on(capability)]
+    return max(candidates).name if candidates else None

@@ -1,0 +1,265 @@
+"""The one reader of `variants.toml`: strict; all other modules take its result.
+
+An op declares the axes it is compiled over; `defaults` gives each axis its values, `defaults.<op>`
+others for one op; an architecture has the code that the compiler is told, and the distribution that
+carries the binary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from flashvar.binaries.variant import Architecture
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config import axes, families, toml_table
+from flashvar_factory.config.axes import Axis, Op
+from flashvar_factory.config.families import Family
+from flashvar_factory.config.suggestions import did_you_mean, listed
+from flashvar_factory.config.toml_table import Table, Value
+
+FILE_NAME: Final = "variants.toml"
+SCHEMA: Final = 1
+# The processors that cmake/ knows the symbols of glibc 2.28 for, in the words of wheel tags.
+PLATFORMS: Final = ("x86_64", "aarch64")
+
+# By convention of a project: what an instance of an op's kernel includes.
+LAUNCHER: Final = "src/cuda/{family}/{launcher}.cuh"
+# Bytes a block may have: less than any GPU's, more than any GPU's, and what the hardware counts in.
+_SHARED_MEMORY: Final = range(16 * 1024, 1024 * 1024 + 1, 128)
+
+_DISTRIBUTION = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
+
+
+@dataclass(frozen=True)
+class Project:
+    """Whose kernels these are."""
+
+    name: str  # of the C++ namespace, of the files and of the entry-point group
+    abi: int  # of the libraries' C interface
+    version_file: str  # relative to variants.toml; holds `__version__ = "..."`
+    license: str  # SPDX expression of the binary distributions
+    smoke: str | None = None  # a script, relative to variants.toml, that tries what is installed
+    spill_bytes: int = 0  # that a thread of a released kernel may spill
+
+
+@dataclass(frozen=True)
+class Target:
+    """One architecture that binaries are made for."""
+
+    architecture: Architecture
+    family: str  # the folder of the CUDA sources that serves it
+    shared_memory: int  # bytes a block may have
+    distribution: str
+    platforms: tuple[str, ...]  # the processors that a wheel is made for
+
+
+@dataclass(frozen=True)
+class Dev:
+    """What a development build takes where the selection gives nothing."""
+
+    architecture: str
+    axes: Mapping[str, tuple[Value, ...]]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole `variants.toml`."""
+
+    project: Project
+    ops: Mapping[str, Op]  # every declared op
+    default_ops: tuple[str, ...]
+    defaults: Mapping[str, Mapping[str, tuple[Value, ...]]]  # op -> axis -> values
+    targets: Mapping[str, Target]  # by architecture name, in the file's order
+    dev: Dev
+
+    @property
+    def axes(self) -> Mapping[str, tuple[Value, ...]]:
+        """Axis -> every value that it has by default, for whatever op."""
+        return _union(self.defaults)
+
+
+def read(path: Path) -> Config:
+    """Read `variants.toml`; ConfigurationError that names the key on anything off."""
+    config = parse(toml_table.read(path), path.name)
+    _check_sources(config, path)
+    return config
+
+
+def parse(text: str, file: str = FILE_NAME) -> Config:
+    """Check every key of the document and return it."""
+    top = toml_table.document(text, file)
+    schema = top.positive("schema")
+    if schema != SCHEMA:
+        raise top.wrong("schema", str(SCHEMA), schema)
+    project = _project(top.table("project"))
+    ops = axes.read(_tables(top, "ops"))
+    default_ops, defaults = _defaults(top.table("defaults"), ops)
+    limits = families.read(top.table("families"), ops.values()) if "families" in top.rest else {}
+    targets = _targets(top, project, limits)
+    _check_limits(top, targets, [ops[name] for name in default_ops], limits)
+    dev = _dev(top.table("dev"), _union(defaults), targets)
+    top.end(also=["families"])
+    return Config(
+        project,
+        MappingProxyType(ops),
+        default_ops,
+        MappingProxyType(defaults),
+        MappingProxyType(targets),
+        dev,
+    )
+
+
+def _union(
+    defaults: Mapping[str, Mapping[str, tuple[Value, ...]]],
+) -> dict[str, tuple[Value, ...]]:
+    union: dict[str, tuple[Value, ...]] = {}
+    for axis, values in (pair for of_op in defaults.values() for pair in of_op.items()):
+        union[axis] = tuple(dict.fromkeys((*union.get(axis, ()), *values)))
+    return union
+
+
+def _check_sources(config: Config, path: Path) -> None:
+    """What is compiled has to be there: a missing file would be an error of nvcc, minutes later."""
+    for name, target in config.targets.items():
+        for op in config.default_ops:
+            launcher = LAUNCHER.format(family=target.family, launcher=config.ops[op].launcher)
+            if not (path.parent / launcher).is_file():
+                raise ConfigurationError(
+                    f"{path.name}: architectures.{name}.family: expected the sources of a family, "
+                    f"found {target.family!r} without {launcher}"
+                )
+
+
+def _project(table: Table) -> Project:
+    project = Project(
+        name=table.name("name"),
+        abi=table.positive("abi"),
+        version_file=table.text("version_file", r"[^/].*", "a path relative to this file"),
+        license=table.text("license", r"\S(.*\S)?", "an SPDX expression"),
+        smoke=(
+            table.text("smoke", r"[^/].*", "a path relative to this file")
+            if "smoke" in table.rest
+            else None
+        ),
+        spill_bytes=table.positive("spill_bytes") if "spill_bytes" in table.rest else 0,
+    )
+    table.end(also=["smoke", "spill_bytes"])
+    return project
+
+
+def _tables(top: Table, key: str) -> list[tuple[str, Table]]:
+    parent = top.table(key)
+    if not parent.rest:
+        raise top.wrong(key, "at least one entry", {})
+    return [(name, parent.table(name)) for name in list(parent.rest)]
+
+
+def _defaults(
+    table: Table, ops: Mapping[str, Op]
+) -> tuple[tuple[str, ...], dict[str, Mapping[str, tuple[Value, ...]]]]:
+    default_ops = table.values("ops")
+    for name in default_ops:
+        if name not in ops:
+            hint = did_you_mean(str(name), ops)
+            raise ConfigurationError(
+                f"{table.path('ops')}: unknown op {name!r}, expected {listed(ops)}{hint}"
+            )
+    own = {name: table.table(name) for name in ops if name in table.rest}
+    shared: dict[str, tuple[Value, ...]] = {}
+    defaults: dict[str, Mapping[str, tuple[Value, ...]]] = {}
+    for op in ops.values():
+        values: dict[str, tuple[Value, ...]] = {}
+        for axis in op.axes:
+            if op.name in own and axis.name in own[op.name].rest:
+                where = own[op.name]
+                values[axis.name] = where.values(axis.name)
+            else:
+                where = table
+                if axis.name not in shared:
+                    shared[axis.name] = table.values(axis.name)
+                values[axis.name] = shared[axis.name]
+            _check_accepted(where, axis, values[axis.name])
+        defaults[op.name] = MappingProxyType(values)
+    for name, one in own.items():
+        one.end(also=[axis.name for axis in ops[name].axes])
+    table.end(also=ops)
+    return tuple(map(str, default_ops)), defaults
+
+
+def _check_accepted(table: Table, axis: Axis, values: Sequence[Value]) -> None:
+    for value in values:
+        if not axis.accepts(value):
+            raise table.wrong(axis.name, str(axis), value)
+
+
+def _check_limits(
+    top: Table, targets: Mapping[str, Target], ops: Sequence[Op], limits: Mapping[str, Family]
+) -> None:
+    """Every op is compiled for every architecture: nothing beyond what its family can."""
+    table = Table({}, "ops", top.file)
+    for name in dict.fromkeys(target.family for target in targets.values()):
+        for op in ops:
+            limits.get(name, Family(name)).check(op, table)
+
+
+def _targets(top: Table, project: Project, limits: Mapping[str, Family]) -> dict[str, Target]:
+    targets: dict[str, Target] = {}
+    for name, table in _tables(top, "architectures"):
+        code = table.text("code", r"[1-9][0-9]+a?", "a compute capability such as '90a'")
+        architecture = Architecture.parse(code)
+        if architecture.name != name:
+            raise table.wrong("code", f"the code of {name}", code)
+        target = Target(
+            architecture,
+            family=table.name("family"),
+            shared_memory=table.positive("shared_memory"),
+            distribution=table.text("distribution", _DISTRIBUTION, "a distribution name"),
+            platforms=_platforms(table),
+        )
+        if expected := limits.get(target.family, Family(target.family)).why_not(architecture):
+            raise table.wrong("code", expected, code)
+        if target.shared_memory not in _SHARED_MEMORY:
+            bounds = f"{_SHARED_MEMORY[0]} to {_SHARED_MEMORY[-1]} in steps of"
+            expected = f"the bytes of a block, {bounds} {_SHARED_MEMORY.step}"
+            raise table.wrong("shared_memory", expected, target.shared_memory)
+        others = {other.distribution for other in targets.values()}
+        if target.distribution in {*others, project.name.replace("_", "-")}:
+            expected = "another name each, and none of them the project's own"
+            raise table.wrong("distribution", expected, target.distribution)
+        targets[name] = target
+        table.end(also=["platforms"])
+    return targets
+
+
+def _platforms(table: Table) -> tuple[str, ...]:
+    """The key `platforms`; x86_64 alone where it is absent."""
+    if "platforms" not in table.rest:
+        return PLATFORMS[:1]
+    platforms = table.values("platforms")
+    for value in platforms:
+        if value not in PLATFORMS:
+            raise table.wrong("platforms", f"any of {listed(PLATFORMS)}", value)
+    return tuple(str(value) for value in platforms)
+
+
+def _dev(
+    table: Table, built: Mapping[str, tuple[Value, ...]], targets: Mapping[str, Target]
+) -> Dev:
+    architecture = table.text("architecture", r".+", "the name of an architecture")
+    if architecture not in targets:
+        raise ConfigurationError(
+            f"{table.path('architecture')}: unknown architecture {architecture!r}, expected "
+            f"{listed(targets)}{did_you_mean(architecture, targets)}"
+        )
+    chosen: dict[str, tuple[Value, ...]] = {}
+    for axis in [axis for axis in built if axis in table.rest]:
+        chosen[axis] = table.values(axis)
+        for value in chosen[axis]:
+            if value not in built[axis]:
+                raise table.wrong(axis, f"values of defaults.{axis} ({listed(built[axis])})", value)
+    table.end(also=built)
+    return Dev(architecture, MappingProxyType(chosen))

@@ -1,0 +1,247 @@
+"""Reads selection arguments, e.g. `hdim=64,128 arch=native ptx=1`.
+
+An argument without `=` is an architecture: `sm89`, `all`; there may be several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, cast
+
+from flashvar.binaries.variant import short_axis
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config import names
+from flashvar_factory.config.axes import Axis
+from flashvar_factory.config.schema import PLATFORMS, Config
+from flashvar_factory.config.suggestions import did_you_mean, listed, suggested
+from flashvar_factory.config.toml_table import Value
+
+ALL: Final = "all"
+NATIVE: Final = "native"
+
+ToolkitChoice = Literal["auto", "pypi", "system"]
+CacheChoice = Literal["none", "sccache", "ccache"]
+
+
+@dataclass(frozen=True)
+class SelectionArguments:
+    """The arguments; None or a missing axis where nothing was given."""
+
+    architectures: tuple[str, ...] | None = None  # names, or NATIVE among them
+    ops: tuple[str, ...] | None = None
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)  # (): all by default
+    ptx: bool = False
+    jobs: int | None = None
+    toolkit: ToolkitChoice = "auto"
+    platform: str | None = None  # the processor to build for; None: this machine's
+    cache: CacheChoice = "none"
+    shard: tuple[int, int] = (1, 1)  # the first of one
+
+
+def parse(arguments: Sequence[str], config: Config) -> SelectionArguments:
+    """Read the arguments; ConfigurationError that lists what is valid on anything else."""
+    given = _by_key(arguments, config)
+    ops = _ops(given.pop("op", None), config)
+    return SelectionArguments(
+        architectures=_architectures(given.pop("arch", None), config),
+        ops=ops,
+        ptx=_one("ptx", given.pop("ptx", ["0"]), ("0", "1")) == "1",
+        jobs=_jobs(given.pop("jobs", None)),
+        toolkit=cast(
+            ToolkitChoice,
+            _one("toolkit", given.pop("toolkit", ["auto"]), ("auto", "pypi", "system")),
+        ),
+        cache=cast(
+            CacheChoice, _one("cache", given.pop("cache", ["none"]), ("none", "sccache", "ccache"))
+        ),
+        shard=_shard(given.pop("shard", ["1/1"])),
+        platform=_platform(given.pop("platform", None)),
+        axes={
+            axis: _values(axis, parts, ops or config.default_ops, config)
+            for axis, parts in given.items()
+        },
+    )
+
+
+def _by_key(arguments: Sequence[str], config: Config) -> dict[str, list[str]]:
+    """The values of each key; what has no key is an architecture."""
+    given: dict[str, list[str]] = {}
+    named: list[str] = []
+    short = _short(config)
+    around = ["", *arguments, ""]
+    for place, word in enumerate(arguments):
+        key, equals, value = word.partition("=")
+        if not equals:
+            _check_bare(word, around[place], around[place + 2], config)
+            named.append(word)
+            continue
+        key = short.get(key, key)
+        _check_key(key, word, [*config.axes], [*short])
+        if key in given:
+            raise ConfigurationError(f"{word}: {key} was given before; separate values by commas")
+        given[key] = _parts(value)
+        if not given[key]:
+            raise ConfigurationError(f"{word}: expected a value after {equals!r}, found none")
+        _check_parts(word, given[key])
+    if named:
+        given["arch"] = [*given.get("arch", []), *(part for word in named for part in _parts(word))]
+        _check_parts(" ".join(named), given["arch"])
+    return given
+
+
+def _short(config: Config) -> dict[str, str]:
+    """The axes by their shorter names; one that two axes share names neither."""
+    shorter = [short_axis(axis) for axis in config.axes]
+    return {
+        short: axis
+        for short, axis in zip(shorter, config.axes, strict=True)
+        if short != axis and shorter.count(short) == 1
+    }
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in value.split(",") if part]
+
+
+def _check_bare(word: str, before: str, behind: str, config: Config) -> None:
+    """Refuse what is no architecture, but a key or another value of the argument before."""
+    short = _short(config)
+    if word in {*names.SELECTION, *config.axes, *short}:
+        meant = suggested(f"{word}={behind}") if behind and "=" not in behind else ""
+        raise ConfigurationError(f"{word}: expected {word}=VALUE, found no value{meant}")
+    parts = _parts(word)
+    if not parts:
+        raise ConfigurationError(f"{word}: expected an architecture, found none")
+    key, _, value = before.partition("=")
+    if value and all(_is_value(short.get(key, key), part, config) for part in parts):
+        meant = suggested(f"{before.rstrip(',')},{word}")
+        raise ConfigurationError(
+            f"{word}: expected an architecture, found a value of {key}; values are separated by "
+            f"commas alone{meant}"
+        )
+
+
+def _is_value(key: str, part: str, config: Config) -> bool:
+    """Whether a key that lists what is compiled takes this value."""
+    axes = (axis for op in config.ops.values() for axis in op.axes if axis.name == key)
+    return part in config.default_ops if key == "op" else any(axis.parse(part) for axis in axes)
+
+
+def _check_parts(word: str, parts: list[str]) -> None:
+    """Refuse a value that was given twice, and one beside `all`."""
+    for part in parts:
+        if parts.count(part) > 1:
+            raise ConfigurationError(f"{word}: expected each value once, found {part} again")
+    if ALL in parts and len(parts) > 1:
+        raise ConfigurationError(f"{word}: expected {ALL} alone, found other values beside it")
+
+
+def _check_key(key: str, word: str, axes: list[str], short: list[str]) -> None:
+    valid = [*names.SELECTION, *axes]
+    if key not in valid:
+        shown = sorted([*valid, *short])
+        raise ConfigurationError(
+            f"{word}: unknown key {key!r}, expected {listed(shown)}{did_you_mean(key, shown)}"
+        )
+
+
+def _architectures(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
+    if parts is None:
+        return None
+    spellings = {spelling: name for name in config.targets for spelling in _spellings(name, config)}
+    if parts == [ALL]:
+        return tuple(config.targets)
+    chosen: list[str] = []
+    for part in parts:
+        name = NATIVE if part == NATIVE else spellings.get(part)
+        if name is None:
+            valid = [*config.targets, NATIVE, ALL]
+            raise ConfigurationError(
+                f"unknown architecture {part!r}, expected {listed(valid)}"
+                f"{did_you_mean(part, valid)}"
+            )
+        if name in chosen:
+            raise ConfigurationError(f"arch: expected each architecture once, found {name} again")
+        chosen.append(name)
+    return tuple(chosen)
+
+
+def _spellings(name: str, config: Config) -> tuple[str, ...]:
+    target = config.targets[name]
+    return (*target.architecture.spellings, target.distribution)
+
+
+def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> tuple[Value, ...]:
+    """The values that were given, in the order of the axis; () for all that is there by default."""
+    kinds = [one for op in ops for one in config.ops[op].axes if one.name == axis]
+    if not kinds:
+        raise ConfigurationError(
+            f"{axis}={','.join(parts)}: expected an axis of op={','.join(ops)}, found one of others"
+        )
+    if parts == [ALL]:
+        return ()
+    ranks: dict[Value, tuple[int, ...]] = {}
+    for part in parts:
+        given = [(kind, value) for kind in kinds if (value := kind.parse(part)) is not None]
+        if not given:
+            raise ConfigurationError(
+                f"{axis}={part}: expected {_limits(kinds)}, or {ALL} that variants.toml lists "
+                f"({listed(config.axes[axis])}){_advice(part, kinds)}"
+            )
+        kind, value = given[0]
+        ranks[value] = kind.rank(value)
+    return tuple(sorted(ranks, key=ranks.__getitem__))
+
+
+def _advice(part: str, kinds: Sequence[Axis]) -> str:
+    """What serves the number that was given, or is spelled like the word."""
+    if any(kind.is_number(part) for kind in kinds):
+        enough = [value for kind in kinds if (value := kind.enough(part)) is not None]
+        return suggested(str(enough[0])) if enough else ""
+    spellings = [spelling for kind in kinds for spelling in kind.spellings]
+    return did_you_mean(part, [*spellings, ALL])
+
+
+def _limits(kinds: Sequence[Axis]) -> str:
+    return " or ".join(dict.fromkeys(str(kind) for kind in kinds))
+
+
+def _ops(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
+    if parts is None or parts == [ALL]:
+        return None if parts is None else config.default_ops
+    for part in parts:
+        if part not in config.default_ops:
+            raise ConfigurationError(
+                f"op={part}: not built by variants.toml, expected "
+                f"{listed([*config.default_ops, ALL])}{did_you_mean(part, config.default_ops)}"
+            )
+    return tuple(op for op in config.default_ops if op in parts)
+
+
+def _one(key: str, parts: list[str], valid: Sequence[str]) -> str:
+    if len(parts) != 1 or parts[0] not in valid:
+        found = ",".join(parts)
+        raise ConfigurationError(f"{key}={found}: expected one of {listed(valid)}")
+    return parts[0]
+
+
+def _platform(parts: list[str] | None) -> str | None:
+    return None if parts is None else _one("platform", parts, PLATFORMS)
+
+
+def _jobs(parts: list[str] | None) -> int | None:
+    if parts is None:
+        return None
+    if len(parts) != 1 or not parts[0].isdecimal() or int(parts[0]) < 1:
+        raise ConfigurationError(f"jobs={','.join(parts)}: expected an integer above 0")
+    return int(parts[0])
+
+
+def _shard(parts: list[str]) -> tuple[int, int]:
+    """`2/3` as numbers."""
+    found = ",".join(parts)
+    part, slash, of = found.partition("/")
+    if not (slash and part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
+        raise ConfigurationError(f"shard={found}: expected i/n with i from 1 to n, e.g. 1/2")
+    return int(part), int(of)

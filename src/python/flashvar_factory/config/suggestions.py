@@ -1,0 +1,22 @@
+"""Suggests the nearest valid word, for error messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(found: str, valid: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest of `valid`, "" when none is near."""
+    near = difflib.get_close_matches(found, list(valid), n=1, cutoff=0.5)
+    return suggested(near[0]) if near else ""
+
+
+def suggested(word: str) -> str:
+    """The end of a message that suggests `word`."""
+    return f"; did you mean {word!r}?"
+
+
+def listed(words: Iterable[object]) -> str:
+    """`a, b, c`, for messages that name what is valid."""
+    return ", ".join(str(word) for word in words)

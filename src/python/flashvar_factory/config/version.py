@@ -1,0 +1,51 @@
+"""The version of a build: the project's own, plus a local label for anything but a release."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from flashvar.binaries.variant import Kernel
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config.expand import Build, Selection, expand
+from flashvar_factory.config.schema import Config
+
+_ASSIGNMENT = re.compile(r"""^__version__ = ["'](?P<version>[^"']+)["']$""", re.MULTILINE)
+
+
+def read(config: Config, root: Path) -> str:
+    """`__version__` of the project's version file."""
+    path = root / config.project.version_file
+    match = _ASSIGNMENT.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if match is None:
+        raise ConfigurationError(f'{path}: expected a line __version__ = "...", found none')
+    return match["version"]
+
+
+def of_build(version: str, build: Build, config: Config) -> str:
+    """`version`, with a PEP 440 local label such as `+hdim64.bf16` for a subset or for PTX."""
+    everything = Selection((build.architecture.name,), config.default_ops, {})
+    (full,) = expand(config, everything)
+    label = _missing(build.kernels, full.kernels)
+    if "ptx" in build.code_kinds:
+        label.append("ptx")
+    return f"{version}+{'.'.join(label)}" if label else version
+
+
+def _missing(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
+    """What there is of every axis (and of the ops) that is not complete, as parts of a label."""
+    label: list[str] = []
+    ops = sorted({kernel.op for kernel in kernels})
+    if set(ops) != {kernel.op for kernel in full}:
+        label += [op.replace("_", ".") for op in ops]
+    for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
+        there = _labels(kernels, axis)
+        if there and set(there) != set(_labels(full, axis)):
+            label += there
+    return label
+
+
+def _labels(kernels: tuple[Kernel, ...], axis: str) -> list[str]:
+    """The values of `axis` as kernel names write them, e.g. hdim64, without repetition."""
+    labels = (kernel.words[axis] for kernel in kernels if axis in kernel.words)
+    return list(dict.fromkeys(word.replace("_", ".") for word in labels))

@@ -1,0 +1,1 @@
+"""Reads archives, ELF files, device code and metadata, whatever their bytes are."""

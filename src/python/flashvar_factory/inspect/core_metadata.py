@@ -1,0 +1,48 @@
+"""Reads core metadata (METADATA, PKG-INFO) and the extras that its requirements are of."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata, parse_email
+from packaging.requirements import Requirement
+
+from flashvar_factory.errors import PackagingError
+
+_SHOWN: Final = 300
+LIMIT: Final = 1 << 20  # bytes; a long README takes a tenth of it
+# `str(marker)` always writes double quotes.
+_EXTRA: Final = re.compile(r'\bextra == "(?P<name>[^"]+)"')
+
+
+def read(content: bytes, where: str) -> Metadata:
+    """The metadata in a file called `where`; PackagingError when a field is wrong or not known."""
+    if len(content) > LIMIT:
+        raise PackagingError(
+            f"{where}: expected at most {LIMIT:,} bytes of metadata, found {len(content):,}"
+        )
+    try:
+        # Decoded here: a byte that is no UTF-8 makes other readers skip the field.
+        return Metadata.from_email(content.decode("utf-8"), validate=True)
+    except ExceptionGroup as errors:
+        found = "; ".join(map(_shown, errors.exceptions))
+    except (InvalidMetadata, ValueError, RecursionError) as error:
+        found = _shown(error)
+    raise PackagingError(f"{where}: expected valid core metadata, found: {found}")
+
+
+def _shown(error: Exception) -> str:
+    """What is wrong, as the beginning of one line."""
+    return " ".join(str(error).split())[:_SHOWN]
+
+
+def requires_python(content: bytes) -> str | None:
+    """Requires-Python as it is written, which an index repeats; None where it is not stated."""
+    return parse_email(content)[0].get("requires_python")
+
+
+def extra_of(requirement: Requirement) -> str | None:
+    """The extra that a requirement belongs to; None for one of the distribution itself."""
+    match = _EXTRA.search(str(requirement.marker or ""))
+    return match["name"] if match else None

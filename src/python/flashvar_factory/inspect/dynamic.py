@@ -1,0 +1,156 @@
+"""Reads what a shared library needs and exports: its dynamic section and symbols."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect import elf
+
+MACHINES: Final = {62: "x86_64", 183: "aarch64"}
+SHARED_OBJECT: Final = 3  # e_type
+
+NEEDED, STRTAB, SYMTAB, STRSZ, SONAME, RPATH, TEXTREL, BIND_NOW = 1, 5, 6, 10, 14, 15, 22, 24
+RUNPATH, FLAGS = 29, 30
+VERSYM, FLAGS_1, VERNEED = 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE
+FILTER, AUXILIARY, AUDIT, DEPAUDIT = 0x7FFFFFFF, 0x7FFFFFFD, 0x6FFFFEFC, 0x6FFFFEFB
+
+_DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF  # kinds of sections
+_TAG = struct.Struct("<qQ")
+_NEED = struct.Struct("<HHIII")  # version, entries, library, first entry, next
+_NEED_VERSION = struct.Struct("<IHHII")  # hash, flags, index, name, next
+_LOCAL, _WEAK = 0, 2  # bindings
+_INTERNAL, _HIDDEN = 1, 2  # visibilities
+_NOW, _NOW_1 = 8, 1  # of FLAGS and FLAGS_1
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """A symbol that another library has to bring."""
+
+    name: str
+    weak: bool  # may be missing
+    version: str | None  # "GLIBC_2.14"
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """All of it."""
+
+    machine: str  # "x86_64"
+    soname: str | None
+    needed: tuple[str, ...]
+    run_paths: tuple[str, ...]
+    tags: tuple[int, ...]  # the kinds of entries, in their order
+    bind_now: bool  # all functions are resolved when the library is loaded
+    symbols: tuple[elf.Symbol, ...]  # exported
+    undefined: tuple[Undefined, ...]
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The names of what others find in it."""
+        return tuple(sorted(symbol.name for symbol in self.symbols))
+
+
+def read(file: elf.Elf, where: str) -> Dynamic:
+    """Read a parsed file; BuildError when its tables are cut short."""
+    try:
+        return _read(file, where)
+    except BuildError as error:
+        raise BuildError(
+            f"{where}: expected whole dynamic tables, found damaged ones: {error}"
+        ) from None
+
+
+def _read(file: elf.Elf, where: str) -> Dynamic:
+    rows, strings = tags(file)
+    symbols, undefined = _symbols(file)
+
+    def texts(*kinds: int) -> tuple[str, ...]:
+        return tuple(elf.text_at(strings, value, where) for tag, value in rows if tag in kinds)
+
+    flags, flags_1 = (sum(value for tag, value in rows if tag == one) for one in (FLAGS, FLAGS_1))
+    kinds = tuple(tag for tag, _ in rows)
+    return Dynamic(
+        machine=MACHINES.get(file.machine, f"machine {file.machine}"),
+        soname=next(iter(texts(SONAME)), None),
+        needed=texts(NEEDED),
+        run_paths=texts(RPATH, RUNPATH),
+        tags=kinds,
+        bind_now=bool(BIND_NOW in kinds or flags & _NOW or flags_1 & _NOW_1),
+        symbols=symbols,
+        undefined=undefined,
+    )
+
+
+def tags(file: elf.Elf) -> tuple[list[tuple[int, int]], bytes]:
+    """The entries of the dynamic section up to its end, and their strings."""
+    table = file.of_kind(_DYNAMIC)
+    if table is None:
+        return [], b""
+    if len(table.content) % _TAG.size:
+        raise _damaged(file.where)
+    rows: list[tuple[int, int]] = []
+    for tag, value in _TAG.iter_unpack(table.content):
+        if tag == 0:  # a loader reads no further
+            break
+        rows.append((tag, value))
+    return rows, file.strings_of(table)
+
+
+def _symbols(file: elf.Elf) -> tuple[tuple[elf.Symbol, ...], tuple[Undefined, ...]]:
+    table = file.of_kind(_DYNSYM)
+    if table is None:
+        return (), ()
+    versions = _versions(file)
+    exported, undefined = [], []
+    for index, symbol in enumerate(file.symbols(table)):
+        if not symbol.name or symbol.binding == _LOCAL:
+            continue
+        if symbol.section == 0:
+            weak = symbol.binding == _WEAK
+            undefined.append(Undefined(symbol.name, weak, versions.get(index)))
+        elif symbol.visibility not in (_INTERNAL, _HIDDEN):
+            exported.append(symbol)
+    return tuple(exported), tuple(undefined)
+
+
+def _versions(file: elf.Elf) -> dict[int, str]:
+    """Which version of it each symbol asks for, by the symbol's index."""
+    table, needs = file.of_kind(_VERSYM), file.of_kind(_VERNEED)
+    if table is None or needs is None:
+        return {}
+    if len(table.content) % 2:
+        raise _damaged(file.where)
+    names = _needed_versions(needs.content, file.strings_of(needs), file.where)
+    indices = (number & 0x7FFF for (number,) in struct.iter_unpack("<H", table.content))
+    return {i: names[number] for i, number in enumerate(indices) if number in names}
+
+
+def _needed_versions(table: memoryview, strings: bytes, where: str) -> dict[int, str]:
+    """Names by number. Each entry lies behind the one before it, so the walk through them ends."""
+    names: dict[int, str] = {}
+    position, step = 0, -1
+    while step:
+        if position + _NEED.size > len(table):
+            raise _damaged(where)
+        _, count, _, first, step = _NEED.unpack_from(table, position)
+        entry = position + first
+        for left in range(count, 0, -1):
+            if entry + _NEED_VERSION.size > len(table) or len(names) > 0x8000:
+                raise _damaged(where)
+            _, _, index, name, following = _NEED_VERSION.unpack_from(table, entry)
+            names[index] = elf.text_at(strings, name, where)
+            if left > 1 and following < _NEED_VERSION.size:
+                raise _damaged(where)
+            entry += following
+        if step and step < _NEED.size:
+            raise _damaged(where)
+        position += step
+    return names
+
+
+def _damaged(where: str) -> BuildError:
+    return BuildError(f"{where}: expected whole entries, found one cut short")

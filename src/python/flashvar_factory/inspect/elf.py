@@ -1,0 +1,209 @@
+"""Reads ELF files: 64 bit, little endian, as all our libraries and all cubins are.
+
+Not by pyelftools, which takes 30 times as long for the cubins of a wheel (0.29 s against 0.01 s for
+sm_90), trusts the counts and offsets it reads, and raises whatever its parts raise. The files that
+an audit reads may be hostile.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from flashvar_factory.errors import BuildError
+
+MAGIC: Final = b"\x7fELF\x02\x01"
+# The first bytes of every ELF file, whatever its class.
+ANY_MAGIC: Final = b"\x7fELF"
+LOAD, DYNAMIC, GNU_STACK, GNU_RELRO = 1, 2, 0x6474E551, 0x6474E552  # kinds of segments
+EXECUTE, WRITE = 1, 2  # flags of segments
+
+_HEADER = struct.Struct("<16s2HI3QI6H")
+_SECTION = struct.Struct("<2I4Q2I2Q")
+_SEGMENT = struct.Struct("<2I6Q")
+_SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
+_ABI_VERSION = 8  # its place in e_ident
+_STRTAB: Final = 3
+_LONGEST_NAME: Final = 8192  # bytes: of a mangled name
+# Kinds of sections without bytes in the file: .bss, and a cubin's own global and shared memory.
+_NO_BITS: Final = frozenset({8, 0x70000007, 0x7000000A, 0x70000015})
+_ALLOCATED: Final = 2  # of sh_flags
+
+
+class Section(NamedTuple):
+    """One section of a file."""
+
+    name: str
+    kind: int  # sh_type
+    flags: int
+    address: int
+    offset: int
+    size: int  # in memory, where it has no bytes in the file
+    link: int  # the index of the section that this one refers to
+    info: int
+    content: memoryview
+
+    @property
+    def allocated(self) -> bool:
+        """Whether it is loaded, and has bytes in the file."""
+        return bool(self.flags & _ALLOCATED and self.kind not in _NO_BITS)
+
+
+class Segment(NamedTuple):
+    """One part of a file as it is loaded."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    file_size: int
+    memory_size: int
+
+
+class Symbol(NamedTuple):
+    """One entry of a table of symbols."""
+
+    name: str
+    kind: int
+    binding: int
+    visibility: int
+    other: int  # all of st_other
+    section: int  # 0: undefined
+    value: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Elf:
+    """A whole file."""
+
+    where: str
+    data: memoryview
+    kind: int  # e_type
+    machine: int  # e_machine
+    abi_version: int  # of e_ident
+    flags: int  # e_flags
+    sections: tuple[Section, ...]
+    segments: tuple[Segment, ...]
+    tables: tuple[tuple[int, int], ...]  # start and end of the headers and their tables
+
+    def of_kind(self, kind: int) -> Section | None:
+        """The first section of a kind, None when there is none of it."""
+        return next((one for one in self.sections if one.kind == kind), None)
+
+    def named(self, name: str) -> list[Section]:
+        """All sections of a name."""
+        return [one for one in self.sections if one.name == name]
+
+    def strings_of(self, section: Section) -> bytes:
+        """The table of strings that a section refers to; BuildError when it refers to no such."""
+        if section.link >= len(self.sections) or self.sections[section.link].kind != _STRTAB:
+            raise _damaged(self.where, f"no table of strings for {section.name}")
+        return self._tables[section.link]
+
+    @cached_property
+    def _tables(self) -> dict[int, bytes]:
+        """The bytes of the tables of strings, by index: copied once, then searched."""
+        return {i: bytes(one.content) for i, one in enumerate(self.sections) if one.kind == _STRTAB}
+
+    def symbols(self, section: Section) -> Iterator[Symbol]:
+        """The symbols of a table."""
+        if len(section.content) % _SYMBOL.size:
+            raise _damaged(self.where, f"{section.name} cut within a symbol")
+        strings = self.strings_of(section)
+        for name, info, other, index, value, size in _SYMBOL.iter_unpack(section.content):
+            text = text_at(strings, name, self.where) if name else ""
+            yield Symbol(text, info & 15, info >> 4, other & 3, other, index, value, size)
+
+    def at_address(self, address: int, size: int) -> memoryview | None:
+        """The bytes that are loaded at `address`; None where no segment brings all of them."""
+        for one in self.segments:
+            start = address - one.address
+            if one.kind == LOAD and start >= 0 and start + size <= one.file_size:
+                return self.data[one.offset + start : one.offset + start + size]
+        return None
+
+
+def parse(data: bytes | memoryview, where: str | Path) -> Elf:
+    """Read a file that came from `where`.
+
+    BuildError when it is no such ELF file, or one that contradicts itself.
+    """
+    view = memoryview(data)
+    found = bytes(view[: len(MAGIC)])
+    if found != MAGIC:
+        raise BuildError(f"{where}: expected a 64-bit little-endian ELF file, found {found!r}")
+    if len(view) < _HEADER.size:
+        raise _damaged(where, "a truncated header")
+    header = _HEADER.unpack_from(view)
+    kind, machine, segment_table, section_table, flags = (header[i] for i in (1, 2, 5, 6, 7))
+    header_size, segment_size, segment_count, section_size, count, names = header[8:]
+    for name, wanted, size in (
+        ("the header", _HEADER.size, header_size),
+        ("a segment", _SEGMENT.size, segment_size if segment_count else _SEGMENT.size),
+        ("a section", _SECTION.size, section_size if count else _SECTION.size),
+    ):
+        if size != wanted:
+            raise _damaged(where, f"{size} bytes for {name} instead of {wanted}")
+    segment_end = segment_table + segment_count * _SEGMENT.size
+    section_end = section_table + count * _SECTION.size
+    if (segment_count and segment_end > len(view)) or (count and section_end > len(view)):
+        raise _damaged(where, "a truncated one: its tables end behind it")
+    if not count or names >= count:
+        raise _damaged(where, f"{count} sections, of which number {names} has their names")
+    rows = list(_SECTION.iter_unpack(view[section_table:section_end]))
+    contents = [_content(view, row, where) for row in rows]
+    strings = bytes(contents[names])
+    sections = tuple(
+        Section(
+            text_at(strings, name, where), kind, flags_, address, offset, size, link, info, held
+        )
+        for (name, kind, flags_, address, offset, size, link, info, _, _), held in zip(
+            rows, contents, strict=True
+        )
+    )
+    segments = []
+    for row in _SEGMENT.iter_unpack(view[segment_table:segment_end] if segment_count else b""):
+        one = Segment(row[0], row[1], row[2], row[3], row[5], row[6])
+        if one.offset + one.file_size > len(view):
+            raise _damaged(where, "a truncated one: a segment ends behind it")
+        segments.append(one)
+    tables = ((0, _HEADER.size), (segment_table, segment_end), (section_table, section_end))
+    return Elf(
+        str(where), view, kind, machine, header[0][_ABI_VERSION], flags, sections, tuple(segments),
+        tables if segment_count else tables[::2],
+    )  # fmt: skip
+
+
+def section(path: Path, name: str) -> bytes | None:
+    """The bytes of the section called `name`, None when there is none of them.
+
+    BuildError when the file is no such ELF file, or a truncated one.
+    """
+    found = parse(path.read_bytes(), path).named(name)
+    return bytes(found[0].content) if found else None
+
+
+def text_at(strings: bytes, offset: int, where: str | Path) -> str:
+    """The zero-terminated text at `offset` of a table of strings; BuildError when there is none."""
+    end = strings.find(b"\0", offset, offset + _LONGEST_NAME)
+    if end < 0:
+        raise _damaged(where, f"no text at byte {offset} of a table of strings")
+    return strings[offset:end].decode(errors="replace")
+
+
+def _content(view: memoryview, row: tuple[int, ...], where: str | Path) -> memoryview:
+    kind, offset, size = row[1], row[4], row[5]
+    if kind == 0 or kind in _NO_BITS:
+        return view[:0]
+    if offset + size > len(view):
+        raise _damaged(where, "a truncated one: a section ends behind it")
+    return view[offset : offset + size]
+
+
+def _damaged(where: str | Path, found: str) -> BuildError:
+    return BuildError(f"{where}: expected a whole ELF file, found {found}")

@@ -1,0 +1,27 @@
+"""Reads entry_points.txt and WHEEL, files of lines that state a name and a value."""
+
+from __future__ import annotations
+
+
+def parse(text: str) -> dict[str, list[tuple[str, str]]]:
+    """The entries of each group of entry_points.txt; what is outside of a group is of group ""."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    group = ""
+    for line in text.split("\n"):
+        if line.startswith("[") and line.endswith("]"):
+            group = line[1:-1].strip()
+            groups.setdefault(group, [])
+        elif line.strip():
+            name, _, value = line.partition("=")
+            groups.setdefault(group, []).append((name.strip(), value.strip()))
+    return groups
+
+
+def headers(text: str) -> list[tuple[str, str]]:
+    """The lines of WHEEL, each with its name; a line of another form has the name ""."""
+    rows = []
+    for line in text.split("\n"):
+        if line:
+            name, colon, value = line.partition(": ")
+            rows.append((name, value) if colon else ("", line))
+    return rows

@@ -1,0 +1,132 @@
+"""Reads a `.nv_fatbin` section: containers, one after the other, of images of device code.
+
+The layout is what nvcc 12 and 13 write: a container has a header and then entries; an entry is PTX
+or an ELF file (a cubin) of one architecture, plain or compressed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from flashvar_factory.errors import BuildError, ToolchainError
+
+SECTIONS: Final = (".nv_fatbin", "__nv_relfatbin")
+SASS: Final = "sass"
+PTX: Final = "ptx"
+# The first bytes of a container: magic, version 1, a header of 16 bytes.
+START: Final = b"\x50\xed\x55\xba\x01\x00\x10\x00"
+# Bytes of one image, opened; the largest of ours has 0.6 MB.
+IMAGE_BYTES: Final = 1 << 28
+
+_CONTAINER = struct.Struct("<8sQ")  # START, bytes of the entries
+# kind, version, bytes of the header, of the payload, of it without padding if compressed, options,
+# minor, major, architecture, offset and length of a name, flags, zero, bytes once opened
+_ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+_KINDS: Final = {1: PTX, 2: SASS}
+_LZ4, _ZSTD = 0x2000, 0x8000
+_SUFFIXES: Final = {0x100000: "a", 0x200000: "f"}
+
+
+@dataclass(frozen=True)
+class Image:
+    """One entry: PTX, or the machine code of one architecture."""
+
+    kind: str  # "sass", "ptx", or the number of a kind that is not known
+    code: str  # what the compiler was told, e.g. "90a"
+    compression: str | None  # "zstd", "lz4"
+    stored: memoryview  # the payload as it is in the file
+    opened_bytes: int
+
+    def opened(self) -> memoryview | None:
+        """The payload uncompressed; None for lz4, which no image of ours is.
+
+        BuildError when it is not what its entry says.
+        """
+        if self.compression is None:
+            return self.stored
+        if self.compression == "lz4":
+            return None
+        return memoryview(_unpack(self.stored, self.opened_bytes))
+
+
+def images(section: memoryview, where: str) -> list[Image]:
+    """Every image of a section; BuildError when the section is cut short, or is something else."""
+    found: list[Image] = []
+    position = 0
+    while position < len(section):
+        padding = bytes(section[position : position + 8])
+        if not any(padding):
+            position += 8  # containers are aligned
+            continue
+        if START.startswith(padding) and padding != START:
+            raise _cut_short(where, position)
+        if padding != START:
+            magic = int.from_bytes(padding[:4], "little")
+            raise BuildError(
+                f"{where}: expected device code at byte {position} of its section, found "
+                f"{magic:#010x}; it is damaged, or of a newer toolkit than this audit knows"
+            )
+        if position + _CONTAINER.size > len(section):
+            raise _cut_short(where, position)
+        _, size = _CONTAINER.unpack_from(section, position)
+        start = position + _CONTAINER.size
+        position = start + size
+        if position > len(section):
+            raise _cut_short(where, start)
+        found += _entries(section[start:position], where)
+    return found
+
+
+def _entries(entries: memoryview, where: str) -> Iterator[Image]:
+    position = 0
+    while position < len(entries):
+        if position + _ENTRY.size > len(entries):
+            raise _cut_short(where, position)
+        row = _ENTRY.unpack_from(entries, position)
+        kind, header, size, compressed, architecture, flags = (row[i] for i in (0, 2, 3, 4, 8, 11))
+        start, position = position + header, position + header + size
+        if position > len(entries) or header < _ENTRY.size:
+            raise _cut_short(where, start)
+        squeezed = bool(flags & (_ZSTD | _LZ4))
+        stored = compressed if squeezed else size
+        if not 0 < stored <= size or any(entries[start + stored : position]):
+            raise BuildError(
+                f"{where}: expected {stored} of {size} bytes to be an image of device code and the "
+                "rest zeros, found other bytes"
+            )
+        yield Image(
+            kind=_KINDS.get(kind, str(kind)),
+            code=f"{architecture}{''.join(s for bit, s in _SUFFIXES.items() if flags & bit)}",
+            compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else None,
+            stored=entries[start : start + stored],
+            opened_bytes=row[13] if squeezed else stored,
+        )
+
+
+def _cut_short(where: str, position: int) -> BuildError:
+    return BuildError(f"{where}: expected whole device code, found it cut short at byte {position}")
+
+
+def _unpack(data: memoryview, size: int) -> bytes:
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise ToolchainError(
+            "expected the library zstandard, which opens compressed device code, found none; "
+            "pip install zstandard"
+        ) from None
+    if size > IMAGE_BYTES:
+        raise BuildError(f"expected at most {IMAGE_BYTES:,} bytes of device code, found {size:,}")
+    try:
+        # As a stream: what a frame states of its own size would be allocated at once.
+        unpacker = zstandard.ZstdDecompressor(max_window_size=IMAGE_BYTES)
+        with unpacker.stream_reader(data, read_across_frames=False) as stream:
+            content: bytes = stream.read(size + 1)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise BuildError(f"expected device code compressed by zstd, found: {error}") from error
+    if len(content) != size:
+        raise BuildError(f"expected {size} bytes of device code, found {len(content)}")
+    return content

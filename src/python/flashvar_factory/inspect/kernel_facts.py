@@ -1,0 +1,51 @@
+"""Reads the records that a library keeps of its kernels: what each launches, and with what."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from flashvar.binaries.manifest import Launch
+from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect import elf
+
+# struct KernelFacts of the CUDA sources: row, kernel, family, when, threads, shared memory, tile.
+_FACTS = struct.Struct("<64s32s16s160s2i4i")
+_ALIGNMENT = 4  # of its integers
+
+
+def read(library: Path, section: str) -> dict[str, tuple[Launch, ...]]:
+    """The records that the library keeps in `section`, by row of the kernel table."""
+    return parse(elf.section(library, section) or b"", f"{library}, {section}")
+
+
+def parse(records: bytes, where: str) -> dict[str, tuple[Launch, ...]]:
+    """The records of a section that came from `where`, by row; each row's in their order."""
+    facts: dict[str, list[Launch]] = {}
+    offset = 0
+    while offset < len(records):
+        if records[offset] == 0:  # padding: the compiler may align records beyond their size
+            offset += _ALIGNMENT
+            continue
+        if offset + _FACTS.size > len(records):
+            raise BuildError(
+                f"{where}: expected records of {_FACTS.size} bytes, found {len(records) - offset} "
+                "bytes at its end"
+            )
+        *texts, threads, shared_memory, a, b, c, d = _FACTS.unpack_from(records, offset)
+        row, kernel, family, when = (_text(text, where) for text in texts)
+        tile = tuple(size for size in (a, b, c, d) if size)
+        launch = Launch(kernel, family, when, tile, threads, shared_memory)
+        facts.setdefault(row, []).append(launch)
+        offset += _FACTS.size
+    return {row: tuple(launches) for row, launches in facts.items()}
+
+
+def _text(field: bytes, where: str) -> str:
+    text, _, rest = field.partition(b"\0")
+    try:
+        if any(rest):
+            raise ValueError(f"bytes behind the text {text!r}")
+        return text.decode("utf-8")
+    except ValueError as error:
+        raise BuildError(f"{where}: expected UTF-8 text in a kernel's record: {error}") from None

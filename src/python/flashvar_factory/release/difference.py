@@ -1,0 +1,57 @@
+"""Describes the first difference between the files of two builds."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+_SHOWN = 8  # bytes of each side
+
+
+def of_builds(one: Iterable[Path], two: Iterable[Path]) -> str | None:
+    """The first difference of two sets of files, None when names and bytes are the same."""
+    left, right = ({path.name: path for path in paths} for paths in (one, two))
+    if left.keys() != right.keys():
+        return f"their names: {sorted(left)} and {sorted(right)}"
+    for name in sorted(left):
+        if found := of_files(left[name], right[name]):
+            return f"{name}: {found}"
+    return None
+
+
+def of_files(one: Path, two: Path) -> str | None:
+    """The first difference of two files; of archives, in the words of their entries."""
+    first, second = one.read_bytes(), two.read_bytes()
+    if first == second:
+        return None
+    if zipfile.is_zipfile(one) and zipfile.is_zipfile(two):
+        with zipfile.ZipFile(one) as left, zipfile.ZipFile(two) as right:
+            return _of_archives(left, right) or of_bytes(first, second)
+    return of_bytes(first, second)
+
+
+def of_bytes(first: bytes, second: bytes) -> str | None:
+    """Sizes, and the first byte that differs, with its neighbours."""
+    if first == second:
+        return None
+    pairs = enumerate(zip(first, second, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    shown = " and ".join(data[at : at + _SHOWN].hex(" ") or "the end" for data in (first, second))
+    return f"{len(first):,} and {len(second):,} bytes, which differ at byte {at:,}: {shown}"
+
+
+def _of_archives(left: zipfile.ZipFile, right: zipfile.ZipFile) -> str | None:
+    names = left.namelist(), right.namelist()
+    if names[0] != names[1]:
+        only = sorted(set(names[0]) ^ set(names[1]))
+        return (
+            f"the entries {only} are in one alone" if only else "the entries are sorted otherwise"
+        )
+    for a, b in zip(left.infolist(), right.infolist(), strict=True):
+        if found := of_bytes(left.read(a), right.read(b)):
+            return f"{a.filename}: {found}"
+        for what in ("date_time", "external_attr", "compress_type", "create_system", "extra"):
+            if getattr(a, what) != getattr(b, what):
+                return f"{a.filename}: {what} is {getattr(a, what)} and {getattr(b, what)}"
+    return None

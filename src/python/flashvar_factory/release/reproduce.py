@@ -1,0 +1,118 @@
+"""Builds the same sources twice, in two folders, and compares the bytes.
+
+The second build runs in a longer path, in another time zone, with another umask and another order
+of Python's sets: what of these reaches a file is a difference.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from flashvar_factory.build import process, source
+from flashvar_factory.errors import BuildError, ReproducibilityError
+from flashvar_factory.release import difference
+from flashvar_factory.toolchain.nvcc import Toolchain
+
+
+class Place(NamedTuple):
+    """Where, and under which circumstances, a build runs."""
+
+    folder: str
+    umask: int
+    environment: Mapping[str, str]
+
+
+PLACES: Final = (
+    Place("one", 0o022, MappingProxyType({"PYTHONHASHSEED": "1", "TZ": "UTC"})),
+    Place("two/in-a-longer-path", 0o077, MappingProxyType({"PYTHONHASHSEED": "2", "TZ": "XYZ-9"})),
+)
+_COPY: Final = "project"
+# Nothing of a checkout that a build reads.
+_IGNORED: Final = shutil.ignore_patterns(".git", ".nox", "build", "dist", "__pycache__")
+
+
+def build_twice(
+    selection: Sequence[str], toolchain: Toolchain, *, root: Path, folder: Path
+) -> tuple[Path, ...]:
+    """Run `wheels` in two copies of the checkout; the two folders of files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    copies = [folder / place.folder / _COPY for place in PLACES]
+    for copy in copies:  # both now: the checkout may change meanwhile
+        copy_sources(root, copy)
+    return tuple(
+        _build(place, selection, toolchain, copy, root)
+        for place, copy in zip(PLACES, copies, strict=True)
+    )
+
+
+def build_again(
+    selection: Sequence[str], toolchain: Toolchain, *, root: Path, folder: Path
+) -> Path:
+    """Run `wheels` in one copy, of unusual circumstances; the folder of files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    place = PLACES[-1]
+    copy = folder / place.folder / _COPY
+    copy_sources(root, copy)
+    return _build(place, selection, toolchain, copy, root)
+
+
+def require(one: Iterable[Path], two: Iterable[Path], where: str) -> None:
+    """ReproducibilityError with the first difference of two builds' files, if there is one."""
+    if found := difference.of_builds(one, two):
+        raise ReproducibilityError(
+            f"expected the same bytes from two builds, found a difference in {found}; {where}"
+        )
+
+
+def _build(
+    place: Place, selection: Sequence[str], toolchain: Toolchain, copy: Path, root: Path
+) -> Path:
+    # The compiler is given, and a cache would compare its memory with itself.
+    passed = [word for word in selection if not word.startswith(("toolkit=", "cache="))]
+    home = copy if root == source.HOME else source.HOME
+    environment = {
+        **os.environ,
+        **place.environment,
+        "PYTHONPATH": str(home / "src" / "python"),
+        "CUDACXX": str(toolchain.nvcc),
+    }
+    command = [sys.executable, "-m", "flashvar_factory", "--root", str(copy), "wheels", *passed]
+    print(f"building in {copy}", flush=True)
+    done = process.run(command, env=environment, umask=place.umask)
+    if done.returncode != 0:
+        raise BuildError(f"{copy}: `wheels` ended with exit code {done.returncode}, see above")
+    return copy / "dist"
+
+
+def copy_sources(root: Path, to: Path) -> None:
+    """Copy a checkout as it is, with its revision; outside of one, the folder."""
+    if source.committed(root) is None:
+        shutil.copytree(root, to, ignore=_IGNORED)
+    else:
+        _copy_checkout(root, to)
+    for toolkit in (root / "build").glob("toolkit*"):  # what a build fetches when it lacks
+        (to / "build").mkdir(exist_ok=True)
+        (to / "build" / toolkit.name).symlink_to(toolkit)
+
+
+def _copy_checkout(root: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    _git("clone", "--quiet", "--no-checkout", str(root), str(to))
+    _git("-C", str(to), "reset", "--quiet")
+    listed = _git("-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in sorted(set(listed.split("\0")) - {""}):
+        if (root / name).is_file():  # not one that was deleted here
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, to / name)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)
+    return done.stdout

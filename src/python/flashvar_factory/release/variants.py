@@ -1,0 +1,215 @@
+"""Makes wheel variants: the project's wheel with one binary embedded, for installers that choose.
+
+Experimental, as PEP 825 and PEP 850 are. Labels and properties follow from the manifests of the
+binaries, so variants.toml stays the only list of architectures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from flashvar.binaries import manifest
+from flashvar.binaries.manifest import Manifest
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
+
+NAMESPACE: Final = "nvidia"
+NULL: Final = "null"
+# Installers answer this plugin themselves: nothing is downloaded.
+PROVIDER: Final = MappingProxyType(
+    {
+        "plugin-api": "nvidia_variant_provider.plugin:NvidiaVariantPlugin",
+        "requires": ["nvidia-variant-provider>=0.0.1"],
+    }
+)
+SCHEMA_FILE: Final = "variant-metadata.schema.json"
+SCHEMA_URL: Final = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
+
+Properties = Mapping[str, Sequence[str]]  # feature -> values
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A binary wheel that becomes the content of a variant."""
+
+    wheel: Path
+    tag: str
+    files: Mapping[str, bytes]  # of its package, by bare name
+    sboms: Mapping[str, bytes]  # by bare name
+    manifest: Manifest
+
+    @property
+    def label(self) -> str:
+        """`smXY`: the last part of the variant wheel's file name."""
+        return self.manifest.architecture.extra
+
+    @property
+    def properties(self) -> Properties:
+        """What a machine must have: the architecture's machine code, and a driver that takes it.
+
+        Providers know the capability alone, `90_real` also where the code is `90a`.
+        """
+        return properties_of(self.manifest)
+
+
+def properties_of(described: Manifest) -> Properties:
+    """The properties of the variant that holds this binary."""
+    architecture = described.architecture
+    return {
+        "cuda_version_lower_bound": [".".join(map(str, described.minimum_driver.cuda))],
+        "sm_arch": [f"{architecture.major}{architecture.minor}_real"],
+    }
+
+
+def write(wheels: Path, output: Path, project: str) -> list[Path]:
+    """Write the variant wheels of `project` and their index of labels; the paths of all files.
+
+    `wheels` holds the project's own wheel and the binary ones, as `nox -s wheels` leaves them.
+    """
+    plain = _plain(wheels, project)
+    name = archive.parse_name(plain.name)
+    binaries = [_binary(path) for path in sorted(wheels.glob(f"{project}_*.whl"))]
+    if not binaries:
+        raise PackagingError(
+            f"{wheels}: expected wheels of binaries beside {plain.name}, found none; "
+            "nox -s wheels -- all"
+        )
+    for binary in binaries:
+        _check_version(binary, name.version)
+    properties = {binary.label: binary.properties for binary in binaries}
+    _check_consistent(binaries, properties)
+    output.mkdir(parents=True, exist_ok=True)
+    for stale in (*output.glob(f"{project}-*.whl"), *output.glob(f"{project}-*-variants.json")):
+        stale.unlink()
+    files = archive.read(plain)
+    made = [_write_wheel(output, files, name, NULL, {}, None)]
+    made += [
+        _write_wheel(output, files, name, binary.label, binary.properties, binary)
+        for binary in binaries
+    ]
+    listed = output / f"{name.distribution}-{name.version}-variants.json"
+    listed.write_text(document({**properties, NULL: {}}), encoding="utf-8")
+    return [*made, listed]
+
+
+def document(variants: Mapping[str, Properties]) -> str:
+    """`variant.json` of one label, or the list of all of them; checked against the schema."""
+    found = content(variants)
+    check(found)
+    return json.dumps(found, indent=2) + "\n"
+
+
+def content(variants: Mapping[str, Properties]) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "$schema": SCHEMA_URL,
+        "default-priorities": {"namespace": [NAMESPACE]},
+        "providers": {NAMESPACE: dict(PROVIDER)},
+        "variants": {
+            label: {NAMESPACE: dict(properties)} if properties else {}
+            for label, properties in sorted(variants.items())
+        },
+    }
+
+
+def check(content: Mapping[str, Any]) -> None:
+    """PackagingError where variant metadata is not what its schema says."""
+    import jsonschema
+
+    schema = json.loads((resources.files("flashvar_factory") / "data" / SCHEMA_FILE).read_bytes())
+    errors = sorted(jsonschema.Draft202012Validator(schema).iter_errors(content), key=str)
+    if errors:
+        raise PackagingError(f"{SCHEMA_FILE}: {errors[0].json_path}: {errors[0].message}")
+
+
+def _plain(wheels: Path, project: str) -> Path:
+    named = sorted(wheels.glob(f"{project}-*.whl"))
+    found = [path for path in named if archive.parse_name(path.name).label is None]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise PackagingError(
+            f"{wheels}: expected the one plain wheel of {project}, found {names}; "
+            "nox -s wheels -- all"
+        )
+    return found[0]
+
+
+def _binary(wheel: Path) -> Binary:
+    files = archive.read(wheel)
+    found = [name for name in files if re.fullmatch(rf"[^/]+/{manifest.FILE_NAME}", name)]
+    if len(found) != 1:
+        raise PackagingError(
+            f"{wheel}: expected one <package>/{manifest.FILE_NAME}, found {len(found)}"
+        )
+    package = found[0].partition("/")[0]
+    return Binary(
+        wheel,
+        archive.parse_name(wheel.name).tag,
+        _below(files, rf"{re.escape(package)}/"),
+        _below(files, r"[^/]+\.dist-info/sboms/"),
+        manifest.parse(archive.text(files[found[0]], f"{wheel}: {found[0]}")),
+    )
+
+
+def _below(files: Mapping[str, bytes], folder: str) -> dict[str, bytes]:
+    """The files of a folder, given as a pattern, by their bare names."""
+    matches = ((re.match(rf"{folder}([^/]+)$", name), data) for name, data in files.items())
+    return {match[1]: data for match, data in matches if match}
+
+
+def _check_version(binary: Binary, version: str) -> None:
+    found = binary.manifest.version.partition("+")[0]
+    if found != version.partition("+")[0]:
+        raise PackagingError(
+            f"{binary.wheel}: expected version {version}, as the plain wheel, found {found}; "
+            "nox -s wheels -- all"
+        )
+
+
+def _check_consistent(binaries: Sequence[Binary], properties: Mapping[str, Properties]) -> None:
+    """One label means one thing, for every platform that it is built for."""
+    for binary in binaries:
+        if properties[binary.label] != binary.properties:
+            raise PackagingError(
+                f"{binary.wheel}: expected {binary.label} to mean {properties[binary.label]} on "
+                f"every platform, found {binary.properties}; build all with one toolkit"
+            )
+
+
+def _write_wheel(
+    output: Path,
+    plain: Mapping[str, bytes],
+    name: archive.Name,
+    label: str,
+    properties: Properties,
+    binary: Binary | None,
+) -> Path:
+    info = f"{name.distribution}-{name.version}.dist-info"
+    files = {**plain, f"{info}/variant.json": document({label: properties}).encode()}
+    tag = name.tag
+    if binary is not None:
+        tag = binary.tag
+        folder = f"{name.distribution}/_binaries/{binary.manifest.architecture.name}"
+        files |= {f"{folder}/{file}": data for file, data in binary.files.items()}
+        files |= {f"{info}/sboms/{file}": data for file, data in binary.sboms.items()}
+        files[f"{info}/WHEEL"] = _retagged(files[f"{info}/WHEEL"], tag)
+    path = output / f"{name.distribution}-{name.version}-{tag}-{label}.whl"
+    archive.write(path, files, info)
+    return path
+
+
+def _retagged(wheel: bytes, tag: str) -> bytes:
+    """WHEEL of a wheel for one platform."""
+    kept = [
+        line
+        for line in archive.text(wheel, "WHEEL").splitlines()
+        if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))
+    ]
+    return "\n".join([*kept, "Root-Is-Purelib: false", f"Tag: {tag}", ""]).encode()

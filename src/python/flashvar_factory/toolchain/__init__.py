@@ -1,0 +1,1 @@
+"""Finds what compiles: nvcc, cross compilers, compiler caches, containers."""

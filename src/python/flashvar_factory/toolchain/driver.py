@@ -1,0 +1,27 @@
+"""The oldest driver that runs a binary."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flashvar.binaries.manifest import MinimumDriver
+
+# CUDA version -> the driver branch that first reports it (CUDA Toolkit release notes, table 3).
+BRANCHES: Final = {
+    (12, 0): "525",
+    (12, 8): "570",
+    (12, 9): "575",
+    (13, 0): "580",
+    (13, 1): "590",
+}
+
+
+def minimum(toolkit: tuple[int, int], code_kinds: tuple[str, ...]) -> MinimumDriver:
+    """The oldest driver that runs what `toolkit` (major, minor) compiled.
+
+    Machine code runs from the toolkit's major version on (minor version compatibility); PTX is
+    compiled by the driver, which must know the toolkit's own version of it.
+    """
+    cuda = toolkit if "ptx" in code_kinds else (toolkit[0], 0)
+    known = max(version for version in BRANCHES if version <= cuda)
+    return MinimumDriver(cuda, BRANCHES[known])

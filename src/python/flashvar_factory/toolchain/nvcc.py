@@ -1,0 +1,128 @@
+"""Finds the nvcc that compiles: one on this machine, else the one from PyPI."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flashvar_factory.config.selection_arguments import ToolkitChoice
+from flashvar_factory.errors import ToolchainError
+from flashvar_factory.toolchain.cross import Cross
+
+# Release builds and whatever is found without being asked for.
+MINIMUM: Final = (13, 0)
+# What the sources still compile with, when CUDACXX names it.
+MINIMUM_NAMED: Final = (12, 8)
+USUAL_FOLDER: Final = Path("/usr/local/cuda")
+# pyproject.toml's dependency group of the pinned toolkit, and where nox puts it: not beside torch,
+# which pins another version of the same packages.
+GROUP: Final = "toolchain"
+PYPI_FOLDER: Final = "build/toolkit"
+
+_VERSION = re.compile(r"release \d+\.\d+, V(?P<version>\d+\.\d+\.\d+)")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A CUDA compiler that may be used."""
+
+    nvcc: Path
+    version: str  # "13.0.88"
+    library_dir: Path | None  # to be named with -L where nvcc does not find its own libraries
+    origin: str  # in words: where it was found
+    cross: Cross | None = None  # what it needs beside itself to compile for another processor
+    launcher: tuple[
+        str, ...
+    ] = ()  # the command line of a compiler cache, before the compiler's own
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A place where an nvcc may be."""
+
+    origin: str
+    nvcc: Path
+    named: bool = False  # by CUDACXX: taken or refused, never passed over
+
+
+def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolchain:
+    """The first nvcc that is new enough; ToolchainError with every place that was looked at.
+
+    Order: CUDACXX, PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda (`choice` "system" ends here), then
+    the PyPI packages in `root`/build/toolkit and on sys.path (`choice` "pypi" starts here).
+    """
+    candidates: list[Candidate] = []
+    if choice != "pypi":
+        candidates += _on_this_machine(environ)
+    if choice != "system":
+        candidates += _from_pypi(root)
+    looked: list[str] = []
+    for candidate in candidates:
+        version = _version(candidate.nvcc)
+        minimum = MINIMUM_NAMED if candidate.named else MINIMUM
+        found = version or "no working nvcc"
+        if version is not None and _release(version) >= minimum:
+            return Toolchain(
+                candidate.nvcc, version, _library_dir(candidate.nvcc), candidate.origin
+            )
+        looked.append(f"  {candidate.origin}: {candidate.nvcc}: {found}")
+        if candidate.named:
+            break
+    raise ToolchainError(
+        f"expected nvcc {_dotted(MINIMUM)} or newer ({_dotted(MINIMUM_NAMED)} when CUDACXX names "
+        f"it), found:\n" + ("\n".join(looked) or "  nothing") + "\n"
+        f"`nox -s build-dev` installs it from PyPI; by hand: "
+        f"pip install --target {PYPI_FOLDER} --group {GROUP}"
+    )
+
+
+def _on_this_machine(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    named = environ.get("CUDACXX")
+    if named:
+        found = shutil.which(named, path=environ.get("PATH"))
+        yield Candidate("CUDACXX", Path(found or named), named=True)
+        return
+    on_path = shutil.which("nvcc", path=environ.get("PATH", ""))
+    if on_path:
+        yield Candidate("PATH", Path(on_path))
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if environ.get(variable):
+            yield Candidate(variable, Path(environ[variable], "bin", "nvcc"))
+    yield Candidate("the usual folder", USUAL_FOLDER / "bin" / "nvcc")
+
+
+def _from_pypi(root: Path) -> Iterator[Candidate]:
+    for folder in (root / PYPI_FOLDER, *map(Path, sys.path)):
+        for nvcc in sorted(folder.glob("nvidia/cu*/bin/nvcc")):
+            yield Candidate("PyPI", nvcc.resolve())
+
+
+def _version(nvcc: Path) -> str | None:
+    try:
+        done = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    match = _VERSION.search(done.stdout)
+    return match["version"] if match else None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _library_dir(nvcc: Path) -> Path | None:
+    """The libraries of the PyPI layout: in lib, where nvcc itself looks in lib64."""
+    home = nvcc.parent.parent
+    if (home / "lib64").exists() or not (home / "lib" / "libcudart_static.a").is_file():
+        return None
+    return home / "lib"

@@ -1,0 +1,811 @@
+"""A whole wheel of the factory with one planted fault each: every one is found, and said in words.
+
+A row is a fault: its name, how it is planted, and a part of the sentence that reports it. The wheel
+has no other fault: a row shows a check that nothing else makes. The file is longer than others
+for its tables, which are read as lists.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import stat
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fabricated
+import pytest
+from audited import faults
+from fabricated import Image, Library, Section, Segment, Wheel
+
+from flashvar.binaries.manifest import Launch, Manifest, MinimumDriver, Source, Toolkit
+from flashvar.binaries.variant import SECOND, Kernel
+from flashvar_factory.audit import expectations
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import Selection, expand
+from flashvar_factory.inspect import archive
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+TARGET = CONFIG.targets["sm_80"]
+STEM, INFO = "flashvar_sm80", "flashvar_sm80-0.1.0.dist-info"
+LIBRARY, MANIFEST = f"{STEM}/lib{STEM}.so", f"{STEM}/manifest.json"
+METADATA, WHEEL, RECORD = (f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
+ENTRIES, SBOM = f"{INFO}/entry_points.txt", f"{INFO}/sboms/flashvar-sm80.cdx.json"
+
+Files = dict[str, bytes]
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+
+def mangled(kernel: Kernel, number: int = 80, limit: int = TARGET.shared_memory) -> str:
+    """A function's name with the template arguments of a kernel."""
+    axes = dict(kernel.axes)
+    first = axes["head_dim"]
+    second = axes.get(f"head_dim{SECOND}", first)
+    dtype = str(axes["dtype"])
+    name = f"{kernel.op.rpartition('_')[2]}_kernel"
+    return (
+        f"_ZN8flashvar4sm809attention{len(name)}{name}INS1_6ConfigINS_6TargetILi{number}ELi{limit}EEE"
+        f"NS_5dtype{len(dtype)}{dtype}ELi{first}ELi{second}ELb0EEEEEvNS1_4ArgsE"
+    )
+
+
+@cache
+def described() -> Manifest:
+    """All kernels of one architecture, as variants.toml lists them."""
+    (build,) = expand(CONFIG, Selection(("sm_80",), CONFIG.default_ops, {}))
+    paper = fabricated.manifest()
+    kernels = tuple(
+        replace(
+            paper.kernels[0],
+            op=kernel.op,
+            axes=kernel.axes,
+            name=kernel.name,
+            family=TARGET.family,
+            functions=(mangled(kernel),),
+        )
+        for kernel in build.kernels
+    )
+    return replace(paper, kernels=kernels)
+
+
+def expected() -> Expectations:
+    return expectations.of(CONFIG)
+
+
+def library(**changes: Any) -> Wheel:
+    """The wheel with another library."""
+    one: Library = replace(fabricated.library(described()), **changes)
+    return Wheel(described(), one)
+
+
+def device(*images: Image) -> Wheel:
+    """The wheel with other device code."""
+    return Wheel(described(), fabricated.library(described(), *images))
+
+
+def own() -> list[Image]:
+    return fabricated.images("80", described())
+
+
+def first(**changes: Any) -> Image:
+    """The image of the first kernel, with other facts."""
+    return Image("80", fabricated.device_code(described().kernels[0], "80", **changes))
+
+
+def manifest(**changes: Any) -> Wheel:
+    """The wheel with a manifest that differs, and a library that does not."""
+    return Wheel(replace(described(), **changes), fabricated.library(described()))
+
+
+def row(**changes: Any) -> Wheel:
+    """The same of the first kernel."""
+    kernels = described().kernels
+    return manifest(kernels=(replace(kernels[0], **changes), *kernels[1:]))
+
+
+def with_files(**more: bytes | str) -> Wheel:
+    """The wheel with these files beside the others, or instead of them."""
+    found = {name: text.encode() if isinstance(text, str) else text for name, text in more.items()}
+    return Wheel(described(), more=found)
+
+
+def edited(name: str, old: str, new: str) -> Wheel:
+    """The wheel with other text in a file."""
+    text = Wheel(described()).files()[name].decode()
+    assert old in text
+    return with_files(**{name: text.replace(old, new, 1)})
+
+
+def added(name: str, content: bytes = b"x") -> Wheel:
+    return with_files(**{name: content})
+
+
+def without(name: str) -> Callable[[Path], Path]:
+    """The wheel without a file."""
+
+    def plant(folder: Path) -> Path:
+        wheel = Wheel(described())
+        files = {key: value for key, value in wheel.files().items() if key != name}
+        path = wheel.write(folder)
+        archive.write(path, files, INFO)
+        return path
+
+    return plant
+
+
+def sbom(change: Callable[[Any], None]) -> Wheel:
+    """The wheel with another SBOM."""
+    document = json.loads(Wheel(described()).files()[SBOM])
+    change(document)
+    return with_files(**{SBOM: json.dumps(document)})
+
+
+def called(name: str) -> Callable[[Path], Path]:
+    """The wheel under another file name."""
+    return lambda folder: Wheel(described()).write(folder).rename(folder / name)
+
+
+def zipped(change: Callable[[zipfile.ZipFile, Files], None]) -> Callable[[Path], Path]:
+    """The wheel as an archive that `change` writes."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        files = archive.read(path)
+        with zipfile.ZipFile(path, "w") as opened:
+            change(opened, files)
+        return path
+
+    return plant
+
+
+def member(name: str, mode: int = 0o100644, content: bytes = b"", **changes: Any) -> Any:
+    """The wheel, and in it a member that is listed in RECORD, with these fields of its header."""
+
+    def change(opened: zipfile.ZipFile, files: Files) -> None:
+        for key, value in files.items():
+            opened.writestr(_info(key), value, zipfile.ZIP_DEFLATED)
+        info = _info(name, mode)
+        for key, value in changes.items():
+            setattr(info, key, value)
+        opened.writestr(info, content, changes.get("compress_type", zipfile.ZIP_STORED))
+
+    return zipped(change)
+
+
+def _info(name: str, mode: int = 0o100644) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    return info
+
+
+def bytes_of(change: Callable[[bytearray], bytes | bytearray | None]) -> Callable[[Path], Path]:
+    """The wheel with other bytes."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        content = bytearray(path.read_bytes())
+        path.write_bytes(change(content) or content)
+        return path
+
+    return plant
+
+
+def at(offset: int, form: str, value: int) -> Callable[[bytearray], None]:
+    """Writes a number into an archive; negative offsets are of its end record."""
+
+    def change(content: bytearray) -> None:
+        struct.pack_into(form, content, offset if offset >= 0 else len(content) + offset, value)
+
+    return change
+
+
+def record(change: Callable[[list[str]], list[str] | str]) -> Callable[[Path], Path]:
+    """The wheel with other lines in RECORD."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        files = archive.read(path)
+        lines = change(files[RECORD].decode().splitlines())
+        files[RECORD] = (lines if isinstance(lines, str) else "\n".join(lines)).encode()
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+            for name, content in files.items():
+                opened.writestr(_info(name), content)
+        return path
+
+    return plant
+
+
+def bomb(opened: zipfile.ZipFile, files: Files) -> None:
+    for name, content in {**files, "bomb": bytes(300_000_000)}.items():
+        opened.writestr(_info(name), content, zipfile.ZIP_DEFLATED)
+
+
+def elf(offset: int, form: str, value: int) -> Wheel:
+    """The wheel with another number in its library's header."""
+    wheel = Wheel(described())
+    content = bytearray(wheel.files()[LIBRARY])
+    struct.pack_into(form, content, offset, value)
+    return with_files(**{LIBRARY: bytes(content)})
+
+
+def fatbin(offset: int, form: str, value: int) -> Wheel:
+    """The wheel with another number in the header of its first container, or of its entry."""
+    one = fabricated.library(described())
+    content = bytearray(one.fatbin)
+    struct.pack_into(form, content, offset, value)
+    return library(fatbin=bytes(content))
+
+
+def stated(architecture: str, version: str) -> str:
+    """What a library states of its build."""
+    document = {"architecture": architecture, "version": version, "source_hash": "0" * 64}
+    return json.dumps(document) + "\0"
+
+
+def of_sbom(**changes: Any) -> Wheel:
+    """The wheel with other facts of its own component."""
+    return sbom(lambda document: document["metadata"]["component"].update(changes))
+
+
+def of_part(name: str, **changes: Any) -> Wheel:
+    """The wheel with another component of that name."""
+
+    def change(document: Any) -> None:
+        for one in document["components"]:
+            if one["name"] == name:
+                one.update(changes)
+
+    return sbom(change)
+
+
+KERNELS = described().kernels
+SHA256 = json.loads(Wheel(described()).files()[MANIFEST])["library"]["sha256"]
+NOISE = random.Random(0).randbytes(600_000).hex().encode()
+SWAPPED = (
+    replace(KERNELS[0], functions=KERNELS[2].functions),
+    KERNELS[1],
+    replace(KERNELS[2], functions=KERNELS[0].functions),
+    *KERNELS[3:],
+)
+RENAMED = tuple(
+    replace(one, functions=(one.functions[0].replace("Li80ELi166912E", "Li86ELi101376E"),))
+    for one in KERNELS
+)
+WRITABLE = tuple(
+    segment._replace(flags=7) if segment.kind == 1 else segment for segment in fabricated.LOADED
+)
+OTHER = fabricated.fatbin(Image("86", fabricated.cubin({}, 86)))
+PTX = b"//\n.version 8.0\n.target sm_80\n.address_size 64\n"
+EXECUTABLE_STACK = tuple(
+    segment._replace(flags=7) if segment.kind == 0x6474E551 else segment
+    for segment in fabricated.LOADED
+)
+
+Fault = tuple[Wheel | Callable[[Path], Path], str]
+
+MEMBERS: Mapping[str, Fault] = {
+    "path file": (added("evil.pth"), "found this file too"),
+    "sitecustomize": (added("sitecustomize.py"), "'sitecustomize.py': expected flashvar_sm80's"),
+    "module in the package": (added(f"{STEM}/__init__.py", b""), "found this file too"),
+    "foreign package": (added("torch/__init__.py"), "'torch/__init__.py': expected"),
+    "console script": (
+        added(f"{STEM}-0.1.0.data/scripts/pip"),
+        "data/scripts/pip': expected flashvar_sm80's library",
+    ),
+    "headers": (added(f"{STEM}-0.1.0.data/headers/x.h"), "found this file too"),
+    "data that overrides a file": (
+        added(f"{STEM}-0.1.0.data/purelib/{MANIFEST}", b"{}"),
+        "expected one file of this name, found 2",
+    ),
+    "signature that is no signature": (
+        added(f"{INFO}/RECORD.jws.evil.py"),
+        "RECORD.jws.evil.py': expected flashvar_sm80's library",
+    ),
+    "signature": (added(f"{INFO}/RECORD.jws"), "RECORD.jws': expected flashvar_sm80's"),
+    "ptx beside the library": (added(f"{STEM}/k.ptx", PTX), "k.ptx': expected flashvar_sm80's"),
+    "cubin beside the library": (
+        added(f"{STEM}/k.cubin", fabricated.cubin({"_Zk": 8})),
+        "k.cubin': expected flashvar_sm80's",
+    ),
+    "second dist-info": (added("other-1.0.dist-info/METADATA"), "found this file too"),
+    "egg-info": (added(f"{INFO}/top_level.txt"), "found this file too"),
+    "direct_url": (added(f"{INFO}/direct_url.json", b"{}"), "found this file too"),
+    "second SBOM": (added(f"{INFO}/sboms/other.cdx.json", b"{}"), "found this file too"),
+    "licence in a folder": (added(f"{INFO}/licenses/a/b"), "found this file too"),
+    "licence that METADATA does not list": (
+        added(f"{INFO}/licenses/OTHER"),
+        "expected the licence files that are there, ['LICENSE', 'OTHER'], found ['LICENSE']",
+    ),
+    "no licence": (
+        without(f"{INFO}/licenses/LICENSE"),
+        "expected the licence files that are there, [], found ['LICENSE']",
+    ),
+    "no METADATA": (without(METADATA), "expected METADATA, found none"),
+    "no WHEEL": (without(WHEEL), "expected a file WHEEL, found none"),
+    "no entry points": (without(ENTRIES), "entry_points.txt: expected this file, found none"),
+    "no SBOM": (without(SBOM), "expected an SBOM, found none"),
+    "no manifest": (without(MANIFEST), "expected sm_80's manifest, found none"),
+    "no library": (without(LIBRARY), f"members: {LIBRARY}: expected this file, found none"),
+    "distribution of nobody": (
+        called("flashvar_sm81-0.1.0-py3-none-manylinux_2_28_x86_64.whl"),
+        "expected a distribution of variants.toml",
+    ),
+}
+
+ARCHIVE: Mapping[str, Fault] = {
+    "dot": (member("./evil"), "a path with empty parts or '.'"),
+    "two slashes": (member("a//evil"), "a path with empty parts or '.'"),
+    "dots": (member("a/../../evil"), "a path with '..'"),
+    "backslash": (member("a\\..\\evil"), "a name that systems read differently"),
+    "absolute": (member("/evil"), "an absolute path"),
+    "drive": (member("C:evil"), "an absolute path"),
+    "stream of a file": (member("a/file.txt:stream"), "a name that systems read differently"),
+    "right to left": (member("a\u202efdp.py"), "a name that systems read differently"),
+    "control character": (member("a\x07b"), "a name that systems read differently"),
+    "end of a line": (member("a\nb"), "a name that systems read differently"),
+    "space at the end": (member("a /b"), "a name that systems read differently"),
+    "dot at the end": (member("a./b"), "a name that systems read differently"),
+    "accent apart": (member("e\u0301.py"), "a name that systems read differently"),
+    "another case": (member(MANIFEST.upper()), "expected one file of this name, found 2"),
+    "file and folder": (member(STEM), "expected a file or a folder, found both"),
+    "symbolic link": (member("a", stat.S_IFLNK | 0o777), "found a symbolic link"),
+    "device": (member("a", stat.S_IFCHR | 0o600), "neither a file nor a folder"),
+    "named pipe": (member("a", stat.S_IFIFO | 0o600), "neither a file nor a folder"),
+    "set user": (member("a", 0o104755), "the mode -rwsr-xr-x"),
+    "set group": (member("a", 0o102755), "the mode -rwxr-sr-x"),
+    "written by everyone": (member("a", 0o100666), "the mode -rw-rw-rw-"),
+    "folder with content": (member("a/", 0o040755, b"x"), "a folder with content"),
+    "folder": (member("a/", 0o040755), "'a/': expected flashvar_sm80's library"),
+    "extra field": (member("a", extra=b"\x55\x54\x00\x00"), "with extra fields, a comment"),
+    "comment of a member": (member("a", comment=b"x"), "with extra fields, a comment"),
+    "bzip2": (member("a", compress_type=zipfile.ZIP_BZIP2), "compressed by method 12"),
+    "LZMA": (member("a", compress_type=zipfile.ZIP_LZMA), "compressed by method 14"),
+    "comment of the archive": (
+        zipped(lambda opened, files: setattr(opened, "comment", b"x")),
+        "no end record at its end",
+    ),
+    "bytes in front": (bytes_of(lambda content: b"#!/bin/sh\n" + content), "a central directory"),
+    "bytes behind": (bytes_of(lambda content: content + b"x"), "no end record at its end"),
+    "archive behind": (bytes_of(lambda content: content + content), "a central directory"),
+    "encrypted": (bytes_of(at(6, "<H", 1)), "with a local header that differs"),
+    "another local name": (bytes_of(at(30, "<B", 65)), "another name in its local header"),
+    "another local size": (bytes_of(at(22, "<I", 7)), "with a local header that differs"),
+    "another local method": (bytes_of(at(8, "<H", 0)), "with a local header that differs"),
+    "count of members": (bytes_of(at(-12, "<H", 3)), "a central directory that is not right"),
+    "place of the directory": (bytes_of(at(-6, "<I", 0)), "a central directory that is not right"),
+    "bomb": (zipped(bomb), "more than it may grow to"),
+    "empty": (bytes_of(lambda content: content[:0] + b"x"), "a file that is too short"),
+}
+
+RECORDS: Mapping[str, Fault] = {
+    "row twice": (
+        record(lambda lines: [*lines, lines[0]]),
+        "expected one row in RECORD, found more",
+    ),
+    "no row": (record(lambda lines: lines[1:]), "expected a row in RECORD, found none"),
+    "row of nothing": (record(lambda lines: [*lines, "x,,"]), "expected a file, as RECORD says"),
+    "field too long": (
+        record(lambda lines: [*lines, "x" * 200_000]),
+        "field larger than field limit",
+    ),
+    "NUL": (record(lambda lines: [*lines, "x\0,,"]), "x\0: expected a file, as RECORD says"),
+    "open quote": (record(lambda lines: [*lines, '"x']), "unexpected end of data"),
+    "two fields": (record(lambda lines: [*lines, "x,"]), "expected three fields a row, found 2"),
+    "weak hash": (
+        record(lambda lines: [line.replace("sha256=", "md5=") for line in lines]),
+        "the file was changed after the wheel was made",
+    ),
+    "no hash": (
+        record(lambda lines: [f"{line.split(',')[0]},," for line in lines]),
+        "the file was changed after the wheel was made",
+    ),
+    "hash of itself": (
+        record(lambda lines: [*lines[:-1], f"{RECORD},sha256=x,1"]),
+        "expected neither hash nor size",
+    ),
+    "empty": (record(lambda lines: []), "expected a row in RECORD, found none"),
+    "not text": (added(f"{INFO}/entry_points.txt", b"\xff\xfe"), "expected UTF-8"),
+}
+
+OF_METADATA: Mapping[str, Fault] = {
+    "name": (edited(METADATA, "Name: flashvar-sm80", "Name: flashvar-sm86"), "expected name"),
+    "version": (
+        edited(METADATA, "\nVersion: 0.1.0", "\nVersion: 0.1.1"),
+        "expected version '0.1.0'",
+    ),
+    "requirement": (
+        edited(METADATA, "\n\n", "\nRequires-Dist: evil\n\n"),
+        "expected fields [], found ['Requires-Dist']",
+    ),
+    "requirement by address": (
+        edited(METADATA, "\n\n", "\nRequires-Dist: evil @ https://example.org/evil.whl\n\n"),
+        "found ['Requires-Dist']",
+    ),
+    "extra": (edited(METADATA, "\n\n", "\nProvides-Extra: evil\n\n"), "found ['Provides-Extra']"),
+    "obsoletes": (
+        edited(METADATA, "\n\n", "\nObsoletes-Dist: torch\n\n"),
+        "found ['Obsoletes-Dist']",
+    ),
+    "dynamic": (edited(METADATA, "\n\n", "\nDynamic: Version\n\n"), "metadata"),
+    "field of nobody": (
+        edited(METADATA, "\n\n", "\nX-Evil: 1\n\n"),
+        "unrecognized field: 'x-evil'",
+    ),
+    "name twice": (edited(METADATA, "Name: ", "Name: a\nName: "), "expected valid core metadata"),
+    "summary": (
+        edited(METADATA, "capability 8.0", "capability 9.0"),
+        "expected summary 'Compiled flashvar kernels for compute capability 8.0'",
+    ),
+    "licence": (
+        edited(METADATA, "Apache-2.0", "MIT"),
+        "expected license 'Apache-2.0', found 'MIT'",
+    ),
+    "licence of nobody": (
+        edited(METADATA, "Apache-2.0", "Evil-1.0"),
+        "expected valid core metadata",
+    ),
+    "no licence": (edited(METADATA, "License-Expression: Apache-2.0\n", ""), "found None"),
+    "older Python": (edited(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
+    "no Python": (edited(METADATA, "Requires-Python: >=3.10\n", ""), "expected Python '>=3.10'"),
+    "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "expected description ''"),
+    "not UTF-8": (added(METADATA, b"Metadata-Version: 2.4\nName: \xff\n"), "expected UTF-8"),
+    "not metadata": (added(METADATA, b"\0" * 100), "expected valid core metadata"),
+    "huge": (added(METADATA, NOISE), "expected at most 1,048,576 bytes"),
+    "tag of a Python": (
+        edited(WHEEL, "py3-none-manylinux", "cp311-cp311-manylinux"),
+        "expected tags ['py3-none-manylinux_2_28_x86_64']",
+    ),
+    "file name of a Python": (
+        called("flashvar_sm80-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"),
+        "expected the tag py3-none-<platform> of a wheel that holds no extension of Python",
+    ),
+    "number of a build": (
+        called("flashvar_sm80-0.1.0-1evil-py3-none-manylinux_2_28_x86_64.whl"),
+        "expected the file name flashvar_sm80-0.1.0-py3-none-manylinux_2_28_x86_64.whl",
+    ),
+    "second tag": (
+        edited(WHEEL, "Tag: ", "Tag: py3-none-any\nTag: "),
+        "expected tags ['py3-none-manylinux_2_28_x86_64']",
+    ),
+    "no tag": (edited(WHEEL, "Tag: ", "Tog: "), "expected lines"),
+    "purelib": (edited(WHEEL, "Purelib: false", "Purelib: true"), "('Root-Is-Purelib', 'true')"),
+    "version of WHEEL": (
+        edited(WHEEL, "Wheel-Version: 1.0", "Wheel-Version: 2.0"),
+        "expected lines",
+    ),
+    "build": (edited(WHEEL, "\n\n", "\nBuild: 1\n\n"), "expected lines"),
+    "two generators": (edited(WHEEL, "\n\n", "\nGenerator: a 1\n\n"), "expected one generator"),
+    "line that is none": (edited(WHEEL, "\n\n", "\nevil\n\n"), "('', 'evil')"),
+    "entry point of another group": (
+        edited(ENTRIES, "flashvar.binaries", "flashvar.others"),
+        "by which flashvar finds it",
+    ),
+    "console script as an entry point": (
+        added(
+            ENTRIES, b"[flashvar.binaries]\nsm_80 = flashvar_sm80\n[console_scripts]\npip = x:y\n"
+        ),
+        "by which flashvar finds it",
+    ),
+    "entry point of another folder": (
+        edited(ENTRIES, "= flashvar_sm80", "= flashvar_sm86"),
+        "flashvar_sm86/manifest.json: expected sm_80's manifest, found none",
+    ),
+    "second entry point": (
+        edited(ENTRIES, "\nsm_80", "\nsm_89 = flashvar_sm80\nsm_80"),
+        "by which flashvar finds it",
+    ),
+    "pytest plugin": (
+        edited(ENTRIES, "[flashvar", "[pytest11]\nx = y\n[flashvar"),
+        "by which flashvar finds it",
+    ),
+}
+
+OF_SBOM: Mapping[str, Fault] = {
+    "not JSON": (added(SBOM, b"{"), "expected JSON"),
+    "deep": (added(SBOM, b"[" * 100_000), "expected JSON"),
+    "key twice": (edited(SBOM, "{", '{"bomFormat": "CycloneDX", '), "a key twice in one object"),
+    "list": (added(SBOM, b"[]"), "expected CycloneDX as this factory writes it"),
+    "empty": (added(SBOM, b"{}"), "expected CycloneDX as this factory writes it"),
+    "other format": (sbom(lambda one: one.update(specVersion="1.2")), "expected format"),
+    "other name": (of_sbom(name="x"), "expected component ('flashvar-sm80', '0.1.0')"),
+    "other version": (of_sbom(version="9"), "expected component"),
+    "other purl": (of_sbom(purl="pkg:pypi/x@1"), "expected purl"),
+    "other licence": (of_sbom(licenses=[{"expression": "MIT"}]), "expected licence"),
+    "other commit": (of_sbom(pedigree={"commits": [{"uid": "1" * 40}]}), "expected commits"),
+    "other description": (of_sbom(description="x"), "expected description"),
+    "other source": (
+        of_sbom(properties=[{"name": "source:hash", "value": "1"}]),
+        "expected source",
+    ),
+    "no library": (of_sbom(components=[]), "expected library"),
+    "other hash of the library": (
+        edited(SBOM, SHA256, "0" * 64),
+        "expected library",
+    ),
+    "other nvcc": (of_part("nvcc", version="12.0.0"), "expected nvcc '13.0.88'"),
+    "other cudart": (of_part("cudart-static", version="12.0"), "expected cudart-static '13.0'"),
+    "hash that is none": (
+        of_part("cudart-static", hashes=[{"alg": "SHA-256", "content": "z"}]),
+        "expected one SHA-256 of cudart-static",
+    ),
+    "no hash": (of_part("cudart-static", hashes=[]), "expected one SHA-256 of cudart-static"),
+    "component of nobody": (
+        sbom(lambda one: one["components"].append({"name": "openssl", "version": "1"})),
+        "expected components",
+    ),
+    "component less": (sbom(lambda one: one["components"].pop()), "as this factory writes it"),
+    "component twice": (
+        sbom(lambda one: one["components"].append(one["components"][0])),
+        "expected each component once",
+    ),
+    "dependency": (
+        sbom(lambda one: one["dependencies"].append({"ref": "x"})),
+        "expected dependencies",
+    ),
+}
+
+OF_MANIFEST: Mapping[str, Fault] = {
+    "abi": (manifest(abi=1), "expected ABI, as the library returns it, 2, found 1"),
+    "abi of the library": (library(abi=3), "expected ABI, as the library returns it, 3, found 2"),
+    "older driver": (
+        manifest(minimum_driver=MinimumDriver((12, 0), "525")),
+        "expected minimum driver of that toolkit",
+    ),
+    "other name of the driver": (
+        manifest(minimum_driver=MinimumDriver((13, 0), "525")),
+        "expected minimum driver of that toolkit",
+    ),
+    "other toolkit": (
+        manifest(toolkit=Toolkit("nvcc", "13.1.0")),
+        "expected toolkit, as the device code states it, {'13.0.88'}, found {'13.1.0'}",
+    ),
+    "toolkit that is none": (
+        manifest(toolkit=Toolkit("nvcc", "x")),
+        "expected toolkit three numbers",
+    ),
+    "old toolkit": (
+        manifest(toolkit=Toolkit("nvcc", "11.0.0")),
+        "expected toolkit (12, 0) or newer",
+    ),
+    "other compiler": (manifest(toolkit=Toolkit("clang", "13.0.88")), "expected compiler nvcc"),
+    "other architecture within": (
+        library(info=stated("sm_86", "0.1.0")),
+        "as the library states them,",
+    ),
+    "other version within": (
+        library(info=stated("sm_80", "9")),
+        "as the library states them,",
+    ),
+    "other source within": (
+        manifest(source=Source("0" * 40, False, "1" * 64)),
+        "as the library states them,",
+    ),
+    "revision that is none": (
+        Wheel(replace(described(), source=Source("main", False, "0" * 64))),
+        "expected revision to be a commit True",
+    ),
+    "dirtiness of nothing": (
+        Wheel(replace(described(), source=Source(None, True, "0" * 64))),
+        "expected dirty to be known where the revision is",
+    ),
+    "no dirtiness": (
+        Wheel(replace(described(), source=Source("0" * 40, None, "0" * 64))),
+        "expected dirty to be known where the revision is",
+    ),
+    "dirty that the SBOM denies": (
+        with_files(**{SBOM: json.dumps(fabricated.bill(described()))}),
+        "expected library",
+    ),
+    "subset without a label": (
+        Wheel(replace(described(), kernels=KERNELS[:4])),
+        "expected version, whose label says which kernels are there, 0.1.0+attention.fwd",
+    ),
+    "label of a subset on everything": (
+        Wheel(replace(described(), version="0.1.0+hdim64")),
+        "whose label says which kernels are there, 0.1.0, found 0.1.0+hdim64",
+    ),
+    "other project": (manifest(project="evil"), "expected project flashvar, found evil"),
+    "other family": (row(family="sm90"), "expected family {'sm80'}"),
+    "platform of no wheel": (
+        Wheel(replace(described(), platform="linux_aarch64"), fabricated.library(described())),
+        "expected platform linux_x86_64, found linux_aarch64",
+    ),
+    "key twice": (edited(MANIFEST, "{", '{"schema": 2,'), "a key twice in one object"),
+    "deep": (added(MANIFEST, b"[" * 100_000), "expected JSON, found something else"),
+    "not UTF-8": (added(MANIFEST, b'{"schema": "\xff"}'), "expected UTF-8"),
+    "huge": (added(MANIFEST, NOISE), "expected at most 1,048,576 bytes"),
+    "large number": (added(MANIFEST, b'{"schema": ' + b"9" * 5000 + b"}"), "expected JSON"),
+}
+
+OF_KERNELS: Mapping[str, Fault] = {
+    "registers": (row(registers=32), "to be 168 as its device code states, found 32"),
+    "stack": (row(stack_bytes=64), "to be 0 as its device code states, found 64"),
+    "threads": (
+        row(threads=256),
+        "expected threads of attention_fwd_bf16_hdim32 to be 128 as the library",
+    ),
+    "shared memory": (
+        row(shared_memory=0),
+        "shared memory of attention_fwd_bf16_hdim32 to be 49152",
+    ),
+    "tile": (row(tile=(64, 64)), "expected tile of attention_fwd_bf16_hdim32 to be (128, 64)"),
+    "launches": (
+        row(launches=(Launch("evil", "wgmma", "always", (64,), 128, 0),)),
+        "expected launches of attention_fwd_bf16_hdim32 to be ()",
+    ),
+    "spills": (row(spill_bytes=68), "expected no spilled registers in a release, found 68 bytes"),
+    "more threads than it was compiled for": (
+        device(first(threads=64), *own()[1:]),
+        "expected at most 64 threads in a block",
+    ),
+    "more stack than stated": (device(first(stack=64), *own()[1:]), "to be 64 as its device code"),
+    "more registers than stated": (
+        device(first(registers=255), *own()[1:]),
+        "to be 255 as its device",
+    ),
+    "functions swapped between head dims": (
+        manifest(kernels=SWAPPED),
+        "expected head_dim 32 in the name of a function of attention_fwd_bf16_hdim32, found 80",
+    ),
+    "functions of another architecture": (
+        Wheel(replace(described(), kernels=RENAMED)),
+        "for capability 80 and 166912 bytes of shared memory, found 86 and 101376",
+    ),
+    "function in two rows": (
+        row(functions=(*KERNELS[0].functions, *KERNELS[1].functions)),
+        "expected an image of attention_fwd_bf16_hdim32's functions alone, found them in others",
+    ),
+    "more shared memory than a block has": (
+        Wheel(
+            replace(described(), kernels=(replace(KERNELS[0], shared_memory=200_000), *KERNELS[1:]))
+        ),
+        "expected at most 166912 bytes of shared memory",
+    ),
+    "name that is no text": (
+        library(kernels=(), more=(Section(".x.kernels", 1, b"\xff" * 300),)),
+        "expected UTF-8 text in a kernel's record",
+    ),
+    "records cut short": (
+        library(more=(Section(".x.kernels", 1, b"abc"),)),
+        "expected records of 296 bytes",
+    ),
+}
+
+OF_LIBRARY: Mapping[str, Fault] = {
+    "stack of code": (library(segments=EXECUTABLE_STACK), "a stack that is not executable"),
+    "no word on the stack": (
+        library(segments=tuple(s for s in fabricated.LOADED if s.kind != 0x6474E551)),
+        "a stack that is not executable",
+    ),
+    "code that is written to": (library(segments=WRITABLE), "code that cannot be written to"),
+    "no RELRO": (
+        library(segments=tuple(s for s in fabricated.LOADED if s.kind != 0x6474E552)),
+        "RELRO and BIND_NOW",
+    ),
+    "lazy": (library(tags=()), "RELRO and BIND_NOW"),
+    "interpreter": (
+        library(segments=(*fabricated.LOADED, Segment(3, 4, ".rodata"))),
+        "it names an interpreter",
+    ),
+    "auxiliary": (library(tags=((30, 8), (0x7FFFFFFD, 1))), "found 0x7ffffffd"),
+    "filter": (library(tags=((30, 8), (0x7FFFFFFF, 1))), "found 0x7fffffff"),
+    "audit": (library(tags=((30, 8), (0x6FFFFEFC, 1))), "found 0x6ffffefc"),
+    "relocated code": (library(tags=((30, 8), (22, 1))), "found 0x16"),
+    "other SONAME": (library(soname="libc.so.6"), "expected the SONAME libflashvar_sm80.so"),
+    "no SONAME": (library(soname=""), "expected the SONAME libflashvar_sm80.so, found None"),
+    "no dynamic segment": (
+        library(segments=tuple(s for s in fabricated.LOADED if s.kind != 2)),
+        "expected one dynamic section where its segment is",
+    ),
+    "dynamic segment elsewhere": (
+        library(
+            segments=tuple(
+                s._replace(section=".rodata") if s.kind == 2 else s for s in fabricated.LOADED
+            )
+        ),
+        "expected one dynamic section where its segment is",
+    ),
+    "section twice": (
+        library(more=(Section(".dynamic", 1, b""),)),
+        "expected one section .dynamic, found 2",
+    ),
+    "PTX in a section": (
+        library(more=(Section(".rodata.x", 1, PTX),)),
+        "expected PTX in .nv_fatbin",
+    ),
+    "device code in a section": (
+        library(more=(Section(".x", 1, fabricated.fatbin(own()[0])),)),
+        "expected device code in .nv_fatbin alone",
+    ),
+    "cubin in a section": (
+        library(more=(Section(".x", 1, fabricated.cubin({"_Zx": 8})),)),
+        "expected a cubin in .nv_fatbin alone",
+    ),
+    "second section of device code": (
+        library(more=(Section("__nv_relfatbin", 1, OTHER),)),
+        "1 images without a kernel for sm_86",
+    ),
+    "bytes behind": (
+        with_files(**{LIBRARY: Wheel(described()).files()[LIBRARY] + b"x"}),
+        "expected nothing behind its last part, found 1 bytes",
+    ),
+    "exported data": (
+        library(exported_kind=0x11),
+        "to be a function in code, found something else",
+    ),
+    "program": (elf(16, "<H", 2), "expected a shared library, found an ELF file of type 2"),
+    "sections behind the file": (elf(40, "<Q", 1 << 40), "its tables end behind it"),
+    "segments behind the file": (elf(32, "<Q", 1 << 63), "its tables end behind it"),
+    "no sections": (elf(60, "<H", 0), "0 sections, of which number"),
+    "names elsewhere": (elf(62, "<H", 999), "of which number 999 has their names"),
+    "small sections": (elf(58, "<H", 8), "8 bytes for a section instead of 64"),
+    "32 bits": (elf(4, "<B", 1), "expected a 64-bit little-endian ELF file"),
+    "zeroed container": (fatbin(0, "<Q", 0), "expected device code at byte"),
+    "container of nothing": (fatbin(6, "<H", 0), "expected device code at byte 0"),
+    "container beyond the section": (fatbin(8, "<Q", 1 << 40), "found it cut short"),
+    "entry without a header": (fatbin(16 + 4, "<I", 0), "found it cut short"),
+    "entry of endless size": (fatbin(16 + 8, "<Q", (1 << 64) - 64), "found it cut short"),
+    "entry of another kind": (fatbin(16, "<H", 7), "found an image of kind 7"),
+    "entry of another architecture": (
+        fatbin(16 + 28, "<I", 86),
+        "expected an entry for 80, as its machine code states, found one for 86",
+    ),
+    "entry that grows": (fatbin(16 + 56, "<Q", 1 << 40), "expected at most 268,435,456 bytes"),
+    "entry of another size": (fatbin(16 + 56, "<Q", 100), "expected 100 bytes of device code"),
+    "bytes behind an image": (fatbin(16 + 16, "<I", 9), "the rest zeros, found other bytes"),
+    "note of another architecture": (
+        device(first(code="86"), *own()[1:]),
+        "expected machine code for sm_80 alone, found 1 images for sm_86",
+    ),
+}
+
+FAULTS = {
+    f"{table}: {name}": fault
+    for table, rows in {
+        "members": MEMBERS,
+        "archive": ARCHIVE,
+        "record": RECORDS,
+        "metadata": OF_METADATA,
+        "sbom": OF_SBOM,
+        "manifest": OF_MANIFEST,
+        "kernels": OF_KERNELS,
+        "library": OF_LIBRARY,
+    }.items()
+    for name, fault in rows.items()
+}
+
+
+def test_nothing_against_the_wheel_without_a_fault(tmp_path: Path) -> None:
+    assert faults(Wheel(described()).write(tmp_path), expected()) == []
+
+
+@pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
+    path = plant.write(tmp_path) if isinstance(plant, Wheel) else plant(tmp_path)
+    found = faults(path, expected())
+    assert any(sentence in fault for fault in found), found
+
+
+def test_the_table_is_long() -> None:
+    assert len(FAULTS) >= 170
+
+
+def test_folders_that_auditwheel_adds_are_no_fault(tmp_path: Path) -> None:
+    """A repaired wheel has entries for its folders, which RECORD does not list."""
+    path = Wheel(described()).write(tmp_path)
+    files = archive.read(path)
+    folders = {f"{name.rpartition('/')[0]}/" for name in files} | {f"{INFO}/"}
+    with zipfile.ZipFile(path, "w") as opened:
+        for name in sorted(folders):
+            opened.writestr(_info(name, 0o40755), b"")
+        for name, content in files.items():
+            opened.writestr(_info(name), content)
+    assert faults(path, expected()) == []

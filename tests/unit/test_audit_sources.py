@@ -1,0 +1,210 @@
+"""The project's own wheel and its sdist against a checkout: each planted fault is found."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from audited import faults
+
+from flashvar_factory.audit import expectations, source_checks
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.config import extras, schema
+from flashvar_factory.inspect import archive
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+NAME, INFO, STEM = "flashvar-1.0-py3-none-any.whl", "flashvar-1.0.dist-info", "flashvar-1.0"
+PYPROJECT = """\
+[project]
+name = "flashvar"
+dynamic = ["version", "optional-dependencies"]
+license-files = ["LICENSE"]
+requires-python = ">=3.10"
+dependencies = ["torch>=2.8"]
+
+[project.scripts]
+flashvar = "flashvar.cli:main"
+
+[tool.scikit-build]
+wheel.packages = ["src/python/flashvar"]
+"""
+MODULES = {"__init__.py": "", "_version.py": '__version__ = "1.0"\n', "cli.py": "main = None\n"}
+WHEEL = "Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: true\n"
+Files = dict[str, bytes]
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A small project with the real variants.toml."""
+    root = tmp_path / "checkout"
+    files = {
+        "pyproject.toml": PYPROJECT,
+        "variants.toml": (ROOT / "variants.toml").read_text(encoding="utf-8"),
+        "LICENSE": "Apache\n",
+        "CMakeLists.txt": "project(x)\n",
+        **{f"src/python/flashvar/{name}": text for name, text in MODULES.items()},
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], [*user, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    return root
+
+
+def metadata() -> str:
+    lines = ["Metadata-Version: 2.4", "Name: flashvar", "Version: 1.0"]
+    lines += ["License-Expression: Apache-2.0", "License-File: LICENSE", "Requires-Python: >=3.10"]
+    lines.append("Requires-Dist: torch>=2.8")
+    for extra, requirements in extras.extras(CONFIG, "1.0").items():
+        lines.append(f"Provides-Extra: {extra}")
+        for one in requirements:
+            joint = " and" if ";" in one else ";"
+            lines.append(f'Requires-Dist: {one}{joint} extra == "{extra}"')
+    return "\n".join([*lines, "", "Text.", ""])
+
+
+def pure() -> Files:
+    """The files of the wheel, without a fault."""
+    files = {f"flashvar/{name}": text for name, text in MODULES.items()}
+    files |= {
+        f"{INFO}/METADATA": metadata(),
+        f"{INFO}/WHEEL": f"{WHEEL}Tag: py3-none-any\n",
+        f"{INFO}/entry_points.txt": "[console_scripts]\nflashvar = flashvar.cli:main\n",
+        f"{INFO}/licenses/LICENSE": "Apache\n",
+    }
+    return {name: text.encode() for name, text in files.items()}
+
+
+def expected(root: Path) -> Expectations:
+    return expectations.of(CONFIG, root=root)
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        text = files[name].decode()
+        assert old in text
+        files[name] = text.replace(old, new, 1).encode()
+
+    return change
+
+
+def add(name: str, content: bytes = b"x = 1\n") -> Callable[[Files], None]:
+    return lambda files: files.update({name: content})
+
+
+def remove(name: str) -> Callable[[Files], None]:
+    return lambda files: files.pop(name) and None
+
+
+METADATA = f"{INFO}/METADATA"
+FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
+    "path file": (add("flashvar.pth"), "found beside them 'flashvar.pth'"),
+    "sitecustomize": (add("sitecustomize.py"), "found beside them 'sitecustomize.py'"),
+    "foreign package": (add("torch/__init__.py"), "found beside them 'torch/__init__.py'"),
+    "module of nobody": (add("flashvar/evil.py"), "found beside them 'flashvar/evil.py'"),
+    "data": (add(f"{STEM}.data/scripts/pip"), "found beside them 'flashvar-1.0.data/scripts/pip'"),
+    "library": (add("flashvar/evil.so", b"\x7fELF" + bytes(60)), "expected a 64-bit little-endian"),
+    "module less": (remove("flashvar/cli.py"), "found none of 'flashvar/cli.py'"),
+    "no licence": (remove(f"{INFO}/licenses/LICENSE"), "licenses/LICENSE"),
+    "other licence": (edit(f"{INFO}/licenses/LICENSE", "Apache", "MIT"), "found others in"),
+    "other bytes": (edit("flashvar/cli.py", "None", "1   "), "found others in 'flashvar/cli.py'"),
+    "no module": (edit("flashvar/cli.py", "=", "("), "expected a module that compiles"),
+    "NUL in a module": (add("flashvar/cli.py", b"\0"), "expected a module that compiles"),
+    "version": (edit(METADATA, "Version: 1.0\nL", "Version: 1.1\nL"), "expected version '1.0'"),
+    "requirement": (
+        edit(METADATA, "Requires-Dist: torch", "Requires-Dist: evil\nRequires-Dist: torch"),
+        "expected requirements ('', ''), found ('', 'evil')",
+    ),
+    "no requirement": (
+        edit(METADATA, "Requires-Dist: torch>=2.8\n", ""),
+        "found ('torch>=2.8', '')",
+    ),
+    "extra of another version": (edit(METADATA, "sm80==1.0", "sm80==0.9"), "flashvar-sm80==0.9"),
+    "extra of another distribution": (edit(METADATA, "flashvar-sm80=", "evil="), "evil==1.0"),
+    "no extra": (edit(METADATA, "Provides-Extra: cuda\n", ""), "expected extras"),
+    "other Python": (edit(METADATA, ">=3.10", ">=3.6"), "expected Python >=3.10"),
+    "licence": (edit(METADATA, "Apache-2.0", "MIT"), "expected license 'Apache-2.0'"),
+    "another script": (
+        edit(f"{INFO}/entry_points.txt", "flashvar =", "pip = evil:main\nflashvar ="),
+        "expected scripts",
+    ),
+    "a plugin": (
+        edit(f"{INFO}/entry_points.txt", "[console", "[pytest11]\nx = y\n[console"),
+        "expected scripts",
+    ),
+    "not pure": (edit(f"{INFO}/WHEEL", "true", "false"), "expected lines"),
+    "tag": (edit(f"{INFO}/WHEEL", "py3-none-any", "py3-none-linux_x86_64"), "expected tags"),
+}
+
+
+def test_nothing_against_the_wheel(checkout: Path, tmp_path: Path) -> None:
+    archive.write(tmp_path / NAME, pure(), INFO)
+    assert faults(tmp_path / NAME, expected(checkout)) == []
+
+
+@pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_fault(
+    plant: Callable[[Files], None], sentence: str, checkout: Path, tmp_path: Path
+) -> None:
+    files = pure()
+    plant(files)
+    archive.write(tmp_path / NAME, files, INFO)
+    found = faults(tmp_path / NAME, expected(checkout))
+    assert any(sentence in fault for fault in found), found
+
+
+def packed(root: Path, folder: Path, plant: Callable[[Files], None]) -> Path:
+    """The sdist of a checkout, with a fault."""
+    names = subprocess.run(
+        ["git", "-C", str(root), "ls-files"], check=True, capture_output=True, text=True
+    )
+    files = {name: (root / name).read_bytes() for name in names.stdout.split()}
+    files["PKG-INFO"] = metadata().encode()
+    plant(files)
+    path = folder / f"{STEM}.tar.gz"
+    with tarfile.open(path, "w:gz") as opened:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name if name.startswith("/") else f"{STEM}/{name}")
+            info.size = len(content)
+            if name.endswith(".link"):
+                info.type, info.linkname, info.size = tarfile.SYMTYPE, "/etc/passwd", 0
+            opened.addfile(info, io.BytesIO(content))
+    return path
+
+
+SDISTS: dict[str, tuple[Callable[[Files], None], str]] = {
+    "file of nobody": (add("setup.py"), "found beside them 'setup.py'"),
+    "other bytes": (edit("CMakeLists.txt", "x", "y"), "found others in 'CMakeLists.txt'"),
+    "file less": (remove("CMakeLists.txt"), "found none of 'CMakeLists.txt'"),
+    "module less": (remove("src/python/flashvar/cli.py"), "found none of 'src/python"),
+    "no PKG-INFO": (remove("PKG-INFO"), "expected valid core metadata"),
+    "other name": (edit("PKG-INFO", "Name: flashvar", "Name: evil"), "found evil 1.0"),
+    "other version": (edit("PKG-INFO", "Version: 1.0", "Version: 1.1"), "found flashvar 1.1"),
+    "link": (add("a.link"), "no regular file"),
+    "dots": (add("../a"), "a path with '..'"),
+    "absolute": (add("/a"), "elsewhere"),
+    "bomb": (add("a", bytes(50_000_000)), "bytes of files"),
+}
+
+
+def test_nothing_against_the_sdist(checkout: Path, tmp_path: Path) -> None:
+    path = packed(checkout, tmp_path, lambda files: None)
+    assert source_checks.audit_sdist(path, expected(checkout)) == []
+
+
+@pytest.mark.parametrize(("plant", "sentence"), SDISTS.values(), ids=SDISTS)
+def test_fault_of_an_sdist(
+    plant: Callable[[Files], None], sentence: str, checkout: Path, tmp_path: Path
+) -> None:
+    path = packed(checkout, tmp_path, plant)
+    found = [str(one) for one in source_checks.audit_sdist(path, expected(checkout))]
+    assert any(sentence in fault for fault in found), found

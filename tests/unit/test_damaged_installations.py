@@ -1,0 +1,140 @@
+"""What lies around in an environment: damaged metadata, leftover folders, files that are none."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import simulated as sim
+from installed import COMPILER, compile_library, library_source, put_binary, put_wheel
+
+from flashvar._version import __version__
+from flashvar.binaries import extras, loader, registry
+from flashvar.binaries import manifest as manifests
+from flashvar.binaries.extras import NO_EXTRAS
+from flashvar.cli import diagnosis
+from flashvar.errors import BinaryError, ManifestError
+from flashvar.machine import system
+from flashvar.selection.request import Request
+from flashvar.selection.resolve import choose
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+NOT_UTF8 = b"Metadata-Version: 2.1\nName: caf\xe9\nVersion: 1\n"
+
+
+def put_distribution(site: Path, name: str, content: bytes = NOT_UTF8) -> Path:
+    folder = site / f"{name}-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["somebody", "flashvar", "triton"])
+def test_metadata_that_is_no_utf_8(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_distribution(tmp_path, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    on_cpu = Request.of("attention_fwd", "fp32", None, head_dim=64)
+    assert choose(on_cpu).backend == "reference"
+    system.gather.cache_clear()
+    assert diagnosis.examine_this_machine().system.triton is not None
+    system.gather.cache_clear()
+    if name == "flashvar":
+        assert extras.of_installed("linux_x86_64") == NO_EXTRAS
+
+
+def test_a_wheel_of_ours_with_such_metadata_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = put_wheel(tmp_path, sim.manifest("80"))
+    next(tmp_path.glob("*.dist-info/METADATA")).write_bytes(NOT_UTF8)
+    monkeypatch.syspath_prepend(tmp_path)
+    (binary,) = registry.installed().binaries
+    assert binary.candidate.directory == folder
+    assert binary.candidate.origin == "wheel without a name of unknown version"
+
+
+def test_a_folder_that_torch_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    leftover = type(os)("torch")
+    leftover.__path__ = [str(tmp_path / "torch")]  # type: ignore[attr-defined]
+    monkeypatch.setattr(system, "import_module", lambda name: leftover)
+    system.gather.cache_clear()
+    found = system.gather()
+    system.gather.cache_clear()
+    assert found.torch is None
+    assert found.problem == (
+        f"torch is not installed, a folder of its name is left over: {tmp_path / 'torch'}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "expected JSON"),
+        ('{"schema": 2, "schema": 2}', "'schema' more than once"),
+        ('{"kernels": [{"op": "a", "op": "b"}]}', "'op' more than once"),
+    ],
+    ids=["deep", "a key twice", "a key twice, inside"],
+)
+def test_odd_json(text: str, words: str) -> None:
+    with pytest.raises(ManifestError, match=words):
+        manifests.parse(text)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a folder", "endless"])
+def test_a_manifest_that_is_no_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ManifestError, match="expected a readable manifest, found"):
+        manifests.read(path)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its libraries with a C compiler")
+@pytest.mark.parametrize("kept", [0, 3, 63, 64, 200, 4096, -1, -4096], ids=str)
+def test_a_truncated_library_with_a_matching_hash(kept: int, tmp_path: Path) -> None:
+    good = compile_library(library_source(), tmp_path)
+    start, size, count = struct.unpack_from("<32xQ14xHH", good)
+    ends = [
+        sum(struct.unpack_from("<8xQ16xQ", good, start + number * size)) for number in range(count)
+    ]
+    part = good[: kept if kept >= 0 else max(ends) + kept]
+    binary = put_binary(tmp_path / "binary", sim.manifest("80"), part)
+    with pytest.raises(BinaryError, match=r"found a part of one|it is truncated"):
+        loader.load(binary)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_of_two_wheels_the_one_of_our_version_wins(
+    ours_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = {"ours": tmp_path / "ours", "older": tmp_path / "older"}
+    ours = put_wheel(sites["ours"], sim.manifest("80", version=__version__))
+    put_wheel(sites["older"], sim.manifest("80", version="0.0.1"), "0.0.1")
+    for name in sorted(sites, reverse=not ours_first):  # the last one lies first on the path
+        monkeypatch.syspath_prepend(sites[name])
+    inventory = registry.installed()
+    assert [one.candidate.directory for one in inventory.binaries] == [ours]
+    assert [one.reason for one in inventory.refusals] == [
+        f"shadowed by wheel flashvar-sm80 {__version__}, which has flashvar's version"
+    ]
+
+
+def test_what_the_user_names_wins_whatever_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_wheel(tmp_path / "site", sim.manifest("80"))
+    named = put_binary(tmp_path / "named", sim.manifest("80", version="0.0.1"))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "named"))
+    (binary,) = registry.installed().binaries
+    assert binary.candidate.directory == named.candidate.directory
+    assert binary.skew is not None

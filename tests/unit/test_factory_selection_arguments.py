@@ -1,0 +1,110 @@
+"""The words of a selection: short, checked, and with an error that lists what is valid."""
+
+from __future__ import annotations
+
+import pytest
+from matrix import CONFIG
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config.selection_arguments import SelectionArguments, parse
+
+SPOKEN = {
+    "": SelectionArguments(),
+    "hdim=64": SelectionArguments(axes={"head_dim": (64,)}),
+    "head_dim=128,64": SelectionArguments(axes={"head_dim": (64, 128)}),
+    "hdim=all": SelectionArguments(axes={"head_dim": ()}),
+    "hdim=72,40": SelectionArguments(axes={"head_dim": (40, 72)}),
+    "dtype=bf16 op=attention_fwd": SelectionArguments(
+        ops=("attention_fwd",), axes={"dtype": ("bf16",)}
+    ),
+    "arch=native": SelectionArguments(architectures=("native",)),
+    "arch=sm_80,89": SelectionArguments(architectures=("sm_80", "sm_89")),
+    "sm89": SelectionArguments(architectures=("sm_89",)),
+    "flashvar-sm90": SelectionArguments(architectures=("sm_90",)),
+    "sm_80 sm_86": SelectionArguments(architectures=("sm_80", "sm_86")),
+    "sm80 hdim=64 sm90a,8.9": SelectionArguments(
+        ("sm_80", "sm_90", "sm_89"), axes={"head_dim": (64,)}
+    ),
+    "arch=sm_80 89": SelectionArguments(architectures=("sm_80", "sm_89")),
+    "sm80, sm86": SelectionArguments(architectures=("sm_80", "sm_86")),
+    "jobs=2 80": SelectionArguments(architectures=("sm_80",), jobs=2),
+    "80 hdim=64": SelectionArguments(architectures=("sm_80",), axes={"head_dim": (64,)}),
+    "all": SelectionArguments(architectures=tuple(CONFIG.targets)),
+    "cache=sccache shard=2/3": SelectionArguments(cache="sccache", shard=(2, 3)),
+    "ptx=1 jobs=3 toolkit=pypi": SelectionArguments(ptx=True, jobs=3, toolkit="pypi"),
+}
+
+
+@pytest.mark.parametrize("text", SPOKEN)
+def test_understood(text: str) -> None:
+    assert parse(text.split(), CONFIG) == SPOKEN[text]
+
+
+REFUSED = {
+    "hdmi=64": ["unknown key 'hdmi'", "did you mean 'hdim'", "dtype", "jobs"],
+    "hdim=65": ["head_dim=65", "8 to 256 in steps of 8", "32, 64, 96", "did you mean '72'"],
+    "hdim=63": ["did you mean '64'"],
+    "hdim=1": ["did you mean '8'"],
+    "hdim=065": ["did you mean '72'"],
+    "hdim=6o4": ["did you mean '64'"],
+    "hdim=al": ["did you mean 'all'"],
+    "hdim 64": ["expected hdim=VALUE", "did you mean 'hdim=64'"],
+    "sm80 head_dim 64,128": ["did you mean 'head_dim=64,128'"],
+    "jobs": ["expected jobs=VALUE", "found no value"],
+    "hdim sm80": ["expected hdim=VALUE"],
+    "hdim=64 128": ["128", "a value of hdim", "did you mean 'hdim=64,128'"],
+    "hdim=64 80": ["80", "a value of hdim", "did you mean 'hdim=64,80'"],
+    "hdim=64, 128": ["did you mean 'hdim=64,128'"],
+    "dtype=bf16 fp16": ["did you mean 'dtype=bf16,fp16'"],
+    "op=attention_fwd attention_fwd": ["a value of op", "did you mean 'op="],
+    "sm80 sm_80": ["once", "sm_80 again"],
+    "all sm80": ["all sm80", "all alone"],
+    "arch=all sm80": ["all alone"],
+    ",": ["expected an architecture, found none"],
+    "arch=sm80 arch=sm86": ["given before"],
+    "hdim=064": ["head_dim=064", "did you mean '64'"],
+    "hdim=64,64": ["hdim=64,64", "once", "64 again"],
+    "sm_80,flashvar-sm80": ["once", "sm_80 again"],
+    "all,bogus": ["all,bogus", "all alone"],
+    "dtype=bf16,all": ["dtype=bf16,all", "all alone"],
+    "hdim=": ["hdim=", "expected a value"],
+    "dtype=bf61": ["dtype=bf61", "did you mean 'bf16'"],
+    "op=attention_fdw": ["did you mean 'attention_fwd'"],
+    "arch=sm_79": ["unknown architecture 'sm_79'", "sm_80", "native", "all"],
+    "sm98": ["unknown architecture 'sm98'"],
+    "ptx=yes": ["ptx=yes", "0, 1"],
+    "jobs=0": ["jobs=0", "above 0"],
+    "jobs=many": ["jobs=many"],
+    "toolkit=conda": ["toolkit=conda", "pypi"],
+    "hdim=64 head_dim=32": ["given before"],
+    "cache=ccahce": ["cache=ccahce", "none, sccache, ccache"],
+    "shard=3/2": ["shard=3/2", "from 1 to n"],
+    "shard=0/2": ["shard=0/2"],
+    "shard=1": ["shard=1", "e.g. 1/2"],
+    "shard=1/2,2/2": ["shard=1/2,2/2"],
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text.split(), CONFIG)
+    missing = [word for word in REFUSED[text] if word not in str(caught.value)]
+    assert not missing, str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["hdim=264", "hdim=264x128", "hdim=64x300"])
+def test_what_nothing_serves_gets_no_advice(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="8 to 256") as caught:
+        parse([text], CONFIG)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_advice_serves_what_was_asked_for() -> None:
+    (axis,) = [one for one in CONFIG.ops["attention_fwd"].axes if one.name == "head_dim"]
+    for asked in range(1, 257):
+        enough = axis.enough(str(asked))
+        assert isinstance(enough, int)
+        assert enough >= asked
+        assert axis.accepts(enough)
+        assert enough - asked < axis.integers.step

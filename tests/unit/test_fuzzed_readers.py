@@ -1,0 +1,327 @@
+"""Every reader of the factory on damaged input: a sentence, never a traceback, a hang or a flood.
+
+The inputs are the same in every run; `--fuzzed 20000` makes more of them for each reader. What a
+longer run found stays in FOUND.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import resource
+import signal
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+import fabricated
+import pytest
+import simulated
+from fabricated import Image, Wheel
+
+from flashvar.binaries import manifest
+from flashvar.errors import FlashvarError
+from flashvar_factory import audit
+from flashvar_factory.audit import expectations
+from flashvar_factory.build import sbom
+from flashvar_factory.config import schema
+from flashvar_factory.index import entries, yanks
+from flashvar_factory.inspect import (
+    archive,
+    core_metadata,
+    cubin,
+    dynamic,
+    elf,
+    fatbin,
+    kernel_facts,
+    sdist,
+)
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+SECONDS = 60  # for one input: the slowest takes 0.1 s, the import of a validator seconds
+GIGABYTES = 4  # beside what the process has when a test begins
+NUMBERS = (0, 1, 7, 8, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+WORDS = (b"\0", b"\xff\xfe", b'"', b"\n\n", b"=", b",", b"..", b"[" * 3000, b"9" * 5000)
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+Read = Callable[[bytes, Path], object]
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    """The content with one to four pieces of damage."""
+    data = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(data) + 1)
+        kind = chance.randrange(8)
+        if kind == 0 and data:
+            data[at - 1] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            size = chance.choice((1, 2, 4, 8))
+            number = chance.choice(NUMBERS) % (1 << 8 * size)
+            data[at : at + size] = number.to_bytes(size, "little")
+        elif kind == 2:
+            del data[at:]
+        elif kind == 3:
+            del data[at : at + chance.randint(1, 64)]
+        elif kind == 4:
+            data[at:at] = chance.choice(WORDS)
+        elif kind == 5:
+            data[at : at + chance.randint(1, 256)] = bytes(chance.randint(1, 256))
+        elif kind == 6:
+            start = chance.randrange(len(data) + 1)
+            data[at:at] = data[start : start + chance.randint(1, 512)]
+        else:
+            data[at : at + 8] = chance.randbytes(8)
+    return bytes(data)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """An end for what hangs, and for what takes all memory."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise TimeoutError(f"more than {SECONDS} s for one input")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    room = pages * resource.getpagesize() + (GIGABYTES << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def check(read: Read, content: bytes, folder: Path) -> None:
+    """The reader answers, or refuses in words."""
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    said = ""
+    try:
+        read(content, folder)
+    except FlashvarError as error:
+        said = str(error)
+    assert not said or "expected" in said or "unknown" in said
+    assert len(said) < 12_000  # a damaged name of 5,000 digits may be said twice
+
+
+@cache
+def wheel() -> Wheel:
+    return Wheel()
+
+
+def _file(name: str, content: bytes, folder: Path) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def read_archive(content: bytes, folder: Path) -> object:
+    return archive.read(_file("a-1.0-py3-none-any.whl", content, folder))
+
+
+def read_wheel(content: bytes, folder: Path) -> object:
+    path = _file("flashvar_sm80-0.1.0-py3-none-manylinux_2_28_x86_64.whl", content, folder)
+    report = audit.audit(path, expectations.of(CONFIG))
+    return report.text(), report.to_json()
+
+
+def read_member(name: str) -> Read:
+    """The audit of a wheel in which one file is damaged, and all that lists it is right."""
+
+    def read(content: bytes, folder: Path) -> object:
+        path = replace(wheel(), more={name: content}).write(folder)
+        report = audit.audit(path, expectations.of(CONFIG))
+        return report.text(), report.to_json()
+
+    return read
+
+
+def read_record(content: bytes, folder: Path) -> object:
+    files = wheel().files()
+    path = wheel().write(folder)
+    listed = archive.read(path)
+    assert files.keys() < listed.keys()
+    members = {**listed, f"{wheel().info}/RECORD": content}
+    path.write_bytes(plain_zip(members))
+    return audit.audit(path).text()
+
+
+def plain_zip(files: dict[str, bytes]) -> bytes:
+    """An archive whose RECORD is as it is given."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return target.getvalue()
+
+
+def read_library(content: bytes, folder: Path) -> object:
+    del folder
+    file = elf.parse(content, "lib.so")
+    read = dynamic.read(file, "lib.so")
+    return read, [fatbin.images(one.content, "lib.so") for one in file.named(".nv_fatbin")]
+
+
+def read_fatbin(content: bytes, folder: Path) -> object:
+    del folder
+    found = []
+    for image in fatbin.images(memoryview(content), "lib.so"):
+        opened = image.opened()
+        found.append(None if opened is None else cubin.read(opened, "lib.so"))
+    return found
+
+
+def read_toml(content: bytes, folder: Path) -> object:
+    path = _file("variants.toml", content, folder)
+    (folder / "src").is_dir() or (folder / "src").symlink_to(ROOT / "src")
+    return schema.read(path)
+
+
+def read_sbom(content: bytes, folder: Path) -> object:
+    path = replace(wheel(), more={SBOM: content}).write(folder)
+    return sbom.read(path)
+
+
+def read_entry(content: bytes, folder: Path) -> object:
+    del folder
+    return entries.read(Path("flashvar_sm80-0.1.0-py3-none-any.whl"), content)
+
+
+def read_sdist_entry(content: bytes, folder: Path) -> object:
+    del folder
+    return entries.read(Path("flashvar-0.1.0.tar.gz"), content)
+
+
+def packed_sdist() -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as opened:
+        for name, content in (("PKG-INFO", METADATA), ("a.py", b"x = 1\n")):
+            info = tarfile.TarInfo(f"flashvar-0.1.0/{name}")
+            info.size = len(content)
+            opened.addfile(info, io.BytesIO(content))
+    return target.getvalue()
+
+
+METADATA = b"Metadata-Version: 2.4\nName: flashvar\nVersion: 0.1.0\nRequires-Dist: torch>=2.8\n\n"
+YANKED = b'[flashvar]\n"0.1.0" = "wrong results"\n'
+INFO = "flashvar_sm80-0.1.0.dist-info"
+SBOM = f"{INFO}/sboms/flashvar-sm80.cdx.json"
+FILES = wheel().files()
+CUBIN = fabricated.cubin(
+    {"_Za": 8, "_Zb": 16}, code="80", toolkit="13.0.88", registers=8, threads=128
+)
+RECORDS = fabricated.record("a", simulated.kernel(dtype="bf16", head_dim=64)) * 2
+
+
+def _packed() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return wheel().write(Path(folder)).read_bytes()
+
+
+READERS: dict[str, tuple[bytes, Read]] = {
+    "archive": (_packed(), read_archive),
+    "wheel": (_packed(), read_wheel),
+    "RECORD": (b"a,sha256=x,1\n" * 20, read_record),
+    "ELF": (FILES["flashvar_sm80/libflashvar_sm80.so"], read_library),
+    "library": (
+        FILES["flashvar_sm80/libflashvar_sm80.so"],
+        read_member("flashvar_sm80/libflashvar_sm80.so"),
+    ),
+    "fatbin": (
+        fabricated.fatbin(Image("80", CUBIN)) + fabricated.fatbin(Image("90a", CUBIN, 2, None)),
+        read_fatbin,
+    ),
+    "cubin": (CUBIN, lambda content, folder: cubin.read(memoryview(content), "a.cubin")),
+    "kernel records": (RECORDS, lambda content, folder: kernel_facts.parse(content, "lib.so")),
+    "manifest": (
+        FILES["flashvar_sm80/manifest.json"],
+        lambda content, folder: manifest.parse(content.decode(errors="replace")),
+    ),
+    "manifest in a wheel": (
+        FILES["flashvar_sm80/manifest.json"],
+        read_member("flashvar_sm80/manifest.json"),
+    ),
+    "METADATA": (METADATA, lambda content, folder: core_metadata.read(content, "METADATA")),
+    "METADATA in a wheel": (FILES[f"{INFO}/METADATA"], read_member(f"{INFO}/METADATA")),
+    "WHEEL": (FILES[f"{INFO}/WHEEL"], read_member(f"{INFO}/WHEEL")),
+    "entry points": (FILES[f"{INFO}/entry_points.txt"], read_member(f"{INFO}/entry_points.txt")),
+    "variant.json": (
+        json.dumps({"variants": {"sm80": {"nvidia": {"sm_arch": ["80_real"]}}}}).encode(),
+        read_member(f"{INFO}/variant.json"),
+    ),
+    "SBOM in a wheel": (FILES[SBOM], read_member(SBOM)),
+    "SBOM": (FILES[SBOM], read_sbom),
+    "variants.toml": ((ROOT / "variants.toml").read_bytes(), read_toml),
+    "yanked.toml": (
+        YANKED,
+        lambda content, folder: yanks.read(_file("yanked.toml", content, folder), ["flashvar"]),
+    ),
+    "index of a wheel": (_packed(), read_entry),
+    "index of an sdist": (packed_sdist(), read_sdist_entry),
+    "sdist": (
+        packed_sdist(),
+        lambda content, folder: sdist.read(_file("flashvar-0.1.0.tar.gz", content, folder)),
+    ),
+}
+
+# Slow readers get fewer inputs; the time of all of them is that of a few seconds.
+COST = {"SBOM": 20, "wheel": 2, "RECORD": 2, "library": 2}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_input_is_refused_in_words(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    content, read = READERS[name]
+    read_or_refused(read, content, tmp_path)
+    chance = random.Random(f"flashvar {name}")
+    count = max(3, int(request.config.getoption("--fuzzed")) // COST.get(name, 1))
+    with bounded():
+        for number in range(count):
+            damaged = mutated(content, chance)
+            try:
+                check(read, damaged, tmp_path)
+            except Exception:
+                (tmp_path / "damaged").write_bytes(damaged)
+                print(f"input {number} is in {tmp_path / 'damaged'}")
+                raise
+
+
+def read_or_refused(read: Read, content: bytes, folder: Path) -> None:
+    with bounded():
+        began = time.monotonic()
+        check(read, content, folder)
+        assert time.monotonic() - began < SECONDS
+
+
+FOUND: dict[str, tuple[str, bytes]] = {
+    "deep arrays": ("variants.toml", b"a = " + b"[" * 5000),
+    "deep tables": ("variants.toml", b"a = " + b"{a=" * 5000),
+    "large integer": ("variants.toml", b"schema = " + b"9" * 5000),
+    "deep yanks": ("yanked.toml", b"a = " + b"[" * 5000),
+    "deep JSON": ("manifest", b"[" * 100_000),
+    "deep SBOM": ("SBOM", b"[" * 100_000),
+    "container of zeros": ("fatbin", fatbin.START + bytes(8) + fatbin.START + bytes(72)),
+    "no input": ("sdist", b""),
+    "gzip that ends in a name": ("sdist", b"\x1f\x8b\x08\x08" + bytes(6)),
+    "gzip that ends in a comment": ("index of an sdist", b"\x1f\x8b\x08\x10" + bytes(6)),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), FOUND.values(), ids=FOUND)
+def test_what_was_found(name: str, content: bytes, tmp_path: Path) -> None:
+    read_or_refused(READERS[name][1], content, tmp_path)
