@@ -183,7 +183,7 @@ def _check_hash(path: Path, content: bytes, expected: str) -> None:
 
 
 def _check_segments(path: Path, content: bytes) -> None:
-    """Every segment must be in the file: the process would end by SIGBUS where one is not."""
+    """Check that every segment is inside the file; loading a truncated one ends in SIGBUS."""
     try:
         magic, start, size, count = _ELF_HEADER.unpack_from(content)
         if magic != _ELF_MAGIC or size != _ELF_SEGMENT.size:

@@ -40,7 +40,7 @@ class Candidate:
     directory: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
     repair: str  # the command or the step that replaces it
-    named: bool = False  # by FLASHVAR_LIB_DIR
+    named: bool = False  # the user named it, through FLASHVAR_LIB_DIR
 
 
 @dataclass(frozen=True)
