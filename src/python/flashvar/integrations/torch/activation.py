@@ -181,8 +181,10 @@ def _scaled_dot_product_attention(
         return _own(query, key, value, *given)
     if is_compiling():
         if (mode := active_mode()) is not None:
-            seen_by = f"the mode {type(mode).__name__} must see the call"
-            return _call_observed_without_graph(seen_by, query, key, value, *given)
+            name = type(mode).__name__
+            return _call_observed_without_graph(
+                f"the mode {name} must see the call", query, key, value, *given
+            )
     elif (observer := _observer(query, key, value, attn_mask)) is not None:
         return _call_observed(observer, query, key, value, *given)
     bottom_right = False
