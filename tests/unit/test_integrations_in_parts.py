@@ -49,7 +49,7 @@ def test_right(case: str, in_parts: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, in_parts: list[dict[str, Any]]) -> None:
     for found in in_parts:
-        assert f"context_parallel has, causal or of all keys, found {REFUSED[case]}" in found[case]
+        assert f"context_parallel supports, causal or full, found {REFUSED[case]}" in found[case]
 
 
 def test_other_replacements_leave_models_on_flashvar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def of_installed(platform: str) -> Extras:
         provided = installed.get_all("Provides-Extra") or []
         required = installed.get_all("Requires-Dist") or []
     except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError):
-        # It is not installed, or its METADATA is damaged or missing.
+        # flashvar is not installed, or its METADATA is damaged or missing.
         return NO_EXTRAS
     return read(provided, required, platform)
 

@@ -22,10 +22,10 @@ from flashvar.errors import BinaryError
 _log = logging.getLogger("flashvar")
 
 _OK: Final = 0  # FLASHVAR_OK
-# Of an ELF header: class, data encoding; e_phoff, e_phentsize, e_phnum (System V ABI, chapter 4).
+# ELF header: class, data encoding; e_phoff, e_phentsize, e_phnum (System V ABI, chapter 4).
 _ELF_MAGIC: Final = b"\x7fELF\x02\x01"
 _ELF_HEADER: Final = struct.Struct("<6s26xQ14xHH")
-# Of a program header: p_offset and p_filesz.
+# Program header: p_offset and p_filesz.
 _ELF_SEGMENT: Final = struct.Struct("<8xQ16xQ16x")
 _LONGEST: Final = 512  # bytes, the longest explanation
 
@@ -183,7 +183,7 @@ def _check_hash(path: Path, content: bytes, expected: str) -> None:
 
 
 def _check_segments(path: Path, content: bytes) -> None:
-    """Every segment must be in the file: the process would end by SIGBUS where one is not."""
+    """Check that every segment is inside the file; loading a truncated one ends in SIGBUS."""
     try:
         magic, start, size, count = _ELF_HEADER.unpack_from(content)
         if magic != _ELF_MAGIC or size != _ELF_SEGMENT.size:

@@ -23,7 +23,7 @@ SCHEMA: Final = 2
 # The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar calls.
 ABI: Final = 2
 
-# A manifest of every kernel that can be built has some hundred kilobytes.
+# A manifest of all kernels that can be built has a few hundred kilobytes.
 _LARGEST: Final = 16 << 20
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
 # The fixed keys of a kernel's row; every other key is an axis.
@@ -191,8 +191,8 @@ def read(path: Path) -> Manifest:
 
 
 def _text(path: Path) -> str:
-    """What is in a file; OSError unless it is one, and of a size that a manifest may have."""
-    # Not blocking: to open a FIFO would wait for somebody to write.
+    """The text of a file; OSError if it is not a regular file, or larger than a manifest may be."""
+    # Non-blocking: opening a FIFO would wait for a writer.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -236,7 +236,7 @@ def parse(text: str) -> Manifest:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON, whose keys must differ."""
+    """A JSON object; duplicate keys are an error."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -2,8 +2,8 @@
 
 Listing is cheap: it reads manifests and file sizes, and opens no library. For each architecture the
 first candidate is used, in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary embedded in
-flashvar itself. Of the last two, one of flashvar's own version comes before any other. The other
-candidates are listed as refused.
+flashvar itself. Among wheels and embedded binaries, one of flashvar's own version is preferred. The
+other candidates are listed as refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Candidate:
     directory: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
     repair: str  # the command or the step that replaces it
-    named: bool = False  # by FLASHVAR_LIB_DIR
+    named: bool = False  # the user named it, through FLASHVAR_LIB_DIR
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def take_stock(
 
 
 def _preference(binary: Binary) -> tuple[bool, bool]:
-    """What the user named first, then those of flashvar's own version."""
+    """Sort key: binaries that the user named first, then those of flashvar's own version."""
     return not binary.candidate.named, binary.skew is not None
 
 
@@ -226,10 +226,10 @@ def _in_wheels() -> Iterator[Candidate]:
 
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Name and version of a distribution, for people, also of one with damaged METADATA."""
+    """Name and version of a distribution for messages; also works with damaged METADATA."""
     try:
-        found = distribution.metadata
-        return found["Name"] or "without a name", found["Version"] or "of unknown version"
+        fields = distribution.metadata
+        return fields["Name"] or "without a name", fields["Version"] or "of unknown version"
     except (OSError, UnicodeDecodeError, AttributeError, KeyError):
         return "without a name", "of unknown version"
 

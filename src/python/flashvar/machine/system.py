@@ -99,7 +99,7 @@ def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError
         return None, (), f"torch cannot be imported: {error}"
-    if not hasattr(torch, "__version__"):  # Python takes a folder of that name for a package
+    if not hasattr(torch, "__version__"):  # Python imports any folder of that name as a package
         where = ", ".join(map(str, getattr(torch, "__path__", ["an unknown place"])))
         return None, (), f"torch is not installed, a folder of its name is left over: {where}"
     # With an old driver torch warns and reports no device; the warning is the reason to show.

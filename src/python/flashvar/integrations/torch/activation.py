@@ -182,7 +182,9 @@ def _scaled_dot_product_attention(
     if is_compiling():
         if (mode := active_mode()) is not None:
             name = type(mode).__name__
-            return _shown_without_graph(f"the mode {name} is to see it", query, key, value, *given)
+            return _call_observed_without_graph(
+                f"the mode {name} must see the call", query, key, value, *given
+            )
     elif (observer := _observer(query, key, value, attn_mask)) is not None:
         return _call_observed(observer, query, key, value, *given)
     bottom_right = False
@@ -272,13 +274,13 @@ def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any)
     return out
 
 
-def _shown_without_graph(*words: Any) -> Any:
-    """The same from a graph, which ends here: a mode looks at the call which function it sees."""
-    return torch.compiler.disable(_call_observed)(*words)
+def _call_observed_without_graph(*arguments: Any) -> Any:
+    """`_call_observed` outside the graph, which ends here: modes check which function they see."""
+    return torch.compiler.disable(_call_observed)(*arguments)
 
 
-# What torch.compiler.disable says of a function, without the import of the compiler.
-_shown_without_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
+# This is what torch.compiler.disable sets, without importing the compiler.
+_call_observed_without_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _is_on_device(tensor: Any) -> bool:

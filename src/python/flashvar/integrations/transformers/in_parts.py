@@ -36,8 +36,8 @@ def distributed_attention(
     if found is not None:
         raise BackendUnavailableError(
             f"{name}: expected attention that torch's context_parallel supports, causal or full, "
-            f"found {found}: run such models outside of it, and pass an attention_mask of ones "
-            "where positions of one sequence jump"
+            f"found {found}: run the model outside of it, or pass an attention_mask of ones if the "
+            "positions of one sequence jump"
         )
     query, key, value = call.query, call.key, call.value
     before = torch_flash.served()
