@@ -47,13 +47,14 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 def mangled(kernel: Kernel, number: int = 80, limit: int = TARGET.shared_memory) -> str:
     """A function's name with the template arguments of a kernel."""
     axes = dict(kernel.axes)
-    first = axes["head_dim"]
+    first = axes.get("head_dim")
     second = axes.get(f"head_dim{SECOND}", first)
+    dims = "" if first is None else f"Li{first}ELi{second}E"
     dtype = str(axes["dtype"])
     name = f"{kernel.op.rpartition('_')[2]}_kernel"
     return (
         f"_ZN8flashvar4sm809attention{len(name)}{name}INS1_6ConfigINS_6TargetILi{number}ELi{limit}EEE"
-        f"NS_5dtype{len(dtype)}{dtype}ELi{first}ELi{second}ELb0EEEEEvNS1_4ArgsE"
+        f"NS_5dtype{len(dtype)}{dtype}E{dims}Lb0EEEEEvNS1_4ArgsE"
     )
 
 
@@ -618,7 +619,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
         Wheel(replace(described(), platform="linux_aarch64"), fabricated.library(described())),
         "expected platform linux_x86_64, found linux_aarch64",
     ),
-    "key twice": (edited(MANIFEST, "{", '{"schema": 2,'), "a key twice in one object"),
+    "key twice": (edited(MANIFEST, "{", '{"schema": 2,'), "found 'schema' more than once"),
     "deep": (added(MANIFEST, b"[" * 100_000), "expected JSON, found something else"),
     "not UTF-8": (added(MANIFEST, b'{"schema": "\xff"}'), "expected UTF-8"),
     "huge": (added(MANIFEST, NOISE), "expected at most 1,048,576 bytes"),

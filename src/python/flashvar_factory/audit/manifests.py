@@ -22,7 +22,7 @@ def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
 def _parsed(text: str) -> Manifest | ManifestError:
     try:
         described = manifest.parse(text)
-        json_text.parse(text.encode(), manifest.FILE_NAME)  # no key twice
+        json_text.parse(text.encode(), manifest.FILE_NAME)  # no NaN, no infinities
     except ManifestError as error:
         return error
     except PackagingError as error:
