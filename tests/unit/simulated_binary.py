@@ -119,7 +119,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
         ),
     }
     monkeypatch.setattr(attention_plan, "_choose", choose)
-    monkeypatch.setattr(cuda, "_function", lambda name, problem, chosen: (functions[name], 0))
+    monkeypatch.setattr(cuda, "function_of", lambda name, chosen, device: (functions[name], 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     return binary
 

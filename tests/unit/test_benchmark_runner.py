@@ -27,7 +27,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
         (["--compare", "a", "b", "--threshold", "-1"], "expected a number above 0, found -1"),
         (
             ["import", "--seconds", "9"],
-            "--seconds goes with attention, models, forms, integrations",
+            "--seconds goes with attention, models, forms, ops, integrations",
         ),
         (["host", "--contender", "flex"], "--contender goes with attention, models, forms, not"),
         (["size", "--threshold", "1"], "--threshold goes with --compare, not with size"),

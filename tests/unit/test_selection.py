@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import simulated as sim
@@ -222,6 +223,27 @@ def test_kernels_that_differ_in_any_axis_are_told_apart(
 def test_a_request_names_every_axis_of_its_op(axes: dict[str, int]) -> None:
     with pytest.raises(InvalidInputError, match="paged: expected a value for each of the axes"):
         Request.of("paged", "bf16", 0, **axes)
+
+
+@pytest.mark.parametrize("axes", [(), ((64, 64), (64, 64)), ((64,),), ("64",), ((64, "64"),)])
+def test_a_request_has_values_of_its_axes(axes: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidInputError, match="attention_fwd: expected a value for each of"):
+        Request("attention_fwd", "bf16", 0, axes)
+
+
+@pytest.mark.parametrize("odd", [{"head_dim": "wide"}, {"head_dim": 64, "more": 1}, {}])
+def test_kernels_of_other_axes_are_passed_over(odd: dict[str, int | str]) -> None:
+    kernels = (sim.kernel(dtype="bf16", **odd), sim.kernel(dtype="bf16", head_dim=64))
+    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    found = verdict(select(BF16_64, sim.system(sim.A100), inventory), "cuda sm_80")
+    assert found.kernel == kernels[1]
+
+
+def test_a_pair_is_no_value_of_an_axis_without_pairs(paged: None) -> None:
+    pair = sim.kernel("paged", dtype="bf16", page=16, heads=4, heads_v=2)
+    inventory = Inventory((sim.binary("80", kernels=(pair,)),))
+    request = Request.of("paged", "bf16", 0, page=16, heads=4)
+    assert verdict(select(request, sim.system(sim.A100), inventory), "cuda sm_80").kernel is None
 
 
 def test_an_unknown_function_is_an_error() -> None:

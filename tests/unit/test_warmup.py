@@ -267,6 +267,16 @@ def test_words_of_the_command(
     assert seen == [Asked(expected, "attention", "sm_90", 0, True)]
 
 
+@pytest.mark.parametrize("option", [["--json"], ["--all"], ["--device", "0"], ["--arch", "sm_90"]])
+def test_the_op_may_stand_behind_options(
+    option: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(warmup, "run", lambda asked, *, as_json: seen.append(asked.op) or 0)
+    assert main(["warmup", *option, "merge_states"]) == 0
+    assert seen == ["merge_states"]
+
+
 @pytest.mark.parametrize("words", [["--head-dim", "64,x"], ["--dtype", "fp8"]], ids=str)
 def test_words_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -40,8 +40,10 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
   return sum;
 }
 
+// Rows that are not aligned take more registers: with a fourth block per multiprocessor fp16
+// spills.
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, kAligned ? 4 : 3)
     bwd_kernel(const __grid_constant__ BwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
   __shared__ float shared_team[kThreads];

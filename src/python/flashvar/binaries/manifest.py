@@ -228,20 +228,24 @@ def parse(text: str) -> Manifest:
         kernels=tuple(_kernel(row) for row in top.tables("kernels")),
     )
     top.end()
-    names = [row.name for row in manifest.kernels]
-    for name in names:
-        if names.count(name) > 1:
-            raise ManifestError(f"kernels: expected each kernel once, found {name} more than once")
+    names: set[str] = set()
+    for row in manifest.kernels:
+        if row.name in names:
+            twice = f"found {row.name} more than once"
+            raise ManifestError(f"kernels: expected each kernel once, {twice}")
+        names.add(row.name)
     return manifest
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object; duplicate keys are an error."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ManifestError(f"expected each key once in an object, found {twice!r} more than once")
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ManifestError(
+                f"expected each key once in an object, found {name!r} more than once"
+            )
+        found[name] = value
     return found
 
 

@@ -166,7 +166,7 @@ def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
 def _op_of(arguments: list[str]) -> str:
     """The op that follows the command on a command line; the first op by default."""
     names = tuple(ops.TABLE)
-    return arguments[1] if len(arguments) > 1 and arguments[1] in names else names[0]
+    return next((argument for argument in arguments[1:] if argument in names), names[0])
 
 
 _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {

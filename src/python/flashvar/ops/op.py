@@ -30,6 +30,13 @@ class Axis:
     # their own. 0: no limit.
     cheap: int = 0
     usual: tuple[Value, ...] = ()  # the values of most models
+    named: bool = False  # values are names, not integers
+
+    def takes(self, given: object) -> bool:
+        """Whether something is a value of the axis, in its normal form or not."""
+        if isinstance(given, tuple):
+            return not self.named and len(given) == 1 + self.pairs and all(map(_is_count, given))
+        return isinstance(given, str) if self.named else _is_count(given)
 
     def value(self, given: str | int | tuple[int, ...]) -> Value:
         """The normal form of a value: 64 becomes (64, 64) where the axis has pairs, else (64,)."""
@@ -63,6 +70,10 @@ class Axis:
     def too_large(self, asked: Value) -> bool:
         """Whether no kernel serves the value because it exceeds the maximum."""
         return self.maximum is not None and not isinstance(asked, str) and max(asked) > self.maximum
+
+
+def _is_count(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 @dataclass(frozen=True)

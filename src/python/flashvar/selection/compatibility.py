@@ -19,6 +19,8 @@ def values_of(spec: OpSpec, row: KernelRow) -> tuple[Value, ...] | None:
     held = row.values
     if set(held) != {axis.name for axis in spec.axes}:
         return None
+    if not all(axis.takes(held[axis.name]) for axis in spec.axes):
+        return None
     return tuple(axis.value(held[axis.name]) for axis in spec.axes)
 
 

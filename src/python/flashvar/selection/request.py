@@ -42,6 +42,18 @@ class Request:
         values = tuple(axis.value(axes[axis.name]) for axis in spec.axes)
         return cls(function, dtype, device, values)
 
+    def __post_init__(self) -> None:
+        """Refuse values that are not those of the op's axes."""
+        spec = ops.find(self.function)  # an unknown function is refused where it is looked up
+        if spec is None:
+            return
+        fits = len(self.axes) == len(spec.axes)
+        if not fits or not all(map(Axis.takes, spec.axes, self.axes)):
+            raise InvalidInputError(
+                f"{self.function}: expected a value for each of the axes "
+                f"{[axis.name for axis in spec.axes]}, found {self.axes!r}"
+            )
+
     @property
     def spec(self) -> OpSpec:
         """The op of the function; InvalidInputError if no op has it."""

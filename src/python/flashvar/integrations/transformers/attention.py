@@ -102,7 +102,9 @@ def attention(
     causal, plain = is_causal, sliding_window is None
     if attention_mask is not None:
         known = attached(attention_mask)
-        plain = known is not None and known.plain
+        # A mask of fewer keys hides the others.
+        made_for = (query.shape[0], 1, query.shape[2], key.shape[2])
+        plain = known is not None and known.plain and attention_mask.shape == made_for
         causal = known.causal if known is not None else is_causal
     if plain and s_aux is position_bias is None and _is_plain(others, query):
         # Fast path: look-ups dominate the time of small calls. Refused calls take the general path.

@@ -77,7 +77,7 @@ def causal_without_mask(layer: type) -> bool:
     if layer not in _causal:
         models: list[Any] = [
             one
-            for one in vars(sys.modules[layer.__module__]).values()
+            for one in vars(sys.modules.get(layer.__module__, layer)).values()
             if isinstance(one, type) and issubclass(one, PreTrainedModel)
             if one.__module__ == layer.__module__
         ]

@@ -60,7 +60,8 @@ def own_path(
     )
     forward = sdpa_attention_forward
     if only:
-        forward = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        file = sys.modules.get(type(module).__module__)
+        forward = getattr(file, "eager_attention_forward", None)
         if forward is None:
             raise BackendUnavailableError(
                 f"{name} has no eager attention beside flashvar, got a call with "

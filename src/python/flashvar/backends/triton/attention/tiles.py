@@ -137,6 +137,7 @@ _BLACKWELL: Final[_Tables] = {
 _TABLE: Final[dict[tuple[int, int], _Tables]] = {
     (8, 0): _AMPERE,
     (8, 6): _SMALL,
+    (8, 7): _AMPERE,
     (8, 9): _SMALL,
     (9, 0): _HOPPER,
     (10, 0): _BLACKWELL,
