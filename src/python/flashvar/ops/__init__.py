@@ -20,6 +20,7 @@ TABLE: Final = MappingProxyType(
     {
         "attention": {"attention": "api", "attention_varlen": "varlen"},
         "merge_states": {"merge_states": "api"},
+        "causal_conv1d": {},
     }
 )
 # Public function -> its module, which is imported on first use.
