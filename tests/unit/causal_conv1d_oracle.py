@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 
@@ -59,6 +61,6 @@ def packed(
             silu,
             columns,
         )
-        for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))
+        for i, (a, b) in enumerate(pairwise(ends))
     ]
     return torch.cat([y for y, _ in found]), torch.stack([final for _, final in found])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_packed_is_each_sequence_alone(rank: int, index: torch.dtype) -> None:
             x[:, a:b], **given, residual=residual[:, a:b], initial_state=state[i : i + 1],
             activation="silu", return_final_state=True,
         )
-        for i, (a, b) in enumerate(zip(ENDS[:-1], ENDS[1:], strict=True))
+        for i, (a, b) in enumerate(pairwise(ENDS))
     ]  # fmt: skip
     others = torch.cat([one for one, _ in alone], 1), torch.cat([one for _, one in alone])
     torch.testing.assert_close((y, final), others, equal_nan=True, rtol=0, atol=0)

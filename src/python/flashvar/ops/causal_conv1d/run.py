@@ -13,6 +13,7 @@ from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
     check_indices,
+    check_state_len,
     check_update,
     check_values,
     convolution,
@@ -42,6 +43,8 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the final state, which has `columns`."""
     check(x, weight, bias, residual, state, cu_seqlens, layout)
+    if columns:
+        check_state_len(columns, weight, state)
     conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
     if conv.cu_seqlens is not None:
         check_values(conv.cu_seqlens, conv.x.shape[1])
