@@ -35,12 +35,14 @@ class Convolution:
     @property
     def width(self) -> int:
         """How many tokens an output depends on."""
-        return self.weight.shape[1]
+        width: int = self.weight.shape[1]
+        return width
 
     @property
     def sequences(self) -> int:
         """How many sequences there are."""
-        return self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+        count: int = self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+        return count
 
 
 @dataclass(frozen=True, slots=True)

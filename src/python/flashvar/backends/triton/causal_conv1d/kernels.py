@@ -4,8 +4,8 @@ A token is known by its place in its sequence, which is negative in the state. T
 shifts to are loaded again, mostly from the cache. Whatever cu_seqlens and indices hold, no address
 is outside its tensor.
 """
-# Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803
+# Constants of the compiler are upper case, as in all of Triton, which unpacks no tuples.
+# ruff: noqa: N803, RUF005
 # Triton's own language: no annotations that mypy could check.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
@@ -125,7 +125,7 @@ def fwd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One block; the grid is all of them on one axis, those of the same tokens beside each other."""
+    """One block; the grid is all of them on one axis, those of the same tokens side by side."""
     dims = tl.cdiv(dim, BLOCK_DIM)
     i_block = tl.program_id(0) // dims
     blocks = tl.cdiv(seqlen, BLOCK_ROWS)
@@ -390,15 +390,15 @@ def bwd_kernel(
             weight_dim, weight_tap, bias_dim, state_one, state_dim, state_column, seqlen, dim,
             COLUMNS, WIDTH, SILU,
         )  # fmt: skip
-        b_new = ()
+        # Each part goes to the end of the tuple in turn.
         for j in tl.static_range(WIDTH):
             b_x = _tokens(
                 p_x, p_state, o_at + (j - (WIDTH - 1)), o_sequence, i_batch, o_begin, o_length,
                 o_dim, m_block, x_batch, x_row, x_dim, state_one, state_dim, state_column, seqlen,
                 COLUMNS,
             )  # fmt: skip
-            b_new = b_new + (b_parts[j] + b_grad * b_x,)
-        b_parts = b_new + (b_parts[WIDTH] + b_grad,)
+            b_parts = b_parts[1:] + (b_parts[0] + b_grad * b_x,)
+        b_parts = b_parts[1:] + (b_parts[0] + b_grad,)
     for j in tl.static_range(WIDTH + 1):
         p = p_grad_weight + (i_chunk * (WIDTH + 1) + j) * dim + o_dim
         tl.store(p, tl.sum(b_parts[j], 0), mask=o_dim < dim)
