@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from flashvar.ops.attention.api import attention
     from flashvar.ops.attention.varlen import attention_varlen
+    from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
     from flashvar.ops.merge_states.api import merge_states
     from flashvar.ops.op import OpSpec
 
 __all__ = ["attention", "attention_varlen", "merge_states"]
+__all__ += ["causal_conv1d", "causal_conv1d_update"]
 
 # Op -> public function -> its module in the op's folder. Each folder has a module `spec`.
 TABLE: Final = MappingProxyType(
     {
         "attention": {"attention": "api", "attention_varlen": "varlen"},
         "merge_states": {"merge_states": "api"},
+        "causal_conv1d": dict.fromkeys(("causal_conv1d", "causal_conv1d_update"), "api"),
     }
 )
 # Public function -> its module, which is imported on first use.

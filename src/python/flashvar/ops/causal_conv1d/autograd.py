@@ -1,0 +1,142 @@
+"""The derivatives of causal_conv1d, at any depth of transforms.
+
+First derivatives in reverse mode are kernels. Those of higher order and of forward mode are torch's
+own, of the reference's formula. An update has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from flashvar.backends.reference.causal_conv1d import formula
+from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.ops.causal_conv1d.inputs import check, convolution, rows_first, users_order
+from flashvar.ops.derivatives import Differentiated, attach, below_autograd, may_be_differentiated
+
+
+class _Convolved(Differentiated):
+    """The gradients of a forward: `inputs` are the options, then the tensors."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.options, x, weight, bias, residual, state, cu_seqlens = inputs
+        ctx.save_for_backward(x, weight, bias, state, cu_seqlens)
+        ctx.residual = None if residual is None else residual.dtype
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Any, grad_final: Any) -> Any:
+        wanted = ctx.needs_input_grad[2:]
+        if grad_y is None and grad_final is None:
+            return (None,) * (2 + len(wanted))
+        silu, _, layout, backend = ctx.options
+        op = torch.ops.flashvar.causal_conv1d_bwd.default
+        of_residual = None
+        if wanted[3] and grad_y is not None:
+            of_residual = grad_y.to(ctx.residual)
+        if any((*wanted[:3], wanted[4])):
+            of_x, of_weight, of_bias, of_state = op(
+                grad_y, grad_final, *ctx.saved_tensors, silu, layout, backend
+            )
+        else:
+            of_x = of_weight = of_bias = of_state = None
+        found = (of_x, of_weight, of_bias, of_residual, of_state, None)
+        return (None, None, *(g if want else None for g, want in zip(found, wanted, strict=True)))
+
+
+class _Updated(Differentiated):
+    """What an update gives, whose derivatives are refused."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise BackendUnavailableError(
+            "causal_conv1d_update has no derivatives, got a request for a gradient: use "
+            "causal_conv1d with initial_state, which has them"
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise BackendUnavailableError(
+            "causal_conv1d_update has no derivatives, got an input with a tangent: use "
+            "causal_conv1d with initial_state, which has them"
+        )
+
+
+def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
+    """The Autograd kernel of causal_conv1d_fwd."""
+    tensors, options = arguments[:6], arguments[6:]
+    given = [x for x in tensors if x is not None]
+    if _has_tangent(*given):
+        return _forward_formula(*arguments)
+    results = below_autograd(torch.ops.flashvar.causal_conv1d_fwd.default, keyset, arguments)
+    if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
+        return results
+    return attach(_Convolved, results, options, *tensors)
+
+
+def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
+    """The Autograd kernel of causal_conv1d_bwd."""
+    tensors = [x for x in arguments[:7] if x is not None]
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if wanted or _has_tangent(*tensors):
+        return backward_formula(*arguments)
+    return below_autograd(torch.ops.flashvar.causal_conv1d_bwd.default, keyset, arguments)
+
+
+def update_at_autograd_key(keyset: Any, x: Any, state: Any, *others: Any) -> Any:
+    """The Autograd kernel of causal_conv1d_update."""
+    if torch.is_grad_enabled() and state.requires_grad:
+        raise InvalidInputError(
+            "state must not require a gradient to be written in place, got one that does: detach "
+            "it, or use causal_conv1d with initial_state"
+        )
+    op = torch.ops.flashvar.causal_conv1d_update.default
+    y = below_autograd(op, keyset, (x, state, *others))
+    given = [one for one in (x, *others[:3]) if one is not None]
+    if not may_be_differentiated(*given):
+        return y
+    return attach(_Updated, (y,), *given)[0]
+
+
+def _has_tangent(*tensors: torch.Tensor) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def _forward_formula(
+    x: Any, weight: Any, bias: Any, residual: Any, state: Any, cu_seqlens: Any, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    silu, columns, layout, _ = options
+    check(x, weight, bias, residual, state, cu_seqlens, layout)
+    conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+    of_residual = None if residual is None else rows_first(residual, layout)
+    y, final_state = formula.forward(conv, of_residual, columns)
+    return users_order(y, x, layout).contiguous(), final_state.contiguous()
+
+
+def backward_formula(
+    grad_y: Any, grad_final: Any, x: Any, weight: Any, bias: Any, state: Any, cu_seqlens: Any,
+    silu: bool, layout: str, _backend: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The backward in torch's own functions."""
+    check(x, weight, bias, None, state, cu_seqlens, layout)
+    if grad_y is None:
+        grad_y = torch.zeros_like(x)
+    conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+    of_x, of_weight, of_bias, of_state = formula.backward(
+        conv, rows_first(grad_y, layout), grad_final
+    )
+    return (
+        users_order(of_x, x, layout).contiguous(),
+        of_weight,
+        x.new_empty(0) if bias is None else of_bias,
+        x.new_empty(0) if state is None else of_state.contiguous(),
+    )

@@ -1,0 +1,286 @@
+"""Whether arguments of causal_conv1d fit together, and views of them in the order of backends."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.causal_conv1d.problem import Convolution
+from flashvar.selection.request import BACKENDS
+
+LAYOUTS: Final = ("btd", "bdt")
+ACTIVATIONS: Final = (None, "silu", "swish")
+WIDTHS: Final = (2, 3, 4)
+# As requests and manifests write them.
+DTYPES: Final = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+_INDICES: Final = (torch.int32, torch.int64)
+_DEVICES: Final = ("cpu", "cuda", "meta")
+
+
+def check_kinds(tensors: dict[str, Any], activation: Any, layout: Any, backend: Any) -> None:
+    """Refuse what the dispatcher could not hand on: no tensors, unknown options.
+
+    `x` and `weight` must be tensors, and `state` where it is among the names; others may be None.
+    """
+    if type(layout) is not str or layout not in LAYOUTS:
+        raise LayoutError(
+            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
+            "name the order of x's dimensions (b batch, t tokens, d channels)"
+        )
+    if not (activation is None or type(activation) is str) or activation not in ACTIVATIONS:
+        raise InvalidInputError(
+            f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}: "
+            "apply another one to the output"
+        )
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
+        )
+    for name, x in tensors.items():
+        if x is None and name not in ("x", "weight", "state"):
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise InvalidInputError(
+                f"{name} must be a torch.Tensor, got {type(x).__name__}: "
+                "convert it with torch.as_tensor()"
+            )
+        if x.is_nested or x.layout is not torch.strided:
+            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+            raise LayoutError(
+                f"{name} must be a strided tensor, got {kind}: convert it to a dense one, or pass "
+                "its values as packed rows with cu_seqlens"
+            )
+        if x.device.type not in _DEVICES:
+            raise DeviceError(
+                f"{name} must be on a CUDA device or the CPU, got {x.device}: "
+                "move it with .to('cuda') or .to('cpu')"
+            )
+
+
+def check(
+    x: Any, weight: Any, bias: Any, residual: Any, state: Any, cu_seqlens: Any, layout: str
+) -> None:
+    """Refuse tensors that do not fit together.
+
+    Raises:
+        InvalidInputError: with what was expected, what was found and what to do.
+    """
+    form = _form(layout)
+    if x.dim() != 3 and (x.dim() != 2 or cu_seqlens is None):
+        raise ShapeError(
+            f"x must be {form}, or packed with cu_seqlens {_form(layout, packed=True)}, got "
+            f"{tuple(x.shape)}: unsqueeze or reshape it"
+        )
+    check_channels(x, weight, bias, residual, layout)
+    if cu_seqlens is not None:
+        _check_cu_seqlens(x, cu_seqlens)
+    if state is not None:
+        batch = 1 if x.dim() == 2 else x.shape[0]
+        count = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        check_state("initial_state", state, x, weight, layout, count)
+    _check_alike(
+        x,
+        {"weight": weight, "bias": bias, "residual": residual, "initial_state": state},
+        {"cu_seqlens": cu_seqlens},
+    )
+
+
+def check_update(
+    x: Any, state: Any, weight: Any, bias: Any, residual: Any, indices: Any, layout: str
+) -> None:
+    """Refuse tensors of an update that do not fit together, as `check`."""
+    if x.dim() not in (2, 3):
+        raise ShapeError(
+            f"x must be [batch, dim] or {_form(layout)}, got {tuple(x.shape)}: unsqueeze or "
+            "reshape it"
+        )
+    of_one = x if x.dim() == 3 else x.unsqueeze(1 if layout == "btd" else 2)
+    if residual is not None and residual.shape != x.shape:
+        raise _residual_error(x, residual)
+    check_channels(of_one, weight, bias, None, layout)
+    check_state("state", state, of_one, weight, layout, x.shape[0] if indices is None else None)
+    if indices is not None:
+        if indices.dim() != 1 or indices.shape[0] != x.shape[0]:
+            raise ShapeError(
+                f"state_indices must be [batch] beside x {tuple(x.shape)}, that is "
+                f"({x.shape[0]},), got {tuple(indices.shape)}: pass one index for each sequence"
+            )
+        if indices.dtype not in _INDICES:
+            raise DtypeError(
+                f"state_indices must be int32 or int64, got {indices.dtype}: cast it with .int()"
+            )
+    _check_alike(
+        x,
+        {"weight": weight, "bias": bias, "residual": residual, "state": state},
+        {"state_indices": indices},
+    )
+
+
+def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -> None:
+    """Refuse weights, biases and residuals of other shapes than x asks for."""
+    dim = channels(x, layout)
+    if weight.dim() != 2 or weight.shape[0] != dim:
+        raise ShapeError(
+            f"weight must be [dim, width] with dim {dim} beside x {tuple(x.shape)}, got "
+            f"{tuple(weight.shape)}: squeeze the middle dimension of a Conv1d's weight, or check "
+            f"that layout={layout!r} is the order of your dimensions"
+        )
+    if weight.shape[1] not in WIDTHS:
+        raise ShapeError(
+            f"weight must have a width from {WIDTHS[0]} to {WIDTHS[-1]}, got {weight.shape[1]}: "
+            "use torch.nn.functional.conv1d for other widths"
+        )
+    if bias is not None and tuple(bias.shape) != (dim,):
+        raise ShapeError(
+            f"bias must be [dim], that is ({dim},), got {tuple(bias.shape)}: reshape it"
+        )
+    if residual is not None and residual.shape != x.shape:
+        raise _residual_error(x, residual)
+
+
+def _residual_error(x: Any, residual: Any) -> ShapeError:
+    return ShapeError(
+        f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(residual.shape)}: "
+        "expand it, or lay it out as x"
+    )
+
+
+def check_state(name: str, state: Any, x: Any, weight: Any, layout: str, count: int | None) -> None:
+    """Refuse a state of another shape than [count, dim, columns]; any count if it is None."""
+    dim, past = channels(x, layout), weight.shape[1] - 1
+    fits = state.dim() == 3 and state.shape[1] == dim and state.shape[2] >= past
+    if not fits or (count is not None and state.shape[0] != count):
+        first = "pool" if count is None else count
+        raise ShapeError(
+            f"{name} must be [{first}, {dim}, {past} or more columns], one for each sequence, the "
+            f"newest token last, got {tuple(state.shape)}: transpose it, or pass as many states "
+            "as there are sequences"
+        )
+
+
+def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
+    """Refuse a number of columns that a final state cannot have."""
+    past = weight.shape[1] - 1
+    if type(state_len) is not int or state_len < past:
+        raise ShapeError(
+            f"state_len must be at least the width less 1, {past}, got {state_len!r}: leave it out "
+            f"for {past}"
+        )
+    if state is not None and state.shape[-1] != state_len:
+        raise ShapeError(
+            f"state_len must be that of initial_state, {state.shape[-1]}, got {state_len}: "
+            "leave it out"
+        )
+
+
+def _check_cu_seqlens(x: Any, cu_seqlens: Any) -> None:
+    if x.dim() == 3 and x.shape[0] != 1:
+        raise ShapeError(
+            f"x must have batch 1 beside cu_seqlens, got {tuple(x.shape)}: pack the sequences one "
+            "behind the other, or leave cu_seqlens out"
+        )
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ShapeError(
+            f"cu_seqlens must be [sequences + 1], got {tuple(cu_seqlens.shape)}: pass 0 and the "
+            "end of every sequence"
+        )
+    if cu_seqlens.dtype not in _INDICES:
+        raise DtypeError(
+            f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}: cast it with .int()"
+        )
+
+
+def check_values(cu_seqlens: torch.Tensor, total: int) -> None:
+    """Refuse ends that are none; on the CPU only, reading them would wait for a device."""
+    if cu_seqlens.device.type != "cpu":
+        return
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
+        shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
+        raise ShapeError(
+            f"cu_seqlens must go from 0 to the {total} tokens of x and never down, got {shown}: "
+            "pass 0 and the cumulative sum of the lengths"
+        )
+
+
+def check_indices(state_indices: torch.Tensor, pool: int) -> None:
+    """Refuse indices beyond the pool, and those that occur twice; on the CPU only."""
+    if state_indices.device.type != "cpu":
+        return
+    used = [one for one in state_indices.tolist() if one >= 0]
+    if used and max(used) >= pool:
+        raise ShapeError(
+            f"state_indices must be below the {pool} states of the pool, got {max(used)}: correct "
+            "it, or pass -1 for a sequence without a state"
+        )
+    if len(set(used)) != len(used):
+        twice = next(one for one in used if used.count(one) > 1)
+        raise ShapeError(
+            f"state_indices must name a state once, got {twice} twice: give every sequence a state "
+            "of its own"
+        )
+
+
+def _check_alike(x: Any, floats: dict[str, Any], indices: dict[str, Any]) -> None:
+    if x.dtype not in DTYPES:
+        raise DtypeError(
+            f"x must be bfloat16, float16 or float32 (float64 too on the CPU), got {x.dtype}: cast "
+            "it with .to(torch.bfloat16)"
+        )
+    wide = x.dtype == torch.float64
+    for name, one in floats.items():
+        if one is None:
+            continue
+        if one.dtype not in DTYPES or (one.dtype == torch.float64) is not wide:
+            wanted = "float64" if wide else "bfloat16, float16 or float32"
+            raise DtypeError(
+                f"{name} must be {wanted} beside {x.dtype} x, got {one.dtype}: cast it with "
+                ".to(x.dtype)"
+            )
+    for name, one in (*floats.items(), *indices.items()):
+        if one is not None and one.device != x.device:
+            raise DeviceError(
+                f"{name} must be on the device of x, {x.device}, got {one.device}: move it with "
+                ".to(x.device)"
+            )
+
+
+def _form(layout: str, packed: bool = False) -> str:
+    words = {"b": "batch", "t": "total" if packed else "seqlen", "d": "dim"}
+    letters = layout.replace("b", "") if packed else layout
+    return f"[{', '.join(words[letter] for letter in letters)}]"
+
+
+def channels(x: Any, layout: str) -> int:
+    """The number of channels of x."""
+    size: int = x.shape[-1 if layout == "btd" else -2]
+    return size
+
+
+def rows_first(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """A view [batch, seqlen, dim] of x, an output or a gradient; packed rows are one batch."""
+    if x.dim() == 2:
+        x = x.unsqueeze(0)
+    return x if layout == "btd" else x.transpose(1, 2)
+
+
+def users_order(y: torch.Tensor, x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The inverse of `rows_first`, for an output like x."""
+    y = y if layout == "btd" else y.transpose(1, 2)
+    return y.squeeze(0) if x.dim() == 2 else y
+
+
+def convolution(
+    x: torch.Tensor, weight: Any, bias: Any, state: Any, cu_seqlens: Any, silu: bool, layout: str
+) -> Convolution:
+    """The inputs in the order of backends."""
+    ends = None if cu_seqlens is None else cu_seqlens.contiguous()
+    return Convolution(rows_first(x, layout), weight, bias, state, ends, silu)

@@ -1,0 +1,97 @@
+"""causal_conv1d under `torch.vmap`: the mapped dimension becomes channels, which do not mix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashvar.errors import InvalidInputError
+
+
+def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    """The batching rule of causal_conv1d_fwd."""
+    x, weight, bias, residual, state, cu_seqlens, silu, columns, layout, backend = arguments
+    _check_cu_seqlens(in_dims[5])
+    fold = _Fold(info.batch_size, layout)
+    y, final_state = torch.ops.flashvar.causal_conv1d_fwd.default(
+        fold.tokens(x, in_dims[0]),
+        fold.folded(weight, in_dims[1], 0),
+        fold.folded(bias, in_dims[2], 0),
+        fold.tokens(residual, in_dims[3]),
+        fold.folded(state, in_dims[4], 1),
+        *(cu_seqlens, silu, columns, layout, backend),
+    )
+    return (fold.unfold(y, fold.place), fold.unfold(final_state, 1)), (0, 0)
+
+
+def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    """The batching rule of causal_conv1d_bwd."""
+    grad_y, grad_final, x, weight, bias, state, cu_seqlens, silu, layout, backend = arguments
+    _check_cu_seqlens(in_dims[6])
+    fold = _Fold(info.batch_size, layout)
+    of_x, of_weight, of_bias, of_state = torch.ops.flashvar.causal_conv1d_bwd.default(
+        fold.tokens(grad_y, in_dims[0]),
+        fold.folded(grad_final, in_dims[1], 1),
+        fold.tokens(x, in_dims[2]),
+        fold.folded(weight, in_dims[3], 0),
+        fold.folded(bias, in_dims[4], 0),
+        fold.folded(state, in_dims[5], 1),
+        *(cu_seqlens, silu, layout, backend),
+    )
+    found = (
+        fold.unfold(of_x, fold.place),
+        fold.unfold(of_weight, 0),
+        None if bias is None else fold.unfold(of_bias, 0),
+        None if state is None else fold.unfold(of_state, 1),
+    )
+    empty = of_x.new_empty(0)
+    dims = tuple(None if one is None else 0 for one in found)
+    return tuple(empty.clone() if one is None else one for one in found), dims
+
+
+def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Refuses: states are written in place."""
+    raise InvalidInputError(
+        "causal_conv1d_update must have its sequences in the batch, got torch.vmap over it: pass "
+        "them as one batch with their states"
+    )
+
+
+def _check_cu_seqlens(dim: int | None) -> None:
+    if dim is not None:
+        raise InvalidInputError(
+            "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "
+            "sequences into one x"
+        )
+
+
+class _Fold:
+    """How a mapped dimension goes in front of the channels."""
+
+    def __init__(self, size: int, layout: str) -> None:
+        self.size = size
+        self.place = -1 if layout == "btd" else -2
+
+    def tokens(self, x: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
+        """x, or what has its shape."""
+        if x is None:
+            return None
+        return self.folded(x, dim, x.dim() - (dim is not None) + self.place)
+
+    def folded(self, x: torch.Tensor | None, dim: int | None, place: int) -> torch.Tensor | None:
+        """A tensor that has its channels at a place."""
+        if x is None:
+            return None
+        if dim is None:
+            x = x.unsqueeze(place)
+            x = x.expand(*x.shape[:place], self.size, *x.shape[place + 1 :])
+        else:
+            x = x.movedim(dim, place)
+        return x.flatten(place, place + 1)
+
+    def unfold(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        """A result with the mapped dimension in front."""
+        place %= x.dim()
+        # Not -1: of no elements it says nothing.
+        return x.unflatten(place, (self.size, x.shape[place] // self.size)).movedim(place, 0)

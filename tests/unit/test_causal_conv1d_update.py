@@ -1,0 +1,166 @@
+"""causal_conv1d_update on the CPU: values, states in place, pools with indices, derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from causal_conv1d_oracle import convolved
+
+import flashvar
+from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
+from flashvar.ops.causal_conv1d.torch_library import causal_conv1d_update as op
+
+OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def made(
+    batch: int = 3, seqlen: int = 1, columns: int = 3, dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
+    """Of width 4, with 5 channels and as many states as sequences."""
+    shapes = {
+        "x": (batch, seqlen, 5),
+        "state": (batch, 5, columns),
+        "weight": (5, 4),
+        "bias": (5,),
+        "residual": (batch, seqlen, 5),
+    }
+    return {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [3, 4, 9])
+@pytest.mark.parametrize("seqlen", [1, 2, 7])
+def test_values(seqlen: int, columns: int, dtype: torch.dtype) -> None:
+    given = made(seqlen=seqlen, columns=columns, dtype=dtype)
+    before = given["state"].clone()
+    y = causal_conv1d_update(**given, activation="silu")
+    eps = torch.finfo(dtype).eps
+    for i in range(3):
+        wanted, final = convolved(
+            given["x"][i], given["weight"], given["bias"], given["residual"][i], before[i],
+            silu=True, columns=columns,
+        )  # fmt: skip
+        torch.testing.assert_close(y[i].double(), wanted, atol=16 * min(eps, 1e-6), rtol=eps)
+        assert torch.equal(given["state"][i].double(), final)
+
+
+def test_decoding_is_one_long_call() -> None:
+    given = made(seqlen=8)
+    x, state = given["x"], given["state"]
+    whole, last = causal_conv1d(
+        x, given["weight"], given["bias"], activation="swish", initial_state=state,
+        return_final_state=True,
+    )  # fmt: skip
+    tokens = [
+        causal_conv1d_update(x[:, t], state, given["weight"], given["bias"], "swish")
+        for t in range(8)
+    ]
+    assert torch.equal(torch.stack(tokens, 1), whole)
+    assert torch.equal(state, last)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+def test_a_pool(layout: str, rank: int, index: torch.dtype) -> None:
+    given = made()
+    x, state, residual = (given.pop(name) for name in ("x", "state", "residual"))
+    pool = torch.randn(6, 5, 3, dtype=torch.float64)
+    slots = [4, -1, 0]
+    for i in (0, 2):
+        pool[slots[i]] = state[i]
+    untouched = pool.clone()
+    wanted = causal_conv1d_update(x, state, **given, residual=residual)
+    if rank == 2:
+        x, residual = x[:, 0], residual[:, 0]
+    elif layout == "bdt":
+        x, residual = x.transpose(1, 2), residual.transpose(1, 2)
+    y = causal_conv1d_update(
+        x, pool, **given, residual=residual, layout=layout,
+        state_indices=torch.tensor(slots, dtype=index),
+    )  # fmt: skip
+    assert y.shape == x.shape
+    y = y.reshape(3, 5)
+    assert torch.equal(y[[0, 2]], wanted[[0, 2], 0])
+    assert (y[1] == 0).all()
+    for i in range(6):
+        expected = state[slots.index(i)] if i in (0, 4) else untouched[i]
+        assert torch.equal(pool[i], expected)
+
+
+def test_no_derivatives() -> None:
+    given = made(dtype=torch.float32)
+    given["weight"].requires_grad_()
+    y = causal_conv1d_update(**given)
+    with pytest.raises(flashvar.BackendUnavailableError, match="has no derivatives"):
+        y.sum().backward()
+    given["state"].requires_grad_()
+    with pytest.raises(flashvar.InvalidInputError, match="detach it"):
+        causal_conv1d_update(**given)
+    with torch.no_grad():
+        assert not causal_conv1d_update(**given).requires_grad
+
+
+def test_vmap_is_refused() -> None:
+    given = made(dtype=torch.float32)
+    with pytest.raises(flashvar.InvalidInputError, match=r"got torch\.vmap over it"):
+        torch.vmap(lambda x: causal_conv1d_update(x, given["state"], given["weight"]))(
+            given["x"][None]
+        )
+
+
+@OPCHECK
+@pytest.mark.parametrize("pooled", [False, True], ids=["batch", "pool"])
+def test_opcheck(pooled: bool) -> None:
+    given = made(dtype=torch.float32)
+    indices = torch.tensor([2, -1, 0]) if pooled else None
+    torch.library.opcheck(op, (*given.values(), indices, True, "btd", "auto"))
+
+
+def test_compiled() -> None:
+    torch._dynamo.reset()
+
+    def step(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d_update(x * 2, state, weight, activation="silu") + state.sum()
+
+    given = made(dtype=torch.float32)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (compiled, step):
+        state = given["state"].clone()
+        results.append((call(given["x"], state, given["weight"]), state))
+    torch.testing.assert_close(*results)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "rank": ({"x": torch.randn(5)}, flashvar.ShapeError, "got (5,): unsqueeze"),
+    "states": ({"state": torch.randn(2, 5, 3)}, flashvar.ShapeError, "must be [3, 5, 3 or more"),
+    "columns": ({"state": torch.randn(3, 5, 2)}, flashvar.ShapeError, "got (3, 5, 2)"),
+    "no state": ({"state": None}, flashvar.InvalidInputError, "state must be a torch.Tensor"),
+    "residual": ({"residual": torch.randn(3, 5)}, flashvar.ShapeError, "the shape of x, (3, 1, 5)"),
+    "indices": ({"state_indices": torch.tensor([0])}, flashvar.ShapeError, "(3,), got (1,)"),
+    "their dtype": (
+        {"state_indices": torch.zeros(3)}, flashvar.DtypeError, "int32 or int64, got torch.float32"
+    ),
+    "beyond": (
+        {"state_indices": torch.tensor([0, 1, 3])}, flashvar.ShapeError, "below the 3 states of"
+    ),
+    "twice": ({"state_indices": torch.tensor([1, -1, 1])}, flashvar.ShapeError, "got 1 twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "kind", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals(changed: dict[str, Any], kind: type[Exception], words: str) -> None:
+    given = made(dtype=torch.float32)
+    before = given["state"].clone()
+    with pytest.raises(kind) as caught:
+        causal_conv1d_update(**(given | changed))
+    assert words in str(caught.value)
+    assert torch.equal(given["state"], before)
