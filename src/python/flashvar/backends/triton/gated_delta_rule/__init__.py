@@ -1,0 +1,78 @@
+"""Launches of the Triton kernels of gated_delta_rule: one fixed configuration, nothing is tuned."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+
+from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
+from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Inputs
+
+# Elements of a state in a program: 32 registers for each thread of 4 warps.
+_ELEMENTS: Final = 4096
+_WARPS: Final = 4
+_MOST_COLUMNS: Final = 64
+
+
+def forward(
+    inputs: Inputs,
+    initial_state: torch.Tensor | None,
+    out: torch.Tensor,
+    final_state: torch.Tensor,
+) -> None:
+    """Write out, and the state after each sequence."""
+    _recurrent(inputs, initial_state, None, final_state, out)
+
+
+def update(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+    """As forward, on states pool[indices] in place; a negative index is no state at all."""
+    _recurrent(inputs, pool, indices, pool, out)
+
+
+def _recurrent(
+    inputs: Inputs,
+    before: torch.Tensor | None,
+    indices: torch.Tensor | None,
+    after: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    k, v = inputs.q.shape[-1], inputs.v.shape[-1]
+    block_k = triton.next_power_of_2(k)
+    block_v = min(triton.next_power_of_2(v), _MOST_COLUMNS, max(_ELEMENTS // block_k, 1))
+    programs = inputs.sequences * inputs.heads * -(-v // block_v)
+    if programs == 0:
+        return
+    strides = (
+        *(n for x in (inputs.q, inputs.k, inputs.v) for n in x.stride()),
+        *_strides(inputs.g, 3),
+        *inputs.beta.stride(),
+        *(n for x in (inputs.a_log, inputs.dt_bias, inputs.cu_seqlens) for n in _strides(x, 1)),
+        *_strides(indices, 1),
+        *_strides(before, 4),
+        *after.stride(),
+        *out.stride()[:3],
+    )
+    with torch.cuda.device_of(out):  # Triton launches on the current device
+        recurrent_kernel[(programs,)](
+            *inputs[:8],
+            *(indices, before, after, out),
+            *strides,
+            *(inputs.q.shape[1], after.shape[0], inputs.scale),
+            HEADS=inputs.heads,
+            GROUP=inputs.group,
+            K=k,
+            V=v,
+            L2NORM=inputs.qk_l2norm,
+            SIGMOID=inputs.beta_sigmoid,
+            BETA_SCALE=2.0 if inputs.allow_neg_eigval else 1.0,
+            EPS=L2NORM_EPS,
+            BLOCK_K=block_k,
+            BLOCK_V=block_v,
+            num_warps=_WARPS,
+        )
+
+
+def _strides(x: torch.Tensor | None, dimensions: int) -> tuple[int, ...]:
+    return (0,) * dimensions if x is None else x.stride()

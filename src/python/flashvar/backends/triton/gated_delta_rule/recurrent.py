@@ -1,0 +1,171 @@
+"""The Triton kernel of the gated delta rule token by token: for decoding and short sequences.
+
+A program has BLOCK_V columns of one head's state in registers, and goes through one sequence.
+Columns are independent of each other, so programs share nothing.
+"""
+# Constants of the compiler are upper case, as in all of Triton.
+# ruff: noqa: N803
+# Triton's own language: no annotations that mypy could check.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+# They change from call to call: one kernel serves all of their values.
+RUNTIME: Final = ("seqlen", "pool", "scale")
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + exp(x)), of large x without overflow."""
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _normalised(b_x, EPS: tl.constexpr):
+    return b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) + EPS)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def recurrent_kernel(
+    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_k,
+    p_v,  # [batch, seqlen, heads, V]
+    p_g,  # [batch, seqlen, heads]; None: zeros
+    p_beta,  # [batch, seqlen, heads]
+    p_a_log,  # [heads]; None: g is the gate
+    p_dt_bias,  # [heads]; None: zeros
+    p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
+    p_indices,  # [sequences]: where states are in the pool; None: the first is the first's
+    p_before,  # [pool, heads, K, V]; None: zeros
+    p_after,  # like before, which it may be
+    p_out,  # [batch, seqlen, heads, V]
+    q_batch,
+    q_row,
+    q_head,
+    q_dim,
+    k_batch,
+    k_row,
+    k_head,
+    k_dim,
+    v_batch,
+    v_row,
+    v_head,
+    v_dim,
+    g_batch,
+    g_row,
+    g_head,
+    beta_batch,
+    beta_row,
+    beta_head,
+    a_log_head,
+    dt_bias_head,
+    cu_seqlens_place,
+    indices_place,
+    before_place,
+    before_head,
+    before_k,
+    before_v,
+    after_place,
+    after_head,
+    after_k,
+    after_v,
+    out_batch,
+    out_row,
+    out_head,
+    seqlen,
+    pool,
+    scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    L2NORM: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BETA_SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """The grid is all column blocks of all heads of all sequences, on one axis."""
+    blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    i_block = tl.program_id(0) % blocks
+    i_head = (tl.program_id(0) // blocks % HEADS).to(tl.int64)
+    i_sequence = (tl.program_id(0) // (blocks * HEADS)).to(tl.int64)
+    o_k = tl.arange(0, BLOCK_K)
+    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+    m_k = o_k < K
+    m_v = o_v < V
+    m_state = m_k[:, None] & m_v[None, :]
+
+    if p_cu_seqlens is None:
+        i_batch = i_sequence
+        begin = i_sequence * 0
+        end = begin + seqlen
+    else:
+        i_batch = i_sequence * 0
+        p_cu_seqlens += i_sequence * cu_seqlens_place
+        begin = tl.load(p_cu_seqlens).to(tl.int64)
+        end = tl.load(p_cu_seqlens + cu_seqlens_place).to(tl.int64)
+        # Offsets beyond the rows would read other memory.
+        begin = tl.maximum(begin, 0)
+        end = tl.minimum(end, seqlen)
+    i_place = i_sequence
+    if p_indices is not None:
+        i_place = tl.load(p_indices + i_sequence * indices_place).to(tl.int64)
+    m_place = m_state & (i_place >= 0) & (i_place < pool)
+
+    o_k64, o_v64 = o_k.to(tl.int64), o_v.to(tl.int64)
+    b_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if p_before is not None:
+        p_state = p_before + i_place * before_place + i_head * before_head
+        p_state += o_k64[:, None] * before_k + o_v64[None, :] * before_v
+        b_state = tl.load(p_state, mask=m_place, other=0.0).to(tl.float32)
+    if p_a_log is not None:
+        b_rate = -tl.exp(tl.load(p_a_log + i_head * a_log_head).to(tl.float32))
+        b_bias = 0.0
+        if p_dt_bias is not None:
+            b_bias = tl.load(p_dt_bias + i_head * dt_bias_head).to(tl.float32)
+
+    p_q += i_batch * q_batch + begin * q_row + i_head // GROUP * q_head + o_k64 * q_dim
+    p_k += i_batch * k_batch + begin * k_row + i_head // GROUP * k_head + o_k64 * k_dim
+    p_v += i_batch * v_batch + begin * v_row + i_head * v_head + o_v64 * v_dim
+    p_out += i_batch * out_batch + begin * out_row + i_head * out_head + o_v64
+    p_beta += i_batch * beta_batch + begin * beta_row + i_head * beta_head
+    if p_g is not None:
+        p_g += i_batch * g_batch + begin * g_row + i_head * g_head
+
+    for _ in range(begin, end):
+        b_q = tl.load(p_q, mask=m_k, other=0.0).to(tl.float32)
+        b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
+        b_beta = tl.load(p_beta).to(tl.float32)
+        if L2NORM:
+            b_q = _normalised(b_q, EPS)
+            b_k = _normalised(b_k, EPS)
+        if SIGMOID:
+            b_beta = BETA_SCALE * tl.sigmoid(b_beta)
+        if p_g is not None:
+            b_g = tl.load(p_g).to(tl.float32)
+            if p_a_log is not None:
+                b_g = b_rate * _softplus(b_g + b_bias)
+            b_state *= tl.exp(b_g)
+            p_g += g_row
+        b_new = b_beta * (b_v - tl.sum(b_state * b_k[:, None], 0))
+        b_state += b_k[:, None] * b_new[None, :]
+        b_out = scale * tl.sum(b_state * b_q[:, None], 0)
+        tl.store(p_out, b_out.to(p_out.dtype.element_ty), mask=m_v)
+        p_q += q_row
+        p_k += k_row
+        p_v += v_row
+        p_beta += beta_row
+        p_out += out_row
+
+    p_state = p_after + i_place * after_place + i_head * after_head
+    p_state += o_k64[:, None] * after_k + o_v64[None, :] * after_v
+    tl.store(p_state, b_state.to(p_after.dtype.element_ty), mask=m_place)

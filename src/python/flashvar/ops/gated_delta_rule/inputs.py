@@ -1,0 +1,290 @@
+"""Whether the arguments of gated_delta_rule fit together."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.gated_delta_rule.problem import Inputs
+from flashvar.selection.request import BACKENDS
+
+# "kv": states are [..., K, V]; "vk": [..., V, K].
+STATE_LAYOUTS: Final = ("kv", "vk")
+# As requests and manifests write them.
+DTYPES: Final = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+_INTEGERS: Final = (torch.int32, torch.int64)
+_DEVICES: Final = ("cpu", "cuda", "meta")
+_REQUIRED: Final = ("q", "k", "v", "beta")
+
+
+def check_kinds(
+    tensors: dict[str, Any], switches: dict[str, Any], scale: Any, backend: Any
+) -> None:
+    """Refuse what the dispatcher could not hand on: no tensors, other kinds, unknown options."""
+    for name, x in tensors.items():
+        if x is None and name not in _REQUIRED:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise InvalidInputError(
+                f"{name} must be a torch.Tensor, got {type(x).__name__}: "
+                "convert it with torch.as_tensor()"
+            )
+        if x.is_nested or x.layout is not torch.strided:
+            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+            raise LayoutError(
+                f"{name} must be a strided tensor, got {kind}: pass sequences of several lengths "
+                "packed, [1, total, ...], with cu_seqlens"
+            )
+        if x.device.type not in _DEVICES:
+            raise DeviceError(
+                f"{name} must be on a CUDA device or the CPU, got {x.device}: "
+                "move it with .to('cuda') or .to('cpu')"
+            )
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise InvalidInputError(
+                f"{name} must be True or False, got {value!r}: leave it out for False"
+            )
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+        raise InvalidInputError(
+            f"scale must be a number, got {type(scale).__name__}: leave it out for K ** -0.5"
+        )
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
+        )
+
+
+def check_state_layout(layout: Any) -> None:
+    """Refuse an unknown order of a state's dimensions."""
+    if type(layout) is not str or layout not in STATE_LAYOUTS:
+        raise LayoutError(
+            f"state_layout must be one of {', '.join(map(repr, STATE_LAYOUTS))}, got {layout!r}: "
+            'name the order of the last two dimensions of states, "kv" for [..., K, V]'
+        )
+
+
+def check(inputs: Inputs) -> None:
+    """Refuse inputs that do not fit together."""
+    _check_rows(inputs)
+    _check_gates(inputs)
+    if inputs.allow_neg_eigval and not inputs.beta_sigmoid:
+        raise InvalidInputError(
+            "allow_neg_eigval must come with beta_sigmoid=True, whose result it doubles, got "
+            "beta_sigmoid=False: pass beta up to 2 itself"
+        )
+    if inputs.cu_seqlens is not None:
+        _check_cu_seqlens(inputs.q, inputs.cu_seqlens)
+    for name in ("k", "v", "g", "beta", "a_log", "dt_bias", "cu_seqlens"):
+        _check_device(_public(name), getattr(inputs, name), inputs.q)
+
+
+def _check_rows(inputs: Inputs) -> None:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ShapeError(
+                f"{name} must be [batch, seqlen, heads, head_dim], got {tuple(x.shape)}: "
+                "packed sequences have batch 1, add it with .unsqueeze(0)"
+            )
+        if x.dtype not in DTYPES:
+            raise DtypeError(
+                f"{name} must be bfloat16, float16 or float32 (float64 too on the CPU), got "
+                f"{x.dtype}: cast it with .to(torch.bfloat16)"
+            )
+        if x.dtype != q.dtype:
+            raise DtypeError(
+                f"q, k and v must have one dtype, got {q.dtype} and, in {name}, {x.dtype}: "
+                f"cast it with .to({q.dtype})"
+            )
+        if x.shape[-1] == 0:
+            raise ShapeError(
+                f"the head dim of {name} must be at least 1, got {tuple(x.shape)}: "
+                "check the projection that made it"
+            )
+    if k.shape != q.shape:
+        raise ShapeError(
+            f"q and k must have one shape, got {tuple(q.shape)} and {tuple(k.shape)}: "
+            "only v may have more heads and another head dim"
+        )
+    if v.shape[:2] != q.shape[:2]:
+        raise ShapeError(
+            f"v must have the batch and seqlen of q, {tuple(q.shape[:2])}, got "
+            f"{tuple(v.shape[:2])}: check that the order is [batch, seqlen, heads, head_dim]"
+        )
+    qk_heads, heads = q.shape[2], v.shape[2]
+    if (heads if qk_heads == 0 else heads % qk_heads) != 0:
+        raise ShapeError(
+            f"the heads of v must be a multiple of those of q and k, got {heads} and {qk_heads}: "
+            "repeat heads of v, or check that the order is [batch, seqlen, heads, head_dim]"
+        )
+
+
+def _check_gates(inputs: Inputs) -> None:
+    q, v = inputs.q, inputs.v
+    rows, heads = tuple(v.shape[:3]), tuple(v.shape[2:3])
+    for name, shape, form in (
+        ("g", rows, "[batch, seqlen, heads of v]"),
+        ("beta", rows, "[batch, seqlen, heads of v]"),
+        ("a_log", heads, "[heads of v]"),
+        ("dt_bias", heads, "[heads of v]"),
+    ):
+        x = getattr(inputs, name)
+        if x is None:
+            continue
+        if tuple(x.shape) != shape:
+            raise ShapeError(
+                f"{_public(name)} must be {form}, that is {shape} beside v {tuple(v.shape)}, got "
+                f"{tuple(x.shape)}: check the order of its dimensions"
+            )
+        wide = torch.promote_types(q.dtype, torch.float32)
+        if x.dtype not in (q.dtype, wide):
+            kinds = " or ".join(dict.fromkeys((str(wide), str(q.dtype))))
+            raise DtypeError(
+                f"{_public(name)} must be {kinds} beside {q.dtype} q, k and v, got {x.dtype}: "
+                f"cast it with .to({wide})"
+            )
+    if inputs.a_log is not None and inputs.g is None:
+        raise InvalidInputError(
+            "g must be given beside A_log, which makes a gate of it, got None: pass the raw gate, "
+            "or leave A_log out for no gate"
+        )
+    if inputs.dt_bias is not None and inputs.a_log is None:
+        raise InvalidInputError(
+            "dt_bias must come with A_log, got A_log=None: pass A_log, or leave dt_bias out and "
+            "pass the gate itself, g in log space"
+        )
+
+
+def _check_cu_seqlens(q: torch.Tensor, cu_seqlens: torch.Tensor) -> None:
+    if q.shape[0] != 1:
+        raise ShapeError(
+            f"the batch must be 1 with cu_seqlens, got {q.shape[0]}: pack the sequences into one "
+            "row, [1, total, heads, head_dim]"
+        )
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ShapeError(
+            f"cu_seqlens must be [sequences + 1], got {tuple(cu_seqlens.shape)}: pass the first "
+            "row of each sequence and then the number of rows"
+        )
+    _check_integers("cu_seqlens", cu_seqlens)
+
+
+def _check_integers(name: str, x: torch.Tensor) -> None:
+    if x.dtype not in _INTEGERS:
+        raise DtypeError(
+            f"{name} must be int32 or int64, got {x.dtype}: cast it with .to(torch.int32)"
+        )
+
+
+def _check_device(name: str, x: torch.Tensor | None, q: torch.Tensor) -> None:
+    if x is not None and x.device != q.device:
+        raise DeviceError(
+            f"q and {name} must be on one device, got {q.device} and {x.device}: "
+            f"move {name} with .to(q.device)"
+        )
+
+
+def _public(name: str) -> str:
+    return "A_log" if name == "a_log" else name
+
+
+def state_shape(inputs: Inputs, count: int, layout: str) -> tuple[int, ...]:
+    """The shape of `count` states."""
+    k, v = inputs.q.shape[-1], inputs.v.shape[-1]
+    return (count, inputs.heads, *((k, v) if layout == "kv" else (v, k)))
+
+
+def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> None:
+    """Refuse states that are none of these sequences'."""
+    expected = state_shape(inputs, inputs.sequences, layout)
+    if tuple(state.shape) != expected:
+        raise ShapeError(
+            f"initial_state must be [sequences, heads of v, {', '.join(layout.upper())}], that is "
+            f"{expected}, got {tuple(state.shape)}: pass one state for each sequence, and name "
+            "the order of its dimensions in state_layout"
+        )
+    wide = torch.promote_types(inputs.q.dtype, torch.float32)
+    if state.dtype != wide:
+        raise DtypeError(
+            f"initial_state must be {wide} beside {inputs.q.dtype} q, k and v, got {state.dtype}: "
+            f"cast it with .to({wide})"
+        )
+    _check_device("initial_state", state, inputs.q)
+
+
+def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout: str) -> None:
+    """Refuse a pool of other states, and indices that are not one for each sequence."""
+    if pool.dim() != 4 or tuple(pool.shape) != state_shape(inputs, pool.shape[0], layout):
+        form = ("pool", *state_shape(inputs, 0, layout)[1:])
+        raise ShapeError(
+            f"initial_state must be [{', '.join(map(str, form))}] with state_indices, got "
+            f"{tuple(pool.shape)}: name the order of its dimensions in state_layout"
+        )
+    wide = torch.promote_types(inputs.q.dtype, torch.float32)
+    if pool.dtype not in (wide, inputs.q.dtype):
+        raise DtypeError(
+            f"initial_state must be {wide} or {inputs.q.dtype}, the dtype of q, with "
+            f"state_indices, got {pool.dtype}: make the pool in one of them"
+        )
+    if tuple(indices.shape) != (inputs.sequences,):
+        raise ShapeError(
+            f"state_indices must be [sequences], that is ({inputs.sequences},), got "
+            f"{tuple(indices.shape)}: pass one index into the pool for each sequence, -1 for none"
+        )
+    _check_integers("state_indices", indices)
+    for name, x in (("initial_state", pool), ("state_indices", indices)):
+        _check_device(name, x, inputs.q)
+
+
+def check_values(inputs: Inputs) -> None:
+    """Refuse gates above 0 and offsets of no sequences.
+
+    On the CPU only: elsewhere it would wait for a device.
+    """
+    if inputs.q.device.type != "cpu":
+        return
+    g = inputs.g
+    if g is not None and inputs.a_log is None and g.numel() and bool((g > 0).any()):
+        raise InvalidInputError(
+            f"g must be at most 0, the logarithm of a decay, got {float(g[g > 0][0])}: pass "
+            "decay.log(), or A_log where g is the raw gate"
+        )
+    if inputs.cu_seqlens is None:
+        return
+    offsets, rows = inputs.cu_seqlens.tolist(), inputs.q.shape[1]
+    if offsets[0] != 0 or offsets[-1] != rows or offsets != sorted(offsets):
+        raise ShapeError(
+            f"cu_seqlens must rise from 0 to the number of rows, {rows}, got {_shown(offsets)}: "
+            "pass the cumulative sum of the lengths with a 0 in front"
+        )
+
+
+def check_indices(pool: torch.Tensor, indices: torch.Tensor) -> None:
+    """Refuse indices beyond the pool, and two of one state; on the CPU only."""
+    if indices.device.type != "cpu":
+        return
+    used = [index for index in indices.tolist() if index >= 0]
+    if used and max(used) >= pool.shape[0]:
+        raise ShapeError(
+            f"state_indices must be below the number of states, {pool.shape[0]}, got {max(used)}: "
+            "correct them, or make a larger pool"
+        )
+    if len(set(used)) != len(used):
+        twice = next(index for index in used if used.count(index) > 1)
+        raise InvalidInputError(
+            f"state_indices must differ from each other, got {twice} more than once: two sequences "
+            "cannot write to one state"
+        )
+
+
+def _shown(offsets: list[int]) -> str:
+    return str(offsets) if len(offsets) <= 8 else f"[{offsets[0]}, ..., {offsets[-1]}]"

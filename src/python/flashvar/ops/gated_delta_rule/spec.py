@@ -1,0 +1,18 @@
+"""The description of gated_delta_rule: its functions, and what serves it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from flashvar.ops.op import OpSpec
+
+FORWARD: Final = "gated_delta_rule_fwd"
+BACKWARD: Final = "gated_delta_rule_bwd"
+UPDATE: Final = "gated_delta_rule_update"
+
+SPEC: Final = OpSpec(
+    "gated_delta_rule",
+    (FORWARD, BACKWARD, UPDATE),
+    triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
+)

@@ -1,0 +1,116 @@
+"""Run the Triton kernels of gated_delta_rule in Triton's interpreter, beside the reference.
+
+    TRITON_INTERPRET=1 python interpreted_gated_delta_rule.py
+
+prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
+on its raw bits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one call."""
+
+    seqlen: int = 3
+    heads: tuple[int, int] = (1, 2)
+    dims: tuple[int, int] = (16, 16)
+    dtype: str = "half"
+    packed: tuple[int, ...] | None = None
+    raw: bool = False  # l2norm, sigmoid and gate are fused
+    bias: bool = True
+    gate: float | None = None  # of the second token; None: g is None where nothing is fused
+    state: str = "initial"  # or "none", "pool", "half pool"
+    layout: str = "kv"
+    strided: bool = False
+
+    def __str__(self) -> str:
+        plain = Case()
+        words = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(plain, k)]
+        return " ".join(words) or "plain"
+
+
+CASES = [
+    Case(),
+    Case(gate=-0.5, dtype="float", seqlen=70),
+    Case(gate=-torch.inf, dtype="float", state="none"),
+    Case(gate=-200.0, dims=(8, 6), heads=(2, 6)),
+    Case(raw=True, gate=1.0, layout="vk"),
+    Case(raw=True, gate=100.0, bias=False, dims=(40, 7), dtype="float"),
+    Case(dims=(1, 1), seqlen=1),
+    Case(dims=(96, 192), seqlen=1, heads=(1, 1), raw=True, gate=-1.0),
+    Case(dims=(256, 80), seqlen=1, heads=(1, 1), gate=-1.0),
+    Case(packed=(2, 0, 5, 1), gate=-1.0),
+    Case(packed=(0, 0), gate=-1.0),
+    Case(packed=(3, 0, 2), gate=-1.0, state="pool", layout="vk"),
+    Case(seqlen=1, gate=-1.0, state="pool"),
+    Case(seqlen=2, gate=-1.0, state="half pool", raw=True, layout="vk"),
+    Case(seqlen=4, gate=-1.0, strided=True, raw=True),
+]
+
+
+def made(case: Case) -> dict[str, Any]:
+    dtype, (few, many), (k, v) = getattr(torch, case.dtype), case.heads, case.dims
+    batch, seqlen = (2, case.seqlen) if case.packed is None else (1, sum(case.packed))
+    count = batch if case.packed is None else len(case.packed)
+    given: dict[str, Any] = {
+        "q": torch.randn(batch, seqlen, few, k).to(dtype),
+        "k": torch.nn.functional.normalize(torch.randn(batch, seqlen, few, k), dim=-1).to(dtype),
+        "v": torch.randn(batch, seqlen, many, v).to(dtype),
+        "g": None,
+        "beta": 2 * torch.rand(batch, seqlen, many),
+        "state_layout": case.layout,
+    }
+    if case.gate is not None:
+        given["g"] = -torch.rand(batch, seqlen, many)
+        given["g"][:, 1:2] = case.gate
+    if case.raw:
+        given.update(A_log=torch.randn(many), qk_l2norm=True, beta_sigmoid=True)
+        given.update(allow_neg_eigval=True, dt_bias=torch.randn(many) if case.bias else None)
+    if case.packed is not None:
+        given["cu_seqlens"] = torch.tensor([0, *case.packed]).cumsum(0).int()
+    if case.state != "none":
+        pool = case.state.endswith("pool")
+        order = (k, v) if case.layout == "kv" else (v, k)
+        given["initial_state"] = torch.randn(count + 2 if pool else count, many, *order)
+        if pool:
+            given["state_indices"] = torch.tensor([count + 1, -1, 0][:count])
+        if case.state == "half pool":
+            given["initial_state"] = given["initial_state"].to(dtype)
+    if case.strided:
+        for name in ("q", "k", "v", "g", "beta"):
+            given[name] = given[name].repeat_interleave(2, -1)[..., ::2]
+        given["A_log"] = given["A_log"].repeat_interleave(2)[::2]
+        given["initial_state"] = given["initial_state"].transpose(0, 1).contiguous().transpose(0, 1)
+    return given
+
+
+def wrong(case: Case) -> str:
+    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
+    torch.manual_seed(0)
+    given = made(case)
+    results = []
+    for backend in ("triton", "reference"):
+        copied = dict(given)
+        if "state_indices" in given:
+            copied["initial_state"] = given["initial_state"].clone()
+        out, final = gated_delta_rule(**copied, return_final_state=True, backend=backend)
+        results.append((out, final))
+    tolerance = {"half": 2e-3, "float": 3e-5}[case.dtype]
+    try:
+        torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps({str(case): wrong(case) for case in CASES}))
