@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from flashvar.ops.merge_states.api import merge_states
     from flashvar.ops.op import OpSpec
 
-__all__ = ["attention", "attention_varlen", "merge_states"]
-__all__ += ["causal_conv1d", "causal_conv1d_update"]
+__all__ = [
+    "attention",
+    "attention_varlen",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "merge_states",
+]
 
 # Op -> public function -> its module in the op's folder. Each folder has a module `spec`.
 TABLE: Final = MappingProxyType(
