@@ -212,6 +212,7 @@ def test_a_graph_is_replayed() -> None:
 
 
 @ON_DEVICE
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_compiled_training() -> None:
     def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         y = flashvar.causal_conv1d(x * 2, weight, activation="silu", backend="triton")

@@ -108,6 +108,16 @@ def test_no_derivatives() -> None:
         assert not causal_conv1d_update(**given).requires_grad
 
 
+def test_a_backward_that_kept_the_state_refuses() -> None:
+    given = made(dtype=torch.float32)
+    weight = given["weight"].requires_grad_()
+    y = causal_conv1d(given["x"], weight, initial_state=given["state"])
+    with torch.no_grad():
+        causal_conv1d_update(**given)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_vmap_is_refused() -> None:
     given = made(dtype=torch.float32)
     with pytest.raises(flashvar.InvalidInputError, match=r"got torch\.vmap over it"):
@@ -143,6 +153,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rank": ({"x": torch.randn(5)}, flashvar.ShapeError, "got (5,): unsqueeze"),
     "states": ({"state": torch.randn(2, 5, 3)}, flashvar.ShapeError, "must be [3, 5, 3 or more"),
     "columns": ({"state": torch.randn(3, 5, 2)}, flashvar.ShapeError, "got (3, 5, 2)"),
+    "expanded": (
+        {"state": torch.randn(1, 5, 3).expand(3, 5, 3)}, flashvar.LayoutError,
+        "got strides (0, 3, 1)",
+    ),
     "no state": ({"state": None}, flashvar.InvalidInputError, "state must be a torch.Tensor"),
     "residual": ({"residual": torch.randn(3, 5)}, flashvar.ShapeError, "the shape of x, (3, 1, 5)"),
     "indices": ({"state_indices": torch.tensor([0])}, flashvar.ShapeError, "(3,), got (1,)"),
@@ -158,9 +172,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize(("changed", "kind", "words"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(changed: dict[str, Any], kind: type[Exception], words: str) -> None:
-    given = made(dtype=torch.float32)
-    before = given["state"].clone()
+    given = made(dtype=torch.float32) | changed
+    before = None if given["state"] is None else given["state"].clone()
     with pytest.raises(kind) as caught:
-        causal_conv1d_update(**(given | changed))
+        causal_conv1d_update(**given)
     assert words in str(caught.value)
-    assert torch.equal(given["state"], before)
+    assert before is None or torch.equal(given["state"], before)

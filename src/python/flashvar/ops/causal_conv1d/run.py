@@ -8,6 +8,7 @@ from typing import TypeAlias, cast
 import torch
 
 from flashvar.backends import backend as backend_of
+from flashvar.errors import LayoutError
 from flashvar.ops.causal_conv1d.inputs import (
     DTYPES,
     channels,
@@ -106,9 +107,16 @@ def update(
     if state_indices is not None:
         state_indices = state_indices.contiguous()
         check_indices(state_indices, state.shape[0])
+    if torch._debug_has_internal_overlap(state) == 1:
+        raise LayoutError(
+            f"state must have memory of its own for each element, got strides {state.stride()} of "
+            f"{tuple(state.shape)}: make it contiguous first, it is written in place"
+        )
     y = torch.empty_like(x)
     if not x.numel():
         return y
+    if not state.is_inference():  # so that a backward that kept the state refuses
+        torch.autograd.graph.increment_version(state)
     chosen, serves = _serving(UPDATE, x, backend)
     conv = convolution(of_tokens(x, layout), weight, bias, state, None, silu, layout)
     of_residual = None if residual is None else rows_first(of_tokens(residual, layout), layout)
