@@ -1,13 +1,18 @@
-"""The Triton kernels of gated_delta_rule without a GPU: interpreted."""
+"""The Triton kernels of gated_delta_rule without a GPU: interpreted, and compiled."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from interpreted_gated_delta_rule import CASES, Case
 from interpreter import interpreted
+from test_triton_compile import DEVICES, stack_bytes
+
+from flashvar.ops.gated_delta_rule.problem import Inputs
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -23,3 +28,111 @@ def found(python: str) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_interpreted(case: Case, found: dict[str, str]) -> None:
     assert found[str(case)] == ""
+
+
+NAMES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def inputs_of(
+    seqlen: int, dims: tuple[int, int], dtype: torch.dtype, fused: bool, packed: bool = False
+) -> Inputs:
+    """Without memory: nothing is run."""
+    k, v = dims
+
+    def made(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, values, rows = made(1, seqlen, 2, k), made(1, seqlen, 4, v), made(1, seqlen, 4)
+    head = made(4, dtype=torch.float32) if fused else None
+    cu_seqlens = made(5, dtype=torch.int32) if packed else None
+    return Inputs(q, q, values, rows, rows, head, head, cu_seqlens, 0.1, fused, fused, fused)
+
+
+def compiled(capability: int, inputs: Inputs, update: bool = False) -> dict[str, Any]:
+    """Name -> kernel that a call on such a device would start."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from flashvar.backends.triton import gated_delta_rule as launches
+
+    kernels: dict[str, Any] = {}
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(launches, name)
+
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return self.launch
+
+        def launch(self, *given: Any, **others: Any) -> None:
+            kernel = self.kernel
+            values = {**dict(zip(kernel.arg_names, given, strict=False)), **others}
+            signature, constants, aligned = {}, {}, {}
+            for index, name in enumerate(kernel.arg_names):
+                value = values[name]
+                if isinstance(value, torch.Tensor):
+                    signature[name] = NAMES[value.dtype]
+                    aligned[index,] = [["tt.divisibility", 16]]
+                elif (
+                    value is None or name.isupper() or (value == 1 and name.endswith(("dim", "_v")))
+                ):
+                    signature[name], constants[index,] = "constexpr", value
+                else:
+                    signature[name] = "fp32" if isinstance(value, float) else "i32"
+                    if signature[name] == "i32" and value % 16 == 0:
+                        aligned[index,] = [["tt.divisibility", 16]]
+            kernels[self.name] = triton.compile(
+                ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
+                target=GPUTarget("cuda", capability, 32),
+                options={n: others[n] for n in ("num_warps", "num_stages") if n in others},
+            )
+
+    k, v = inputs.q.shape[-1], inputs.v.shape[-1]
+    states = torch.empty(inputs.sequences, 4, k, v, device="meta")
+    out = torch.empty_like(inputs.v)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("recurrent_kernel", "inverse_kernel", "chain_kernel"):
+            patch.setattr(launches, name, Recorded(name))
+        if update:
+            indices = torch.empty(inputs.sequences, dtype=torch.int32, device="meta")
+            launches.update(inputs, states, indices, out)
+        else:
+            launches.forward(inputs, states, out, states)
+    return kernels
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
+@pytest.mark.parametrize("dims", [(128, 128), (256, 64), (40, 7)], ids=str)
+def test_the_recurrence_compiles(
+    dims: tuple[int, int], capability: tuple[int, int], tmp_path: Path
+) -> None:
+    inputs = inputs_of(1, dims, torch.bfloat16, fused=True)
+    kernels = compiled(10 * capability[0] + capability[1], inputs, update=True)
+    assert list(kernels) == ["recurrent_kernel"]
+    assert stack_bytes(kernels["recurrent_kernel"], tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "dims", "dtype", "packed"),
+    [
+        ((8, 6), (128, 128), torch.bfloat16, True),
+        ((8, 6), (128, 64), torch.float32, False),
+        ((9, 0), (128, 128), torch.bfloat16, False),
+    ],
+    ids=str,
+)
+def test_the_chunks_compile(
+    capability: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype, packed: bool
+) -> None:
+    inputs = inputs_of(512, dims, dtype, fused=True, packed=packed)
+    kernels = compiled(10 * capability[0] + capability[1], inputs)
+    assert list(kernels) == ["inverse_kernel", "chain_kernel"]
+    for kernel in kernels.values():
+        assert kernel.metadata.shared <= DEVICES[capability]

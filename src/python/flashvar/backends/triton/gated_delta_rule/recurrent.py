@@ -16,19 +16,10 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from flashvar.backends.triton.gated_delta_rule.activations import beta_of, gate_of, normalised
+
 # They change from call to call: one kernel serves all of their values.
 RUNTIME: Final = ("seqlen", "pool", "scale")
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + exp(x)), of large x without overflow."""
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
-
-
-@triton.jit
-def _normalised(b_x, EPS: tl.constexpr):
-    return b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) + EPS)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -127,10 +118,9 @@ def recurrent_kernel(
         p_state += o_k64[:, None] * before_k + o_v64[None, :] * before_v
         b_state = tl.load(p_state, mask=m_place, other=0.0).to(tl.float32)
     if p_a_log is not None:
-        b_rate = -tl.exp(tl.load(p_a_log + i_head * a_log_head).to(tl.float32))
-        b_bias = 0.0
-        if p_dt_bias is not None:
-            b_bias = tl.load(p_dt_bias + i_head * dt_bias_head).to(tl.float32)
+        p_a_log += i_head * a_log_head
+    if p_dt_bias is not None:
+        p_dt_bias += i_head * dt_bias_head
 
     p_q += i_batch * q_batch + begin * q_row + i_head // GROUP * q_head + o_k64 * q_dim
     p_k += i_batch * k_batch + begin * k_row + i_head // GROUP * k_head + o_k64 * k_dim
@@ -146,15 +136,12 @@ def recurrent_kernel(
         b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
         b_beta = tl.load(p_beta).to(tl.float32)
         if L2NORM:
-            b_q = _normalised(b_q, EPS)
-            b_k = _normalised(b_k, EPS)
-        if SIGMOID:
-            b_beta = BETA_SCALE * tl.sigmoid(b_beta)
+            b_q = normalised(b_q, EPS)
+            b_k = normalised(b_k, EPS)
+        b_beta = beta_of(b_beta, SIGMOID, BETA_SCALE)
         if p_g is not None:
             b_g = tl.load(p_g).to(tl.float32)
-            if p_a_log is not None:
-                b_g = b_rate * _softplus(b_g + b_bias)
-            b_state *= tl.exp(b_g)
+            b_state *= tl.exp(gate_of(b_g, p_a_log, p_dt_bias))
             p_g += g_row
         b_new = b_beta * (b_v - tl.sum(b_state * b_k[:, None], 0))
         b_state += b_k[:, None] * b_new[None, :]

@@ -1,0 +1,36 @@
+"""What the recurrence reads, made of inputs as they are loaded, in float32."""
+# Constants of the compiler are upper case, as in all of Triton.
+# ruff: noqa: N803
+# Triton's own language: no annotations that mypy could check.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def normalised(b_x, EPS: tl.constexpr):
+    """Rows of length 1; the last dimension is summed over."""
+    b_sum = tl.sum(b_x * b_x, len(b_x.shape) - 1, keep_dims=True)
+    return b_x * tl.rsqrt(b_sum + EPS)
+
+
+@triton.jit
+def beta_of(b_beta, SIGMOID: tl.constexpr, SCALE: tl.constexpr):
+    """beta itself, or SCALE times its sigmoid."""
+    return SCALE * tl.sigmoid(b_beta) if SIGMOID else b_beta
+
+
+@triton.jit
+def gate_of(b_g, p_a_log, p_dt_bias):
+    """The gate, made of a head's parameters where there are any."""
+    if p_a_log is not None:
+        if p_dt_bias is not None:
+            b_g += tl.load(p_dt_bias).to(tl.float32)
+        # log(1 + exp(g)), of large g without overflow
+        b_softplus = tl.maximum(b_g, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_g)))
+        b_g = -tl.exp(tl.load(p_a_log).to(tl.float32)) * b_softplus
+    return b_g
