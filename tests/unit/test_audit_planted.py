@@ -3,6 +3,8 @@
 A row is a fault: its name, how it is planted, and a part of the sentence that reports it. The wheel
 has no other fault: a row shows a check that nothing else makes. The file is longer than others
 for its tables, which are read as lists.
+
+The file is long because it is a table, with one row per fault.
 """
 
 from __future__ import annotations

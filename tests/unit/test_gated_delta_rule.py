@@ -1,4 +1,7 @@
-"""The gated delta rule on the CPU: values, gradients, hostile inputs, states, refusals."""
+"""The gated delta rule on the CPU: values, gradients, hostile inputs, states, refusals.
+
+One file, since every test uses the same oracle and inputs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""flashvar.merge_states on the CPU: values, hostile rows, layouts, gradients, refusals."""
+"""flashvar.merge_states on the CPU: values, hostile rows, layouts, gradients, refusals.
+
+One file, since every test uses the same oracle and inputs.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_STEP
-from flashvar.ops.attention.validate import DTYPES, KERNEL_DTYPES
+from flashvar.ops.attention.validate import KERNEL_DTYPES
+from flashvar.ops.dtypes import DTYPES
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
 

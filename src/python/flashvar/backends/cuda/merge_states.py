@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, call_head, function_of
-from flashvar.ops.merge_states.inputs import DTYPES as NAMES
+from flashvar.ops.dtypes import DTYPES as NAMES
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
 
 if TYPE_CHECKING:

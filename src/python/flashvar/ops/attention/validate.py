@@ -16,17 +16,11 @@ from flashvar.ops.attention import optional_tensors
 from flashvar.ops.attention.options import bound_of, check_options, scale_of, window_of
 from flashvar.ops.attention.problem import BackwardProblem, Inputs, Options, Problem, Strides
 from flashvar.ops.attention.spec import HEAD_DIM_MAX
+from flashvar.ops.dtypes import DTYPES
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-# The names of dtypes in requests, manifests and messages.
-DTYPES: Final = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
 KERNEL_DTYPES: Final = ("bf16", "fp16")
 
 

@@ -8,18 +8,12 @@ import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.causal_conv1d.problem import Convolution
+from flashvar.ops.dtypes import DTYPES
 from flashvar.selection.request import BACKENDS
 
 LAYOUTS: Final = ("btd", "bdt")
 ACTIVATIONS: Final = (None, "silu", "swish")
 WIDTHS: Final = (2, 3, 4)
-# As requests and manifests write them.
-DTYPES: Final = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
 _INDICES: Final = (torch.int32, torch.int64)
 _DEVICES: Final = ("cpu", "cuda", "meta")
 

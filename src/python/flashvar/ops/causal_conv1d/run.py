@@ -10,7 +10,6 @@ import torch
 from flashvar.backends import backend as backend_of
 from flashvar.errors import LayoutError
 from flashvar.ops.causal_conv1d.inputs import (
-    DTYPES,
     channels,
     check,
     check_indices,
@@ -22,6 +21,7 @@ from flashvar.ops.causal_conv1d.inputs import (
 )
 from flashvar.ops.causal_conv1d.problem import Backend, Gradients
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, SPEC, UPDATE
+from flashvar.ops.dtypes import DTYPES
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose

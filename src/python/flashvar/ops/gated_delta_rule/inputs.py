@@ -7,18 +7,12 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.selection.request import BACKENDS
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
-# As requests and manifests write them.
-DTYPES: Final = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
 _INTEGERS: Final = (torch.int32, torch.int64)
 _DEVICES: Final = ("cpu", "cuda", "meta")
 _REQUIRED: Final = ("q", "k", "v", "beta")

@@ -8,17 +8,11 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
 from flashvar.selection.request import BACKENDS
 
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
-# As requests and manifests write them.
-DTYPES: Final = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
 _DEVICES: Final = ("cpu", "cuda", "meta")
 
 

@@ -9,8 +9,8 @@ from typing import cast
 import torch
 
 from flashvar.backends import backend as backend_of
+from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.inputs import (
-    DTYPES,
     batched,
     check,
     out_shape,

@@ -92,8 +92,8 @@ def compile_here(kind: Kind, device: int) -> None:
     """Compile the kernels of a kind of call on `cuda:device`, by one small call."""
     import torch
 
+    from flashvar.ops.dtypes import DTYPES
     from flashvar.ops.merge_states.api import merge_states
-    from flashvar.ops.merge_states.inputs import DTYPES
 
     dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
     where = torch.device("cuda", device)

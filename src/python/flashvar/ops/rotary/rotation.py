@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.attention.options import as_bool, count
-from flashvar.ops.attention.validate import DTYPES, check_strided
+from flashvar.ops.attention.validate import check_strided
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling
+from flashvar.ops.dtypes import DTYPES
 
 _INTEGERS: Final = (torch.int32, torch.int64)
 _transforms: Final = torch._C._functorch.peek_interpreter_stack

@@ -9,7 +9,7 @@ import torch
 
 from flashvar.backends.triton import merge_states
 from flashvar.backends.triton.absent_device import set_target
-from flashvar.ops.merge_states.inputs import DTYPES
+from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
 
 if TYPE_CHECKING:
