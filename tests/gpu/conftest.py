@@ -50,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "large: takes much of a device's memory; shards.py runs these one by one"
+    )
     seed = config.getoption("--seed")
     config.stash[_SEED] = random.SystemRandom().getrandbits(32) if seed is None else seed
     config.stash[_RECORD] = []

@@ -2,9 +2,9 @@
 
     python tests/gpu/shards.py -j 14 --results results.json -- -k "not sizes"
 
-Most of the time goes into Triton's compiler, which the processes share out; tests that fill the
-device's memory have a process of their own. Words after `--` go to pytest. Ends with 1 where a test
-failed.
+Most of the time goes into Triton's compiler, which the processes share out; the tests marked
+`large`, which fill the device's memory, have a process of their own. Words after `--` go to pytest.
+Ends with 1 where a test failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from record import failures, merge
 
 _HERE = Path(__file__).parent
-_SIZES = "test_attention_sizes.py"
 # Exit codes of pytest: some test failed, and nothing was selected.
 _FAILED, _NO_TESTS = 1, 5
 
@@ -37,12 +36,15 @@ def main() -> int:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         shards = [
-            [str(_HERE), f"--ignore={_HERE / _SIZES}", f"--shard={index}/{options.processes}"]
+            ["-m", "not large", f"--shard={index}/{options.processes}"]
             for index in range(1, options.processes + 1)
         ]
         running = [
-            _start(Path(folder, str(number)), [*words, f"--seed={options.seed}", *options.pytest])
-            for number, words in enumerate([*shards, [str(_HERE / _SIZES)]])
+            _start(
+                Path(folder, str(number)),
+                [str(_HERE), *words, f"--seed={options.seed}", *options.pytest],
+            )
+            for number, words in enumerate([*shards, ["-m", "large"]])
         ]
         codes = [process.wait() for process in running]
         for number, code in enumerate(codes):

@@ -7,7 +7,10 @@ import torch
 from device_call import DEVICE, attend, check, check_gradients, differentiate, require, run
 from oracle import Call, assert_gradients_right, assert_right
 
-pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device and its memory")
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device and its memory"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from device_call import DEVICE
@@ -44,12 +46,12 @@ def oracle(
     return (*(one.detach() for one in found), *of_leaves)
 
 
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Root mean square, relative to that of the expected."""
+def error(found: torch.Tensor, wanted: torch.Tensor, least: float = 1e-30) -> float:
+    """Root mean square, relative to that of the expected, which counts as `least` at least."""
     if not wanted.numel():
         return 0.0
     difference = (found.double() - wanted).square().mean().sqrt()
-    return float(difference / wanted.square().mean().sqrt().clamp_min(1e-30))
+    return float(difference / wanted.square().mean().sqrt().clamp_min(least))
 
 
 @DTYPES
@@ -84,8 +86,10 @@ def test_values(
         found |= {name: found[name].transpose(1, 2) for name in ("y", "x", "residual")}
     wanted = oracle(given, ends, (of_y, weights[1]))
     limit = 4 * torch.finfo(dtype).eps
+    # Sums over rows round in proportion to what they pass through, and may end near 0.
+    least = dict.fromkeys(("weight", "bias"), 0.5 * (shape[0] * shape[1]) ** 0.5)
     for (name, one), expected in zip(found.items(), wanted, strict=True):
-        assert error(one, expected) <= limit, name
+        assert error(one, expected, least.get(name, 1e-30)) <= limit, name
 
 
 @ON_DEVICE
@@ -100,6 +104,7 @@ def test_the_same_bits_again() -> None:
 
 
 @ON_DEVICE
+@pytest.mark.large
 @pytest.mark.parametrize(
     "shape",
     [(70000, 3, 8), (1, 2**21 + 5, 1030), (2, 3, 2**20)],
@@ -160,8 +165,10 @@ def test_nothing_is_read_on_the_host_or_out_of_bounds() -> None:
     call = {"activation": "silu", "return_final_state": True, "backend": "triton"}
     mode = torch.cuda.get_sync_debug_mode()
     flashvar.causal_conv1d(**given, cu_seqlens=ends, **call)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
         for one in (ends, wrong):
             found = flashvar.causal_conv1d(**given, cu_seqlens=one, **call)
             torch.autograd.grad(found, leaves, [torch.ones_like(x) for x in found])

@@ -15,7 +15,10 @@ import training_memory as memory
 
 from flashvar.integrations.transformers import attention as transformers_attention
 
-pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="counts the CUDA allocator's bytes")
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(DEVICE == "cpu", reason="counts the CUDA allocator's bytes"),
+]
 # What the allocator rounds, and a log-sum-exp in another shape.
 SLACK = 2**20
 LAYERS = 2
