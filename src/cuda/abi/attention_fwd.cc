@@ -1,4 +1,6 @@
-// The C functions of the op attention_fwd: launch, workspace, explain.
+// The C functions of the op attention_fwd.
+#include <array>
+
 #include "abi/attention_problem.h"
 #include "abi/call.h"
 #include "attention/kernel_table.h"
@@ -9,57 +11,48 @@ namespace flashvar {
 
 namespace {
 
-constexpr size_t kFirstSize = 344;  // bytes of the parameter struct in its first version
+struct AttentionFwd {
+  using Params = flashvar_attention_fwd_params;
+  using Kernel = AttentionFwdKernel;
+  static constexpr const char* kName = "attention_fwd";
+  static constexpr size_t kFirstSize = 344;
 
-using Params = flashvar_attention_fwd_params;
-
-attention::FwdProblem fwd_problem(const Params& p) {
-  return {attention_problem(p, p.lse), static_cast<unsigned char*>(p.call.workspace)};
-}
-
-// Copies `params` to `p`, checks them, and finds the kernel that supports the call.
-flashvar_status prepare(const Params* params, Params& p, const AttentionFwdKernel*& kernel) {
-  flashvar_status status = read_params(params, kFirstSize, p);
-  if (status == FLASHVAR_OK) status = check_attention(p.problem);
-  if (status == FLASHVAR_OK) {
-    status = find_kernel("attention_fwd", kAttentionFwdKernels, p.problem, kernel);
+  static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
+    flashvar_status const status = check_attention(p.problem);
+    return status == FLASHVAR_OK ? find_kernel(kName, kAttentionFwdKernels, p.problem, kernel)
+                                 : status;
   }
-  return status;
-}
 
-bool is_empty(const Params& p) { return p.problem.batch == 0 || query_rows(p.problem) == 0; }
+  static bool is_empty(const Params& p) {
+    return p.problem.batch == 0 || query_rows(p.problem) == 0;
+  }
+
+  static std::array<Pointer, 4> required(const Params& p) {
+    bool const keys = key_rows(p.problem) > 0;
+    return {{{"q.data", p.q.data},
+             {"k.data", p.k.data, keys},
+             {"v.data", p.v.data, keys},
+             {"out.data", p.out.data}}};
+  }
+
+  static attention::FwdProblem problem(const Params& p) {
+    return {attention_problem(p, p.lse), static_cast<unsigned char*>(p.call.workspace)};
+  }
+};
 
 }  // namespace
 }  // namespace flashvar
 
 flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params) {
-  using namespace flashvar;
-  Params p;
-  const AttentionFwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK || is_empty(p)) return status;
-  return launch("attention_fwd", p.call, kernel->launcher, fwd_problem(p));
+  return flashvar::launch<flashvar::AttentionFwd>(params);
 }
 
 flashvar_status flashvar_attention_fwd_workspace(const flashvar_attention_fwd_params* params,
                                                  uint64_t* size) {
-  using namespace flashvar;
-  Params p;
-  const AttentionFwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK) return status;
-  *size = is_empty(p) ? 0 : kernel->launcher.workspace(fwd_problem(p));
-  return FLASHVAR_OK;
+  return flashvar::workspace<flashvar::AttentionFwd>(params, size);
 }
 
 flashvar_status flashvar_attention_fwd_explain(const flashvar_attention_fwd_params* params,
                                                char* text, uint64_t size) {
-  using namespace flashvar;
-  Params p;
-  const AttentionFwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK) return status;
-  Text to(text, size);
-  kernel->launcher.explain(fwd_problem(p), to);
-  return FLASHVAR_OK;
+  return flashvar::explain<flashvar::AttentionFwd>(params, text, size);
 }

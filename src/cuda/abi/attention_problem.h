@@ -31,6 +31,11 @@ inline int64_t query_rows(const flashvar_attention_problem& p) {
   return p.cu_seqlens_q == nullptr ? p.seqlen_q : p.total_q;
 }
 
+// Likewise key rows.
+inline int64_t key_rows(const flashvar_attention_problem& p) {
+  return p.cu_seqlens_k == nullptr ? p.seqlen_k : p.total_k;
+}
+
 inline flashvar_status check_modifiers(const flashvar_attention_problem& p) {
   if (p.bias.data != nullptr && (p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "a bias cannot be added to packed sequences");

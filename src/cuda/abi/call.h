@@ -1,5 +1,14 @@
-// What the C functions of all ops share: reading a caller's parameters, which may be of an older or
-// newer version than this library's, checking the workspace, launching.
+// What the C functions of all ops do: read a caller's parameters, which may be of an older or newer
+// version than this library's, check them, and launch, size the workspace or explain.
+//
+// An op is a struct with
+//   Params, Kernel               its parameter struct, and the row type of its kernel table
+//   kName                        its name in messages
+//   kFirstSize                   bytes of Params in its first version
+//   prepare(params, kernel)      checks the parameters, finds the kernel that supports them
+//   is_empty(params)             whether there is nothing to write
+//   required(params)             the pointers of a launch that is not empty: an array of Pointer
+//   problem(params)              the call as launchers see it
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -11,6 +20,7 @@
 #include "abi/device_guard.h"
 #include "abi/error.h"
 #include "abi/flashvar.h"
+#include "core/text.h"
 
 namespace flashvar {
 
@@ -20,12 +30,21 @@ namespace flashvar {
 template <class Params>
 flashvar_status read_params(const Params* caller, size_t first_size, Params& known) {
   static_assert(offsetof(Params, call) == 0, "parameters start with a flashvar_call");
-  uint32_t const size = caller == nullptr ? 0 : caller->call.struct_size;
-  if (caller == nullptr || size < first_size || caller->call.abi_version != FLASHVAR_ABI_VERSION) {
+  if (caller == nullptr) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "expected parameters of ABI %u (%zu bytes or more), found ABI %u (%u bytes)",
-                FLASHVAR_ABI_VERSION, first_size, caller == nullptr ? 0 : caller->call.abi_version,
-                size);
+                "params must point to the op's parameters, found NULL: pass their address");
+  }
+  uint32_t const size = caller->call.struct_size;
+  if (size < first_size || caller->call.abi_version != FLASHVAR_ABI_VERSION) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "expected parameters of ABI %u (%zu bytes or more), found ABI %u (%u bytes): "
+                "install the same version of both",
+                FLASHVAR_ABI_VERSION, first_size, caller->call.abi_version, size);
+  }
+  if (caller->call.reserved != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "flashvar_call.reserved must be 0, found %u: zero the struct before it is filled",
+                caller->call.reserved);
   }
   known = {};
   std::memcpy(&known, caller, std::min(sizeof(Params), size_t{size}));
@@ -41,10 +60,30 @@ flashvar_status read_params(const Params* caller, size_t first_size, Params& kno
   return FLASHVAR_OK;
 }
 
+// A pointer of the parameters, by the name of its field, and whether the launch reads or writes
+// through it: not where the tensor has no elements.
+struct Pointer {
+  const char* name;
+  const void* address;
+  bool needed = true;
+};
+
+template <class Pointers>
+flashvar_status check_pointers(const char* op, const Pointers& required) {
+  for (const Pointer& one : required) {
+    if (one.needed && one.address == nullptr) {
+      return fail(FLASHVAR_INVALID_ARGUMENT,
+                  "%s needs the address of %s, found NULL: set it to memory of the call's device",
+                  op, one.name);
+    }
+  }
+  return FLASHVAR_OK;
+}
+
 inline flashvar_status check_workspace(const char* op, const flashvar_call& call, uint64_t wanted) {
   constexpr uintptr_t kAlignment = 256;  // bytes, as flashvar_call promises
-  if (call.workspace_size >= wanted &&
-      reinterpret_cast<uintptr_t>(call.workspace) % kAlignment == 0) {
+  if (wanted == 0 || (call.workspace != nullptr && call.workspace_size >= wanted &&
+                      reinterpret_cast<uintptr_t>(call.workspace) % kAlignment == 0)) {
     return FLASHVAR_OK;
   }
   return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -54,20 +93,67 @@ inline flashvar_status check_workspace(const char* op, const flashvar_call& call
               static_cast<unsigned long long>(call.workspace_size), call.workspace, op);
 }
 
-// Checks the workspace and launches on the call's device and stream.
-template <class Launcher, class Problem>
-flashvar_status launch(const char* op, const flashvar_call& call, const Launcher& launcher,
-                       const Problem& problem) {
-  flashvar_status const status = check_workspace(op, call, launcher.workspace(problem));
+// The parameters of a call as this library knows them, and the kernel that supports them.
+template <class Op>
+struct Prepared {
+  typename Op::Params params;
+  const typename Op::Kernel* kernel = nullptr;
+  flashvar_status status;
+
+  explicit Prepared(const typename Op::Params* caller)
+      : status(read_params(caller, Op::kFirstSize, params)) {
+    if (status == FLASHVAR_OK) status = Op::prepare(params, kernel);
+  }
+};
+
+// flashvar_<op>: launches on the call's device and stream.
+template <class Op>
+flashvar_status launch(const typename Op::Params* caller) {
+  Prepared<Op> const call(caller);
+  if (call.status != FLASHVAR_OK || Op::is_empty(call.params)) return call.status;
+  const flashvar_call& head = call.params.call;
+  flashvar_status status = check_pointers(Op::kName, Op::required(call.params));
   if (status != FLASHVAR_OK) return status;
-  DeviceGuard const guard(call.device);
+  auto const problem = Op::problem(call.params);
+  status = check_workspace(Op::kName, head, call.kernel->launcher.workspace(problem));
+  if (status != FLASHVAR_OK) return status;
+  DeviceGuard const guard(head.device);
   if (guard.status() != FLASHVAR_OK) return guard.status();
   cudaError_t const error =
-      launcher.launch(problem, call.device, static_cast<cudaStream_t>(call.stream));
+      call.kernel->launcher.launch(problem, head.device, static_cast<cudaStream_t>(head.stream));
   if (error == cudaSuccess) return FLASHVAR_OK;
   cudaGetLastError();  // clears the error: the next caller must not see it
-  return fail(FLASHVAR_CUDA_ERROR, "%s did not launch on device %d: %s (%d)", op, call.device,
-              cudaGetErrorString(error), error);
+  return fail(FLASHVAR_CUDA_ERROR, "%s did not launch on device %d: %s (%d)", Op::kName,
+              head.device, cudaGetErrorString(error), error);
+}
+
+// flashvar_<op>_workspace.
+template <class Op>
+flashvar_status workspace(const typename Op::Params* caller, uint64_t* size) {
+  Prepared<Op> const call(caller);
+  if (call.status != FLASHVAR_OK) return call.status;
+  if (size == nullptr) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "size must point to where the bytes of workspace are written, found NULL: pass the "
+                "address of a uint64_t");
+  }
+  *size = Op::is_empty(call.params) ? 0 : call.kernel->launcher.workspace(Op::problem(call.params));
+  return FLASHVAR_OK;
+}
+
+// flashvar_<op>_explain.
+template <class Op>
+flashvar_status explain(const typename Op::Params* caller, char* buffer, uint64_t size) {
+  Prepared<Op> const call(caller);
+  if (call.status != FLASHVAR_OK) return call.status;
+  if (buffer == nullptr && size > 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "text must point to %llu bytes, found NULL: pass a buffer, or size 0",
+                static_cast<unsigned long long>(size));
+  }
+  Text text(buffer, size);
+  call.kernel->launcher.explain(Op::problem(call.params), text);
+  return FLASHVAR_OK;
 }
 
 }  // namespace flashvar

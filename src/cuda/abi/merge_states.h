@@ -16,10 +16,10 @@ extern "C" {
  * [batch, seqlen, heads] with head_dim elements each, and lses[i], the natural log-sum-exp of each
  * row. With lse = log(sum_i exp(lses[i])) and w_i = exp(lses[i] - lse),
  *   out = sum_i w_i outs[i].
- * A part of weight 0, in a row where its lse is -inf or lower than the highest by 88 or more,
- * counts for nothing, whatever its out holds. Rows that are -inf in every part give out 0 and lse
- * -inf. A NaN among a row's lses gives out NaN and lse NaN; +inf among them gives out NaN and lse
- * +inf.
+ * A part counts for nothing in a row where its lse is -inf, or lower than the highest by more than
+ * 103.97, where the exponential of the difference is 0 in fp32: whatever its out holds. Rows that
+ * are -inf in every part give out 0 and lse -inf. A NaN among a row's lses gives out NaN and lse
+ * NaN; +inf among them gives out NaN and lse +inf.
  *
  * Varlen tensors [total, heads, head_dim] are a batch of one sequence. */
 typedef struct flashvar_merge_states_problem {
@@ -31,7 +31,7 @@ typedef struct flashvar_merge_states_problem {
   int32_t parts;                /* at least 1 */
   flashvar_tensor outs;         /* strides of every part, of dtype; data: part 0, where stacked */
   int64_t outs_part_stride;     /* elements from part to part of a stacked tensor */
-  const void* const* out_parts; /* [parts] addresses, in host memory; NULL: stacked */
+  const void* const* out_parts; /* [parts] addresses, an array in host memory; NULL: stacked */
   flashvar_tensor lses;         /* likewise, fp32; seq_stride and head_stride may be any */
   int64_t lses_part_stride;
   const void* const* lse_parts; /* [parts] or NULL, as out_parts */
@@ -48,10 +48,13 @@ typedef struct flashvar_merge_states_bwd_params {
   flashvar_call call;
   flashvar_tensor grad_out;  /* like out */
   const float* grad_lse;     /* like lse; may be NULL */
-  flashvar_tensor grad_outs; /* stacked like outs, written; no two elements alias */
+  flashvar_tensor grad_outs; /* stacked like outs, written; no two elements alias; data may be NULL:
+                                not wanted */
   int64_t grad_outs_part_stride;
-  float* grad_lses;                      /* [parts, batch, heads, seqlen] contiguous, written */
+  float* grad_lses; /* [parts, batch, heads, seqlen] contiguous, written; NULL: not wanted */
   flashvar_merge_states_problem problem; /* as in the forward */
+  uint64_t skipped_outs; /* bit i: the gradient of outs[i] is not wanted, and has no place among the
+                            parts of grad_outs; parts from 64 on are all wanted */
 } flashvar_merge_states_bwd_params;
 
 /* The merged out and log-sum-exp, summed in fp32: the same bits on every run. Enqueues on the
@@ -62,7 +65,7 @@ flashvar_merge_states_fwd(const flashvar_merge_states_fwd_params* params);
 /* The gradients of flashvar_merge_states_fwd:
  *   grad_outs[i] = w_i grad_out
  *   grad_lses[i] = w_i (grad_out . (outs[i] - out) + grad_lse),
- * both 0 where w_i is. */
+ * both 0 where a part counts for nothing. Without grad_lses outs are not read. */
 FLASHVAR_API flashvar_status
 flashvar_merge_states_bwd(const flashvar_merge_states_bwd_params* params);
 

@@ -1,64 +1,60 @@
-// The op merge_states_bwd.
+// The C functions of the op merge_states_bwd.
+#include <array>
+
 #include "abi/call.h"
 #include "abi/merge_states_problem.h"
 #include "merge_states/kernel_table.h"
 
 namespace flashvar {
 
-#include "merge_states_bwd_kernels.inc"  // kMergeStatesBwdKernels; its rows are other files' objects
+#include "merge_states_bwd_kernels.inc"  // kMergeStatesBwdKernels: generated; ends with null
 
 namespace {
 
-constexpr size_t kFirstSize = 256;  // of flashvar_merge_states_bwd_params when it was new
+struct MergeStatesBwd {
+  using Params = flashvar_merge_states_bwd_params;
+  using Kernel = MergeStatesBwdKernel;
+  static constexpr const char* kName = "merge_states_bwd";
+  static constexpr size_t kFirstSize = 256;
 
-using Params = flashvar_merge_states_bwd_params;
-
-merge_states::BwdProblem bwd_problem(const Params& p) {
-  return {merge_states_problem(p.problem), view(p.grad_out), p.grad_lse, view(p.grad_outs),
-          p.grad_outs_part_stride,         p.grad_lses};
-}
-
-// Reads and checks `params`, and finds the kernel that supports them.
-flashvar_status prepare(const Params* params, Params& p, const MergeStatesBwdKernel*& kernel) {
-  flashvar_status status = read_params(params, kFirstSize, p);
-  if (status == FLASHVAR_OK) status = check_merge_states(p.problem);
-  if (status == FLASHVAR_OK) {
-    status = find_kernel("merge_states_bwd", kMergeStatesBwdKernels, p.problem, kernel);
+  static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
+    flashvar_status const status = check_merge_states(p.problem);
+    return status == FLASHVAR_OK ? find_kernel(kName, kMergeStatesBwdKernels, p.problem, kernel)
+                                 : status;
   }
-  return status;
-}
+
+  static bool is_empty(const Params& p) {
+    bool const wanted = p.grad_outs.data != nullptr || p.grad_lses != nullptr;
+    return !wanted || flashvar::is_empty(p.problem);
+  }
+
+  static std::array<Pointer, 3> required(const Params& p) {
+    Pointer outs = outs_pointer(p.problem);
+    outs.needed = outs.needed && p.grad_lses != nullptr;
+    return {{outs,
+             lses_pointer(p.problem),
+             {"grad_out.data", p.grad_out.data, p.problem.head_dim > 0}}};
+  }
+
+  static merge_states::BwdProblem problem(const Params& p) {
+    return {merge_states_problem(p.problem), view(p.grad_out), p.grad_lse, view(p.grad_outs),
+            p.grad_outs_part_stride,         p.skipped_outs,   p.grad_lses};
+  }
+};
 
 }  // namespace
 }  // namespace flashvar
 
 flashvar_status flashvar_merge_states_bwd(const flashvar_merge_states_bwd_params* params) {
-  using namespace flashvar;
-  Params p;
-  const MergeStatesBwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK || is_empty(p.problem)) return status;
-  return launch("merge_states_bwd", p.call, kernel->launcher, bwd_problem(p));
+  return flashvar::launch<flashvar::MergeStatesBwd>(params);
 }
 
 flashvar_status flashvar_merge_states_bwd_workspace(const flashvar_merge_states_bwd_params* params,
                                                     uint64_t* size) {
-  using namespace flashvar;
-  Params p;
-  const MergeStatesBwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK) return status;
-  *size = kernel->launcher.workspace(bwd_problem(p));
-  return FLASHVAR_OK;
+  return flashvar::workspace<flashvar::MergeStatesBwd>(params, size);
 }
 
 flashvar_status flashvar_merge_states_bwd_explain(const flashvar_merge_states_bwd_params* params,
                                                   char* text, uint64_t size) {
-  using namespace flashvar;
-  Params p;
-  const MergeStatesBwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK) return status;
-  Text to(text, size);
-  kernel->launcher.explain(bwd_problem(p), to);
-  return FLASHVAR_OK;
+  return flashvar::explain<flashvar::MergeStatesBwd>(params, text, size);
 }

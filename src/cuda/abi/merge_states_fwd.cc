@@ -1,63 +1,54 @@
-// The op merge_states_fwd.
+// The C functions of the op merge_states_fwd.
+#include <array>
+
 #include "abi/call.h"
 #include "abi/merge_states_problem.h"
 #include "merge_states/kernel_table.h"
 
 namespace flashvar {
 
-#include "merge_states_fwd_kernels.inc"  // kMergeStatesFwdKernels; its rows are other files' objects
+#include "merge_states_fwd_kernels.inc"  // kMergeStatesFwdKernels: generated; ends with null
 
 namespace {
 
-constexpr size_t kFirstSize = 208;  // of flashvar_merge_states_fwd_params when it was new
+struct MergeStatesFwd {
+  using Params = flashvar_merge_states_fwd_params;
+  using Kernel = MergeStatesFwdKernel;
+  static constexpr const char* kName = "merge_states_fwd";
+  static constexpr size_t kFirstSize = 208;
 
-using Params = flashvar_merge_states_fwd_params;
-
-merge_states::FwdProblem fwd_problem(const Params& p) {
-  return {merge_states_problem(p.problem), view(p.out), p.lse};
-}
-
-// Reads and checks `params`, and finds the kernel that supports them.
-flashvar_status prepare(const Params* params, Params& p, const MergeStatesFwdKernel*& kernel) {
-  flashvar_status status = read_params(params, kFirstSize, p);
-  if (status == FLASHVAR_OK) status = check_merge_states(p.problem);
-  if (status == FLASHVAR_OK) {
-    status = find_kernel("merge_states_fwd", kMergeStatesFwdKernels, p.problem, kernel);
+  static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
+    flashvar_status const status = check_merge_states(p.problem);
+    return status == FLASHVAR_OK ? find_kernel(kName, kMergeStatesFwdKernels, p.problem, kernel)
+                                 : status;
   }
-  return status;
-}
+
+  static bool is_empty(const Params& p) { return flashvar::is_empty(p.problem); }
+
+  static std::array<Pointer, 3> required(const Params& p) {
+    return {{outs_pointer(p.problem),
+             lses_pointer(p.problem),
+             {"out.data", p.out.data, p.problem.head_dim > 0}}};
+  }
+
+  static merge_states::FwdProblem problem(const Params& p) {
+    return {merge_states_problem(p.problem), view(p.out), p.lse};
+  }
+};
 
 }  // namespace
 }  // namespace flashvar
 
 flashvar_status flashvar_merge_states_fwd(const flashvar_merge_states_fwd_params* params) {
-  using namespace flashvar;
-  Params p;
-  const MergeStatesFwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK || is_empty(p.problem)) return status;
-  return launch("merge_states_fwd", p.call, kernel->launcher, fwd_problem(p));
+  return flashvar::launch<flashvar::MergeStatesFwd>(params);
 }
 
 flashvar_status flashvar_merge_states_fwd_workspace(const flashvar_merge_states_fwd_params* params,
                                                     uint64_t* size) {
-  using namespace flashvar;
-  Params p;
-  const MergeStatesFwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK) return status;
-  *size = kernel->launcher.workspace(fwd_problem(p));
-  return FLASHVAR_OK;
+  return flashvar::workspace<flashvar::MergeStatesFwd>(params, size);
 }
 
 flashvar_status flashvar_merge_states_fwd_explain(const flashvar_merge_states_fwd_params* params,
                                                   char* text, uint64_t size) {
-  using namespace flashvar;
-  Params p;
-  const MergeStatesFwdKernel* kernel = nullptr;
-  flashvar_status const status = prepare(params, p, kernel);
-  if (status != FLASHVAR_OK) return status;
-  Text to(text, size);
-  kernel->launcher.explain(fwd_problem(p), to);
-  return FLASHVAR_OK;
+  return flashvar::explain<flashvar::MergeStatesFwd>(params, text, size);
 }

@@ -26,7 +26,7 @@ static_assert(offsetof(Fwd, lse) == 72);
 static_assert(offsetof(Fwd, problem) == 80);
 
 using Bwd = flashvar_merge_states_bwd_params;
-static_assert(sizeof(Bwd) == 256);
+static_assert(sizeof(Bwd) == 264);
 static_assert(offsetof(Bwd, call) == 0);
 static_assert(offsetof(Bwd, grad_out) == 40);
 static_assert(offsetof(Bwd, grad_lse) == 72);
@@ -34,3 +34,4 @@ static_assert(offsetof(Bwd, grad_outs) == 80);
 static_assert(offsetof(Bwd, grad_outs_part_stride) == 112);
 static_assert(offsetof(Bwd, grad_lses) == 120);
 static_assert(offsetof(Bwd, problem) == 128);
+static_assert(offsetof(Bwd, skipped_outs) == 256);

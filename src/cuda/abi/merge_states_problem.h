@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "abi/call.h"
 #include "abi/error.h"
 #include "abi/merge_states.h"
 #include "merge_states/problem.h"
@@ -46,6 +47,26 @@ inline merge_states::Problem merge_states_problem(const flashvar_merge_states_pr
           p.parts,
           {view(p.outs), p.outs_part_stride, p.out_parts},
           {view(p.lses), p.lses_part_stride, p.lse_parts}};
+}
+
+// NULL where the address of a part is; else that of part 0.
+inline const void* address_of_parts(const flashvar_tensor& first, const void* const* addresses,
+                                    int32_t parts) {
+  if (addresses == nullptr) return first.data;
+  for (int32_t i = 0; i < parts; ++i) {
+    if (addresses[i] == nullptr) return nullptr;
+  }
+  return addresses[0];
+}
+
+inline Pointer outs_pointer(const flashvar_merge_states_problem& p) {
+  return {p.out_parts == nullptr ? "outs.data" : "every part in out_parts",
+          address_of_parts(p.outs, p.out_parts, p.parts), p.head_dim > 0};
+}
+
+inline Pointer lses_pointer(const flashvar_merge_states_problem& p) {
+  return {p.lse_parts == nullptr ? "lses.data" : "every part in lse_parts",
+          address_of_parts(p.lses, p.lse_parts, p.parts)};
 }
 
 inline bool is_empty(const flashvar_merge_states_problem& p) {

@@ -71,8 +71,18 @@ struct BwdArgs : Args<Word> {
   Rows<const Word> grad_out;
   Rows<Word> grad_outs;
   int64_t grad_outs_stride;
+  uint64_t skipped_outs;  // bit i: part i, below 64, has no place in grad_outs
   const float* grad_lse;
   float* grad_lses;
+
+  // Whether the gradient of a part's out is written, and where its place in grad_outs is.
+  __device__ __forceinline__ bool writes(int part) const {
+    return grad_outs.data != nullptr && (part >= 64 || (skipped_outs >> part & 1) == 0);
+  }
+  __device__ __forceinline__ Word* grad_of(int part) const {
+    uint64_t const before = part >= 64 ? skipped_outs : skipped_outs & ((uint64_t{1} << part) - 1);
+    return grad_outs.data + (part - __popcll(before)) * grad_outs_stride;
+  }
 };
 
 // 4 KiB is what every driver takes.

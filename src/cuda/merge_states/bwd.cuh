@@ -1,6 +1,6 @@
 // The backward. With c_i = grad_out . outs[i] and delta = sum_i w_i c_i,
 //   grad_outs[i] = w_i grad_out,  grad_lses[i] = w_i (c_i - delta + grad_lse):
-// the merged out is not read, and its rounding costs nothing.
+// the merged out is not read, and its rounding costs nothing. Without grad_lses nor are outs.
 #pragma once
 #include <cstdint>
 
@@ -10,11 +10,19 @@
 
 namespace flashvar::merge_states {
 
-// exp(lse - base) as a share of the row's sum; 0 where it is 0, also in rows without a finite sum.
-__device__ __forceinline__ float weight_of(float lse, float base, float scale) {
-  float const weight = exp_from(lse, base);
-  return weight == 0.f ? 0.f : weight * scale;
-}
+// What a part has of a row's sum. A part that counts may have so little that its share rounds to 0.
+struct Weight {
+  bool counts;
+  float share;  // 0 where the part does not count, also in rows without a finite sum
+
+  __device__ __forceinline__ Weight(float lse, float base, float scale) {
+    float const exp = exp_from(lse, base);
+    counts = exp != 0.f;
+    share = counts ? exp * scale : 0.f;
+  }
+
+  __device__ __forceinline__ float times(float value) const { return counts ? share * value : 0.f; }
+};
 
 template <class Args>
 __device__ __forceinline__ float sum_of(const Args& args, const Row& row, int64_t offset,
@@ -62,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 3)
   float const grad_lse = args.grad_lse == nullptr ? 0.f : args.grad_lse[place];
 
   // c_i is kept in grad_lses, by the lane that reads it again.
+  bool const of_lses = args.grad_lses != nullptr;
   auto is_mine = [&](int part) {
     return row.valid && part < args.parts && part / groups % lanes == row.lane;
   };
@@ -83,37 +92,37 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 3)
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         int const part = step + row.group + b * groups;
-        bool const wanted = part < args.parts;
+        bool const wanted = of_lses && part < args.parts;
         const auto* const from = wanted ? args.outs.part(part) + out_offset + column : nullptr;
         chunks[b].template load<kAligned>(from, wanted ? count : 0);
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         int const part = step + row.group + b * groups;
-        float const weight = weight_of(load_lse(args, part, lse_offset), base, scale);
+        Weight const weight(load_lse(args, part, lse_offset), base, scale);
         float values[C::kElements];
-        chunks[b].unpack(values);
-        float product = dot(grad_out, values, lanes);
-        product = weight == 0.f ? 0.f : product;
-        delta = weight == 0.f ? delta : fmaf(weight, product, delta);
-        if (is_mine(part)) *slot(part) = start == 0 ? product : *slot(part) + product;
-        if (!row.valid || part >= args.parts) continue;
-#pragma unroll
-        for (int i = 0; i < C::kElements; ++i) {
-          values[i] = weight == 0.f ? 0.f : weight * grad_out[i];
+        if (of_lses) {
+          chunks[b].unpack(values);
+          float product = dot(grad_out, values, lanes);
+          product = weight.counts ? product : 0.f;
+          delta = fmaf(weight.share, product, delta);
+          if (is_mine(part)) *slot(part) = start == 0 ? product : *slot(part) + product;
         }
+        if (!row.valid || part >= args.parts || !args.writes(part)) continue;
+#pragma unroll
+        for (int i = 0; i < C::kElements; ++i) values[i] = weight.times(grad_out[i]);
         chunk.pack(values);
-        chunk.template store<kAligned>(
-            args.grad_outs.data + part * args.grad_outs_stride + grad_offset + column, count);
+        chunk.template store<kAligned>(args.grad_of(part) + grad_offset + column, count);
       }
     }
   }
+  if (!of_lses) return;
   delta =
       combine_groups(row, args.teams, delta, shared_team, [](float a, float b) { return a + b; });
   for (int part = row.group; part < args.parts; part += groups) {
     if (!is_mine(part)) continue;
-    float const weight = weight_of(load_lse(args, part, lse_offset), base, scale);
-    *slot(part) = weight == 0.f ? 0.f : weight * (*slot(part) - delta + grad_lse);
+    Weight const weight(load_lse(args, part, lse_offset), base, scale);
+    *slot(part) = weight.times(*slot(part) - delta + grad_lse);
   }
 }
 

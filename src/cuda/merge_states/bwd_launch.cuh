@@ -31,11 +31,13 @@ struct BwdLaunch {
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     BwdArgs<Word> args;
-    ArgsMaker const maker{problem, problem.grad_outs};
+    ArgsMaker const maker{problem,
+                          problem.grad_outs.data != nullptr ? problem.grad_outs : problem.grad_out};
     maker.fill(args, Chunk<Dtype>::kElements, true);
     args.grad_out = maker.template rows<const Word>(problem.grad_out);
     args.grad_outs = maker.template rows<Word>(problem.grad_outs);
     args.grad_outs_stride = problem.grad_outs_stride;
+    args.skipped_outs = problem.skipped_outs;
     args.grad_lse = problem.grad_lse;
     args.grad_lses = problem.grad_lses;
     return unaligned(problem).operand == nullptr

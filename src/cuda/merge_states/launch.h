@@ -33,6 +33,7 @@ inline Unaligned find_unaligned(const Problem& problem, int64_t bytes,
                                 std::initializer_list<Operand> operands) {
   if (problem.head_dim * bytes % 16 != 0) return {"outs", "the length of a row"};
   for (const Operand& one : operands) {
+    if (one.tensor.data == nullptr && one.addresses == nullptr) continue;  // not accessed
     uintptr_t addresses =
         one.addresses == nullptr ? reinterpret_cast<uintptr_t>(one.tensor.data) : 0;
     for (int i = 0; one.addresses != nullptr && i < problem.parts; ++i) {

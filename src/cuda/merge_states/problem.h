@@ -37,9 +37,10 @@ struct FwdProblem : Problem {
 struct BwdProblem : Problem {
   Tensor grad_out;
   const float* grad_lse;  // [batch, heads, seqlen]; may be null
-  Tensor grad_outs;       // stacked
+  Tensor grad_outs;       // stacked, without the skipped parts; data may be null: not wanted
   int64_t grad_outs_stride;
-  float* grad_lses;  // [parts, batch, heads, seqlen]
+  uint64_t skipped_outs;  // bit i: part i, below 64, has no place in grad_outs
+  float* grad_lses;       // [parts, batch, heads, seqlen]; null: not wanted
 };
 
 }  // namespace flashvar::merge_states

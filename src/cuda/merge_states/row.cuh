@@ -4,15 +4,14 @@
 
 #include "core/math.cuh"
 #include "merge_states/args.h"
+#include "ptx/max_nan.cuh"
 
 namespace flashvar::merge_states {
 
-// NaN where one of them is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float max;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
-  return max;
-}
+// A part whose lse is lower than the row's highest by more than this has no weight: e^-103.97
+// rounds to 2^-149, the least that fp32 holds, and e^-103.98 to 0. Every backend compares with this
+// number, so that none of them reads what another ignores.
+inline constexpr float kLowest = -103.97f;
 
 struct Row {
   int32_t lane;   // of the team
@@ -49,9 +48,11 @@ __device__ __forceinline__ float load_lse(const Args& args, int part, int64_t of
   return part < args.parts ? __ldg(args.lses.part(part) + offset) : -infinity();
 }
 
-// exp(lse - base); 0 of -inf whatever the base is.
+// exp(lse - base): 0 of a part that counts for nothing and of no other. It may be denormal. -inf
+// counts for nothing whatever the base is.
 __device__ __forceinline__ float exp_from(float lse, float base) {
-  return lse == -infinity() ? 0.f : exp2_approx((lse - base) * (1.f / kLn2));
+  float const below = lse - base;
+  return lse == -infinity() || below < kLowest ? 0.f : exp2f(below * (1.f / kLn2));
 }
 
 // Combines one value of each of a row's teams, in the order of groups. Precondition: all threads of
@@ -81,10 +82,10 @@ __device__ __forceinline__ float base_of(const Args& args, const Row& row, int64
   for (int first = row.group; first < args.parts; first += kBatch * groups) {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      max = max_or_nan(max, load_lse(args, first + b * groups, offset));
+      max = ptx::max_nan(max, load_lse(args, first + b * groups, offset));
     }
   }
-  max = combine_groups(row, args.teams, max, shared, max_or_nan);
+  max = combine_groups(row, args.teams, max, shared, ptx::max_nan);
   return max == -infinity() ? 0.f : max;
 }
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _PROBLEM: Final = struct.Struct(f"<qqiiIi{TENSOR}qQ{TENSOR}qQ")
 # flashvar_merge_states_fwd_params: out and lse.
 _FORWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{_PROBLEM.size}s")
-# flashvar_merge_states_bwd_params: grad_out, grad_lse, grad_outs, from part to part, grad_lses.
-_BACKWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{TENSOR}qQ{_PROBLEM.size}s")
+# flashvar_merge_states_bwd_params: grad_out, grad_lse, grad_outs, from part to part, grad_lses; the
+# problem; bits of the skipped outs.
+_BACKWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{TENSOR}qQ{_PROBLEM.size}sQ")
 # FLASHVAR_MERGE_STATES_MAX_ADDRESSES
 _MAX_ADDRESSES: Final = 224
 # The kernels want no workspace.
@@ -84,6 +85,7 @@ def backward(
             grad_outs.stride(0),
             grad_lses.data_ptr(),
             problem,
+            0,
         )
     )
 
