@@ -1,5 +1,5 @@
 // What the kernels of merge_states are launched with: rows in the order of memory, parts as
-// addresses, and how a block is shared out.
+// addresses, and how a block's threads share its rows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,9 +10,13 @@
 namespace flashvar::merge_states {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kBatch = 2;         // parts that a thread loads at once
-inline constexpr int kPartsPerTeam = 4;  // at least, before another team shares a row
-inline constexpr int kMaxGroups = 8;     // teams that share the parts of a row
+inline constexpr int kTileRows = 256;     // rows of a block, at most
+inline constexpr int kGrownRows = 64;     // up to which tiles grow
+inline constexpr int kWindow = 2048;      // weights that a block keeps: of its rows and some parts
+inline constexpr int kRowsAtOnce = 4;     // rows that a thread has in flight
+inline constexpr int kPartsPerGroup = 8;  // at least, before another group shares a row
+inline constexpr int kMaxGroups = 8;      // groups that share the parts of a row
+inline constexpr int64_t kBlocks = 1024;  // wanted before tiles grow: some of a multiprocessor
 
 // Elements from row to row: rows are [outer, middle, inner], the batch outermost.
 struct RowStrides {
@@ -39,13 +43,18 @@ struct PartRows {
   }
 };
 
-// Threads of a block: teams of `lanes` threads, each at one row; `groups` teams share the parts of
-// a row. Both depend on head_dim and parts alone, so a row's bits do not depend on the others.
-struct Teams {
-  int32_t lanes;
-  int32_t groups;
+// How a block shares its rows: `lanes` threads at a row, as many rows at a time as that makes, and
+// the parts of each row dealt out to `groups` groups of threads. Lanes and groups are powers of two
+// and depend on head_dim and parts alone, so a row's bits do not depend on the other rows.
+struct Split {
+  int32_t lanes_log2;  // at most 5: the lanes of a row are of one warp
+  int32_t groups_log2;
+  int32_t tile_rows;
 
-  __host__ __device__ int32_t rows() const { return kThreads / lanes / groups; }
+  __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
+  __host__ __device__ int32_t groups() const { return 1 << groups_log2; }
+  __host__ __device__ int32_t row_step() const { return kThreads >> (lanes_log2 + groups_log2); }
+  __host__ __device__ int32_t window() const { return kWindow / tile_rows; }  // parts
 };
 
 template <class Word>
@@ -54,7 +63,7 @@ struct Args {
   uint32_t middle, inner;  // sizes
   int32_t parts;
   int32_t head_dim;
-  Teams teams;
+  Split split;
   RowStrides lse_strides;  // of tensors [batch, heads, seqlen]
   PartRows<Word> outs;
   PartRows<float> lses;
@@ -86,6 +95,7 @@ struct BwdArgs : Args<Word> {
 };
 
 // 4 KiB is what every driver takes.
+static_assert(kThreads <= kTileRows);  // row_step()
 static_assert(sizeof(FwdArgs<float>) <= 4096 && sizeof(BwdArgs<float>) <= 4096);
 
 // Makes arguments of a problem. Rows are counted in the order in which `written` has them in
@@ -97,14 +107,14 @@ class ArgsMaker {
         heads_inner_(written.head_stride <= written.seq_stride || problem.seqlen == 1) {}
 
   template <class Word>
-  void fill(Args<Word>& args, int elements, bool power_of_two) const {
+  void fill(Args<Word>& args, int elements) const {
     args.row_count = problem_.rows();
     args.middle = static_cast<uint32_t>(problem_.seqlen);
     args.inner = problem_.heads;
     if (!heads_inner_) std::swap(args.middle, args.inner);
     args.parts = problem_.parts;
     args.head_dim = problem_.head_dim;
-    args.teams = teams(elements, power_of_two);
+    args.split = split(elements);
     args.lse_strides = strides({nullptr, problem_.heads * problem_.seqlen, 1, problem_.seqlen});
     fill(args.outs, problem_.outs);
     fill(args.lses, problem_.lses);
@@ -133,16 +143,23 @@ class ArgsMaker {
     }
   }
 
-  // `elements`: of a chunk. Teams that reduce by shuffles are a power of two within a warp.
-  Teams teams(int elements, bool power_of_two) const {
-    int const chunks = std::max((problem_.head_dim + elements - 1) / elements, 1);
-    int lanes = std::min(chunks, kThreads);
-    if (power_of_two) {
-      lanes = 1;
-      while (lanes < std::min(chunks, 32)) lanes *= 2;
+  // `elements`: of a chunk. Tiles are as large as still leaves a block for everyone, and no larger
+  // than lets one window hold all weights.
+  Split split(int elements) const {
+    Split split{};
+    while (split.lanes_log2 < 5 && elements << split.lanes_log2 < problem_.head_dim) {
+      ++split.lanes_log2;
     }
-    int const wanted = (problem_.parts + kPartsPerTeam - 1) / kPartsPerTeam;
-    return {lanes, std::min({wanted, kThreads / lanes, kMaxGroups})};
+    while (split.groups() < kMaxGroups && split.groups() * kPartsPerGroup < problem_.parts &&
+           split.row_step() > 1) {
+      ++split.groups_log2;
+    }
+    split.tile_rows = split.row_step();
+    while (2 * split.tile_rows <= kGrownRows && 2 * split.tile_rows * problem_.parts <= kWindow &&
+           problem_.rows() / (2 * split.tile_rows) >= kBlocks) {
+      split.tile_rows *= 2;
+    }
+    return split;
   }
 
   const Problem& problem_;

@@ -15,29 +15,13 @@ struct Weight {
   bool counts;
   float share;  // 0 where the part does not count, also in rows without a finite sum
 
-  __device__ __forceinline__ Weight(float lse, float base, float scale) {
-    float const exp = exp_from(lse, base);
-    counts = exp != 0.f;
-    share = counts ? exp * scale : 0.f;
-  }
+  __device__ __forceinline__ Weight(float exp, float scale)
+      : counts(exp != 0.f), share(counts ? exp * scale : 0.f) {}
 
   __device__ __forceinline__ float times(float value) const { return counts ? share * value : 0.f; }
 };
 
-template <class Args>
-__device__ __forceinline__ float sum_of(const Args& args, const Row& row, int64_t offset,
-                                        float base, float* shared) {
-  float sum = 0.f;
-  int const groups = args.teams.groups;
-  for (int first = row.group; first < args.parts; first += kBatch * groups) {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      sum += exp_from(load_lse(args, first + b * groups, offset), base);
-    }
-  }
-  return combine_groups(row, args.teams, sum, shared, [](float a, float b) { return a + b; });
-}
-
+// Sum of the products over the lanes of a row, in each of them.
 template <int kElements>
 __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&b)[kElements],
                                      int lanes) {
@@ -48,82 +32,108 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
   return sum;
 }
 
-// Rows that are not aligned take more registers: with a fourth block per multiprocessor fp16
-// spills.
+// Makes grad_lses of the c_i that stand in their place.
+template <class Args, int kTensors>
+__device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kTensors>& tile,
+                                                 int rows) {
+  tile.each_row(args.split, [&](int wanted, int lane) {
+    int const row = min(wanted, rows - 1);
+    float const base = tile.base[row], scale = tile.scale[row];
+    float* const slots = args.grad_lses + tile.lse_place[row];
+    auto weight_of = [&](int part) {
+      return Weight(exp_from(args.lses.part(part)[tile.lse_offset[row]], base), scale);
+    };
+    float delta = 0.f;
+    for (int part = lane; part < args.parts; part += tile.kRowLanes) {
+      delta = fmaf(weight_of(part).share, slots[part * args.row_count], delta);
+    }
+    delta = tile.combine(delta, [](float a, float b) { return a + b; });
+    if (wanted >= rows) return;
+    float const grad_lse = args.grad_lse == nullptr ? 0.f : args.grad_lse[tile.lse_place[row]];
+    for (int part = lane; part < args.parts; part += tile.kRowLanes) {
+      float* const slot = slots + part * args.row_count;
+      *slot = weight_of(part).times(*slot - delta + grad_lse);
+    }
+  });
+}
+
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kAligned ? 4 : 3)
+__global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
     bwd_kernel(const __grid_constant__ BwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
-  __shared__ float shared_team[kThreads];
+  enum { kOuts, kGradOut, kGradOuts, kTensors };
+  __shared__ Tile<kTensors> tile;
   ptx::griddepcontrol_launch_dependents();
-  Row const row(args);
-  int64_t const out_offset = row.offset(args.outs.strides);
-  int64_t const lse_offset = row.offset(args.lses.strides);
-  int64_t const place = row.offset(args.lse_strides);
-  int64_t const grad_offset = row.offset(args.grad_outs.strides);
-  int const groups = args.teams.groups, lanes = args.teams.lanes;
+  Split const split = args.split;
+  Place const at(split);
+  int64_t const existing = args.row_count - tile.first_row(split);
+  int const rows = existing < split.tile_rows ? static_cast<int>(existing) : split.tile_rows;
+  bool const of_lses = args.grad_lses != nullptr;
 
   ptx::griddepcontrol_wait();
-  float const base = base_of(args, row, lse_offset, shared_team);
-  float const sum = sum_of(args, row, lse_offset, base, shared_team);
-  float const scale = sum == 0.f ? 0.f : 1.f / sum;
-  float const grad_lse = args.grad_lse == nullptr ? 0.f : args.grad_lse[place];
+  tile.find_rows(args, {&args.outs.strides, &args.grad_out.strides, &args.grad_outs.strides});
+  bool const one_window = args.parts <= split.window();
+  if (one_window) tile.weigh(args, 0);
 
-  // c_i is kept in grad_lses, by the lane that reads it again.
-  bool const of_lses = args.grad_lses != nullptr;
-  auto is_mine = [&](int part) {
-    return row.valid && part < args.parts && part / groups % lanes == row.lane;
-  };
-  auto slot = [&](int part) { return args.grad_lses + part * args.row_count + place; };
-
-  float delta = 0.f;
-  int const width = lanes * C::kElements;
-  for (int start = 0; start == 0 || start < args.head_dim; start += width) {
-    int const column = start + row.lane * C::kElements;
-    int const count = args.head_dim - column;
-    float grad_out[C::kElements];
-    C chunk;
-    chunk.template load<kAligned>(args.grad_out.data + row.offset(args.grad_out.strides) + column,
-                                  count);
-    chunk.unpack(grad_out);
-    // The same number of steps in all groups, for the shuffles.
-    for (int step = 0; step < args.parts; step += kBatch * groups) {
-      C chunks[kBatch];
+  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce * split.row_step()) {
+    auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
+    for (int start = 0; start == 0 || start < args.head_dim;
+         start += split.lanes() * C::kElements) {
+      int const column = start + at.lane * C::kElements;
+      auto count_of = [&](int r) { return row_of(r) < rows ? args.head_dim - column : 0; };
+      C grad_out[kRowsAtOnce];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        int const part = step + row.group + b * groups;
-        bool const wanted = of_lses && part < args.parts;
-        const auto* const from = wanted ? args.outs.part(part) + out_offset + column : nullptr;
-        chunks[b].template load<kAligned>(from, wanted ? count : 0);
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        int64_t const offset = row_of(r) < rows ? tile.offset[kGradOut][row_of(r)] : 0;
+        grad_out[r].template load<kAligned>(args.grad_out.data + offset + column, count_of(r));
       }
+      for (int first = 0; first < args.parts; first += split.window()) {
+        if (!one_window) tile.weigh(args, first);
+        int const end = min(args.parts - first, split.window());
+        // The same number of steps in all groups, for the shuffles.
+        for (int step = 0; step < end; step += split.groups()) {
+          int const part = min(step + at.group, end - 1);
+          bool const exists = step + at.group < end;
+          const auto* const from = args.outs.part(first + part) + column;
+          C chunks[kRowsAtOnce];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        int const part = step + row.group + b * groups;
-        Weight const weight(load_lse(args, part, lse_offset), base, scale);
-        float values[C::kElements];
-        if (of_lses) {
-          chunks[b].unpack(values);
-          float product = dot(grad_out, values, lanes);
-          product = weight.counts ? product : 0.f;
-          delta = fmaf(weight.share, product, delta);
-          if (is_mine(part)) *slot(part) = start == 0 ? product : *slot(part) + product;
+          for (int r = 0; r < kRowsAtOnce; ++r) {
+            int64_t const offset = row_of(r) < rows ? tile.offset[kOuts][row_of(r)] : 0;
+            chunks[r].template load<kAligned>(from + offset, of_lses && exists ? count_of(r) : 0);
+          }
+          bool const writes = exists && args.writes(first + part);
+          auto* const to = writes ? args.grad_of(first + part) + column : nullptr;
+#pragma unroll
+          for (int r = 0; r < kRowsAtOnce; ++r) {
+            int const row = min(row_of(r), rows - 1);
+            Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
+            float grads[C::kElements];
+            grad_out[r].unpack(grads);
+            if (of_lses) {
+              float values[C::kElements];
+              chunks[r].unpack(values);
+              float const product = dot(grads, values, split.lanes());
+              if (at.lane == 0 && exists && row_of(r) < rows) {
+                float* const slot =
+                    args.grad_lses + (first + part) * args.row_count + tile.lse_place[row];
+                *slot = (start == 0 ? 0.f : *slot) + (weight.counts ? product : 0.f);
+              }
+            }
+            if (!writes) continue;
+#pragma unroll
+            for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
+            C chunk;
+            chunk.pack(grads);
+            int64_t const offset = row_of(r) < rows ? tile.offset[kGradOuts][row_of(r)] : 0;
+            chunk.template store<kAligned>(to + offset, count_of(r));
+          }
         }
-        if (!row.valid || part >= args.parts || !args.writes(part)) continue;
-#pragma unroll
-        for (int i = 0; i < C::kElements; ++i) values[i] = weight.times(grad_out[i]);
-        chunk.pack(values);
-        chunk.template store<kAligned>(args.grad_of(part) + grad_offset + column, count);
       }
     }
   }
   if (!of_lses) return;
-  delta =
-      combine_groups(row, args.teams, delta, shared_team, [](float a, float b) { return a + b; });
-  for (int part = row.group; part < args.parts; part += groups) {
-    if (!is_mine(part)) continue;
-    Weight const weight(load_lse(args, part, lse_offset), base, scale);
-    *slot(part) = weight.times(*slot(part) - delta + grad_lse);
-  }
+  __syncthreads();  // every c_i is in its place
+  finish_grad_lses(args, tile, rows);
 }
 
 }  // namespace flashvar::merge_states

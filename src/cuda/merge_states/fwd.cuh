@@ -1,5 +1,6 @@
-// The forward: out = sum_i w_i outs[i] and its log-sum-exp. Bound by memory: each thread sums one
-// chunk of 16 bytes over the parts, or over its team's share of them, kBatch loads at a time.
+// The forward: out = sum_i w_i outs[i] and its log-sum-exp. Bound by memory: a block first finds
+// the weights of its rows, then each thread sums chunks of 16 bytes over the parts, of kRowsAtOnce
+// rows at a time.
 #pragma once
 #include <cstdint>
 
@@ -9,87 +10,97 @@
 
 namespace flashvar::merge_states {
 
-// Adds up the teams' sums of a chunk; right in the first group's threads. Precondition: as of
-// combine_groups; `shared` has kElements floats per thread.
+// Adds up the groups' sums of a chunk; right in the first group's threads. All threads of the block
+// call it. `shared` has kElements floats per thread.
 template <int kElements>
-__device__ __forceinline__ void add_groups(const Row& row, const Teams& teams,
-                                           float (&sums)[kElements], float* shared) {
-  if (teams.groups == 1) return;
+__device__ __forceinline__ void add_groups(const Split& split, int group, float (&sums)[kElements],
+                                           float* shared) {
+  if (split.groups_log2 == 0) return;
   __syncthreads();  // the last reads of `shared`
 #pragma unroll
   for (int i = 0; i < kElements; ++i) shared[i * kThreads + threadIdx.x] = sums[i];
-  __syncthreads();
-  if (row.group != 0) return;
-  int const step = teams.rows() * teams.lanes;
-  for (int group = 1; group < teams.groups; ++group) {
+  __syncthreads();  // all sums are there
+  if (group != 0) return;
+  int const step = kThreads >> split.groups_log2;
+  for (int other = 1; other < split.groups(); ++other) {
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      sums[i] += shared[i * kThreads + threadIdx.x + group * step];
+      sums[i] += shared[i * kThreads + threadIdx.x + other * step];
     }
   }
 }
 
+template <class Args, int kTensors>
+__device__ __forceinline__ void write_lse(const Args& args, const Tile<kTensors>& tile) {
+  int const row = threadIdx.x;
+  bool const exists =
+      row < args.split.tile_rows && tile.first_row(args.split) + row < args.row_count;
+  if (!exists || args.lse == nullptr) return;
+  float const base = tile.base[row];
+  args.lse[tile.lse_place[row]] = base == infinity() ? base : base + logf(tile.sum[row]);
+}
+
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kAligned ? 5 : 4)
+__global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
     fwd_kernel(const __grid_constant__ FwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
-  __shared__ float shared_team[kThreads];
+  enum { kOuts, kOut, kTensors };
+  __shared__ Tile<kTensors> tile;
   __shared__ float shared_sums[C::kElements * kThreads];
   ptx::griddepcontrol_launch_dependents();
-  Row const row(args);
-  int64_t const out_offset = row.offset(args.outs.strides);
-  int64_t const lse_offset = row.offset(args.lses.strides);
-  int const groups = args.teams.groups;
-
-  C chunks[kBatch];
-  auto load = [&](int first, int column) {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      int const part = first + b * groups;
-      bool const wanted = part < args.parts && row.group < groups;
-      const auto* const from = wanted ? args.outs.part(part) + out_offset + column : nullptr;
-      chunks[b].template load<kAligned>(from, wanted ? args.head_dim - column : 0);
-    }
-  };
+  Split const split = args.split;
+  Place const at(split);
+  int64_t const existing = args.row_count - tile.first_row(split);
+  int const rows = existing < split.tile_rows ? static_cast<int>(existing) : split.tile_rows;
 
   ptx::griddepcontrol_wait();
-  int column = row.lane * C::kElements;
-  load(row.group, column);  // in flight while the weights are found
-  float const base = base_of(args, row, lse_offset, shared_team);
+  tile.find_rows(args, {&args.outs.strides, &args.out.strides});
+  write_lse(args, tile);
+  bool const one_window = args.parts <= split.window();
+  if (one_window) tile.weigh(args, 0);
 
-  // One pass for head dims up to a team's width. The first pass writes the log-sum-exp.
-  int const width = args.teams.lanes * C::kElements;
-  for (int start = 0; start == 0 || start < args.head_dim; start += width, column += width) {
-    float sum = 0.f;
-    float sums[C::kElements] = {};
-    if (start > 0) load(row.group, column);
-    for (int first = row.group; first < args.parts; first += kBatch * groups) {
-      if (first != row.group) load(first, column);
+  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce * split.row_step()) {
+    auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
+    for (int start = 0; start < args.head_dim; start += split.lanes() * C::kElements) {
+      int const column = start + at.lane * C::kElements;
+      float sums[kRowsAtOnce][C::kElements] = {};
+      for (int first = 0; first < args.parts; first += split.window()) {
+        if (!one_window) tile.weigh(args, first);
+        int const end = min(args.parts - first, split.window());
+        for (int part = at.group; part < end; part += split.groups()) {
+          const auto* const from = args.outs.part(first + part) + column;
+          const float* const weights = tile.weights + part * split.tile_rows;
+          C chunks[kRowsAtOnce];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        float const weight = exp_from(load_lse(args, first + b * groups, lse_offset), base);
-        float values[C::kElements];
-        chunks[b].unpack(values);
-        sum += weight;
+          for (int r = 0; r < kRowsAtOnce; ++r) {
+            bool const exists = row_of(r) < rows;
+            int64_t const offset = exists ? tile.offset[kOuts][row_of(r)] : 0;
+            chunks[r].template load<kAligned>(from + offset, exists ? args.head_dim - column : 0);
+          }
 #pragma unroll
-        for (int i = 0; i < C::kElements; ++i) {
-          sums[i] = weight == 0.f ? sums[i] : fmaf(weight, values[i], sums[i]);
+          for (int r = 0; r < kRowsAtOnce; ++r) {
+            float const weight = row_of(r) < rows ? weights[row_of(r)] : 0.f;
+            float values[C::kElements];
+            chunks[r].unpack(values);
+#pragma unroll
+            for (int i = 0; i < C::kElements; ++i) {
+              sums[r][i] = weight == 0.f ? sums[r][i] : fmaf(weight, values[i], sums[r][i]);
+            }
+          }
         }
       }
-    }
-    sum = combine_groups(row, args.teams, sum, shared_team, [](float a, float b) { return a + b; });
-    add_groups(row, args.teams, sums, shared_sums);
-    if (!row.valid || row.group != 0) continue;
-    float const scale = sum == 0.f ? 0.f : 1.f / sum;
 #pragma unroll
-    for (int i = 0; i < C::kElements; ++i) sums[i] *= scale;
-    C out;
-    out.pack(sums);
-    out.template store<kAligned>(args.out.data + row.offset(args.out.strides) + column,
-                                 args.head_dim - column);
-    if (start == 0 && row.lane == 0 && args.lse != nullptr) {
-      float const lse = base == infinity() ? base : base + logf(sum);
-      args.lse[row.offset(args.lse_strides)] = lse;
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        add_groups(split, at.group, sums[r], shared_sums);
+        if (row_of(r) >= rows || at.group != 0) continue;
+        float const scale = tile.scale[row_of(r)];
+#pragma unroll
+        for (int i = 0; i < C::kElements; ++i) sums[r][i] *= scale;
+        C out;
+        out.pack(sums[r]);
+        out.template store<kAligned>(args.out.data + tile.offset[kOut][row_of(r)] + column,
+                                     args.head_dim - column);
+      }
     }
   }
 }

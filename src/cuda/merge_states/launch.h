@@ -58,7 +58,7 @@ inline void explain(const Unaligned& found, Text& text) {
 
 template <auto* kKernel, class Target, class Args>
 cudaError_t launch_rows(const Args& args, int device, cudaStream_t stream) {
-  int64_t const rows = args.teams.rows();
+  int64_t const rows = args.split.tile_rows;
   LaunchShape const shape{(args.row_count + rows - 1) / rows, kThreads, 0,
                           Target::kArchitecture >= 90};
   return launch_kernel<kKernel>(args, shape, device, stream);

@@ -1,4 +1,4 @@
-// A thread's row of merge_states, and the weights of its parts.
+// The rows of a block, and the weights of their parts.
 #pragma once
 #include <cstdint>
 
@@ -13,41 +13,6 @@ namespace flashvar::merge_states {
 // number, so that none of them reads what another ignores.
 inline constexpr float kLowest = -103.97f;
 
-struct Row {
-  int32_t lane;   // of the team
-  int32_t group;  // of the row's teams
-  int32_t place;  // among the block's rows
-  bool valid;     // else its reads are those of the last row, and it writes nothing
-  uint32_t outer, middle, inner;
-
-  template <class Args>
-  __device__ __forceinline__ explicit Row(const Args& args) {
-    int32_t const rows = args.teams.rows();
-    int32_t const team = threadIdx.x / args.teams.lanes;
-    lane = threadIdx.x % args.teams.lanes;
-    place = team % rows;
-    group = team / rows;
-    int64_t const wanted = int64_t{blockIdx.x} * rows + place;
-    valid = wanted < args.row_count && group < args.teams.groups;
-    uint64_t const row = wanted < args.row_count ? wanted : args.row_count - 1;
-    // The compiler divides 32 bits where they hold the number.
-    uint64_t const beyond = row / args.inner;
-    inner = static_cast<uint32_t>(row - beyond * args.inner);
-    outer = static_cast<uint32_t>(beyond / args.middle);
-    middle = static_cast<uint32_t>(beyond - uint64_t{outer} * args.middle);
-  }
-
-  __device__ __forceinline__ int64_t offset(const RowStrides& strides) const {
-    return outer * strides.outer + middle * strides.middle + inner * strides.inner;
-  }
-};
-
-// lse of a part, -inf beyond the last.
-template <class Args>
-__device__ __forceinline__ float load_lse(const Args& args, int part, int64_t offset) {
-  return part < args.parts ? __ldg(args.lses.part(part) + offset) : -infinity();
-}
-
 // exp(lse - base): 0 of a part that counts for nothing and of no other. It may be denormal. -inf
 // counts for nothing whatever the base is.
 __device__ __forceinline__ float exp_from(float lse, float base) {
@@ -55,38 +20,105 @@ __device__ __forceinline__ float exp_from(float lse, float base) {
   return lse == -infinity() || below < kLowest ? 0.f : exp2f(below * (1.f / kLn2));
 }
 
-// Combines one value of each of a row's teams, in the order of groups. Precondition: all threads of
-// the block call it; `shared` has a float per team and is free.
-template <class Combine>
-__device__ __forceinline__ float combine_groups(const Row& row, const Teams& teams, float value,
-                                                float* shared, Combine combine) {
-  if (teams.groups == 1) return value;
-  int32_t const rows = teams.rows();
-  bool const is_team = row.group < teams.groups;
-  __syncthreads();  // the last reads of `shared`
-  if (row.lane == 0 && is_team) shared[row.group * rows + row.place] = value;
-  __syncthreads();
-  value = shared[row.place];
-  for (int group = 1; group < teams.groups; ++group) {
-    value = combine(value, shared[group * rows + row.place]);
-  }
-  return value;
-}
+// A thread's place in the work on rows: lane of a row, row of those at a time, group of parts.
+struct Place {
+  int32_t lane, row, group;
 
-// The largest lse of a row, or 0 where every one is -inf: what exponents are taken from.
-template <class Args>
-__device__ __forceinline__ float base_of(const Args& args, const Row& row, int64_t offset,
-                                         float* shared) {
-  float max = -infinity();
-  int const groups = args.teams.groups;
-  for (int first = row.group; first < args.parts; first += kBatch * groups) {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      max = ptx::max_nan(max, load_lse(args, first + b * groups, offset));
+  __device__ __forceinline__ explicit Place(const Split& split)
+      : lane(threadIdx.x & (split.lanes() - 1)),
+        row(threadIdx.x >> split.lanes_log2 & (split.row_step() - 1)),
+        group(threadIdx.x >> split.lanes_log2 >> (8 - split.lanes_log2 - split.groups_log2)) {}
+};
+static_assert(kThreads == 1 << 8);
+
+// What a block knows of its rows, in shared memory: found once by the eight threads of each row,
+// read by all lanes of it. kTensors: those whose rows have offsets here.
+template <int kTensors>
+struct Tile {
+  static constexpr int kRowLanes = 8;
+
+  float weights[kWindow];  // exp(lse - base) of the window's parts: [part][row]
+  float base[kTileRows];   // the row's highest lse, or 0 where every one is -inf
+  float sum[kTileRows];    // of all weights
+  float scale[kTileRows];  // 1 / sum, and 0 where no part counts
+  int64_t lse_offset[kTileRows], lse_place[kTileRows];
+  int64_t offset[kTensors][kTileRows];
+
+  static __device__ __forceinline__ int64_t first_row(const Split& split) {
+    return int64_t{blockIdx.x} * split.tile_rows;
+  }
+
+  // Calls f(row, lane) of each row with eight threads, all lanes of a warp together. Rows beyond
+  // the tile come too, for the shuffles in f.
+  template <class F>
+  static __device__ __forceinline__ void each_row(const Split& split, F f) {
+    for (int first = 0; first < split.tile_rows; first += kThreads / kRowLanes) {
+      f(first + static_cast<int>(threadIdx.x) / kRowLanes,
+        static_cast<int>(threadIdx.x) % kRowLanes);
     }
   }
-  max = combine_groups(row, args.teams, max, shared, ptx::max_nan);
-  return max == -infinity() ? 0.f : max;
-}
+
+  // Combines the values of a row's eight lanes, in an order that depends on nothing.
+  template <class Combine>
+  static __device__ __forceinline__ float combine(float value, Combine combine) {
+#pragma unroll
+    for (int step = 1; step < kRowLanes; step *= 2) {
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, step));
+    }
+    return value;
+  }
+
+  // Finds all but the weights. Rows beyond the last are the last again. All threads call it.
+  template <class Args>
+  __device__ __forceinline__ void find_rows(const Args& args,
+                                            const RowStrides* const (&strides)[kTensors]) {
+    each_row(args.split, [&](int row, int lane) {
+      int64_t const wanted = first_row(args.split) + min(row, args.split.tile_rows - 1);
+      uint64_t const index = wanted < args.row_count ? wanted : args.row_count - 1;
+      // The compiler divides 32 bits where they hold the number.
+      uint64_t const beyond = index / args.inner;
+      auto const inner = static_cast<uint32_t>(index - beyond * args.inner);
+      auto const outer = static_cast<uint32_t>(beyond / args.middle);
+      auto const middle = static_cast<uint32_t>(beyond - uint64_t{outer} * args.middle);
+      auto offset_by = [&](const RowStrides& by) {
+        return outer * by.outer + middle * by.middle + inner * by.inner;
+      };
+      int64_t const of_lse = offset_by(args.lses.strides);
+      float max = -infinity();
+      for (int part = lane; part < args.parts; part += kRowLanes) {
+        max = ptx::max_nan(max, args.lses.part(part)[of_lse]);
+      }
+      max = combine(max, [](float a, float b) { return ptx::max_nan(a, b); });
+      max = max == -infinity() ? 0.f : max;
+      float total = 0.f;
+      for (int part = lane; part < args.parts; part += kRowLanes) {
+        total += exp_from(args.lses.part(part)[of_lse], max);
+      }
+      total = combine(total, [](float a, float b) { return a + b; });
+      if (lane != 0 || row >= args.split.tile_rows) return;
+      base[row] = max;
+      sum[row] = total;
+      scale[row] = total == 0.f ? 0.f : 1.f / total;
+      lse_offset[row] = of_lse;
+      lse_place[row] = offset_by(args.lse_strides);
+#pragma unroll
+      for (int i = 0; i < kTensors; ++i) offset[i][row] = offset_by(*strides[i]);
+    });
+    __syncthreads();  // the rows are known to all
+  }
+
+  // Fills the window with the weights of the parts from `first` on.
+  template <class Args>
+  __device__ __forceinline__ void weigh(const Args& args, int first) {
+    __syncthreads();  // the window before has been read
+    int const rows = args.split.tile_rows;
+    int const count = min(args.split.window(), args.parts - first) * rows;
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      int const part = i / rows, row = i - part * rows;
+      weights[i] = exp_from(args.lses.part(first + part)[lse_offset[row]], base[row]);
+    }
+    __syncthreads();  // the weights are there
+  }
+};
 
 }  // namespace flashvar::merge_states
