@@ -1,25 +1,49 @@
-"""Runs what of the CUDA sources is plain C++ on the host."""
+"""Runs what of the CUDA sources is plain C++ on the host, kernels without inline PTX too.
+
+Headers of `host_cuda` stand for the CUDA runtime and for instructions that the host lacks.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 _SOURCES = Path(__file__).parents[2] / "src" / "cuda"
+_STAND_INS = Path(__file__).with_name("host_cuda")
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="no C++ compiler")
 
 
-def run(program: str, folder: Path) -> tuple[int, str]:
-    """Compile a program against src/cuda, in `folder`; give its exit code and what it prints."""
-    (folder / "cuda_runtime_api.h").touch()
-    source, made = folder / "program.cc", folder / "program"
-    source.write_text(program, encoding="utf-8")
-    command = [str(_COMPILER), "-std=c++17", "-O1", f"-I{_SOURCES}", f"-I{folder}"]
-    subprocess.run([*command, source, "-o", made], check=True)
+def run(program: str, folder: Path, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Compile a program against src/cuda, in `folder`; give its exit code and what it prints.
+
+    `headers` are files that sources of src/cuda include and a build generates.
+    """
+    made = _compile(program, folder, headers, "program")
     done = subprocess.run([made], capture_output=True, text=True)
     return done.returncode, done.stdout
+
+
+def library(program: str, folder: Path, headers: Mapping[str, str] | None = None) -> ctypes.CDLL:
+    """The same as a library in this process."""
+    made = _compile(program, folder, headers, "program.so", "-shared", "-fPIC", "-pthread")
+    return ctypes.CDLL(str(made))
+
+
+def _compile(
+    program: str, folder: Path, headers: Mapping[str, str] | None, name: str, *options: str
+) -> Path:
+    for path, text in (headers or {}).items():
+        (folder / path).write_text(text, encoding="utf-8")
+    source, made = folder / "program.cc", folder / name
+    source.write_text(program, encoding="utf-8")
+    includes = [f"-I{path}" for path in (_STAND_INS, folder, _SOURCES)]
+    command = [str(_COMPILER), "-std=c++17", "-O1", *includes, *options]
+    subprocess.run([*command, source, "-o", made], check=True)
+    return made

@@ -12,8 +12,7 @@ PROGRAM = """
 #include <cstdint>
 #include <cstdio>
 #include <initializer_list>
-#define __device__
-#define __forceinline__ inline
+#include "cuda_runtime_api.h"
 static uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
 #include "core/divisor.h"
 

@@ -15,9 +15,7 @@ PROGRAM = """
 #include <initializer_list>
 using std::max;
 using std::min;
-#define __device__
-#define __host__
-#define __forceinline__ inline
+#include "cuda_runtime_api.h"
 #include "attention/mask.cuh"
 
 int main() {

@@ -104,7 +104,7 @@ def test_backward(calls: list[Call]) -> None:
     grads = torch.empty(2, 2, 5, 4, 16, dtype=torch.half)
     grad_lse, grad_lses = torch.empty(2, 4, 5), torch.empty(2, 2, 4, 5)
     for given in (grad_lse, None):
-        cuda.backward(CHOSEN, parts, grad_out, given, grads, grad_lses)
+        cuda.backward(CHOSEN, parts, grad_out, given, grads, grad_lses, 0)
     with_lse, without = (call.params for call in calls)
     assert tensor(with_lse.grad_out) == (grad_out.data_ptr(), 320, 64, 16)
     assert tensor(with_lse.grad_outs) == (grads.data_ptr(), 320, 64, 16)

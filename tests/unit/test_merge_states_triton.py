@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,7 @@ def compiled(capability: int, direction: str, parts: Parts, grad_lse: bool = Tru
             grads = torch.empty(parts.count, *out.shape, dtype=out.dtype)
             of_lses = torch.empty(parts.count, *lse.shape)
             merge_states.backward(
-                Any, parts, out, lse if grad_lse else None, grads, of_lses  # type: ignore[arg-type]
+                Any, parts, out, lse if grad_lse else None, grads, of_lses, 0  # type: ignore[arg-type]
             )  # fmt: skip
     kernel = getattr(kernels, f"{direction}_kernel")
     values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **asked["others"]}
@@ -127,6 +129,16 @@ def test_compiles_to_wide_moves(
     assert moves["ld.global.v4.b32"] >= (1 if stacked else count)
     assert moves["st.global.v4.b32"] >= 1
     assert {name for name in moves if name.endswith("b16")} == set()
+
+
+def test_denormal_weights_are_not_flushed() -> None:
+    """exp2 flushes, so its argument is halved and its result squared; nothing else flushes."""
+    code = compiled(90, "bwd", parts_of(2, 128, torch.bfloat16)).asm["ptx"]
+    assert set(re.findall(r"\w[\w.]*\.ftz\S*", code)) == {"ex2.approx.ftz.f32"}
+    halved = struct.pack(">f", math.log2(math.e) / 2).hex().upper()
+    factors = re.findall(r"mul\.f32\s+(%\w+), %\w+, 0f(\w+);", code)
+    scaled = {name for name, factor in factors if factor == halved}
+    assert set(re.findall(r"ex2\.approx\.ftz\.f32 %\w+, (%\w+);", code)) <= scaled
 
 
 def test_a_head_dim_of_any_size_compiles() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from simulated import kernel
 
 from flashvar.binaries.variant import Architecture, Kernel
 
@@ -91,3 +92,24 @@ def test_kernel_axis_is_looked_up_by_name() -> None:
     assert kernel.axis("head_dim") == 64
     with pytest.raises(KeyError):
         kernel.axis("mode")
+
+
+@pytest.mark.parametrize(
+    ("axes", "values"),
+    [
+        ((("head_dim", 192), ("head_dim_v", 128)), {"head_dim": "192x128"}),
+        (
+            (("head_dim", 192), ("page", 16), ("head_dim_v", 128)),
+            {"head_dim": "192", "page": "16", "head_dim_v": "128"},
+        ),
+        ((("mode", "a"), ("mode_v", 2)), {"mode": "a", "mode_v": "2"}),
+    ],
+)
+def test_kernels_and_their_rows_read_pairs_alike(
+    axes: tuple[tuple[str, str | int], ...], values: dict[str, str]
+) -> None:
+    """The integers of a pair follow each other."""
+    assert Kernel("decode", axes).values == values
+    held = kernel("decode", **dict(axes)).values
+    texts = {k: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in held.items()}
+    assert texts == values

@@ -1,4 +1,4 @@
-// Launches the backward: its kernels in order, their grids, and the layout of the workspace.
+// Launches the backward: its kernels in order, and their grids.
 #pragma once
 #include <algorithm>
 
@@ -11,12 +11,9 @@
 #include "sm80/attention/bwd.cuh"
 #include "sm80/attention/bwd_convert.cuh"
 #include "sm80/attention/bwd_dq.cuh"
+#include "sm80/attention/bwd_workspace.cuh"
 
 namespace flashvar::sm80::attention {
-
-// The query heads of a group are split over several blocks while there are fewer blocks than this:
-// eight per SM of a device with 132 SMs (H100, H200), because blocks differ in length under a mask.
-inline constexpr int64_t kEnoughBlocks = 1056;
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct BwdLaunch {
@@ -41,7 +38,8 @@ struct BwdLaunch {
 
   static uint64_t workspace(const BwdProblem& problem) {
     BwdArgs args;
-    return std::max(plan<Config<false>>(problem, args).end, plan<Config<true>>(problem, args).end);
+    return std::max(plan_bwd<Config<false>>(problem, args).end,
+                    plan_bwd<Config<true>>(problem, args).end);
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
@@ -52,49 +50,11 @@ struct BwdLaunch {
   }
 
  private:
-  // Offsets in the workspace, in bytes. The sums, [sums_begin, end), are zeroed before the main
-  // kernel.
-  struct Workspace {
-    uint64_t sums_begin, end;
-  };
-
-  // Fills `args` with the problem, tile numbers and pointers into the workspace.
-  template <class C>
-  static Workspace plan(const BwdProblem& problem, BwdArgs& args) {
-    static_cast<BwdProblem&>(args) = problem;
-    int64_t const heads_kv = problem.heads_q / problem.group;
-    args.query_tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
-    args.key_tiles = problem.keys.tiles(problem.batch, C::kBlockKV);
-    args.splits = 1;
-    int64_t const blocks = std::max<int64_t>(args.key_tiles * heads_kv, 1);
-    if (!problem.deterministic) {
-      args.splits = static_cast<int32_t>(
-          std::min<int64_t>(problem.group, (kEnoughBlocks + blocks - 1) / blocks));
-      while (problem.group % args.splits != 0) ++args.splits;
-    }
-    uint64_t end = 0;
-    auto allocate = [&](bool wanted, int64_t elements) -> float* {
-      if (!wanted) return nullptr;
-      unsigned char* const part = problem.workspace + end;
-      end += (elements * sizeof(float) + 255) / 256 * 256;
-      return reinterpret_cast<float*>(part);
-    };
-    int64_t const tiles_q = problem.heads_q * args.query_tiles;
-    int64_t const tiles_k = heads_kv * args.key_tiles;
-    args.lse_log2 = allocate(true, tiles_q * C::kBlockQ);
-    args.delta = allocate(true, tiles_q * C::kBlockQ);
-    uint64_t const sums_begin = end;
-    args.grad_q_sum = allocate(!problem.deterministic, tiles_q * C::GradQ::kElements);
-    args.grad_k_sum = allocate(args.splits > 1, tiles_k * C::GradK::kElements);
-    args.grad_v_sum = allocate(args.splits > 1, tiles_k * C::GradV::kElements);
-    return {sums_begin, end};
-  }
-
   template <class C>
   static cudaError_t launch_variant(const BwdProblem& problem, bool aligned, int device,
                                     cudaStream_t stream) {
     BwdArgs args;
-    Workspace const parts = plan<C>(problem, args);
+    BwdWorkspace const parts = plan_bwd<C>(problem, args);
     args.aligned = aligned;
     const BiasView& bias = problem.grad_bias;
     args.shared_bias = (bias.batch_stride == 0 && problem.batch > 1) ||

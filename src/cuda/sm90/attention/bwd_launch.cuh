@@ -26,8 +26,7 @@ struct BwdLaunch {
   // alignment, are known.
   static uint64_t workspace(const BwdProblem& problem) {
     uint64_t const size = MmaSync::workspace(for_mma_sync(problem));
-    return Wgmma::unsupported(problem) == nullptr ? std::max(size, Wgmma::workspace(problem))
-                                                  : size;
+    return bwd_unsupported(problem) == nullptr ? std::max(size, Wgmma::workspace(problem)) : size;
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
@@ -36,14 +35,14 @@ struct BwdLaunch {
   }
 
   static void explain(const BwdProblem& problem, Text& text) {
-    explain_wgmma(problem, Wgmma::unsupported(problem), tensor_map_encoder() != nullptr, text);
+    explain_wgmma(problem, bwd_unsupported(problem), tensor_map_encoder() != nullptr, text);
   }
 
   // Where the wgmma kernels would not sum dQ in the workspace, the mma.sync kernels do not either
   // (deterministic mode): the workspace would be much larger, for the unaligned tensors alone that
   // fall back to them.
   static BwdProblem for_mma_sync(BwdProblem problem) {
-    if (Wgmma::unsupported(problem) == nullptr && !Wgmma::sums_grad_q(problem))
+    if (bwd_unsupported(problem) == nullptr && !Wgmma::Workspace::sums_grad_q(problem))
       problem.deterministic = true;
     return problem;
   }

@@ -1,5 +1,4 @@
-// Launches the wgmma backward: its kernels in order, tensor maps, the layout of the workspace,
-// grids.
+// Launches the wgmma backward: its kernels in order, tensor maps, grids.
 //
 // Order: preprocess; dK and dV; convert dQ, or the dQ kernel. All but the first are programmatic
 // dependent launches.
@@ -15,6 +14,8 @@
 #include "sm90/attention/bwd.cuh"
 #include "sm90/attention/bwd_convert.cuh"
 #include "sm90/attention/bwd_dq_launch.cuh"
+#include "sm90/attention/bwd_support.h"
+#include "sm90/attention/bwd_workspace.cuh"
 #include "sm90/attention/tensor_maps.h"
 
 namespace flashvar::sm90::attention {
@@ -25,6 +26,7 @@ struct BwdWgmmaLaunch {
   using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
   // All variants have the tiles of this one.
   using Dense = Config<BwdVariant::kDense>;
+  using Workspace = BwdWorkspace<Dense>;
 
   static constexpr KernelFactsList<3> facts(const char* row) {
     using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false>;
@@ -39,30 +41,14 @@ struct BwdWgmmaLaunch {
                                         Dq::kBlockQ, Dq::kBlockKV)}};
   }
 
-  // Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
-  static const char* unsupported(const BwdProblem& problem) {
-    if (are_short(problem.queries, problem.batch)) {
-      return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
-             "average";
-    }
-    if (problem.modifiers.bias.data != nullptr) return "the wgmma backward does not support a bias";
-    if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
-    return nullptr;
-  }
-
   // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
   // bytes.
   static bool supports(const BwdProblem& problem) {
-    return unsupported(problem) == nullptr && problem.rows_are_aligned() &&
+    return bwd_unsupported(problem) == nullptr && problem.rows_are_aligned() &&
            tensor_map_encoder() != nullptr;
   }
 
-  static uint64_t workspace(const BwdProblem& problem) { return plan(problem).end; }
-
-  // Whether dQ is summed in the workspace; otherwise a kernel of its own computes it.
-  static bool sums_grad_q(const BwdProblem& problem) {
-    return Dense::kGradQ && !problem.deterministic;
-  }
+  static uint64_t workspace(const BwdProblem& problem) { return Workspace(problem).end; }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     bool const varlen = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
@@ -81,24 +67,10 @@ struct BwdWgmmaLaunch {
   }
 
  private:
-  static constexpr int64_t kMinMeanQueries = 32;  // half of the smallest query tile
-  static_assert(kMinMeanQueries == 32, "the texts above say 32");
-
-  // Whether sequences have fewer queries than this on average: most of the workspace's tiles would
-  // then be padding.
-  static bool are_short(const Sequences& sequences, int64_t batch) {
-    return sequences.offsets != nullptr && sequences.total < kMinMeanQueries * batch;
-  }
-
   template <class C>
   static cudaError_t launch_variant(const BwdProblem& problem, int device, cudaStream_t stream) {
-    Workspace const parts = plan(problem);
     BwdArgs args{problem};
-    args.lse_log2 = reinterpret_cast<float*>(problem.workspace);
-    args.delta = reinterpret_cast<float*>(problem.workspace + parts.delta);
-    args.grad_q_sum =
-        C::kGradQ ? reinterpret_cast<float*>(problem.workspace + parts.grad_q_sum) : nullptr;
-    args.counters = reinterpret_cast<uint32_t*>(problem.workspace + parts.counters);
+    Workspace(problem).set(args, C::kGradQ);
     int64_t const query_tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ);
     args.query_tiles = static_cast<int32_t>(query_tiles);
     TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>(), C::kVarlen};
@@ -136,17 +108,6 @@ struct BwdWgmmaLaunch {
     } else {
       return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
     }
-  }
-
-  struct Workspace {
-    uint64_t delta, grad_q_sum, counters, end;  // offsets in bytes; lse_log2 is at 0
-  };
-
-  static Workspace plan(const BwdProblem& problem) {
-    uint64_t const tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ) * problem.heads_q;
-    uint64_t const rows = (tiles * Dense::kRowBytes + 255) / 256 * 256;
-    uint64_t const sums = sums_grad_q(problem) ? tiles * Dense::kTileElements * sizeof(float) : 0;
-    return {rows, 2 * rows, 2 * rows + sums, 2 * rows + sums + 256};
   }
 
   // Launches the preprocess kernel: delta, the LSE in base 2, zeros of the counters and, where dQ

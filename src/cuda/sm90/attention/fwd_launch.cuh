@@ -15,7 +15,7 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&Wgmma::workspace, &launch, &explain}};
   }
 
-  static constexpr KernelFactsList<2> facts(const char* row) {
+  static constexpr auto facts(const char* row) {
     return join(Wgmma::facts(row), MmaSync::facts(row, "every other call"));
   }
 

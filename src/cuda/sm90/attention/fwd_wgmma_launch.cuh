@@ -17,16 +17,20 @@ struct FwdWgmmaLaunch {
   template <FwdVariant kVariant>
   using Config = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
   using General = Config<FwdVariant::kGeneral>;
+  using Short = Config<FwdVariant::kShort>;
+  static constexpr bool kHasShort = Short::kTile.variant == FwdVariant::kShort;
 
-  // `threads`: of the variant with the fewest, which has the most registers per thread. The other
-  // facts are those of the general variant.
-  static constexpr KernelFactsList<1> facts(const char* row) {
-    constexpr int kThreads = std::min({General::kThreads, Config<FwdVariant::kShort>::kThreads,
-                                       Config<FwdVariant::kModifiers>::kThreads});
-    KernelFactsMaker const maker{row, "wgmma",
-                                 "rows start on 16 bytes, so that TMA can address them"};
-    return {{maker.make("fwd_kernel", kThreads, General::kSharedMemory, General::kBlockQ,
-                        General::kBlockKV)}};
+  // One record per variant, that of a plain call first.
+  static constexpr auto facts(const char* row) {
+    KernelFactsList<2> const always{
+        {facts<General>(row, "fwd_kernel"),
+         facts<Config<FwdVariant::kModifiers>>(row, "fwd_kernel, modifiers")}};
+    if constexpr (kHasShort) {
+      return join(always,
+                  KernelFactsList<1>{{facts<Short>(row, "fwd_kernel, few keys or a mask")}});
+    } else {
+      return always;
+    }
   }
 
   // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
@@ -41,11 +45,10 @@ struct FwdWgmmaLaunch {
   }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
-    using Short = Config<FwdVariant::kShort>;
     if (problem.has_modifiers()) {
       return launch_variant<Config<FwdVariant::kModifiers>>(problem, device, stream);
     }
-    if constexpr (Short::kTile.variant == FwdVariant::kShort) {
+    if constexpr (kHasShort) {
       if (problem.keys.seqlen <= Short::kTile.few_keys || problem.window_left != kUnbounded ||
           (Short::kTile.causal && problem.window_right != kUnbounded)) {
         return launch_variant<Short>(problem, device, stream);
@@ -55,6 +58,13 @@ struct FwdWgmmaLaunch {
   }
 
  private:
+  template <class C>
+  static constexpr KernelFacts facts(const char* row, const char* kernel) {
+    KernelFactsMaker const maker{row, "wgmma",
+                                 "rows start on 16 bytes, so that TMA can address them"};
+    return maker.make(kernel, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
+  }
+
   template <class C>
   static cudaError_t launch_variant(const FwdProblem& problem, int device, cudaStream_t stream) {
     FwdArgs args;

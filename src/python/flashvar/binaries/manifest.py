@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.binaries.strict_json import Table, wrong
-from flashvar.binaries.variant import SECOND, Architecture, Kernel
+from flashvar.binaries.variant import Architecture, Kernel, joined
 from flashvar.errors import ManifestError
 
 FILE_NAME: Final = "manifest.json"
@@ -127,17 +127,9 @@ class KernelRow:
         return value if isinstance(value, str) else None
 
     @property
-    def values(self) -> dict[str, str | int | tuple[int, ...]]:
+    def values(self) -> dict[str, str | int | tuple[int, int]]:
         """The value of each axis except the dtype; the integers of a pair are one tuple."""
-        found: dict[str, str | int | tuple[int, ...]] = {}
-        for axis, value in self.axes:
-            first = axis.removesuffix(SECOND)
-            before = found.get(first)
-            if first != axis and isinstance(before, int) and isinstance(value, int):
-                found[first] = (before, value)
-            elif axis != "dtype":
-                found[axis] = value
-        return found
+        return {axis: value for axis, value in joined(self.axes).items() if axis != "dtype"}
 
 
 @dataclass(frozen=True)

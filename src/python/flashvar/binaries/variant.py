@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,20 @@ def short_axis(axis: str) -> str:
 def pair_text(first: int, second: int) -> str:
     """The text of a pair in messages and commands: `64` if both are equal, else `192x128`."""
     return f"{first}" if first == second else f"{first}x{second}"
+
+
+def joined(axes: Iterable[tuple[str, str | int]]) -> dict[str, str | int | tuple[int, int]]:
+    """The value of each axis; the integers of a pair, which follow each other, are one tuple."""
+    found: dict[str, str | int | tuple[int, int]] = {}
+    last = ""
+    for axis, value in axes:
+        before = found.get(last)
+        if axis == last + SECOND and isinstance(before, int) and isinstance(value, int):
+            found[last] = before, value
+        else:
+            found[axis] = value
+            last = axis
+    return found
 
 
 @dataclass(frozen=True, order=True)
@@ -107,15 +122,10 @@ class Kernel:
     @property
     def values(self) -> dict[str, str]:
         """The value of each axis as in commands: `bf16`, `64`, `192x128`."""
-        texts: dict[str, str] = {}
-        before = None
-        for axis, value in self.axes:
-            if before is not None and axis == before + SECOND and isinstance(value, int):
-                texts[before] += f"x{value}"
-            else:
-                texts[axis] = str(value)
-            before = None if isinstance(value, str) else axis
-        return texts
+        return {
+            axis: "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for axis, value in joined(self.axes).items()
+        }
 
     def axis(self, name: str) -> str | int:
         """The value of the axis `name`; KeyError when the op has no such axis."""

@@ -27,6 +27,8 @@ _FORWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{_PROBLEM.size}s")
 _BACKWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{TENSOR}qQ{_PROBLEM.size}sQ")
 # FLASHVAR_MERGE_STATES_MAX_ADDRESSES
 _MAX_ADDRESSES: Final = 224
+# A flashvar_tensor that is not wanted, and its stride from part to part.
+_NO_TENSOR: Final = (0, 0, 0, 0, 0)
 # The kernels want no workspace.
 _WORKSPACE: Final = (0, 0)
 
@@ -68,10 +70,11 @@ def backward(
     parts: Parts,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
-    grad_outs: torch.Tensor,
-    grad_lses: torch.Tensor,
+    grad_outs: torch.Tensor | None,
+    grad_lses: torch.Tensor | None,
+    skipped: int,
 ) -> None:
-    """Write the gradients, stacked."""
+    """Write the gradients that are wanted, stacked."""
     function, device = function_of(BACKWARD, chosen, grad_out.device.index)
     problem, _kept = _problem(parts, grad_out)
     function.launch(
@@ -81,11 +84,10 @@ def backward(
             *_WORKSPACE,
             *_rows(grad_out),
             0 if grad_lse is None else grad_lse.data_ptr(),
-            *_rows(grad_outs[0]),
-            grad_outs.stride(0),
-            grad_lses.data_ptr(),
+            *(_NO_TENSOR if grad_outs is None else (*_rows(grad_outs[0]), grad_outs.stride(0))),
+            0 if grad_lses is None else grad_lses.data_ptr(),
             problem,
-            0,
+            skipped,
         )
     )
 

@@ -6,6 +6,7 @@ own, of the reference's formula.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from flashvar.ops.merge_states.inputs import (
     parts_of,
     rows_first,
 )
+from flashvar.ops.merge_states.problem import Wanted
 
 
 class _Merged(Differentiated):
@@ -40,13 +42,23 @@ class _Merged(Differentiated):
         tensors = ctx.saved_tensors
         parts = len(tensors) // 2
         outs, lses = list(tensors[:parts]), list(tensors[parts:])
-        grads = torch.ops.flashvar.merge_states_bwd.default(
-            grad_out, grad_lse, outs, lses, *ctx.options
+        of_outs, of_lses = torch.ops.flashvar.merge_states_bwd.default(
+            grad_out, grad_lse, outs, lses, *ctx.options, wanted
         )
-        stacked = ctx.options[0]
-        each = grads if stacked else (*grads[0].unbind(), *grads[1].unbind())
-        found = (grad if want else None for grad, want in zip(each, wanted, strict=True))
-        return (None, None, *found)
+        if ctx.options[0]:
+            each = of_outs, of_lses
+        else:
+            written = Wanted.of(wanted, parts, False)
+            places = iter(of_outs.unbind())
+            each = (
+                *(next(places) if written.writes(part) else None for part in range(parts)),
+                *(of_lses.unbind() if written.lses else (None,) * parts),
+            )
+        return (
+            None,
+            None,
+            *(one if want else None for one, want in zip(each, wanted, strict=True)),
+        )
 
 
 def forward_at_autograd_key(keyset: Any, outs: Any, lses: Any, *options: Any) -> Any:
@@ -91,7 +103,14 @@ def _forward_formula(
 
 
 def backward_formula(
-    grad_out: Any, grad_lse: Any, outs: Any, lses: Any, stacked: bool, layout: str, _backend: str
+    grad_out: Any,
+    grad_lse: Any,
+    outs: Any,
+    lses: Any,
+    stacked: bool,
+    layout: str,
+    _backend: str,
+    wanted: Sequence[bool] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The backward in torch's own functions."""
     check(outs, lses, stacked, layout)
@@ -106,4 +125,10 @@ def backward_formula(
         of_outs = of_outs.transpose(2, 3)
     front = () if stacked else (len(outs),)
     of_outs = of_outs.reshape(*front, *outs[0].shape)
-    return of_outs.contiguous(), of_lses.reshape(*front, *lses[0].shape).contiguous()
+    of_lses = of_lses.reshape(*front, *lses[0].shape)
+    written = Wanted.of(wanted, len(outs), stacked)
+    if not written.outs:
+        of_outs = of_outs[:0]
+    elif written.skipped:
+        of_outs = of_outs[[part for part in range(len(outs)) if written.writes(part)]]
+    return of_outs.contiguous(), of_lses[: None if written.lses else 0].contiguous()

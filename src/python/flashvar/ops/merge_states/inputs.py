@@ -21,10 +21,10 @@ def given(outs: Any, lses: Any) -> tuple[list[Any], list[Any], bool]:
     stacked = isinstance(outs, torch.Tensor)
     if stacked and isinstance(lses, torch.Tensor):
         return [outs], [lses], True
-    outs, lses = _listed("outs", outs), _listed("lses", lses)
+    lses = _listed("lses", lses)
     if stacked and all(isinstance(one, torch.Tensor) for one in lses) and _alike(lses):
-        return [torch.stack(outs)], [torch.stack(lses)], True
-    return outs, lses, False
+        return [outs], [torch.stack(lses)], True
+    return _listed("outs", outs), lses, False
 
 
 def _listed(name: str, parts: Any) -> list[Any]:

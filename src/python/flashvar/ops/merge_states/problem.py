@@ -6,19 +6,28 @@ With lse = log(sum(exp(lses[i]))) and w[i] = exp(lses[i] - lse),
     grad_outs[i] = w[i] * grad_out
     grad_lses[i] = w[i] * (grad_out . (outs[i] - out) + grad_lse)
 
-A part with w[i] = 0 counts for nothing, whatever outs[i] holds. A NaN among the lses of a row makes
-it NaN; +inf among them gives lse +inf and out NaN.
+In a row a part counts for nothing, whatever outs[i] holds, where its lse is -inf or lower than the
+highest by more than LOWEST: the exponential of the difference is 0 there. A NaN among the lses of a
+row makes it NaN; +inf among them gives lse +inf and out NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
+
+# By the dtype of sums. All backends compare with these numbers, so that none of them reads what
+# another ignores: e^-103.97 rounds to the least number of float32, and e^-103.98 to 0.
+LOWEST: Final = MappingProxyType({torch.float32: -103.97, torch.float64: -745.13})
+# Parts of a list whose gradients can be skipped one by one: their bits are a positive int32.
+_MAX_SKIPPED: Final = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,34 @@ class Parts:
         return Parts((torch.stack(self.outs),), (torch.stack(self.lses),), True)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which gradients a backward writes."""
+
+    outs: int  # parts that the gradient of outs has
+    skipped: int  # bit i: the gradient of outs[i] is none of them
+    lses: bool
+
+    @classmethod
+    def of(cls, wanted: Sequence[bool], parts: int, stacked: bool) -> Wanted:
+        """Of a flag for each tensor, outs before lses; of none: all. `parts` are in each tuple.
+
+        Parts of longer lists are all written if one is wanted.
+        """
+        half = len(wanted) // 2
+        of_outs, lses = wanted[:half], any(wanted[half:]) or not wanted
+        if wanted and not any(of_outs):
+            return cls(0, 0, lses)
+        if stacked or len(of_outs) > _MAX_SKIPPED:
+            return cls(parts, 0, lses)
+        skipped = sum(1 << place for place, one in enumerate(of_outs) if not one)
+        return cls(parts - skipped.bit_count(), skipped, lses)
+
+    def writes(self, part: int) -> bool:
+        """Whether the gradient of a part's out is written."""
+        return self.outs > 0 and not self.skipped >> part & 1
+
+
 class Backend(Protocol):
     """What a backend module holds. Tensors are views in the order of Parts."""
 
@@ -60,8 +97,13 @@ class Backend(Protocol):
         parts: Parts,
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
-        grad_outs: torch.Tensor,
-        grad_lses: torch.Tensor,
+        grad_outs: torch.Tensor | None,
+        grad_lses: torch.Tensor | None,
+        skipped: int,
     ) -> None:
-        """Write the gradients, stacked. Those of log-sum-exps are contiguous, and read as such."""
+        """Write the gradients that are wanted, stacked.
+
+        Those of log-sum-exps are contiguous. `skipped`: bit i, the gradient of outs[i] is not
+        wanted and has no place in grad_outs.
+        """
         ...

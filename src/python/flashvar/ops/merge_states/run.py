@@ -19,7 +19,7 @@ from flashvar.ops.merge_states.inputs import (
     rows_contiguous,
     rows_first,
 )
-from flashvar.ops.merge_states.problem import Backend
+from flashvar.ops.merge_states.problem import Backend, Wanted
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
@@ -51,11 +51,13 @@ def backward(
     stacked: bool,
     layout: str,
     backend: str,
+    wanted: Sequence[bool] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of outs and lses, stacked. An absent gradient counts as zeros."""
+    """The gradients of outs and lses that are wanted, stacked. An absent one counts as zeros."""
     check(outs, lses, stacked, layout)
-    grad_outs, grad_lses = like_backward(outs, lses, stacked)
-    if not lses[0].numel():
+    written = Wanted.of(wanted, len(outs), stacked)
+    grad_outs, grad_lses = like_backward(outs, lses, stacked, wanted)
+    if not lses[0].numel() or not (written.outs or written.lses):
         return grad_outs, grad_lses
     if grad_out is None:
         grad_out = outs[0].new_zeros(out_shape(outs[0], stacked, layout))
@@ -67,8 +69,9 @@ def backward(
         parts_of(outs, lses, stacked, layout),
         rows_first(rows_contiguous(grad_out), False, output_layout(layout)),
         grad_lse,
-        rows_first(grad_outs, True, layout),
-        batched(grad_lses, True),
+        rows_first(grad_outs, True, layout) if written.outs else None,
+        batched(grad_lses, True) if written.lses else None,
+        written.skipped,
     )
     return grad_outs, grad_lses
 
@@ -81,11 +84,20 @@ def like_forward(
     return outs[0].new_empty(out_shape(outs[0], stacked, layout)), lses[0].new_empty(lse_shape)
 
 
-def like_backward(outs: Tensors, lses: Tensors, stacked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a backward returns, not yet written."""
-    front = () if stacked else (len(outs),)
-    of_outs, of_lses = (x.new_empty((*front, *x.shape)) for x in (outs[0], lses[0]))
-    return of_outs, of_lses
+def like_backward(
+    outs: Tensors, lses: Tensors, stacked: bool, wanted: Sequence[bool]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a backward returns, not yet written: without parts where none is wanted."""
+    written = Wanted.of(wanted, len(outs), stacked)
+    out, lse = outs[0], lses[0]
+    if stacked:
+        parts = out.shape[0]
+        shapes = out.shape[1:], lse.shape[1:]
+        counts = parts if written.outs else 0, parts if written.lses else 0
+    else:
+        shapes = out.shape, lse.shape
+        counts = written.outs, len(lses) if written.lses else 0
+    return out.new_empty((counts[0], *shapes[0])), lse.new_empty((counts[1], *shapes[1]))
 
 
 def _serving(function: str, out: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:

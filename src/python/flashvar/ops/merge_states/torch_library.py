@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -21,9 +22,10 @@ _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
 # stacked: each list is one tensor with the parts in its first dimension.
 _ARGUMENTS: Final = "Tensor[] outs, Tensor[] lses, bool stacked, str layout, str backend"
 _LIBRARY.define(f"merge_states_fwd({_ARGUMENTS}) -> (Tensor out, Tensor lse)", tags=_TAGS)
-# The gradients are stacked, also those of parts that are not.
+# The gradients are stacked, also those of parts that are not. wanted: a flag for each tensor of
+# outs and of lses, or none for all. grad_outs has the parts that are; grad_lses has all or none.
 _LIBRARY.define(
-    f"merge_states_bwd(Tensor? grad_out, Tensor? grad_lse, {_ARGUMENTS})"
+    f"merge_states_bwd(Tensor? grad_out, Tensor? grad_lse, {_ARGUMENTS}, bool[] wanted=[])"
     " -> (Tensor grad_outs, Tensor grad_lses)",
     tags=_TAGS,
 )
@@ -37,9 +39,16 @@ def _forward_fake(
 
 
 def _backward_fake(
-    grad_out: Any, grad_lse: Any, outs: Any, lses: Any, stacked: bool, layout: str, backend: str
+    grad_out: Any,
+    grad_lse: Any,
+    outs: Any,
+    lses: Any,
+    stacked: bool,
+    layout: str,
+    backend: str,
+    wanted: Sequence[bool] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return run.like_backward(outs, lses, stacked)
+    return run.like_backward(outs, lses, stacked, wanted)
 
 
 for _key in ("CPU", "CUDA"):

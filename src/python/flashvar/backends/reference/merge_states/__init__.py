@@ -25,10 +25,15 @@ def backward(
     parts: Parts,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
-    grad_outs: torch.Tensor,
-    grad_lses: torch.Tensor,
+    grad_outs: torch.Tensor | None,
+    grad_lses: torch.Tensor | None,
+    skipped: int,
 ) -> None:
-    """Write the gradients, stacked."""
+    """Write the gradients that are wanted, stacked."""
     of_outs, of_lses = formula.backward(parts, grad_out, grad_lse)
-    grad_outs.copy_(of_outs)
-    grad_lses.copy_(of_lses)
+    if grad_outs is not None:
+        kept = (one for place, one in enumerate(of_outs) if not skipped >> place & 1)
+        for to, one in zip(grad_outs, kept, strict=True):
+            to.copy_(one)
+    if grad_lses is not None:
+        grad_lses.copy_(of_lses)

@@ -52,18 +52,20 @@ def backward(
     parts: Parts,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
-    grad_outs: torch.Tensor,
-    grad_lses: torch.Tensor,
+    grad_outs: torch.Tensor | None,
+    grad_lses: torch.Tensor | None,
+    skipped: int,
     begin: Begin = start,
 ) -> None:
-    """Write the gradients: stacked, those of lses contiguous as `grad_lse` is."""
+    """Write the gradients that are wanted: stacked, those of lses contiguous as `grad_lse` is."""
     sizes = _sizes(grad_out)
     outs, lses, strides = _pointers(parts, grad_out)
-    grid = (-(-grad_lses[0].numel() // sizes["BLOCK_ROWS"]),)
+    of_outs = (0,) * 4 if grad_outs is None else grad_outs.stride()[:4]
+    grid = (-(-grad_out.shape[:3].numel() // sizes["BLOCK_ROWS"]),)
     tensors = (grad_out, grad_lse, grad_outs, grad_lses, outs, lses)
     with torch.cuda.device_of(grad_out):
         begin(bwd_kernel, grid)(
-            *tensors, *grad_out.stride()[:3], *grad_outs.stride()[:4], *strides, **sizes
+            *tensors, *grad_out.stride()[:3], *of_outs, *strides, skipped, **sizes
         )
 
 

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
 import triton
 import triton.language as tl
 
+from flashvar.ops.merge_states.problem import LOWEST
+
 # They change from call to call: one kernel serves all of their values.
 RUNTIME: Final = (
-    *("rows", "seqlen", "heads", "parts"),
+    *("rows", "seqlen", "heads", "parts", "skipped"),
     *("lses_part", "lses_batch", "lses_head", "lses_row"),
 )
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 _INFINITY: Final = tl.constexpr(float("inf"))
+_LOWEST: Final = tl.constexpr(LOWEST[torch.float32])
 
 
 @triton.jit
@@ -39,9 +43,15 @@ def _coordinates(rows, seqlen, heads, i_block, BLOCK_ROWS: tl.constexpr, WIDE: t
 
 @triton.jit
 def _exponentials(p_lse, m_row, b_base):
-    """exp(lse - base) of a part's rows; 0 of -inf, whatever the base is."""
+    """exp(lse - base) of a part's rows: 0 where it counts for nothing, and nowhere else.
+
+    A square, since exp2 flushes denormal results to 0.
+    """
     b_lse = tl.load(p_lse, mask=m_row, other=-_INFINITY)
-    return tl.where(b_lse == -_INFINITY, 0.0, tl.exp2((b_lse - b_base) * _LOG2_E))
+    b_below = b_lse - b_base
+    m_absent = (b_lse == -_INFINITY) | (b_below < _LOWEST)
+    b_root = tl.exp2(b_below * (_LOG2_E / 2))
+    return tl.where(m_absent, 0.0, b_root * b_root)
 
 
 @triton.jit
@@ -122,8 +132,8 @@ def fwd_kernel(
 def bwd_kernel(
     p_grad_out,  # [batch, seqlen, heads, HEAD_DIM]
     p_grad_lse,  # [batch, heads, seqlen], contiguous; None: zeros
-    p_grad_outs,  # [all parts, ...] like grad_out, written
-    p_grad_lses,  # [all parts, batch, heads, seqlen], contiguous, written
+    p_grad_outs,  # [all parts but the skipped, ...] like grad_out, written; None: not wanted
+    p_grad_lses,  # [all parts, batch, heads, seqlen], contiguous, written; None: not wanted
     p_outs,
     p_lses,
     grad_batch,
@@ -145,13 +155,15 @@ def bwd_kernel(
     seqlen,
     heads,
     parts,
+    skipped,  # bit i: part i, below 31, has no place in grad_outs
     HEAD_DIM: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
     """One block of rows. With c = grad_out . out of each part and delta = sum(weight * c), the
-    gradients are weight * grad_out and weight * (c - delta + grad_lse)."""
+    gradients are weight * grad_out and weight * (c - delta + grad_lse). Without those of lses no
+    out is read."""
     i_batch, i_sequence, i_head, m_row = _coordinates(
         rows, seqlen, heads, tl.program_id(0), BLOCK_ROWS, WIDE
     )
@@ -163,43 +175,52 @@ def bwd_kernel(
     b_base, b_sum = _total(p_lses, o_lse, lses_part, parts, m_row, BLOCK_ROWS)
     b_scale = tl.where(b_sum == 0.0, 0.0, 1.0 / b_sum)
     b_delta = tl.zeros([BLOCK_ROWS], tl.float32)
-    p_grads = p_grad_outs + o_grads
-    p_product = p_grad_lses + o_place
-    for i in tl.static_range(len(p_outs)):
+    i_part = 0
+    if p_grad_outs is not None:
+        p_grads = p_grad_outs + o_grads
+    if p_grad_lses is not None:
+        p_product = p_grad_lses + o_place
+    for i in tl.static_range(len(p_lses)):
         p_lse = p_lses[i] + o_lse
         p_part = p_outs[i] + o_outs
         for _ in range(parts):
-            b_weight = _exponentials(p_lse, m_row, b_base)
-            b_weight = tl.where(b_weight == 0.0, 0.0, b_weight * b_scale)
+            b_exp = _exponentials(p_lse, m_row, b_base)
+            b_weight = tl.where(b_exp == 0.0, 0.0, b_exp * b_scale)
             b_product = tl.zeros([BLOCK_ROWS], tl.float32)
+            is_wanted = (skipped >> tl.minimum(i_part, 31)) & 1 == 0
             for start in tl.static_range(0, HEAD_DIM, BLOCK_DIM):
                 o_dim = start + tl.arange(0, BLOCK_DIM)[None, :]
                 m_out = m_row[:, None] & (o_dim < HEAD_DIM)
                 p_grad = p_grad_out + o_grad[:, None] + o_dim
                 b_grad = tl.load(p_grad, mask=m_out, other=0.0).to(tl.float32)
-                b_part = tl.load(p_part[:, None] + o_dim, mask=m_out, other=0.0).to(tl.float32)
-                b_product += tl.sum(b_grad * b_part, 1)
-                b_grad = tl.where(b_weight[:, None] == 0.0, 0.0, b_weight[:, None] * b_grad)
-                b_grad = b_grad.to(p_grad_outs.dtype.element_ty)
-                tl.store(p_grads[:, None] + o_dim, b_grad, mask=m_out)
-            b_product = tl.where(b_weight == 0.0, 0.0, b_product)
-            b_delta += b_weight * b_product
-            tl.store(p_product, b_product, mask=m_row)
+                if p_grad_lses is not None:
+                    b_part = tl.load(p_part[:, None] + o_dim, mask=m_out, other=0.0).to(tl.float32)
+                    b_product += tl.sum(b_grad * b_part, 1)
+                if p_grad_outs is not None:
+                    b_grad = tl.where(b_exp[:, None] == 0.0, 0.0, b_weight[:, None] * b_grad)
+                    b_grad = b_grad.to(p_grad_outs.dtype.element_ty)
+                    tl.store(p_grads[:, None] + o_dim, b_grad, mask=m_out & is_wanted)
+            if p_grad_lses is not None:
+                b_product = tl.where(b_exp == 0.0, 0.0, b_product)
+                b_delta += b_weight * b_product
+                tl.store(p_product, b_product, mask=m_row)
+                p_product += rows
+            if p_grad_outs is not None:
+                p_grads += tl.where(is_wanted, grads_part, 0)
             p_lse += lses_part
             p_part += outs_part
-            p_grads += grads_part
-            p_product += rows
-    if p_grad_lse is not None:
-        b_delta -= tl.load(p_grad_lse + o_place, mask=m_row, other=0.0)
-    tl.debug_barrier()  # the products are read by other threads than wrote them
-    p_product = p_grad_lses + o_place
-    for i in tl.static_range(len(p_outs)):
-        p_lse = p_lses[i] + o_lse
-        for _ in range(parts):
-            b_weight = _exponentials(p_lse, m_row, b_base)
-            b_weight = tl.where(b_weight == 0.0, 0.0, b_weight * b_scale)
-            b_product = tl.load(p_product, mask=m_row, other=0.0)
-            b_grad = tl.where(b_weight == 0.0, 0.0, b_weight * (b_product - b_delta))
-            tl.store(p_product, b_grad, mask=m_row)
-            p_lse += lses_part
-            p_product += rows
+            i_part += 1
+    if p_grad_lses is not None:
+        if p_grad_lse is not None:
+            b_delta -= tl.load(p_grad_lse + o_place, mask=m_row, other=0.0)
+        tl.debug_barrier()  # the products are read by other threads than wrote them
+        p_product = p_grad_lses + o_place
+        for i in tl.static_range(len(p_lses)):
+            p_lse = p_lses[i] + o_lse
+            for _ in range(parts):
+                b_exp = _exponentials(p_lse, m_row, b_base)
+                b_product = tl.load(p_product, mask=m_row, other=0.0)
+                b_grad = b_exp * b_scale * (b_product - b_delta)
+                tl.store(p_product, tl.where(b_exp == 0.0, 0.0, b_grad), mask=m_row)
+                p_lse += lses_part
+                p_product += rows

@@ -28,7 +28,7 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     parts = Parts(tuple(outs.clone().unbind()), tuple(lses.clone().unbind()), False)
     merge_states.forward(None, parts, outs[0], lses[0], _compile)
     if kind.training:
-        merge_states.backward(None, parts, outs[0], lses[0], outs, lses, _compile)
+        merge_states.backward(None, parts, outs[0], lses[0], outs, lses, 0, _compile)
 
 
 def _compile(kernel: Any, grid: tuple[int, ...]) -> Any:

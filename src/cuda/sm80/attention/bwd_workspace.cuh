@@ -1,0 +1,52 @@
+// How the backward is divided: tiles, splits of a group, and the layout of the workspace. Host
+// only.
+#pragma once
+#include <algorithm>
+
+#include "sm80/attention/bwd.cuh"
+
+namespace flashvar::sm80::attention {
+
+// The query heads of a group are split over several blocks while there are fewer blocks than this:
+// eight per SM of a device with 132 SMs (H100, H200), because blocks differ in length under a mask.
+inline constexpr int64_t kEnoughBlocks = 1056;
+
+// Offsets in the workspace, in bytes. The sums, [sums_begin, end), are zeroed before the main
+// kernel.
+struct BwdWorkspace {
+  uint64_t sums_begin, end;
+};
+
+// Fills `args` with the problem, tile numbers and pointers into the workspace.
+template <class Config>
+BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
+  static_cast<BwdProblem&>(args) = problem;
+  int64_t const heads_kv = problem.heads_q / problem.group;
+  args.query_tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
+  args.key_tiles = problem.keys.tiles(problem.batch, Config::kBlockKV);
+  args.splits = 1;
+  int64_t const blocks = std::max<int64_t>(args.key_tiles * heads_kv, 1);
+  if (!problem.deterministic) {
+    args.splits = static_cast<int32_t>(
+        std::min<int64_t>(problem.group, (kEnoughBlocks + blocks - 1) / blocks));
+    while (problem.group % args.splits != 0) ++args.splits;
+  }
+  uint64_t end = 0;
+  auto allocate = [&](bool wanted, int64_t elements) -> float* {
+    if (!wanted) return nullptr;
+    unsigned char* const part = problem.workspace + end;
+    end += (elements * sizeof(float) + 255) / 256 * 256;
+    return reinterpret_cast<float*>(part);
+  };
+  int64_t const tiles_q = problem.heads_q * args.query_tiles;
+  int64_t const tiles_k = heads_kv * args.key_tiles;
+  args.lse_log2 = allocate(true, tiles_q * Config::kBlockQ);
+  args.delta = allocate(true, tiles_q * Config::kBlockQ);
+  uint64_t const sums_begin = end;
+  args.grad_q_sum = allocate(!problem.deterministic, tiles_q * Config::GradQ::kElements);
+  args.grad_k_sum = allocate(args.splits > 1, tiles_k * Config::GradK::kElements);
+  args.grad_v_sum = allocate(args.splits > 1, tiles_k * Config::GradV::kElements);
+  return {sums_begin, end};
+}
+
+}  // namespace flashvar::sm80::attention

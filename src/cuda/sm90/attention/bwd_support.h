@@ -1,0 +1,31 @@
+// Which calls the wgmma backward supports. Host only.
+#pragma once
+#include <cstdint>
+
+#include "attention/problem.h"
+
+namespace flashvar::sm90::attention {
+
+using namespace flashvar::attention;  // what all architectures share
+
+inline constexpr int64_t kMinMeanQueries = 32;  // half of the smallest query tile
+static_assert(kMinMeanQueries == 32, "the texts below say 32");
+
+// Whether sequences have fewer queries than this on average: most of the workspace's tiles would
+// then be padding.
+inline bool are_short(const Sequences& sequences, int64_t batch) {
+  return sequences.offsets != nullptr && sequences.total < kMinMeanQueries * batch;
+}
+
+// Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
+inline const char* bwd_unsupported(const BwdProblem& problem) {
+  if (are_short(problem.queries, problem.batch)) {
+    return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
+           "average";
+  }
+  if (problem.modifiers.bias.data != nullptr) return "the wgmma backward does not support a bias";
+  if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
+  return nullptr;
+}
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,39 @@
+// The layout of the wgmma backward's workspace. Host only.
+#pragma once
+#include <cstdint>
+
+#include "sm90/attention/bwd.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Offsets in bytes; lse_log2 is at 0. `Config`: any variant's, all have the same tiles.
+template <class Config>
+struct BwdWorkspace {
+  uint64_t delta, grad_q_sum, counters, end;
+
+  explicit BwdWorkspace(const BwdProblem& problem) {
+    uint64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ) * problem.heads_q;
+    uint64_t const rows = (tiles * Config::kRowBytes + 255) / 256 * 256;
+    delta = rows;
+    grad_q_sum = 2 * rows;
+    counters =
+        grad_q_sum + (sums_grad_q(problem) ? tiles * Config::kTileElements * sizeof(float) : 0);
+    end = counters + 256;
+  }
+
+  // Whether dQ is summed in the workspace; otherwise a kernel of its own computes it.
+  static bool sums_grad_q(const BwdProblem& problem) {
+    return Config::kGradQ && !problem.deterministic;
+  }
+
+  // Sets the kernels' pointers into the workspace.
+  void set(BwdArgs& args, bool with_grad_q_sum) const {
+    unsigned char* const start = args.problem.workspace;
+    args.lse_log2 = reinterpret_cast<float*>(start);
+    args.delta = reinterpret_cast<float*>(start + delta);
+    args.grad_q_sum = with_grad_q_sum ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
+    args.counters = reinterpret_cast<uint32_t*>(start + counters);
+  }
+};
+
+}  // namespace flashvar::sm90::attention

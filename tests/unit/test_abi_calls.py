@@ -1,0 +1,242 @@
+"""What the C functions check of a call before a kernel sees it, compiled for the host."""
+
+from __future__ import annotations
+
+import host_program
+import pytest
+
+pytestmark = host_program.needs_compiler
+
+# The kernels of the tables count their launches.
+_TABLES = """
+struct Fake{Op} {{
+  template <class Problem>
+  static uint64_t workspace(const Problem&) {{ return 512; }}
+  template <class Problem>
+  static cudaError_t launch(const Problem&, int, cudaStream_t) {{
+    ++launches;
+    return cudaSuccess;
+  }}
+  template <class Problem>
+  static void explain(const Problem&, Text& text) {{ text.print("said"); }}
+}};
+constexpr {Op}Kernel k{Op}Fake{{0, {dims}
+  {{&Fake{Op}::workspace, &Fake{Op}::launch, &Fake{Op}::explain}}}};
+constexpr const {Op}Kernel* k{Op}Kernels[] = {{&k{Op}Fake, nullptr}};
+"""
+_OPS = {
+    "AttentionFwd": "64, 64,",
+    "AttentionBwd": "64, 64,",
+    "MergeStatesFwd": "",
+    "MergeStatesBwd": "",
+}
+
+PROGRAM = """
+#include <cstdio>
+#include <string>
+#include "cuda_runtime_api.h"
+namespace flashvar { int launches = 0; }
+#include "abi/attention_fwd.cc"
+#include "abi/attention_bwd.cc"
+#include "abi/merge_states_fwd.cc"
+#include "abi/merge_states_bwd.cc"
+#include "abi/error.cc"
+
+flashvar::DeviceGuard::DeviceGuard(int) : status_(FLASHVAR_OK) {}
+flashvar::DeviceGuard::~DeviceGuard() {}
+
+alignas(256) char memory[1024];
+const void* parts[2] = {memory, memory};
+char text[64];
+uint64_t bytes;
+
+template <class Params>
+void begin(Params& p) {
+  p = {};
+  p.call = {sizeof(Params), FLASHVAR_ABI_VERSION, 0, 0, nullptr, memory, 512};
+}
+
+flashvar_tensor tensor() { return {memory, 64, 64, 64}; }
+
+flashvar_attention_problem attention() {
+  flashvar_attention_problem p{};
+  p.batch = p.seqlen_q = p.seqlen_k = p.heads_q = p.heads_kv = 1;
+  p.head_dim = 64;
+  p.scale = 1.f;
+  return p;
+}
+
+void fill(flashvar_attention_fwd_params& p) {
+  begin(p);
+  p.q = p.k = p.v = p.out = tensor();
+  p.problem = attention();
+}
+
+void fill(flashvar_attention_bwd_params& p) {
+  begin(p);
+  p.q = p.k = p.v = p.out = p.grad_out = p.grad_q = p.grad_k = p.grad_v = tensor();
+  p.lse = reinterpret_cast<float*>(memory);
+  p.problem = attention();
+}
+
+flashvar_merge_states_problem merge() {
+  flashvar_merge_states_problem p{};
+  p.batch = p.seqlen = p.heads = 1;
+  p.head_dim = 64;
+  p.parts = 2;
+  p.outs = p.lses = tensor();
+  p.out_parts = p.lse_parts = parts;
+  return p;
+}
+
+void fill(flashvar_merge_states_fwd_params& p) {
+  begin(p);
+  p.out = tensor();
+  p.problem = merge();
+}
+
+void fill(flashvar_merge_states_bwd_params& p) {
+  begin(p);
+  p.grad_out = p.grad_outs = tensor();
+  p.grad_lses = reinterpret_cast<float*>(memory);
+  p.problem = merge();
+}
+
+void say(const std::string& name, int status) {
+  std::printf("%s\\t%d\\t%d\\t%s\\n", name.c_str(), status, flashvar::launches,
+              status == FLASHVAR_OK ? "" : flashvar_last_error());
+  flashvar::launches = 0;
+}
+
+template <class Params, class Change>
+void call(const char* name, flashvar_status (*function)(const Params*), Change change) {
+  Params p;
+  fill(p);
+  change(p);
+  say(name, function(&p));
+}
+
+template <class Params>
+void common(const std::string& op, flashvar_status (*launch)(const Params*),
+            flashvar_status (*workspace)(const Params*, uint64_t*),
+            flashvar_status (*explain)(const Params*, char*, uint64_t)) {
+  Params p;
+  fill(p);
+  say(op, launch(&p));
+  say(op + " workspace", workspace(&p, &bytes));
+  say(op + " explain", explain(&p, text, sizeof(text)));
+  say(op + " nowhere to say it", explain(&p, nullptr, 8));
+  say(op + " nothing to say", explain(&p, nullptr, 0));
+  say(op + " no size", workspace(&p, nullptr));
+  p.call.workspace = nullptr;
+  say(op + " no workspace", launch(&p));
+  fill(p);
+  p.call.reserved = 7;
+  say(op + " reserved", launch(&p));
+  say(op + " workspace, reserved", workspace(&p, &bytes));
+  say(op + " explain, reserved", explain(&p, text, sizeof(text)));
+  say(op + " no parameters", launch(nullptr));
+}
+
+int main() {
+  using Fwd = flashvar_attention_fwd_params;
+  using Bwd = flashvar_attention_bwd_params;
+  using MergeFwd = flashvar_merge_states_fwd_params;
+  using MergeBwd = flashvar_merge_states_bwd_params;
+#define COMMON(op) common(#op, flashvar_##op, flashvar_##op##_workspace, flashvar_##op##_explain)
+  COMMON(attention_fwd);
+  COMMON(attention_bwd);
+  COMMON(merge_states_fwd);
+  COMMON(merge_states_bwd);
+  call("q", flashvar_attention_fwd, [](Fwd& p) { p.q.data = nullptr; });
+  call("v", flashvar_attention_fwd, [](Fwd& p) { p.v.data = nullptr; });
+  call("no keys", flashvar_attention_fwd, [](Fwd& p) {
+    p.k.data = p.v.data = nullptr;
+    p.problem.seqlen_k = 0;
+  });
+  call("lse", flashvar_attention_bwd, [](Bwd& p) { p.lse = nullptr; });
+  call("grad_v", flashvar_attention_bwd, [](Bwd& p) { p.grad_v.data = nullptr; });
+  call("no queries", flashvar_attention_bwd, [](Bwd& p) {
+    p.q.data = p.out.data = p.grad_out.data = p.grad_q.data = nullptr;
+    p.lse = nullptr;
+    p.problem.seqlen_q = 0;
+  });
+  call("out", flashvar_merge_states_fwd, [](MergeFwd& p) { p.out.data = nullptr; });
+  call("no elements", flashvar_merge_states_fwd, [](MergeFwd& p) {
+    p.out.data = nullptr;
+    p.problem.head_dim = 0;
+  });
+  call("stacked outs", flashvar_merge_states_fwd, [](MergeFwd& p) {
+    p.problem.out_parts = nullptr;
+    p.problem.outs.data = nullptr;
+  });
+  parts[1] = nullptr;
+  call("a part", flashvar_merge_states_fwd, [](MergeFwd&) {});
+  call("outs that are not read", flashvar_merge_states_bwd, [](MergeBwd& p) {
+    p.problem.lse_parts = nullptr;
+    p.grad_lses = nullptr;
+  });
+  call("no gradient", flashvar_merge_states_bwd, [](MergeBwd& p) {
+    p.grad_outs.data = nullptr;
+    p.grad_lses = nullptr;
+  });
+}
+"""
+
+# Case -> what the error names; "" where the call launches, None where it succeeds without a launch.
+_OF_EVERY_OP: dict[str, str | None] = {
+    "": "",
+    " workspace": None,
+    " explain": None,
+    " nothing to say": None,
+    " nowhere to say it": "text must point to 8 bytes, found NULL",
+    " no size": "size must point to",
+    " no workspace": "workspace must have 512 bytes",
+    " reserved": "flashvar_call.reserved must be 0, found 7",
+    " workspace, reserved": "flashvar_call.reserved must be 0, found 7",
+    " explain, reserved": "flashvar_call.reserved must be 0, found 7",
+    " no parameters": "params must point to the op's parameters, found NULL",
+}
+_NAMES = ("attention_fwd", "attention_bwd", "merge_states_fwd", "merge_states_bwd")
+EXPECTED: dict[str, str | None] = {
+    **{name + case: said for name in _NAMES for case, said in _OF_EVERY_OP.items()},
+    "q": "attention_fwd needs the address of q.data, found NULL",
+    "v": "attention_fwd needs the address of v.data, found NULL",
+    "no keys": "",
+    "lse": "attention_bwd needs the address of lse, found NULL",
+    "grad_v": "attention_bwd needs the address of grad_v.data, found NULL",
+    "no queries": "",
+    "out": "merge_states_fwd needs the address of out.data, found NULL",
+    "no elements": "",
+    "stacked outs": "merge_states_fwd needs the address of outs.data, found NULL",
+    "a part": "merge_states_fwd needs the address of every part in out_parts, found NULL",
+    "outs that are not read": "",
+    "no gradient": None,
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Case -> status, number of launches, error."""
+    headers = {
+        f"{name}_kernels.inc": _TABLES.format(Op=op, dims=dims)
+        for name, (op, dims) in zip(_NAMES, _OPS.items(), strict=True)
+    }
+    code, printed = host_program.run(PROGRAM, tmp_path_factory.mktemp("abi"), headers)
+    assert code == 0
+    return {name: rest for name, *rest in (line.split("\t") for line in printed.splitlines())}
+
+
+def test_every_case_is_answered(answers: dict[str, list[str]]) -> None:
+    assert set(answers) == set(EXPECTED)
+
+
+@pytest.mark.parametrize(("case", "said"), EXPECTED.items())
+def test_a_call(case: str, said: str | None, answers: dict[str, list[str]]) -> None:
+    status, launches, error = answers[case]
+    if said:
+        assert (status, launches) == ("1", "0")
+        assert error.startswith(said)
+    else:
+        assert (status, error) == ("0", "")
+        assert launches == ("0" if said is None else "1")
