@@ -11,9 +11,10 @@ namespace flashvar::merge_states {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kTileRows = 256;     // rows of a block, at most
-inline constexpr int kGrownRows = 64;     // up to which tiles grow
 inline constexpr int kWindow = 2048;      // weights that a block keeps: of its rows and some parts
-inline constexpr int kRowsAtOnce = 4;     // rows that a thread has in flight
+inline constexpr int kRowsAtOnce = 4;     // that a thread has in flight,
+inline constexpr int kPartsAtOnce = 2;    // each with so many parts
+inline constexpr int kLsesPerLane = 4;    // at least, before another lane finds the sum of a row
 inline constexpr int kPartsPerGroup = 8;  // at least, before another group shares a row
 inline constexpr int kMaxGroups = 8;      // groups that share the parts of a row
 inline constexpr int64_t kBlocks = 1024;  // wanted before tiles grow: some of a multiprocessor
@@ -50,6 +51,7 @@ struct Split {
   int32_t lanes_log2;  // at most 5: the lanes of a row are of one warp
   int32_t groups_log2;
   int32_t tile_rows;
+  int32_t sum_lanes_log2;  // threads that find the sum of a row, at most 5
 
   __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
   __host__ __device__ int32_t groups() const { return 1 << groups_log2; }
@@ -155,9 +157,12 @@ class ArgsMaker {
       ++split.groups_log2;
     }
     split.tile_rows = split.row_step();
-    while (2 * split.tile_rows <= kGrownRows && 2 * split.tile_rows * problem_.parts <= kWindow &&
+    while (2 * split.tile_rows <= kTileRows && 2 * split.tile_rows * problem_.parts <= kWindow &&
            problem_.rows() / (2 * split.tile_rows) >= kBlocks) {
       split.tile_rows *= 2;
+    }
+    while (split.sum_lanes_log2 < 5 && kLsesPerLane << split.sum_lanes_log2 < problem_.parts) {
+      ++split.sum_lanes_log2;
     }
     return split;
   }

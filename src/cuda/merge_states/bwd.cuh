@@ -36,7 +36,7 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
 template <class Args, int kTensors>
 __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kTensors>& tile,
                                                  int rows) {
-  tile.each_row(args.split, [&](int wanted, int lane) {
+  tile.each_row(args.split, [&](int wanted, int lane, int lanes) {
     int const row = min(wanted, rows - 1);
     float const base = tile.base[row], scale = tile.scale[row];
     float* const slots = args.grad_lses + tile.lse_place[row];
@@ -44,13 +44,13 @@ __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kT
       return Weight(exp_from(args.lses.part(part)[tile.lse_offset[row]], base), scale);
     };
     float delta = 0.f;
-    for (int part = lane; part < args.parts; part += tile.kRowLanes) {
+    for (int part = lane; part < args.parts; part += lanes) {
       delta = fmaf(weight_of(part).share, slots[part * args.row_count], delta);
     }
-    delta = tile.combine(delta, [](float a, float b) { return a + b; });
+    delta = tile.combine(delta, lanes, [](float a, float b) { return a + b; });
     if (wanted >= rows) return;
     float const grad_lse = args.grad_lse == nullptr ? 0.f : args.grad_lse[tile.lse_place[row]];
-    for (int part = lane; part < args.parts; part += tile.kRowLanes) {
+    for (int part = lane; part < args.parts; part += lanes) {
       float* const slot = slots + part * args.row_count;
       *slot = weight_of(part).times(*slot - delta + grad_lse);
     }
@@ -58,7 +58,7 @@ __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kT
 }
 
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, 2)
     bwd_kernel(const __grid_constant__ BwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
   enum { kOuts, kGradOut, kGradOuts, kTensors };
@@ -84,48 +84,55 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
       C grad_out[kRowsAtOnce];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        int64_t const offset = row_of(r) < rows ? tile.offset[kGradOut][row_of(r)] : 0;
+        int64_t const offset = tile.offset[kGradOut][min(row_of(r), rows - 1)];
         grad_out[r].template load<kAligned>(args.grad_out.data + offset + column, count_of(r));
       }
       for (int first = 0; first < args.parts; first += split.window()) {
         if (!one_window) tile.weigh(args, first);
         int const end = min(args.parts - first, split.window());
         // The same number of steps in all groups, for the shuffles.
-        for (int step = 0; step < end; step += split.groups()) {
-          int const part = min(step + at.group, end - 1);
-          bool const exists = step + at.group < end;
-          const auto* const from = args.outs.part(first + part) + column;
-          C chunks[kRowsAtOnce];
+        for (int step = 0; step < end; step += kPartsAtOnce * split.groups()) {
+          auto part_of = [&](int p) { return step + at.group + p * split.groups(); };
+          C chunks[kPartsAtOnce][kRowsAtOnce];
 #pragma unroll
-          for (int r = 0; r < kRowsAtOnce; ++r) {
-            int64_t const offset = row_of(r) < rows ? tile.offset[kOuts][row_of(r)] : 0;
-            chunks[r].template load<kAligned>(from + offset, of_lses && exists ? count_of(r) : 0);
-          }
-          bool const writes = exists && args.writes(first + part);
-          auto* const to = writes ? args.grad_of(first + part) + column : nullptr;
+          for (int p = 0; p < kPartsAtOnce; ++p) {
+            bool const wanted = of_lses && part_of(p) < end;
+            const auto* const from = args.outs.part(first + min(part_of(p), end - 1)) + column;
 #pragma unroll
-          for (int r = 0; r < kRowsAtOnce; ++r) {
-            int const row = min(row_of(r), rows - 1);
-            Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
-            float grads[C::kElements];
-            grad_out[r].unpack(grads);
-            if (of_lses) {
-              float values[C::kElements];
-              chunks[r].unpack(values);
-              float const product = dot(grads, values, split.lanes());
-              if (at.lane == 0 && exists && row_of(r) < rows) {
-                float* const slot =
-                    args.grad_lses + (first + part) * args.row_count + tile.lse_place[row];
-                *slot = (start == 0 ? 0.f : *slot) + (weight.counts ? product : 0.f);
-              }
+            for (int r = 0; r < kRowsAtOnce; ++r) {
+              int64_t const offset = tile.offset[kOuts][min(row_of(r), rows - 1)];
+              chunks[p][r].template load<kAligned>(from + offset, wanted ? count_of(r) : 0);
             }
-            if (!writes) continue;
+          }
 #pragma unroll
-            for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
-            C chunk;
-            chunk.pack(grads);
-            int64_t const offset = row_of(r) < rows ? tile.offset[kGradOuts][row_of(r)] : 0;
-            chunk.template store<kAligned>(to + offset, count_of(r));
+          for (int p = 0; p < kPartsAtOnce; ++p) {
+            bool const exists = part_of(p) < end;
+            int const part = min(part_of(p), end - 1);
+            bool const writes = exists && args.writes(first + part);
+            auto* const to = writes ? args.grad_of(first + part) + column : nullptr;
+#pragma unroll
+            for (int r = 0; r < kRowsAtOnce; ++r) {
+              int const row = min(row_of(r), rows - 1);
+              Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
+              float grads[C::kElements];
+              grad_out[r].unpack(grads);
+              if (of_lses) {
+                float values[C::kElements];
+                chunks[p][r].unpack(values);
+                float const product = dot(grads, values, split.lanes());
+                if (at.lane == 0 && exists && row_of(r) < rows) {
+                  float* const slot =
+                      args.grad_lses + (first + part) * args.row_count + tile.lse_place[row];
+                  *slot = (start == 0 ? 0.f : *slot) + (weight.counts ? product : 0.f);
+                }
+              }
+              if (!writes) continue;
+#pragma unroll
+              for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
+              C chunk;
+              chunk.pack(grads);
+              chunk.template store<kAligned>(to + tile.offset[kGradOuts][row], count_of(r));
+            }
           }
         }
       }

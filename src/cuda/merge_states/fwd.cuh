@@ -67,24 +67,33 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
       for (int first = 0; first < args.parts; first += split.window()) {
         if (!one_window) tile.weigh(args, first);
         int const end = min(args.parts - first, split.window());
-        for (int part = at.group; part < end; part += split.groups()) {
-          const auto* const from = args.outs.part(first + part) + column;
-          const float* const weights = tile.weights + part * split.tile_rows;
-          C chunks[kRowsAtOnce];
+        for (int step = at.group; step < end; step += kPartsAtOnce * split.groups()) {
+          C chunks[kPartsAtOnce][kRowsAtOnce];
 #pragma unroll
-          for (int r = 0; r < kRowsAtOnce; ++r) {
-            bool const exists = row_of(r) < rows;
-            int64_t const offset = exists ? tile.offset[kOuts][row_of(r)] : 0;
-            chunks[r].template load<kAligned>(from + offset, exists ? args.head_dim - column : 0);
+          for (int p = 0; p < kPartsAtOnce; ++p) {
+            int const part = step + p * split.groups();
+            const auto* const from = args.outs.part(first + min(part, end - 1)) + column;
+#pragma unroll
+            for (int r = 0; r < kRowsAtOnce; ++r) {
+              int64_t const offset = tile.offset[kOuts][min(row_of(r), rows - 1)];
+              bool const exists = part < end && row_of(r) < rows;
+              chunks[p][r].template load<kAligned>(from + offset,
+                                                   exists ? args.head_dim - column : 0);
+            }
           }
 #pragma unroll
-          for (int r = 0; r < kRowsAtOnce; ++r) {
-            float const weight = row_of(r) < rows ? weights[row_of(r)] : 0.f;
-            float values[C::kElements];
-            chunks[r].unpack(values);
+          for (int p = 0; p < kPartsAtOnce; ++p) {
+            int const part = step + p * split.groups();
+            const float* const weights = tile.weights + min(part, end - 1) * split.tile_rows;
 #pragma unroll
-            for (int i = 0; i < C::kElements; ++i) {
-              sums[r][i] = weight == 0.f ? sums[r][i] : fmaf(weight, values[i], sums[r][i]);
+            for (int r = 0; r < kRowsAtOnce; ++r) {
+              float const weight = part < end ? weights[min(row_of(r), rows - 1)] : 0.f;
+              float values[C::kElements];
+              chunks[p][r].unpack(values);
+#pragma unroll
+              for (int i = 0; i < C::kElements; ++i) {
+                sums[r][i] = weight == 0.f ? sums[r][i] : fmaf(weight, values[i], sums[r][i]);
+              }
             }
           }
         }

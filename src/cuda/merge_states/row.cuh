@@ -31,12 +31,10 @@ struct Place {
 };
 static_assert(kThreads == 1 << 8);
 
-// What a block knows of its rows, in shared memory: found once by the eight threads of each row,
-// read by all lanes of it. kTensors: those whose rows have offsets here.
+// What a block knows of its rows, in shared memory: found once, by a few threads of each row, and
+// read by all. kTensors: those whose rows have offsets here.
 template <int kTensors>
 struct Tile {
-  static constexpr int kRowLanes = 8;
-
   float weights[kWindow];  // exp(lse - base) of the window's parts: [part][row]
   float base[kTileRows];   // the row's highest lse, or 0 where every one is -inf
   float sum[kTileRows];    // of all weights
@@ -48,21 +46,21 @@ struct Tile {
     return int64_t{blockIdx.x} * split.tile_rows;
   }
 
-  // Calls f(row, lane) of each row with eight threads, all lanes of a warp together. Rows beyond
-  // the tile come too, for the shuffles in f.
+  // Calls f(row, lane, lanes) of each row with the threads that find its sum, all lanes of a warp
+  // together. Rows beyond the tile come too, for the shuffles in f.
   template <class F>
   static __device__ __forceinline__ void each_row(const Split& split, F f) {
-    for (int first = 0; first < split.tile_rows; first += kThreads / kRowLanes) {
-      f(first + static_cast<int>(threadIdx.x) / kRowLanes,
-        static_cast<int>(threadIdx.x) % kRowLanes);
+    int const log2 = split.sum_lanes_log2;
+    for (int first = 0; first < split.tile_rows; first += kThreads >> log2) {
+      f(first + static_cast<int>(threadIdx.x >> log2),
+        static_cast<int>(threadIdx.x & ((1 << log2) - 1)), 1 << log2);
     }
   }
 
-  // Combines the values of a row's eight lanes, in an order that depends on nothing.
+  // Combines the values of a row's lanes, in an order that depends on nothing but their number.
   template <class Combine>
-  static __device__ __forceinline__ float combine(float value, Combine combine) {
-#pragma unroll
-    for (int step = 1; step < kRowLanes; step *= 2) {
+  static __device__ __forceinline__ float combine(float value, int lanes, Combine combine) {
+    for (int step = 1; step < lanes; step *= 2) {
       value = combine(value, __shfl_xor_sync(0xffffffffu, value, step));
     }
     return value;
@@ -72,7 +70,7 @@ struct Tile {
   template <class Args>
   __device__ __forceinline__ void find_rows(const Args& args,
                                             const RowStrides* const (&strides)[kTensors]) {
-    each_row(args.split, [&](int row, int lane) {
+    each_row(args.split, [&](int row, int lane, int lanes) {
       int64_t const wanted = first_row(args.split) + min(row, args.split.tile_rows - 1);
       uint64_t const index = wanted < args.row_count ? wanted : args.row_count - 1;
       // The compiler divides 32 bits where they hold the number.
@@ -85,16 +83,16 @@ struct Tile {
       };
       int64_t const of_lse = offset_by(args.lses.strides);
       float max = -infinity();
-      for (int part = lane; part < args.parts; part += kRowLanes) {
+      for (int part = lane; part < args.parts; part += lanes) {
         max = ptx::max_nan(max, args.lses.part(part)[of_lse]);
       }
-      max = combine(max, [](float a, float b) { return ptx::max_nan(a, b); });
+      max = combine(max, lanes, [](float a, float b) { return ptx::max_nan(a, b); });
       max = max == -infinity() ? 0.f : max;
       float total = 0.f;
-      for (int part = lane; part < args.parts; part += kRowLanes) {
+      for (int part = lane; part < args.parts; part += lanes) {
         total += exp_from(args.lses.part(part)[of_lse], max);
       }
-      total = combine(total, [](float a, float b) { return a + b; });
+      total = combine(total, lanes, [](float a, float b) { return a + b; });
       if (lane != 0 || row >= args.split.tile_rows) return;
       base[row] = max;
       sum[row] = total;

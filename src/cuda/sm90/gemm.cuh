@@ -48,15 +48,15 @@ __device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B&
   ptx::wgmma_commit();
 }
 
-// d += A B with A in registers: the fragments of kSteps k-steps of 16.
-template <class Dtype, int kN, int kSteps, class B>
+// d += A B with A in registers: the fragments of kSteps k-steps of 16. Not kAdd: d = A B.
+template <class Dtype, int kN, int kSteps, class B, bool kAdd = true>
 __device__ __forceinline__ void gemm_rs(float (&d)[kN / 2], const uint32_t (&a)[kSteps][4],
                                         const B& b) {
   ptx::wgmma_fence_operand(d);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {
-    ptx::Wgmma<Dtype, kN>::template rs<B::kTransposed>(d, a[kk], b.step(kk), 1);
+    ptx::Wgmma<Dtype, kN>::template rs<B::kTransposed>(d, a[kk], b.step(kk), kAdd || kk > 0);
   }
   ptx::wgmma_commit();
 }

@@ -1,0 +1,93 @@
+/* The C ABI of the gated delta rule: the op gated_delta_rule_fwd. */
+#ifndef FLASHVAR_GATED_DELTA_RULE_H
+#define FLASHVAR_GATED_DELTA_RULE_H
+
+#include "flashvar.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bits of `flags`. */
+enum {
+  FLASHVAR_QK_L2NORM = 1u,       /* q and k are divided by sqrt(sum of squares + 1e-6) */
+  FLASHVAR_BETA_SIGMOID = 2u,    /* beta is sigmoid(beta) */
+  FLASHVAR_NEGATIVE_EIGVAL = 4u, /* beta is twice that */
+};
+
+/* A value for each token and head [batch, seqlen, heads], or for each head [heads]: the other
+ * strides are 0. Strides in elements. */
+typedef struct flashvar_gate {
+  const void* data; /* may be NULL where the op's header says so */
+  int64_t batch_stride;
+  int64_t seq_stride;
+  int64_t head_stride;
+  uint32_t dtype; /* flashvar_dtype */
+  uint32_t reserved;
+} flashvar_gate;
+
+/* States [sequences, heads, head_dim, head_dim_v] of fp32; strides in elements. */
+typedef struct flashvar_state {
+  float* data; /* may be NULL where the op's header says so */
+  int64_t sequence_stride;
+  int64_t head_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+} flashvar_state;
+
+/* A head has a state S [head_dim, head_dim_v]. For each token of a sequence, in order,
+ *   S = exp(g) S;  S += k (beta (v - S^T k))^T;  out = scale S^T q.
+ * Head h of v goes with head h / (heads / heads_qk) of q and k.
+ *
+ * Varlen: with cu_seqlens tensors are [seqlen, heads, dim] and sequence i is rows cu_seqlens[i] to
+ * cu_seqlens[i + 1]; offsets outside [0, seqlen] are clamped, and a sequence whose end would
+ * precede its start is empty. */
+typedef struct flashvar_gated_delta_rule_problem {
+  int64_t sequences; /* the batch, or the packed sequences */
+  int64_t seqlen;    /* of every sequence; varlen: rows of all sequences */
+  int32_t heads_qk;
+  int32_t heads;      /* of v, the gates, out and the states: a multiple of heads_qk */
+  int32_t head_dim;   /* of q and k: a multiple of 8 */
+  int32_t head_dim_v; /* likewise */
+  uint32_t dtype;     /* flashvar_dtype of q, k, v and out */
+  uint32_t flags;
+  float scale;
+  uint32_t reserved;
+  const int32_t* cu_seqlens; /* [sequences + 1] or NULL */
+  flashvar_tensor q;         /* rows start at multiples of 16 bytes, as in k and v */
+  flashvar_tensor k;
+  flashvar_tensor v;
+  flashvar_gate g;       /* natural logarithms, at most 0, -inf too; data may be NULL: zeros */
+  flashvar_gate beta;    /* 0 to 2 */
+  flashvar_gate a_log;   /* [heads] or NULL: g is -exp(a_log) softplus(g + dt_bias) */
+  flashvar_gate dt_bias; /* [heads] or NULL, beside a_log alone */
+  flashvar_state initial_state; /* data may be NULL: zeros */
+} flashvar_gated_delta_rule_problem;
+
+typedef struct flashvar_gated_delta_rule_fwd_params {
+  flashvar_call call;
+  flashvar_tensor out; /* like v, rows start at multiples of 16 bytes; written. Varlen: rows of no
+                          sequence stay as they are */
+  flashvar_state final_state; /* written; data may be NULL: not wanted */
+  flashvar_gated_delta_rule_problem problem;
+} flashvar_gated_delta_rule_fwd_params;
+
+/* Out and the state after each sequence, by chunks of 64 tokens: the same bits on every run.
+ * Enqueues on the stream and returns; empty problems return without a launch. */
+FLASHVAR_API flashvar_status
+flashvar_gated_delta_rule_fwd(const flashvar_gated_delta_rule_fwd_params* params);
+
+/* Writes to `size` the bytes of workspace that a call needs: about 17 KiB a chunk and head. */
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_workspace(
+    const flashvar_gated_delta_rule_fwd_params* params, uint64_t* size);
+
+/* Writes to `text`, of `size` bytes, which kernels a call would launch and why. Truncated to fit,
+ * terminated by 0. */
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_explain(
+    const flashvar_gated_delta_rule_fwd_params* params, char* text, uint64_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLASHVAR_GATED_DELTA_RULE_H */

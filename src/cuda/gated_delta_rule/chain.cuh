@@ -1,0 +1,267 @@
+// What the chains of both families share: a warp has 16 columns of the state of one head in
+// registers, transposed. Rows of its accumulators, m16n8 tiles of mma.sync and wgmma alike, are
+// columns of V, so that every product of the chain has its A operand in registers (an accumulator,
+// packed) and its B operand in shared memory as it was loaded. No warp waits for another's results.
+// chunk.h has the formulas; here
+//   S^T K^T, S^T Q^T;  W^T = V^T - a o (S^T K^T);  U^T = W^T update^T
+//   S^T = decay S^T + (b o U^T) K;  out^T = c o (S^T Q^T) + U^T P^T
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/math.cuh"
+#include "core/quad.cuh"
+#include "gated_delta_rule/chunk.h"
+#include "gated_delta_rule/gates.cuh"
+#include "gated_delta_rule/problem.h"
+#include "ptx/ldmatrix.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+// The work of a block: columns of V of one head of one sequence.
+struct Work {
+  uint32_t sequence, head, head_qk;
+  int32_t column;  // first of V
+  Span span;
+  int64_t first_chunk;  // place of the sequence's first record
+  int32_t batch;        // coordinate in dense tensors
+
+  // `tiles`: of `columns` columns of V each.
+  __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns) {
+    uint32_t const row = blockIdx.x / tiles;
+    column = static_cast<int32_t>(blockIdx.x - row * tiles) * columns;
+    sequence = row / problem.heads;
+    head = row - sequence * problem.heads;
+    head_qk = head / problem.group;
+    span = problem.rows.span(sequence);
+    first_chunk = problem.rows.first_tile(sequence, kChunk);
+    batch = problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0;
+  }
+  __device__ __forceinline__ int32_t chunks() const { return (span.count + kChunk - 1) / kChunk; }
+};
+
+// A thread's part of 64 columns of V: of the warpgroup's accumulators rows g and g + 8.
+struct Lane {
+  int warp, g, t;
+
+  __device__ __forceinline__ Lane()
+      : warp(static_cast<int>(threadIdx.x) / 32 % 4),
+        g(static_cast<int>(threadIdx.x) % 32 / 4),
+        t(static_cast<int>(threadIdx.x) % 4) {}
+};
+
+// Calls f(element of the thread's accumulators, address) for each that exists.
+template <int kDim, class F>
+__device__ __forceinline__ void each_of_state(const FwdProblem& problem, const State& state,
+                                              const Work& work, int32_t column, F f) {
+  Lane const lane;
+  float* const data =
+      state.data + work.sequence * state.sequence_stride + work.head * state.head_stride;
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) {
+    int32_t const v = column + 16 * lane.warp + lane.g + i / 2 % 2 * 8;
+    int32_t const k = i / 4 * 8 + 2 * lane.t + i % 2;
+    if (v < problem.head_dim_v && k < problem.head_dim) {
+      f(i, data + k * state.k_stride + v * state.v_stride);
+    }
+  }
+}
+
+// Operand A of the accumulators of 16 kSteps columns, each column times its factor.
+template <class Dtype, int kSteps>
+__device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[8 * kSteps]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
+}
+
+// The factors of accumulator columns 8 n + 2 t and the next, from a vector of the record.
+__device__ __forceinline__ float2 factors(uint32_t vector, int n) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(pair.x), "=f"(pair.y)
+               : "r"(vector + 4 * (8 * n + 2 * (threadIdx.x % 4))));
+  return pair;
+}
+
+// Multiplies the accumulators of 64 columns by a vector of the record.
+__device__ __forceinline__ void scale_columns(float (&d)[32], uint32_t vector) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    float2 const factor = factors(vector, n);
+    d[4 * n] *= factor.x;
+    d[4 * n + 1] *= factor.y;
+    d[4 * n + 2] *= factor.x;
+    d[4 * n + 3] *= factor.y;
+  }
+}
+
+// The record's decay and growth; `vectors`: the address of a.
+__device__ __forceinline__ float decay_of(uint32_t vectors) {
+  float decay;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(decay) : "r"(vectors + 3 * 4 * kChunk));
+  return decay;
+}
+__device__ __forceinline__ float growth_of(uint32_t vectors) {
+  return decay_of(vectors + sizeof(float));
+}
+
+// The lane's address in a tile of 64 tokens x 64 columns of V for ldmatrix or stmatrix, transposed:
+// tokens 8 n to 8 n + 15 and the warp's 16 columns are one fragment of an accumulator's four tiles.
+__device__ __forceinline__ uint32_t transposed(uint32_t tile, int n) {
+  int const lane = static_cast<int>(threadIdx.x) % 32,
+            warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  int const token = 8 * n + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+  return tile + token * 128 + ((chunk ^ (token & 7)) * 16);
+}
+
+// W^T, packed: V^T - a o d.
+template <class Dtype>
+__device__ __forceinline__ void pack_rest(uint32_t (&a)[4][4], const float (&d)[32], uint32_t tile,
+                                          uint32_t vector) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    uint32_t words[4];
+    ptx::ldmatrix_x4_trans(words, transposed(tile, n));
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      float2 const left = factors(vector, n + m);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t const v = words[2 * m + half];
+        const float* const mine = d + 4 * (n + m) + 2 * half;
+        float const low = Dtype::unpack(static_cast<uint16_t>(v));
+        float const high = Dtype::unpack(static_cast<uint16_t>(v >> 16));
+        a[n / 2][2 * m + half] =
+            Dtype::pack(fmaf(-left.x, mine[0], low), fmaf(-left.y, mine[1], high));
+      }
+    }
+  }
+}
+
+// Copies the warp's 16 columns of a tile [token][column of V] to out.
+__device__ __forceinline__ void copy_out(const FwdProblem& problem, const Work& work, uint32_t tile,
+                                         int32_t row, int32_t column) {
+  __syncwarp();  // the warp's columns are there
+  int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
+  int const chunk = 2 * warp + lane % 2;
+  uint16_t* const out = problem.out.data + work.batch * problem.out.batch_stride +
+                        (int64_t{work.span.first} + row) * problem.out.seq_stride +
+                        work.head * problem.out.head_stride + column + 8 * chunk;
+  bool const exists = column + 8 * chunk < problem.head_dim_v;
+#pragma unroll
+  for (int first = 0; first < kChunk; first += 16) {
+    int const token = first + lane / 2;
+    uint4 words;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(tile + token * 128 + ((chunk ^ (token & 7)) * 16)));
+    if (exists && row + token < work.span.count) {
+      *reinterpret_cast<uint4*>(out + token * problem.out.seq_stride) = words;
+    }
+  }
+}
+
+// Stores out^T of the warp's 16 columns by way of `tile`, of which other warps use other columns.
+// `put(n, words)` stores the four words of accumulator tiles n and n + 1 there, transposed.
+template <class Dtype, class Put>
+__device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
+                                          const float (&d)[32], uint32_t tile, int32_t row,
+                                          int32_t column, Put put) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = Dtype::pack(d[4 * n + 2 * i], d[4 * n + 2 * i + 1]);
+    put(n, words);
+  }
+  copy_out(problem, work, tile, row, column);
+}
+
+// Element (token, column) of a tile in column blocks of 64 columns.
+__device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, int column) {
+  int const in_block = column % 64;
+  return tile + column / 64 * (kChunk * 128) + token * 128 + ((in_block / 8 ^ (token & 7)) * 16) +
+         in_block % 8 * 2;
+}
+
+// A row's elements 8 n + 2 t and the next, for the lane's n, as they lie in the state's columns.
+template <class Dtype, int kDim>
+__device__ __forceinline__ void load_row(float (&values)[kDim / 4], uint32_t tile, int token) {
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+    uint32_t pair;
+    asm volatile("ld.shared.u32 %0, [%1];"
+                 : "=r"(pair)
+                 : "r"(element_address(tile, token, 8 * n + 2 * Lane().t)));
+    values[2 * n] = Dtype::unpack(static_cast<uint16_t>(pair));
+    values[2 * n + 1] = Dtype::unpack(static_cast<uint16_t>(pair >> 16));
+  }
+}
+
+// 1 / sqrt(sum of squares + 1e-6) of a row that the quad holds; 1 where rows are not normalised.
+template <int kCount>
+__device__ __forceinline__ float norm_of(const FwdProblem& problem, const float (&row)[kCount]) {
+  float sum = 0.f;
+#pragma unroll
+  for (float const value : row) sum = fmaf(value, value, sum);
+  sum = quad_sum(sum);
+  return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
+}
+
+// A chunk token by token, in fp32: the state, and out^T in V's tile.
+template <class Dtype, int kDim>
+__device__ void step_by_tokens(const FwdProblem& problem, const Work& work,
+                               float (&state)[kDim / 2], uint32_t tile_k, uint32_t tile_q,
+                               uint32_t tile_v, int32_t row) {
+  Lane const lane;
+  int32_t const count = min(work.span.count - row, kChunk);
+#pragma unroll 1
+  for (int token = 0; token < count; ++token) {
+    GatePlace const place{work.batch, int64_t{work.span.first} + row + token, work.head};
+    float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
+    float const beta = beta_of(problem, place);
+    float values[kDim / 4];
+    load_row<Dtype, kDim>(values, tile_k, token);
+    float const norm = norm_of(problem, values);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float known = 0.f;
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        float& element = state[i / 2 * 4 + 2 * half + i % 2];
+        element *= decay;
+        known = fmaf(element, values[i], known);
+      }
+      uint16_t v;
+      asm volatile("ld.shared.u16 %0, [%1];"
+                   : "=h"(v)
+                   : "r"(element_address(tile_v, token, 16 * lane.warp + lane.g + 8 * half)));
+      float const update = beta * (Dtype::unpack(v) - norm * quad_sum(known)) * norm;
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        float& element = state[i / 2 * 4 + 2 * half + i % 2];
+        element = fmaf(update, values[i], element);
+      }
+    }
+    load_row<Dtype, kDim>(values, tile_q, token);
+    float const factor = problem.scale * norm_of(problem, values);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float out = 0.f;
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        out = fmaf(state[i / 2 * 4 + 2 * half + i % 2], values[i], out);
+      }
+      uint32_t const packed = Dtype::pack(factor * quad_sum(out), 0.f);
+      __syncwarp();  // the quad has read V's element
+      if (lane.t == 0) {
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(
+                         element_address(tile_v, token, 16 * lane.warp + lane.g + 8 * half)),
+                     "h"(static_cast<uint16_t>(packed))
+                     : "memory");
+      }
+    }
+  }
+}
+
+}  // namespace flashvar::gated_delta_rule

@@ -1,0 +1,39 @@
+// A gated_delta_rule call as launchers and kernels see it: validated by
+// abi/gated_delta_rule_fwd.cc.
+#pragma once
+#include <cstdint>
+
+#include "core/sequences.cuh"
+#include "core/tensor_view.h"
+
+namespace flashvar::gated_delta_rule {
+
+using Tensor = TensorView<uint16_t>;  // of 16-bit elements
+
+// A value for each token and head, or for each head: the other strides are 0.
+struct Gate {
+  const void* data;  // may be null
+  int64_t batch_stride, seq_stride, head_stride;
+  unsigned dtype;  // flashvar_dtype
+};
+
+struct State {
+  float* data;  // may be null
+  int64_t sequence_stride, head_stride, k_stride, v_stride;
+};
+
+struct FwdProblem {
+  int64_t sequences;
+  Sequences rows;
+  int32_t heads_qk, heads, group;  // heads = group * heads_qk
+  int32_t head_dim, head_dim_v;
+  float scale;
+  bool qk_l2norm, beta_sigmoid;
+  float beta_scale;
+  Tensor q, k, v, out;
+  Gate g, beta, a_log, dt_bias;
+  State initial_state, final_state;
+  void* workspace;
+};
+
+}  // namespace flashvar::gated_delta_rule

@@ -1,0 +1,216 @@
+// The second kernel of the forward: a chain through the chunks of a sequence, with mma.sync and
+// cp.async. Four warps have 64 columns of the state of one head (gated_delta_rule/chain.cuh).
+//
+// A chunk arrives in two groups of copies: K, the record's update and vectors, and V, which the
+// state waits for, two chunks at a time; and Q and the record's scores, one at a time, in flight
+// while the updates are found. 99 KB of shared memory hold that at head dim 128.
+#pragma once
+#include <cstdint>
+
+#include "gated_delta_rule/chain.cuh"
+#include "sm80/gemm.cuh"
+#include "sm80/pipeline.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+using namespace flashvar::gated_delta_rule;  // what all architectures share
+
+struct FwdArgs {
+  FwdProblem problem;
+  const ChunkRecord* records;  // [chunk][head]
+  int32_t column_tiles;        // of V
+};
+
+template <class Target, class Dtype_, int kDim_>
+struct FwdConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kColumns = 64;
+  static constexpr int kThreads = 128;
+  using Tile = SmemLayout<kChunk, kDim>;      // K and Q
+  using Square = SmemLayout<kChunk, kChunk>;  // the record's matrices, V
+  static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
+
+  // A stage: K, update, V, vectors.
+  static constexpr int kUpdate = Tile::kBytes;
+  static constexpr int kV = kUpdate + Square::kBytes;
+  static constexpr int kVectors = kV + Square::kBytes;
+  static constexpr int kStageBytes = kVectors + kVectorBytes;
+  // Behind the two stages: Q, scores.
+  static constexpr int kQ = 2 * kStageBytes;
+  static constexpr int kScores = kQ + Tile::kBytes;
+  static constexpr int kSharedMemory = kScores + Square::kBytes;
+  static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+// d = a B or, with kAdd, d += a B. Operand A in registers, B a tile in shared memory: its columns
+// are k, or with kTransposed its rows.
+template <class Dtype, class Layout, bool kTransposed, bool kAdd, int kSteps, int kElements>
+__device__ __forceinline__ void multiply_registers(float (&d)[kElements],
+                                                   const uint32_t (&a)[kSteps][4], uint32_t tile) {
+  if constexpr (!kAdd) {
+#pragma unroll
+    for (float& value : d) value = 0.f;
+  }
+  uint32_t const lane =
+      tile + (kTransposed ? fragment_offset<Layout>() : fragment_offset_b<Layout>());
+#pragma unroll
+  for (int kk = 0; kk < kSteps; ++kk) {
+#pragma unroll
+    for (int n = 0; n < kElements / 4; n += 2) {
+      uint32_t b[4];
+      if constexpr (kTransposed) {
+        ptx::ldmatrix_x4_trans(b, Layout::advance(lane, n) + kk * 16 * Layout::kRowBytes);
+      } else {
+        ptx::ldmatrix_x4(b, Layout::advance(lane, 2 * kk) + n * 8 * Layout::kRowBytes);
+      }
+      ptx::mma_m16n8k16<Dtype>(reinterpret_cast<float (&)[4]>(d[4 * n]), a[kk], b[0], b[1]);
+      ptx::mma_m16n8k16<Dtype>(reinterpret_cast<float (&)[4]>(d[4 * n + 4]), a[kk], b[2], b[3]);
+    }
+  }
+}
+
+// Copies `bytes` contiguous bytes by all threads of the block.
+__device__ __forceinline__ void copy_async(uint32_t smem, const void* from, int bytes) {
+  const char* const source = static_cast<const char*>(from);
+  for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += 128 * 16) {
+    ptx::cp_async_16(smem + i, source + i, true);
+  }
+}
+
+// The loads of a chunk, as two cp.async groups; groups of chunks beyond the last are empty.
+template <class Config>
+struct FwdLoads {
+  const FwdArgs& args;
+  const Work& work;
+  unsigned char* shared;
+
+  __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
+    return args.records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
+  }
+
+  template <class Layout>
+  __device__ __forceinline__ void load(unsigned char* tile, const Tensor& from, uint32_t head,
+                                       int32_t row, int32_t column, int32_t columns) const {
+    const uint16_t* const source = from.data + work.batch * from.batch_stride +
+                                   (int64_t{work.span.first} + row) * from.seq_stride +
+                                   head * from.head_stride + column;
+    load_tile<Layout, Config::kThreads, true>(tile, source, from.seq_stride, work.span.count - row,
+                                              columns);
+  }
+
+  __device__ __forceinline__ void start_state(int32_t row, unsigned char* stage) const {
+    if (row < work.span.count) {
+      const FwdProblem& problem = args.problem;
+      load<typename Config::Tile>(stage, problem.k, work.head_qk, row, 0, problem.head_dim);
+      load<typename Config::Square>(stage + Config::kV, problem.v, work.head, row, work.column,
+                                    problem.head_dim_v - work.column);
+      uint32_t const to = ptx::smem_address(stage);
+      copy_async(to + Config::kUpdate, record(row).update, sizeof(ChunkRecord::update));
+      copy_async(to + Config::kVectors, record(row).a, Config::kVectorBytes);
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void start_scores(int32_t row) const {
+    if (row < work.span.count) {
+      load<typename Config::Tile>(shared + Config::kQ, args.problem.q, work.head_qk, row, 0,
+                                  args.problem.head_dim);
+      copy_async(ptx::smem_address(shared + Config::kScores), record(row).scores,
+                 sizeof(ChunkRecord::scores));
+    }
+    ptx::cp_async_commit();
+  }
+};
+
+// Stores an element of each of the lane's four words at its place of a tile [token][column of V].
+__device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint32_t (&words)[4]) {
+  Lane const lane;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    int const token = 8 * (n + i / 2) + 2 * lane.t, column = 16 * lane.warp + 8 * (i % 2) + lane.g;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      int const row = token + e;
+      uint32_t const address = tile + row * 128 + ((column / 8 ^ (row & 7)) * 16) + column % 8 * 2;
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
+                   "h"(static_cast<uint16_t>(words[i] >> (16 * e)))
+                   : "memory");
+    }
+  }
+}
+
+// The grid: sequences times heads times tiles of columns of V, on one axis.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    fwd_kernel(const __grid_constant__ FwdArgs args) {
+  using Dtype = typename Config::Dtype;
+  using Tile = typename Config::Tile;
+  using Square = typename Config::Square;
+  constexpr int kDim = Config::kDim;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdProblem& problem = args.problem;
+  Work const work(problem, args.column_tiles, Config::kColumns);
+  FwdLoads<Config> const loads{args, work, shared};
+  loads.start_state(0, shared);
+  loads.start_scores(0);
+
+  float state[kDim / 2] = {};
+  if (problem.initial_state.data != nullptr) {
+    each_of_state<kDim>(problem, problem.initial_state, work, work.column,
+                        [&](int i, const float* from) { state[i] = *from; });
+  }
+  uint32_t packed_state[kDim / 16][4];
+  pack<Dtype>(packed_state, state);
+
+  for (int32_t row = 0; row < work.span.count; row += kChunk) {
+    unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
+    uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // the first group is loaded, and the other stage has been read
+    loads.start_state(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
+
+    uint32_t const tile_v = tiles + Config::kV, tile_q = ptx::smem_address(shared + Config::kQ);
+    if (growth_of(vectors) > kMostGrowth) {
+      ptx::cp_async_wait<1>();
+      __syncthreads();  // the second group is loaded
+      step_by_tokens<Dtype, kDim>(problem, work, state, tiles, tile_q, tile_v, row);
+      pack<Dtype>(packed_state, state);
+      __syncthreads();  // Q has been read
+      loads.start_scores(row + kChunk);
+      copy_out(problem, work, tile_v, row, work.column);
+      continue;
+    }
+    float known[32], update[32];
+    multiply_registers<Dtype, Tile, false, false>(known, packed_state, tiles);
+    uint32_t packed[4][4], packed_kept[4][4];
+    pack_rest<Dtype>(packed, known, tile_v, vectors);
+    multiply_registers<Dtype, Square, false, false>(update, packed, tiles + Config::kUpdate);
+    pack<Dtype>(packed, update);
+    scale_columns(update, vectors + 4 * kChunk);
+    pack<Dtype>(packed_kept, update);
+
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // the second group is loaded
+    float out[32];
+    multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
+    scale_columns(out, vectors + 2 * 4 * kChunk);
+    multiply_registers<Dtype, Square, false, true>(out, packed,
+                                                   ptx::smem_address(shared + Config::kScores));
+    float const decay = decay_of(vectors);
+#pragma unroll
+    for (float& value : state) value *= decay;
+    multiply_registers<Dtype, Tile, true, true>(state, packed_kept, tiles);
+    pack<Dtype>(packed_state, state);
+    __syncthreads();  // Q and the scores have been read
+    loads.start_scores(row + kChunk);
+    store_out<Dtype>(problem, work, out, tile_v, row, work.column,
+                     [&](int n, const uint32_t (&words)[4]) { put_transposed(tile_v, n, words); });
+  }
+  if (problem.final_state.data != nullptr) {
+    each_of_state<kDim>(problem, problem.final_state, work, work.column,
+                        [&](int i, float* to) { *to = state[i]; });
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

@@ -1,0 +1,227 @@
+// The first kernel of the forward: what no state enters, of every chunk at once. A block takes a
+// chunk and a head of q and k, multiplies Q K^T and K K^T once, and writes the record of each of
+// the head's v heads. mma.sync on every architecture: the chains that follow take the time.
+#pragma once
+#include <cstdint>
+
+#include "core/quad.cuh"
+#include "gated_delta_rule/chunk.h"
+#include "gated_delta_rule/gates.cuh"
+#include "gated_delta_rule/problem.h"
+#include "sm80/gated_delta_rule/inverse.cuh"
+#include "sm80/gemm.cuh"
+#include "sm80/pipeline.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+struct PrepareArgs {
+  FwdProblem problem;
+  ChunkRecord* records;  // [chunk][head]
+};
+
+template <class Dtype_, int kDim_>
+struct PrepareConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  using Layout = SmemLayout<kChunk, kDim>;
+  static constexpr int kThreads = 128;
+  // Q and K; then in their place A and its inverse.
+  static constexpr int kTiles = 2 * Layout::kBytes;
+  static constexpr int kMatrices = 2 * Matrix::kFloats * 4;
+  static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
+  static constexpr int kSharedMemory = kFirst + 4 * (1024 + 4 * kChunk + 2);
+};
+
+// The chunk's shared memory behind the tiles.
+struct ChunkRows {
+  float scratch[1024];
+  float sums[kChunk];                    // G, in log2 units
+  float beta[kChunk];                    // 0 beyond the sequence, as all other rows are
+  float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
+  float half;                            // G of token 31
+  int growth;                            // as the bits of a float
+};
+
+// 1 / sqrt(sum of squares + 1e-6) of rows 0 to 63, two threads to a row.
+template <class Config>
+__device__ __forceinline__ float row_norm(uint32_t tile) {
+  using Layout = typename Config::Layout;
+  int const row = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+  float sum = 0.f;
+#pragma unroll
+  for (int chunk = 0; chunk < Config::kDim / 8; chunk += 2) {
+    int const mine = chunk + half;
+    uint32_t const address =
+        tile + mine / 8 * Layout::kColBlockBytes + Layout::chunk_offset(row, mine % 8);
+    uint32_t words[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float const low = Config::Dtype::unpack(static_cast<uint16_t>(words[i]));
+      float const high = Config::Dtype::unpack(static_cast<uint16_t>(words[i] >> 16));
+      sum = fmaf(low, low, fmaf(high, high, sum));
+    }
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  return rsqrtf(sum + 1e-6f);
+}
+
+// Finds G and beta of a head, and writes the record's vectors. Ends with a barrier.
+__device__ __forceinline__ void write_rows(const FwdProblem& problem, const GatePlace& first,
+                                           int32_t count, ChunkRows& rows, ChunkRecord& record) {
+  int const row = static_cast<int>(threadIdx.x);
+  bool const exists = row < count;
+  GatePlace const place{first.batch, first.row + row, first.head};
+  float const decay = exists ? decay_log(problem, place) * (1.f / kLn2) : 0.f;
+  float const sum = sum_up_to(decay, &rows.half);
+  if (row < kChunk) {
+    rows.sums[row] = sum;
+    rows.beta[row] = exists ? beta_of(problem, place) : 0.f;
+  }
+  __syncthreads();  // G and beta are known to all
+  if (row < kChunk) {
+    float const last = rows.sums[kChunk - 1];
+    record.a[row] = exp2_approx(sum) * rows.norm_k[row];
+    record.b[row] = exp2_approx(last - sum) * rows.norm_k[row];
+    record.c[row] = problem.scale * exp2_approx(sum) * rows.norm_q[row];
+    if (row == 0) {
+      record.decay = exp2_approx(last);
+      rows.growth = 0;
+    }
+  }
+}
+
+// The element's place of a 16-byte chunk of a record's matrix.
+__device__ __forceinline__ uint4& matrix_chunk(uint16_t* matrix, int row, int chunk) {
+  return reinterpret_cast<uint4*>(matrix)[row * 8 + (chunk ^ (row & 7))];
+}
+
+// Tiles of 8 columns that reach below the diagonal of the warp's 16 rows.
+__device__ __forceinline__ bool reaches_below(int n) {
+  return n <= 2 * (static_cast<int>(threadIdx.x) / 32) + 1;
+}
+
+__device__ __forceinline__ float2 pair_of(const float* vector, int first) {
+  return *reinterpret_cast<const float2*>(vector + first);
+}
+
+// A, of the warp's 16 rows; what it writes on and above the diagonal is not read.
+__device__ __forceinline__ void write_a(const Accumulator<16, kChunk>& kk, const ChunkRows& rows,
+                                        const Matrix& a) {
+  Quad const at;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
+    float const factor = rows.beta[i] * rows.norm_k[i];
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; ++n) {
+      if (!reaches_below(n)) break;
+      float2 const norm = pair_of(rows.norm_k, 8 * n + 2 * at.t);
+      a.set_pair(i, 8 * n + 2 * at.t, kk.tile[0][n][2 * half] * factor * norm.x,
+                 kk.tile[0][n][2 * half + 1] * factor * norm.y);
+    }
+  }
+}
+
+// The record's matrices, of the warp's 16 rows: (T o D) diag(beta) and P. `growth`: takes the
+// largest sum of absolute values of a row of the first.
+template <class Dtype>
+__device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk,
+                                               const Matrix& inverse, float scale,
+                                               const ChunkRows& rows, ChunkRecord& record,
+                                               int* growth) {
+  Quad const at;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
+    float const sum = rows.sums[i], factor = scale * rows.norm_q[i];
+    uint32_t update[kChunk / 8] = {}, scores[kChunk / 8] = {};
+    float total = 0.f;
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; ++n) {
+      if (!reaches_below(n)) break;
+      int const j = 8 * n + 2 * at.t;
+      float2 const sums = pair_of(rows.sums, j), beta = pair_of(rows.beta, j);
+      float2 const norm = pair_of(rows.norm_k, j), t = inverse.pair(i, j);
+      float const decay[2] = {exp2_approx(sum - sums.x), exp2_approx(sum - sums.y)};
+      const float (&tile)[4] = qk.tile[0][n];
+      // Above the diagonal there are no elements: 0, and not a product.
+      float const first = j <= i ? t.x * beta.x * decay[0] : 0.f;
+      float const second = j < i ? t.y * beta.y * decay[1] : 0.f;
+      total += fabsf(first) + fabsf(second);
+      update[n] = Dtype::pack(first, second);
+      scores[n] = Dtype::pack(j <= i ? tile[2 * half] * (factor * norm.x) * decay[0] : 0.f,
+                              j < i ? tile[2 * half + 1] * (factor * norm.y) * decay[1] : 0.f);
+    }
+    total = quad_sum(total);
+    if (at.t == 0) atomicMax(growth, __float_as_int(total));  // positive floats sort as integers
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      uint32_t first[4] = {update[n], update[n + 1], update[n + 2], update[n + 3]};
+      uint32_t second[4] = {scores[n], scores[n + 1], scores[n + 2], scores[n + 3]};
+      matrix_chunk(record.update, i, n + at.t) = transpose_quad(first);
+      matrix_chunk(record.scores, i, n + at.t) = transpose_quad(second);
+    }
+  }
+}
+
+// The grid: chunks of all sequences times heads of q and k, on one axis.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 4)
+    prepare_kernel(const __grid_constant__ PrepareArgs args) {
+  using Layout = typename Config::Layout;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdProblem& problem = args.problem;
+  uint32_t const slot = blockIdx.x / static_cast<uint32_t>(problem.heads_qk);
+  uint32_t const head = blockIdx.x - slot * problem.heads_qk;
+  TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
+  Span const span = problem.rows.span(chunk.batch);
+  int32_t const count = span.count - chunk.first;
+  if (count <= 0) return;  // more chunks were launched than there are
+  int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
+  int64_t const row = int64_t{span.first} + chunk.first;
+
+  auto load = [&](const Tensor& from, unsigned char* tile) {
+    load_tile<Layout, Config::kThreads, true>(
+        tile,
+        from.data + batch * from.batch_stride + row * from.seq_stride + head * from.head_stride,
+        from.seq_stride, count, problem.head_dim);
+  };
+  load(problem.q, shared);
+  load(problem.k, shared + Layout::kBytes);
+  ptx::cp_async_commit();
+  auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // Q and K are there
+
+  uint32_t const q = ptx::smem_address(shared), k = q + Layout::kBytes;
+  {
+    bool const normalise = problem.qk_l2norm;
+    float const norm_q = normalise ? row_norm<Config>(q) : 1.f;
+    float const norm_k = normalise ? row_norm<Config>(k) : 1.f;
+    rows.norm_q[threadIdx.x / 2] = norm_q;
+    rows.norm_k[threadIdx.x / 2] = norm_k;
+  }
+  Accumulator<16, kChunk> qk, kk;
+  uint32_t const mine = threadIdx.x / 32 * 16 * Layout::kRowBytes;
+  gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(qk, q + mine, k);
+  gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(kk, k + mine, k);
+
+  Matrix const a{reinterpret_cast<float*>(shared)}, inverse{a.data + Matrix::kFloats};
+  for (int32_t of_v = 0; of_v < problem.group; ++of_v) {
+    int32_t const head_v = head * problem.group + of_v;
+    ChunkRecord& record = args.records[int64_t{slot} * problem.heads + head_v];
+    if (of_v == 0) __syncthreads();  // the tiles have been read
+    write_rows(problem, {batch, row, head_v}, count, rows, record);
+    write_a(kk, rows, a);
+    __syncthreads();  // A is there
+    invert(a, inverse, rows.scratch);
+    write_matrices<typename Config::Dtype>(qk, inverse, problem.scale, rows, record, &rows.growth);
+    __syncthreads();  // the last head's matrices have been read, and all rows' growth is known
+    if (threadIdx.x == 0) record.growth = __int_as_float(rows.growth);
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

@@ -1,0 +1,24 @@
+// Launches the first kernel of the forward, of every architecture.
+#pragma once
+#include <cstdint>
+
+#include "core/launch.h"
+#include "sm80/gated_delta_rule/prepare.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+// Records of a call: those of surplus chunks too, which are launched but have no rows.
+inline int64_t record_count(const FwdProblem& problem) {
+  return problem.rows.tiles(problem.sequences, kChunk) * problem.heads;
+}
+
+template <class Config>
+cudaError_t launch_prepare(const FwdProblem& problem, int device, cudaStream_t stream) {
+  PrepareArgs const args{problem, static_cast<ChunkRecord*>(problem.workspace)};
+  LaunchShape const shape{problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk,
+                          Config::kThreads, Config::kSharedMemory};
+  if (shape.blocks == 0) return cudaSuccess;
+  return launch_kernel<prepare_kernel<Config>>(args, shape, device, stream);
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

@@ -1,0 +1,90 @@
+// Launches the forward: the records of all chunks, then the chains.
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.cuh"
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "gated_delta_rule/kernel_table.h"
+#include "sm80/gated_delta_rule/prepare_launch.cuh"
+#include "sm90/clipped_map.h"
+#include "sm90/gated_delta_rule/fwd.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+template <class Target, class Dtype, int kHeadDim>
+struct FwdLaunch {
+  using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kHeadDim>;
+  template <int kWarpgroups>
+  using Config = FwdConfig<Target, Dtype, kHeadDim, kWarpgroups>;
+
+  static constexpr GatedDeltaRuleFwdKernel row() {
+    return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
+  }
+
+  static constexpr KernelFactsList<3> facts(const char* row) {
+    KernelFactsMaker const chain{row, "wgmma", "every call"};
+    KernelFactsMaker const prepare{row, "mma.sync", "every call"};
+    return {{chain.make("fwd_kernel", Config<2>::kThreads, Config<2>::kSharedMemory, kChunk,
+                        Config<2>::kColumns),
+             chain.make("fwd_kernel, few heads", Config<1>::kThreads, Config<1>::kSharedMemory,
+                        kChunk, Config<1>::kColumns),
+             prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk)}};
+  }
+
+ private:
+  static uint64_t workspace(const FwdProblem& problem) {
+    return sm80::gated_delta_rule::record_count(problem) * sizeof(ChunkRecord);
+  }
+
+  static int64_t blocks(const FwdProblem& problem, int columns) {
+    return problem.sequences * problem.heads * ((problem.head_dim_v + columns - 1) / columns);
+  }
+
+  static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
+    int multiprocessors = 0;
+    cudaError_t error =
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess) {
+      error = sm80::gated_delta_rule::launch_prepare<Prepare>(problem, device, stream);
+    }
+    if (error != cudaSuccess) return error;
+    return blocks(problem, Config<1>::kColumns) <= multiprocessors
+               ? launch_chains<Config<1>>(problem, device, stream)
+               : launch_chains<Config<2>>(problem, device, stream);
+  }
+
+  template <class C>
+  static cudaError_t launch_chains(const FwdProblem& problem, int device, cudaStream_t stream) {
+    FwdArgs args{};
+    args.problem = problem;
+    args.records = static_cast<const ChunkRecord*>(problem.workspace);
+    args.column_tiles = (problem.head_dim_v + C::kColumns - 1) / C::kColumns;
+    int64_t const rows = problem.rows.seqlen;
+    int64_t const batch = problem.rows.offsets == nullptr ? problem.sequences : 1;
+    auto const encode = [&](CUtensorMap& map, const Tensor& tensor, int64_t heads, int64_t dim) {
+      return encode_clipped_map(map, tensor_map_type<Dtype>(), tensor, rows, heads, batch, dim,
+                                kChunk);
+    };
+    cudaError_t error = cudaSuccess;
+    if (rows > 0) {
+      error = encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+      if (error == cudaSuccess) {
+        error = encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
+      }
+      if (error == cudaSuccess)
+        error = encode(args.v, problem.v, problem.heads, problem.head_dim_v);
+    }
+    if (error != cudaSuccess) return error;
+    LaunchShape const shape{blocks(problem, C::kColumns), C::kThreads, C::kSharedMemory};
+    return launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
+  }
+
+  static void explain_call(const FwdProblem& problem, Text& text) {
+    text.print(
+        "wgmma: chunks of %d tokens, %d columns of v at a time", kChunk,
+        problem.head_dim_v <= Config<1>::kColumns ? Config<1>::kColumns : Config<2>::kColumns);
+  }
+};
+
+}  // namespace flashvar::sm90::gated_delta_rule
