@@ -26,9 +26,11 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     outs = torch.zeros(kind.parts, 1, 2, 2, kind.head_dim, dtype=dtype)
     lses = torch.zeros(kind.parts, 1, 2, 2)
     parts = Parts(tuple(outs.clone().unbind()), tuple(lses.clone().unbind()), False)
-    merge_states.forward(None, parts, outs[0], lses[0], _compile)
+    forward = (parts, outs[0], lses[0])
+    merge_states.prepare_forward(None, *forward, _compile)(*forward)
     if kind.training:
-        merge_states.backward(None, parts, outs[0], lses[0], outs, lses, 0, _compile)
+        backward = (parts, outs[0], lses[0], outs, lses)
+        merge_states.prepare_backward(None, *backward, 0, _compile)(*backward)
 
 
 def _compile(kernel: Any, grid: tuple[int, ...]) -> Any:
