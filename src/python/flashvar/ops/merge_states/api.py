@@ -10,6 +10,7 @@ import torch
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
 from flashvar.ops.merge_states.autograd import forward_of_plain
 from flashvar.ops.merge_states.inputs import check_kinds, given
+from flashvar.ops.merge_states.sharding import register_sharding_rules
 from flashvar.ops.merge_states.torch_library import merge_states_fwd
 
 
@@ -68,5 +69,6 @@ def merge_states(
     ):
         return forward_of_plain(out_list, lse_list, stacked, layout, backend)
     check_kinds(out_list, lse_list, layout, backend)
+    register_sharding_rules()
     out, lse = merge_states_fwd(out_list, lse_list, stacked, layout, backend)
     return out, lse
