@@ -227,16 +227,16 @@ def attention_bwd_kv_kernel(
             p_do_head, p_lse_log2 + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
             do_stride, bias_query, i_key, start, stop - gap, unmasked, gap, seqlen_q,
             seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out, slope,
-            head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
+            head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT,
+            RIGHT, HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
         )  # fmt: skip
         b_dk, b_dk_tail, b_dv, b_dv_tail = _accumulate_dkv(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
             p_do_head, p_lse_log2 + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
             do_stride, bias_query, i_key, unmasked, masked, 0, 0, seqlen_q,
             seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out, slope,
-            head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
+            head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT,
+            RIGHT, HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
         )  # fmt: skip
     if p_rng is not None:
         b_dv = b_dv * dropout_scale
