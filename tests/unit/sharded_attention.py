@@ -124,6 +124,33 @@ def through_torch(heads_kv: int, dim: int) -> dict[str, Any]:
         return {**found, "report": ours.report()}
 
 
+def merged(layout: str, dim: int, stacked: bool = False) -> dict[str, Any]:
+    """merge_states of two parts whose outs are sharded over a dimension, and lses likewise."""
+    shapes = {
+        "bshd": ((BATCH, ROWS, HEADS, DIM), (0, 2, 1)),
+        "bhsd->bshd": ((BATCH, HEADS, ROWS, DIM), (0, 1, 2)),
+        "packed": ((ROWS, HEADS, DIM), (1, 0)),
+    }
+    shape, of_lse = shapes[layout]
+    options = {} if layout == "packed" else {"layout": layout}
+    tensors = [made(*shape) for _ in range(2)]
+    lse_shape = [0] * (len(shape) - 1)
+    for place, size in zip(of_lse, shape[:-1], strict=True):
+        lse_shape[place] = size
+    tensors += [made(*lse_shape) for _ in range(2)]
+    places = [Shard(dim)] * 2 + [Shard(of_lse[dim])] * 2
+    if stacked:
+        tensors = [torch.stack(tensors[:2]), torch.stack(tensors[2:])]
+        places = [Shard(dim + 1), Shard(of_lse[dim] + 1)]
+
+    def attention(*given: torch.Tensor) -> torch.Tensor:
+        half = len(given) // 2
+        parts = given if stacked else (list(given[:half]), list(given[half:]))
+        return flashvar.merge_states(*parts, **options)[0]
+
+    return compared(attention, tensors, places, attention)
+
+
 def refused() -> str:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     q, k, v = qkv(HEADS, "bshd")
@@ -151,6 +178,11 @@ def main(folder: Path) -> None:
         "batch with a bias for all": biased((1, HEADS, ROWS, ROWS), 0),
         "packed": packed(),
         "dropout": dropped(),
+        "merged, heads": merged("bshd", 2),
+        "merged, batch": merged("bshd", 0),
+        "merged, sequence": merged("bhsd->bshd", 2),
+        "merged, packed rows": merged("packed", 0),
+        "merged, stacked": merged("bshd", 1, stacked=True),
         "mixture": refused(),
     }
     if hasattr(torch.nn.attention, "restore_flash_attention_impl"):

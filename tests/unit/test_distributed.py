@@ -33,6 +33,11 @@ PLACES = {
     "batch with a bias for all": "S(0)",
     "packed": "S(1)",
     "dropout": "R",
+    "merged, heads": "S(2)",
+    "merged, batch": "S(0)",
+    "merged, sequence": "S(2)",
+    "merged, packed rows": "S(0)",
+    "merged, stacked": "S(2)",
 }
 PLACES_OF_TORCHS = {"torch's function, heads": "S(1)", "torch's function, batch": "S(0)"}
 

@@ -13,8 +13,6 @@ PROGRAM = """
 #include <cstdint>
 #include <cstdio>
 #include <initializer_list>
-using std::max;
-using std::min;
 #include "cuda_runtime_api.h"
 #include "attention/mask.cuh"
 

@@ -40,7 +40,7 @@ def forward(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
     first = parts.outs[0][0] if parts.stacked else parts.outs[0]
     out = torch.full(first.shape, NAN)
     lse = torch.full((first.shape[0], first.shape[2], first.shape[1]), NAN)
-    cuda.forward(CHOSEN, parts, out, lse)
+    cuda.prepare_forward(CHOSEN, parts, out, lse)(parts, out, lse)
     return out, lse
 
 
@@ -78,7 +78,8 @@ def backward(
     grad_outs = torch.full((wanted.outs, *grad_out.shape), NAN) if wanted.outs else None
     batch, seqlen, heads, _ = grad_out.shape
     of_lses = torch.full((parts.count, batch, heads, seqlen), NAN) if wanted.lses else None
-    cuda.backward(CHOSEN, parts, grad_out, grad_lse, grad_outs, of_lses, wanted.skipped)
+    given = parts, grad_out, grad_lse, grad_outs, of_lses
+    cuda.prepare_backward(CHOSEN, *given, wanted.skipped)(*given)
     return grad_outs, of_lses
 
 

@@ -68,6 +68,10 @@ def made(parts: int, stacked: bool = False) -> Parts:
     return Parts(tuple(outs.unbind()), tuple(lses.unbind()), False)
 
 
+def forward(chosen: CandidateResult, *given: Any) -> None:
+    cuda.prepare_forward(chosen, *given)(*given)
+
+
 def tensor(found: Any) -> tuple[int, ...]:
     return (found.data, found.batch_stride, found.seq_stride, found.head_stride)
 
@@ -77,7 +81,7 @@ def test_forward(stacked: bool, calls: list[Call]) -> None:
     parts = made(3, stacked)
     out = torch.empty(2, 4, 5, 16, dtype=torch.half).transpose(1, 2)
     lse = torch.empty(2, 4, 5)
-    cuda.forward(CHOSEN, parts, out, lse)
+    forward(CHOSEN, parts, out, lse)
     (call,) = calls
     params = call.params
     assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
@@ -104,7 +108,8 @@ def test_backward(calls: list[Call]) -> None:
     grads = torch.empty(2, 2, 5, 4, 16, dtype=torch.half)
     grad_lse, grad_lses = torch.empty(2, 4, 5), torch.empty(2, 2, 4, 5)
     for given in (grad_lse, None):
-        cuda.backward(CHOSEN, parts, grad_out, given, grads, grad_lses, 0)
+        given_all = (parts, grad_out, given, grads, grad_lses)
+        cuda.prepare_backward(CHOSEN, *given_all, 0)(*given_all)
     with_lse, without = (call.params for call in calls)
     assert tensor(with_lse.grad_out) == (grad_out.data_ptr(), 320, 64, 16)
     assert tensor(with_lse.grad_outs) == (grads.data_ptr(), 320, 64, 16)
@@ -118,7 +123,7 @@ def test_more_parts_than_the_kernels_hold_are_stacked(calls: list[Call]) -> None
     most = int(re.findall(r"FLASHVAR_MERGE_STATES_MAX_ADDRESSES (\d+)", HEADER)[0])
     result = torch.empty(2, 5, 4, 16, dtype=torch.half), torch.empty(2, 4, 5)
     for parts in (most, most + 1):
-        cuda.forward(CHOSEN, made(parts), *result)
+        forward(CHOSEN, made(parts), *result)
     listed, stacked = calls
     assert listed.outs is not None
     assert len(listed.outs) == most
@@ -131,7 +136,7 @@ def test_strides_of_one_entry_are_zero(calls: list[Call]) -> None:
     """They say nothing, and must not make rows look unaligned."""
     out = torch.empty(1, 5, 1, 16, dtype=torch.half).as_strided((1, 5, 1, 16), (7, 16, 3, 1))
     parts = Parts((out, out), (torch.empty(1, 1, 5),) * 2, False)
-    cuda.forward(CHOSEN, parts, out, torch.empty(1, 1, 5))
+    forward(CHOSEN, parts, out, torch.empty(1, 1, 5))
     assert tensor(calls[0].params.problem.outs)[1:] == (0, 16, 0)
 
 
@@ -145,4 +150,4 @@ def test_no_binary_no_launch() -> None:
     result = torch.empty(2, 5, 4, 16, dtype=torch.half), torch.empty(2, 4, 5)
     nothing = CandidateResult("triton", "triton", True, "")
     with pytest.raises(BackendUnavailableError, match="through an installed binary, got triton"):
-        cuda.forward(nothing, made(2), *result)
+        forward(nothing, made(2), *result)

@@ -61,13 +61,13 @@ def compiled(capability: int, direction: str, parts: Parts, grad_lse: bool = Tru
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge_states, f"{direction}_kernel", Recorded())
         if direction == "fwd":
-            merge_states.forward(Any, parts, out, lse)  # type: ignore[arg-type]
+            forward = parts, out, lse
+            merge_states.prepare_forward(None, *forward)(*forward)
         else:
             grads = torch.empty(parts.count, *out.shape, dtype=out.dtype)
             of_lses = torch.empty(parts.count, *lse.shape)
-            merge_states.backward(
-                Any, parts, out, lse if grad_lse else None, grads, of_lses, 0  # type: ignore[arg-type]
-            )  # fmt: skip
+            backward = parts, out, lse if grad_lse else None, grads, of_lses
+            merge_states.prepare_backward(None, *backward, 0)(*backward)
     kernel = getattr(kernels, f"{direction}_kernel")
     values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **asked["others"]}
     signature: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashvar
 from flashvar.errors import ShapeError
+from flashvar.ops import plans
 from flashvar.ops.attention import call as attention_call
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.problem import NO_TENSORS, Options
@@ -250,7 +251,7 @@ def test_a_second_call_makes_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_plan, "_plans", {})
-    monkeypatch.setattr(attention_plan, "_PLANS_KEPT", 3)
+    monkeypatch.setattr(plans, "PLANS_KEPT", 3)
     for seqlen_k in range(1, 9):
         flashvar.attention(*make(1, seqlen_k))
     assert len(attention_plan._plans) <= 3

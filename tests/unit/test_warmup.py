@@ -70,6 +70,20 @@ def test_offline_kernels_of_training_with_a_bias(cache: Path) -> None:
     assert compiled(cache) == [f"attention_{name}_kernel" for name in names]
 
 
+def test_offline_kernels_of_every_form_of_merging(cache: Path) -> None:
+    """With and without the gradient of lse, and those of outs, of lses or of both."""
+    found = asked("merge_states", "--backward", "--stacked", "--unaligned", "--head-dim", "16")
+    assert len(found.kinds) == 8
+    listed, stacked = (one for one in found.kinds if one.training and not one.unaligned)
+    warmup.warmed_ops()["merge_states"].compile_for(listed, (9, 0))
+    assert compiled(cache) == [*["bwd_kernel"] * 6, "fwd_kernel"]
+    warmup.warmed_ops()["merge_states"].compile_for(stacked, (9, 0))
+    assert compiled(cache) == [*["bwd_kernel"] * 12, *["fwd_kernel"] * 2]
+    unaligned = replace(listed, unaligned=True, training=False)
+    warmup.warmed_ops()["merge_states"].compile_for(unaligned, (9, 0))
+    assert compiled(cache) == [*["bwd_kernel"] * 12, *["fwd_kernel"] * 3]
+
+
 def test_offline_command(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 // Stands for the CUDA runtime where kernels run on the host: what sources of src/cuda use of it.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -11,6 +12,9 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __shared__ static  // blocks run one after the other
+
+using std::max;
+using std::min;
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
 using cudaStream_t = struct CUstream_st*;

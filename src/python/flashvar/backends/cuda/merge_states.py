@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -14,7 +14,7 @@ from flashvar.ops.dtypes import DTYPES as NAMES
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
-    from flashvar.ops.merge_states.problem import Parts
+    from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
     from flashvar.selection.candidates import CandidateResult
 
 # flashvar_merge_states_problem: batch seqlen heads head_dim dtype parts; outs, from part to part,
@@ -27,17 +27,26 @@ _FORWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{_PROBLEM.size}s")
 _BACKWARD: Final = struct.Struct(f"<{CALL}{TENSOR}Q{TENSOR}qQ{_PROBLEM.size}sQ")
 # FLASHVAR_MERGE_STATES_MAX_ADDRESSES
 _MAX_ADDRESSES: Final = 224
-# A flashvar_tensor that is not wanted, and its stride from part to part.
-_NO_TENSOR: Final = (0, 0, 0, 0, 0)
 # The kernels want no workspace.
 _WORKSPACE: Final = (0, 0)
 
 
-def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Write the merged out and its log-sum-exp."""
+# Packs the problem's struct of a call; beside it is what has to live until the call is made.
+_Pack = Callable[["Parts"], "tuple[bytes, object]"]
+
+
+def prepare_forward(
+    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
+) -> ForwardLaunch:
+    """What writes the merged out and its log-sum-exp."""
     function, device = function_of(FORWARD, chosen, out.device.index)
-    packed, _kept = _forward(device, parts, out, lse)
-    function.launch(packed)
+    packed = _pack_forward(device, parts, out)
+
+    def launch(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
+        params, _kept = packed(parts, out, lse)
+        function.launch(params)
+
+    return launch
 
 
 def explain_forward(
@@ -45,27 +54,25 @@ def explain_forward(
 ) -> str:
     """How the binary reads the rows of a call, and why."""
     function, device = function_of(FORWARD, chosen, out.device.index)
-    packed, _kept = _forward(device, parts, out, lse)
-    return function.explain(packed)
+    params, _kept = _pack_forward(device, parts, out)(parts, out, lse)
+    return function.explain(params)
 
 
-def _forward(
-    device: int, parts: Parts, out: torch.Tensor, lse: torch.Tensor
-) -> tuple[bytes, object]:
-    """The struct of a call, and what has to live until the call is made."""
-    problem, kept = _problem(parts, out)
-    packed = _FORWARD.pack(
-        call_head(_FORWARD, device),
-        torch._C._cuda_getCurrentRawStream(device),
-        *_WORKSPACE,
-        *_rows(out),
-        lse.data_ptr(),
-        problem,
-    )
-    return packed, kept
+def _pack_forward(
+    device: int, parts: Parts, out: torch.Tensor
+) -> Callable[[Parts, torch.Tensor, torch.Tensor], tuple[bytes, object]]:
+    head, of_out, pack = call_head(_FORWARD, device), _row_strides(out), _problem(parts, out)
+
+    def packed(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> tuple[bytes, object]:
+        problem, kept = pack(parts)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        fields = (head, stream, *_WORKSPACE, out.data_ptr(), *of_out, lse.data_ptr(), problem)
+        return _FORWARD.pack(*fields), kept
+
+    return packed
 
 
-def backward(
+def prepare_backward(
     chosen: CandidateResult,
     parts: Parts,
     grad_out: torch.Tensor,
@@ -73,53 +80,78 @@ def backward(
     grad_outs: torch.Tensor | None,
     grad_lses: torch.Tensor | None,
     skipped: int,
-) -> None:
-    """Write the gradients that are wanted, stacked."""
+) -> BackwardLaunch:
+    """What writes the gradients that are wanted, stacked."""
     function, device = function_of(BACKWARD, chosen, grad_out.device.index)
-    problem, _kept = _problem(parts, grad_out)
-    function.launch(
-        _BACKWARD.pack(
-            call_head(_BACKWARD, device),
-            torch._C._cuda_getCurrentRawStream(device),
-            *_WORKSPACE,
-            *_rows(grad_out),
-            0 if grad_lse is None else grad_lse.data_ptr(),
-            *(_NO_TENSOR if grad_outs is None else (*_rows(grad_outs[0]), grad_outs.stride(0))),
-            0 if grad_lses is None else grad_lses.data_ptr(),
-            problem,
-            skipped,
-        )
+    head, pack = call_head(_BACKWARD, device), _problem(parts, grad_out)
+    of_grad_out = _row_strides(grad_out)
+    of_grad_outs = (
+        (0, 0, 0, 0) if grad_outs is None else (*_row_strides(grad_outs[0]), grad_outs.stride(0))
     )
 
+    def launch(
+        parts: Parts,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grad_outs: torch.Tensor | None,
+        grad_lses: torch.Tensor | None,
+    ) -> None:
+        problem, _kept = pack(parts)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        fields = (head, stream, *_WORKSPACE, grad_out.data_ptr(), *of_grad_out, _address(grad_lse))
+        of_parts = (_address(grad_outs), *of_grad_outs, _address(grad_lses))
+        function.launch(_BACKWARD.pack(*fields, *of_parts, problem, skipped))
 
-def _problem(parts: Parts, out: torch.Tensor) -> tuple[bytes, object]:
-    """The problem's struct, and what has to live until the call is made."""
+    return launch
+
+
+def _problem(parts: Parts, out: torch.Tensor) -> _Pack:
+    """Packs the problem's struct of calls like this one."""
     if len(parts.outs) > _MAX_ADDRESSES:
-        parts = parts.as_stacked()
-    outs, outs_kept = _parts(parts.outs, parts.stacked, _rows)
-    lses, lses_kept = _parts(parts.lses, parts.stacked, _log_sum_exps)
+        pack_stacked = _problem(parts.as_stacked(), out)
+
+        def pack_copies(parts: Parts) -> tuple[bytes, object]:
+            copies = parts.as_stacked()
+            return pack_stacked(copies)[0], copies
+
+        return pack_copies
     sizes = (*out.shape, DTYPES[NAMES[out.dtype]], parts.count)
-    return _PROBLEM.pack(*sizes, *outs, *lses), (parts, outs_kept, lses_kept)
+    first_out, first_lse = parts.outs[0], parts.lses[0]
+    if parts.stacked:
+        of_outs = (*_row_strides(first_out[0]), first_out.stride(0))
+        of_lses = (*_lse_strides(first_lse[0]), first_lse.stride(0))
+
+        def pack_whole(parts: Parts) -> tuple[bytes, object]:
+            outs, lses = parts.outs[0].data_ptr(), parts.lses[0].data_ptr()
+            return _PROBLEM.pack(*sizes, outs, *of_outs, 0, lses, *of_lses, 0), None
+
+        return pack_whole
+    of_outs, of_lses = (*_row_strides(first_out), 0), (*_lse_strides(first_lse), 0)
+    array = ctypes.c_uint64 * len(parts.outs)
+
+    def pack_listed(parts: Parts) -> tuple[bytes, object]:
+        outs = array(*[one.data_ptr() for one in parts.outs])
+        lses = array(*[one.data_ptr() for one in parts.lses])
+        at_outs, at_lses = ctypes.addressof(outs), ctypes.addressof(lses)
+        fields = (*sizes, outs[0], *of_outs, at_outs, lses[0], *of_lses, at_lses)
+        return _PROBLEM.pack(*fields), (outs, lses)
+
+    return pack_listed
 
 
-def _parts(tensors: Sequence[torch.Tensor], stacked: bool, tensor_of: Any) -> Any:
-    """A flashvar_tensor, the stride from part to part, and an array of addresses or NULL."""
-    if stacked:
-        (one,) = tensors
-        return (*tensor_of(one[0]), one.stride(0), 0), None
-    addresses = (ctypes.c_uint64 * len(tensors))(*(one.data_ptr() for one in tensors))
-    return (*tensor_of(tensors[0]), 0, ctypes.addressof(addresses)), addresses
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
-def _rows(tensor: torch.Tensor) -> tuple[int, int, int, int]:
-    """A flashvar_tensor of [batch, seqlen, heads, head_dim]."""
-    return (tensor.data_ptr(), *_strides(tensor)[:3])
+def _row_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of a flashvar_tensor, of [batch, seqlen, heads, head_dim]."""
+    return _strides(tensor)[:3]
 
 
-def _log_sum_exps(tensor: torch.Tensor) -> tuple[int, int, int, int]:
-    """A flashvar_tensor of [batch, heads, seqlen]."""
+def _lse_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Those of a flashvar_tensor, of [batch, heads, seqlen]."""
     batch, heads, seqlen = _strides(tensor)
-    return (tensor.data_ptr(), batch, seqlen, heads)
+    return batch, seqlen, heads
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -38,12 +38,10 @@ from flashvar.ops.attention.problem import (
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, SPEC
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
+from flashvar.ops.plans import keep, prototype
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
-
-# Lengths that grow token by token make a new plan each. A full cache is emptied, which is cheap.
-_PLANS_KEPT: Final = 4096
 
 # The booleans among the options. Their types are part of the key: hash(1) == hash(True), so
 # causal=1, which is refused, would find the plan of causal=True.
@@ -154,7 +152,7 @@ def plan(
         raise
     if found is None:
         found = _make(make_inputs((q, k, v, *optional)), Options._make(options))
-        _keep(_plans, key, found)
+        keep(_plans, key, found)
     return found
 
 
@@ -175,7 +173,7 @@ def backward_plan(
     found = _backward_plans.get(key)
     if found is None:
         found = _make_backward(inputs, options, grad_out, wants_bias)
-        _keep(_backward_plans, key, found)
+        keep(_backward_plans, key, found)
     return found
 
 
@@ -257,12 +255,6 @@ def _key(
     )
 
 
-def _keep(plans: dict[tuple[Any, ...], Any], key: tuple[Any, ...], made: object) -> None:
-    if len(plans) >= _PLANS_KEPT:
-        plans.clear()
-    plans[key] = made
-
-
 def _make(inputs: Inputs, options: Options) -> Plan:
     problem = inspect(inputs, options)
     reads_offsets = inputs.cu_seqlens_q is not None and (
@@ -282,7 +274,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
             launch = logged_forward(launch, problem, chosen)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
-    return Plan(problem, chosen, launch, options, _prototype(out), _prototype(lse), reads_offsets)
+    return Plan(problem, chosen, launch, options, prototype(out), prototype(lse), reads_offsets)
 
 
 def _make_backward(
@@ -305,16 +297,10 @@ def _make_backward(
     q, k, v, bias = inputs[:4]
     grad_bias = None
     if wants_bias and bias is not None:
-        grad_bias = _prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
-    grad_q, grad_k, grad_v = (_prototype(_empty_like(x)) for x in (q, k, v))
+        grad_bias = prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
+    grad_q, grad_k, grad_v = (prototype(_empty_like(x)) for x in (q, k, v))
     like = Gradients(grad_q, grad_k, grad_v, grad_bias)
     return BackwardPlan(problem, launch, pads, copies, like)
-
-
-def _prototype(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its memory freed; empty_like of it is the fastest way to allocate."""
-    tensor.untyped_storage().resize_(0)
-    return tensor
 
 
 def request_of(function: str, problem: Problem) -> Request:

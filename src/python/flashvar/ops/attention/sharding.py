@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.sharding import DTENSORS, partial, register, replicate, shard
 
-_DTENSORS: Final = "torch.distributed.tensor"
 _TENSORS: Final = len(Inputs._fields)
 # grad_out, grad_lse, out, lse and wants_bias.
 _BEFORE: Final = 5
-
-_registered: list[bool] = []
 
 
 class Strategy(NamedTuple):
@@ -37,13 +34,8 @@ class Strategy(NamedTuple):
 
 def register_sharding_rules() -> None:
     """Register the rules with DTensor, once it is imported."""
-    if _DTENSORS not in sys.modules or _registered:
-        return
-    _registered.append(True)
-    register: Any = import_module(f"{_DTENSORS}.experimental").register_sharding
     ops = torch.ops.flashvar
-    register(ops.attention_fwd.default)(_forward)
-    register(ops.attention_bwd.default)(_backward)
+    register({ops.attention_fwd.default: _forward, ops.attention_bwd.default: _backward})
 
 
 # torch.compile calls the function at trace time, instead of tracing it.
@@ -52,7 +44,7 @@ register_sharding_rules._dynamo_marked_constant = True  # type: ignore[attr-defi
 
 def refuse_mixed_dtensors(inputs: Inputs) -> None:
     """Refuse a mix of DTensors and plain tensors: the placement of the plain ones is unknown."""
-    module = sys.modules.get(_DTENSORS)
+    module = sys.modules.get(DTENSORS)
     if module is None:
         return
     found = {
@@ -84,7 +76,7 @@ def _backward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
     for strategy in _strategies(arguments[_BEFORE:]):
         of_out = None if grad_out is None else strategy.out
         of_lse = None if grad_lse is None else strategy.lse
-        grad_bias = strategy.grad_bias if wants_bias else _replicate()
+        grad_bias = strategy.grad_bias if wants_bias else replicate()
         grads = [*strategy.inputs[:3], grad_bias]
         found.append(
             (grads, [of_out, of_lse, strategy.out, strategy.lse, None, *strategy.inputs, *options])
@@ -95,7 +87,7 @@ def _backward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
 def _strategies(arguments: tuple[Any, ...]) -> list[Strategy]:
     """All sharding strategies of a call with these specs and options."""
     given, options = Inputs._make(arguments[:_TENSORS]), Options._make(arguments[_TENSORS:])
-    replicated = _replicate()
+    replicated = replicate()
     strategies = [
         _strategy(given, lambda name, spec: replicated, replicated, replicated, replicated)
     ]
@@ -116,14 +108,14 @@ def _by_heads(given: Inputs, heads: int, heads_out: int, heads_lse: int) -> Stra
 
     def place(name: str, spec: Any) -> Any:
         if name in ("q", "k", "v"):
-            return _shard(heads)
+            return shard(heads)
         if name == "bias":
-            return _shard(1) if spec.shape[1] > 1 else _replicate()
-        return _shard(len(spec.shape) - 1) if name == "alibi_slopes" else _replicate()
+            return shard(1) if spec.shape[1] > 1 else replicate()
+        return shard(len(spec.shape) - 1) if name == "alibi_slopes" else replicate()
 
     bias_has_dim = given.bias is not None and given.bias.shape[1] > 1
-    grad_bias = _shard(1) if bias_has_dim else _partial()
-    return _strategy(given, place, _shard(heads_out), _shard(heads_lse), grad_bias)
+    grad_bias = shard(1) if bias_has_dim else partial()
+    return _strategy(given, place, shard(heads_out), shard(heads_lse), grad_bias)
 
 
 def _by_batch(given: Inputs) -> Strategy:
@@ -132,10 +124,16 @@ def _by_batch(given: Inputs) -> Strategy:
     def place(name: str, spec: Any) -> Any:
         one_bias = name == "bias" and spec.shape[0] == 1
         one_slope = name == "alibi_slopes" and len(spec.shape) == 1
-        return _replicate() if one_bias or one_slope or name == "rng_state" else _shard(0)
+        return replicate() if one_bias or one_slope or name == "rng_state" else shard(0)
 
     bias_has_dim = given.bias is not None and given.bias.shape[0] > 1
-    return _strategy(given, place, _shard(0), _shard(0), _shard(0) if bias_has_dim else _partial())
+    return _strategy(
+        given,
+        place,
+        shard(0),
+        shard(0),
+        shard(0) if bias_has_dim else partial(),
+    )
 
 
 def _strategy(
@@ -144,15 +142,3 @@ def _strategy(
     fields = given._asdict().items()
     made = (None if spec is None else place(name, spec) for name, spec in fields)
     return Strategy(Inputs._make(made), out, lse, grad_bias)
-
-
-def _shard(dim: int) -> Any:
-    return import_module(_DTENSORS).Shard(dim)
-
-
-def _replicate() -> Any:
-    return import_module(_DTENSORS).Replicate()
-
-
-def _partial() -> Any:
-    return import_module(_DTENSORS).Partial()

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from flashvar.backends.reference.merge_states import formula
 from flashvar.ops.derivatives import Differentiated, attach, below_autograd, may_be_differentiated
+from flashvar.ops.merge_states import run
 from flashvar.ops.merge_states.inputs import (
     batched,
     check,
@@ -59,6 +60,17 @@ class _Merged(Differentiated):
             None,
             *(one if want else None for one, want in zip(each, wanted, strict=True)),
         )
+
+
+def forward_of_plain(
+    outs: list[torch.Tensor], lses: list[torch.Tensor], *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A forward of plain tensors that nothing intercepts: without the dispatcher."""
+    results = run.forward(outs, lses, *options)
+    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*outs, *lses)):
+        return results
+    out, lse = attach(_Merged, results, options, *outs, *lses)
+    return out, lse
 
 
 def forward_at_autograd_key(keyset: Any, outs: Any, lses: Any, *options: Any) -> Any:

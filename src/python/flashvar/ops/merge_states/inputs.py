@@ -48,7 +48,7 @@ def _alike(tensors: list[torch.Tensor]) -> bool:
     return len(kinds) == 1
 
 
-def check_kinds(outs: list[Any], lses: list[Any], layout: Any, backend: Any) -> None:
+def check_kinds(outs: Sequence[Any], lses: Sequence[Any], layout: Any, backend: Any) -> None:
     """Refuse what the dispatcher could not hand on: no tensors, other kinds, unknown options."""
     if not outs:
         raise ShapeError(
@@ -202,17 +202,33 @@ def rows_contiguous(out: torch.Tensor) -> torch.Tensor:
     return out if out.stride(-1) == 1 or out.shape[-1] <= 1 else out.contiguous()
 
 
+def views_of(
+    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], stacked: bool, layout: str
+) -> Parts:
+    """The parts in the order of backends, without copies."""
+    return Parts(
+        tuple([rows_first(out, stacked, layout) for out in outs]),
+        tuple([batched(lse, stacked) for lse in lses]),
+        stacked,
+    )
+
+
+def needs_copies(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> bool:
+    """Whether the strides are none that backends take: they want rows contiguous, all alike."""
+    strides = {out.stride() for out in outs}, {lse.stride() for lse in lses}
+    return any(len(found) > 1 for found in strides) or rows_contiguous(outs[0]) is not outs[0]
+
+
 def parts_of(
     outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], stacked: bool, layout: str
 ) -> Parts:
     """The parts in the order of backends; copies where the strides are none that they take."""
-    views = [rows_first(rows_contiguous(out), stacked, layout) for out in outs]
-    of_lses = [batched(lse, stacked) for lse in lses]
-    return Parts(_one_layout(views), _one_layout(of_lses), stacked)
+    parts = views_of([rows_contiguous(out) for out in outs], lses, stacked, layout)
+    return Parts(_one_layout(parts.outs), _one_layout(parts.lses), stacked)
 
 
-def _one_layout(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _one_layout(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     strides = tensors[0].stride()
     if all(x.stride() == strides for x in tensors):
-        return tuple(tensors)
+        return tensors
     return tuple(x.contiguous() for x in tensors)

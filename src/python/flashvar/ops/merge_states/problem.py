@@ -13,7 +13,7 @@ row makes it NaN; +inf among them gives lse +inf and out NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
@@ -82,16 +82,33 @@ class Wanted:
         return self.outs > 0 and not self.skipped >> part & 1
 
 
-class Backend(Protocol):
-    """What a backend module holds. Tensors are views in the order of Parts."""
+ForwardLaunch = Callable[[Parts, torch.Tensor, torch.Tensor], None]
+BackwardLaunch = Callable[
+    [
+        Parts,
+        torch.Tensor,
+        "torch.Tensor | None",
+        "torch.Tensor | None",
+        "torch.Tensor | None",
+    ],
+    None,
+]
 
-    def forward(
+
+class Backend(Protocol):
+    """What a backend module holds. Tensors are views in the order of Parts.
+
+    Launches are made of the tensors of one call, and take those of every call whose shapes,
+    strides, dtypes and devices are the same.
+    """
+
+    def prepare_forward(
         self, chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
-    ) -> None:
-        """Write the merged out, and its log-sum-exp, which is contiguous."""
+    ) -> ForwardLaunch:
+        """What writes the merged out, and its log-sum-exp, which is contiguous."""
         ...
 
-    def backward(
+    def prepare_backward(
         self,
         chosen: CandidateResult,
         parts: Parts,
@@ -100,8 +117,8 @@ class Backend(Protocol):
         grad_outs: torch.Tensor | None,
         grad_lses: torch.Tensor | None,
         skipped: int,
-    ) -> None:
-        """Write the gradients that are wanted, stacked.
+    ) -> BackwardLaunch:
+        """What writes the gradients that are wanted, stacked.
 
         Those of log-sum-exps are contiguous. `skipped`: bit i, the gradient of outs[i] is not
         wanted and has no place in grad_outs.

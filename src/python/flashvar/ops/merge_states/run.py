@@ -1,10 +1,14 @@
-"""A forward and a backward of merge_states, below autograd and the dispatcher."""
+"""A forward and a backward of merge_states, below autograd and the dispatcher.
+
+What depends on shapes, strides, dtypes, devices and options alone is in a plan.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -13,14 +17,18 @@ from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.inputs import (
     batched,
     check,
+    check_kinds,
+    needs_copies,
     out_shape,
     output_layout,
     parts_of,
     rows_contiguous,
     rows_first,
+    views_of,
 )
-from flashvar.ops.merge_states.problem import Backend, Wanted
+from flashvar.ops.merge_states.problem import Backend, BackwardLaunch, ForwardLaunch, Wanted
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
+from flashvar.ops.plans import keep, prototype
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose
@@ -28,18 +36,42 @@ from flashvar.selection.resolve import choose
 Tensors = Sequence[torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How calls of one kind are made."""
+
+    launch: ForwardLaunch | None  # None: there is nothing to compute
+    copies: bool  # whether parts are copied, into strides that backends take
+    # Prototypes of the outputs, without memory.
+    out_like: torch.Tensor = field(repr=False)
+    lse_like: torch.Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """How backwards of one kind are made."""
+
+    launch: BackwardLaunch | None
+    copies: bool
+    wanted: Wanted
+    outs_like: torch.Tensor = field(repr=False)
+    lses_like: torch.Tensor = field(repr=False)
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
+_empty_like = torch.empty_like
+
+
 def forward(
     outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The merged output and its log-sum-exp."""
-    check(outs, lses, stacked, layout)
-    out, lse = like_forward(outs, lses, stacked, layout)
-    if lse.numel():
-        chosen, serves = _serving(FORWARD, outs[0], backend)
-        parts = parts_of(outs, lses, stacked, layout)
-        serves.forward(
-            chosen, parts, rows_first(out, False, output_layout(layout)), batched(lse, False)
-        )
+    plan = _plan(outs, lses, stacked, layout, backend)
+    out, lse = _empty_like(plan.out_like), _empty_like(plan.lse_like)
+    if plan.launch is not None:
+        parts = (parts_of if plan.copies else views_of)(outs, lses, stacked, layout)
+        plan.launch(parts, rows_first(out, False, output_layout(layout)), batched(lse, False))
     return out, lse
 
 
@@ -54,26 +86,90 @@ def backward(
     wanted: Sequence[bool] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of outs and lses that are wanted, stacked. An absent one counts as zeros."""
+    if grad_out is None:
+        check(outs, lses, stacked, layout)
+        grad_out = outs[0].new_zeros(out_shape(outs[0], stacked, layout))
+    grad_out = rows_first(rows_contiguous(grad_out), False, output_layout(layout))
+    if grad_lse is not None:
+        grad_lse = batched(grad_lse.contiguous(), False)
+    options = (stacked, layout, backend, tuple(wanted))
+    key = (*_key(outs, lses), grad_out.stride(), grad_lse is None, options)
+    plan = _backward_plans.get(key)
+    if plan is None:
+        plan = _make_backward(grad_out, grad_lse, outs, lses, *options)
+        keep(_backward_plans, key, plan)
+    grad_outs, grad_lses = _empty_like(plan.outs_like), _empty_like(plan.lses_like)
+    if plan.launch is not None:
+        plan.launch(
+            (parts_of if plan.copies else views_of)(outs, lses, stacked, layout),
+            grad_out,
+            grad_lse,
+            rows_first(grad_outs, True, layout) if plan.wanted.outs else None,
+            batched(grad_lses, True) if plan.wanted.lses else None,
+        )
+    return grad_outs, grad_lses
+
+
+def _plan(outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str) -> Plan:
+    try:
+        key = (*_key(outs, lses), stacked, layout, backend)
+        found = _plans.get(key)
+    # What has no strides, or cannot be hashed, is invalid: the checks say why.
+    except (AttributeError, TypeError, RuntimeError):
+        check_kinds(outs, lses, layout, backend)
+        raise
+    if found is None:
+        found = _make(outs, lses, stacked, layout, backend)
+        keep(_plans, key, found)
+    return found
+
+
+def _key(outs: Tensors, lses: Tensors) -> tuple[Any, ...]:
+    """What plans of these tensors depend on."""
+    return tuple([(x.shape, x.stride(), x.dtype, x.device) for x in (*outs, *lses)]), len(outs)
+
+
+def _make(outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str) -> Plan:
+    check_kinds(outs, lses, layout, backend)
+    check(outs, lses, stacked, layout)
+    out, lse = like_forward(outs, lses, stacked, layout)
+    launch = None
+    if lse.numel() and not out.is_meta:
+        chosen, serves = _serving(FORWARD, outs[0], backend)
+        parts = parts_of(outs, lses, stacked, layout)
+        to = rows_first(out, False, output_layout(layout))
+        launch = serves.prepare_forward(chosen, parts, to, batched(lse, False))
+    copies = needs_copies(outs, lses)
+    return Plan(launch, copies, prototype(out), prototype(lse))
+
+
+def _make_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    outs: Tensors,
+    lses: Tensors,
+    stacked: bool,
+    layout: str,
+    backend: str,
+    wanted: Sequence[bool],
+) -> BackwardPlan:
     check(outs, lses, stacked, layout)
     written = Wanted.of(wanted, len(outs), stacked)
     grad_outs, grad_lses = like_backward(outs, lses, stacked, wanted)
-    if not lses[0].numel() or not (written.outs or written.lses):
-        return grad_outs, grad_lses
-    if grad_out is None:
-        grad_out = outs[0].new_zeros(out_shape(outs[0], stacked, layout))
-    if grad_lse is not None:
-        grad_lse = batched(grad_lse.contiguous(), False)
-    chosen, serves = _serving(BACKWARD, outs[0], backend)
-    serves.backward(
-        chosen,
-        parts_of(outs, lses, stacked, layout),
-        rows_first(rows_contiguous(grad_out), False, output_layout(layout)),
-        grad_lse,
-        rows_first(grad_outs, True, layout) if written.outs else None,
-        batched(grad_lses, True) if written.lses else None,
-        written.skipped,
-    )
-    return grad_outs, grad_lses
+    launch = None
+    if lses[0].numel() and (written.outs or written.lses) and not grad_out.is_meta:
+        chosen, serves = _serving(BACKWARD, outs[0], backend)
+        launch = serves.prepare_backward(
+            chosen,
+            parts_of(outs, lses, stacked, layout),
+            grad_out,
+            grad_lse,
+            rows_first(grad_outs, True, layout) if written.outs else None,
+            batched(grad_lses, True) if written.lses else None,
+            written.skipped,
+        )
+    copies = needs_copies(outs, lses)
+    return BackwardPlan(launch, copies, written, prototype(grad_outs), prototype(grad_lses))
 
 
 def like_forward(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
 from flashvar.selection.request import Request
 
+if TYPE_CHECKING:
+    import torch
+
 _DTYPES: Final = tuple(SPEC.triton)
+_STACKED: Final = 2  # parts of a call whose kernel is that of any number
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,42 @@ class Kind:
     head_dim: int
     parts: int
     training: bool
+    stacked: bool = False  # the kernel is that of any number of parts
+    unaligned: bool = False  # outs do not start on 16 bytes
 
     def __str__(self) -> str:
         """In words."""
         direction = "forward and backward" if self.training else "forward"
-        return f"{direction} {self.dtype} head dim {self.head_dim}, {self.parts} parts"
+        parts = "stacked parts" if self.stacked else f"{self.parts} parts"
+        unaligned = ", unaligned" if self.unaligned else ""
+        return f"{direction} {self.dtype} head dim {self.head_dim}, {parts}{unaligned}"
+
+    def tensors(self, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Outs and lses of such a call, as the op takes them."""
+        import torch
+
+        from flashvar.ops.dtypes import DTYPES
+
+        dtype = next(one for one, name in DTYPES.items() if name == self.dtype)
+        first = 1 if self.unaligned else 0
+        shape = (1, 2, 2, self.head_dim)
+
+        def out(*parts: int) -> torch.Tensor:
+            size = math.prod((*parts, *shape))
+            memory = torch.zeros(first + size, dtype=dtype, device=device)
+            return memory[first:].view(*parts, *shape)
+
+        if self.stacked:
+            return [out(self.parts)], [torch.zeros(self.parts, 1, 2, 2, device=device)]
+        outs = [out() for _ in range(self.parts)]
+        return outs, [torch.zeros(1, 2, 2, device=device) for _ in range(self.parts)]
+
+    def backwards(self) -> Iterator[tuple[bool, list[bool]]]:
+        """Kinds of backwards: whether lse has a gradient, and the gradients that are wanted."""
+        each = 1 if self.stacked else self.parts
+        for of_outs, of_lses in ((True, True), (True, False), (False, True)):
+            for has_grad_lse in (True, False):
+                yield has_grad_lse, [of_outs] * each + [of_lses] * each
 
     def requests(self, device: int) -> tuple[Request, ...]:
         """What selection is asked."""
@@ -65,6 +102,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(_DTYPES)} (default: bf16)",
     )
     parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    parser.add_argument("--stacked", action="store_true", help="parts in one tensor too")
+    parser.add_argument(
+        "--unaligned", action="store_true", help="outs that do not start on 16 bytes too"
+    )
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
@@ -80,30 +121,35 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     for name, number in (*(("head dim", n) for n in head_dims), *(("part", n) for n in parts)):
         if number < 1:
             raise InvalidInputError(f"expected at least one {name}, got {number}: correct it")
+    forms = [(count, False) for count in parts]
+    if chosen.stacked:
+        forms.append((_STACKED, True))
     return [
-        Kind(dtype, head_dim, count, training)
-        for dtype, head_dim, count, training in product(
-            dtypes, head_dims, parts, (False, True) if chosen.backward else (False,)
+        Kind(dtype, head_dim, count, training, stacked, unaligned)
+        for dtype, head_dim, (count, stacked), unaligned, training in product(
+            dtypes,
+            head_dims,
+            forms,
+            (False, True) if chosen.unaligned else (False,),
+            (False, True) if chosen.backward else (False,),
         )
     ]
 
 
 def compile_here(kind: Kind, device: int) -> None:
-    """Compile the kernels of a kind of call on `cuda:device`, by one small call."""
+    """Compile the kernels of a kind of call on `cuda:device`, by small calls."""
     import torch
 
-    from flashvar.ops.dtypes import DTYPES
-    from flashvar.ops.merge_states.api import merge_states
+    from flashvar.ops.merge_states import torch_library  # defines the ops
 
-    dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
     where = torch.device("cuda", device)
-    shape = (1, 2, 2, kind.head_dim)
-    outs = [torch.zeros(shape, dtype=dtype, device=where) for _ in range(kind.parts)]
-    lses = [torch.zeros(1, 2, 2, device=where) for _ in range(kind.parts)]
-    leaves = [one.requires_grad_(kind.training) for one in (*outs, *lses)]
-    results = merge_states(outs, lses, backend="triton")
-    if kind.training:
-        torch.autograd.grad(results, leaves, [torch.zeros_like(one) for one in results])
+    outs, lses = kind.tensors(where)
+    options = kind.stacked, "bshd", "triton"
+    out, lse = torch_library.merge_states_fwd(outs, lses, *options)
+    for has_grad_lse, wanted in kind.backwards() if kind.training else ():
+        torch.ops.flashvar.merge_states_bwd.default(
+            out, lse if has_grad_lse else None, outs, lses, *options, wanted
+        )
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flashvar.backends.reference.merge_states import formula
@@ -9,18 +10,24 @@ from flashvar.backends.reference.merge_states import formula
 if TYPE_CHECKING:
     import torch
 
-    from flashvar.ops.merge_states.problem import Parts
+    from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
     from flashvar.selection.candidates import CandidateResult
 
 
-def forward(chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Write the merged out and its log-sum-exp."""
+def prepare_forward(
+    chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
+) -> ForwardLaunch:
+    """What writes the merged out and its log-sum-exp."""
+    return _forward
+
+
+def _forward(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
     merged, merged_lse = formula.forward(parts)
     out.copy_(merged)
     lse.copy_(merged_lse)
 
 
-def backward(
+def prepare_backward(
     chosen: CandidateResult,
     parts: Parts,
     grad_out: torch.Tensor,
@@ -28,8 +35,19 @@ def backward(
     grad_outs: torch.Tensor | None,
     grad_lses: torch.Tensor | None,
     skipped: int,
+) -> BackwardLaunch:
+    """What writes the gradients that are wanted, stacked."""
+    return partial(_backward, skipped)
+
+
+def _backward(
+    skipped: int,
+    parts: Parts,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    grad_outs: torch.Tensor | None,
+    grad_lses: torch.Tensor | None,
 ) -> None:
-    """Write the gradients that are wanted, stacked."""
     of_outs, of_lses = formula.backward(parts, grad_out, grad_lse)
     if grad_outs is not None:
         kept = (one for place, one in enumerate(of_outs) if not skipped >> place & 1)

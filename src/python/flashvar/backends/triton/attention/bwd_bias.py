@@ -23,62 +23,21 @@ from flashvar.backends.triton.attention.scores import LOG2E
 @triton.jit(do_not_specialize=RUNTIME)
 def attention_bwd_bias_kernel(
     p_q,  # as in the forward; sequences are dense
-    p_k,
-    p_v,
-    p_grad_out,
+    p_k, p_v, p_grad_out,
     p_lse_log2,  # from the first kernel
     p_delta,  # from the first kernel
     p_grad_bias,  # [bias_batches, bias_heads, seqlen_q, seqlen_k] float32, accumulated into
-    p_bias,
-    p_slopes,
-    p_rng,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    grad_out_batch,
-    grad_out_row,
-    grad_out_head,
-    lse_batch,
-    lse_head,
-    bias_batch,
-    bias_head,
-    bias_query,
-    grad_bias_batch,
-    grad_bias_head,
-    grad_bias_query,
+    p_bias, p_slopes, p_rng, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row,
+    v_head, grad_out_batch, grad_out_row, grad_out_head, lse_batch, lse_head, bias_batch,
+    bias_head, bias_query, grad_bias_batch, grad_bias_head, grad_bias_query,
     bias_batches,  # 1 if the whole batch shares the bias
     bias_heads,  # 1 if all heads share the bias
-    slopes_batch,
-    batch,
-    heads_q,
-    group,
-    seqlen_q,
-    seqlen_k,
-    window_left,
-    window_right,
-    scale_log2,
-    softcap_in,
-    softcap_out,
-    dropout_threshold,
-    dropout_scale,
-    SOFTCAP: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    HEAD: tl.constexpr,
-    TAIL: tl.constexpr,
-    HEAD_V: tl.constexpr,
-    TAIL_V: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    slopes_batch, batch, heads_q, group, seqlen_q, seqlen_k, window_left, window_right, scale_log2,
+    softcap_in, softcap_out, dropout_threshold, dropout_scale,
+    SOFTCAP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+):  # fmt: skip
     """Compute one tile; the grid is one-dimensional: all tiles of all matrices of the bias."""
     tiles_k = tl.cdiv(seqlen_k, BLOCK_KV)
     tiles = tl.cdiv(seqlen_q, BLOCK_Q) * tiles_k

@@ -22,6 +22,7 @@ from flashvar.backends.triton.attention.matrices import (
     times_transposed,
     zeros,
 )
+from flashvar.backends.triton.attention.ranges import queries_of_block
 from flashvar.backends.triton.attention.scores import LOG2E
 from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
@@ -116,73 +117,55 @@ def _accumulate_dkv(
     return b_dk, b_dk_tail, b_dv, b_dv_tail
 
 
-@triton.jit(do_not_specialize=RUNTIME)
-def attention_bwd_kv_kernel(
-    p_q,  # as in the forward
-    p_k,
-    p_v,
-    p_grad_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V]
-    p_lse_log2,  # from the first kernel
-    p_delta,  # from the first kernel
-    p_grad_k,  # like p_k, written
-    p_grad_v,  # like p_v, written
-    p_bias,
-    p_slopes,
-    p_rng,
-    p_offsets_q,
+@triton.jit
+def _clear_outside(
+    p_grad_k,
+    p_grad_v,
     p_offsets_k,
-    p_used_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    grad_out_batch,
-    grad_out_row,
-    grad_out_head,
-    grad_k_batch,
-    grad_k_row,
-    grad_k_head,
-    grad_v_batch,
-    grad_v_row,
-    grad_v_head,
-    lse_batch,
-    lse_head,
-    bias_batch,
-    bias_head,
-    bias_query,
-    slopes_batch,
     batch,
-    heads_q,
-    group,
-    seqlen_q,
-    seqlen_k,
-    total_q,
     total_k,
-    window_left,
-    window_right,
-    scale,
-    scale_log2,  # scale * log2(e), with its sign
-    softcap_in,
-    softcap_out,
-    dropout_threshold,
-    dropout_scale,
-    SOFTCAP: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
+    i_row,
+    dk_stride,
+    dv_stride,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,
     HEAD_V: tl.constexpr,
     TAIL_V: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
 ):
+    """Write zeros to rows that belong to no sequence."""
+    m_outside = rows_outside(p_offsets_k, batch, total_k, i_row + tl.arange(0, BLOCK_KV))
+    if tl.max(m_outside.to(tl.int32), 0) > 0:
+        clear_rows(
+            p_grad_k + i_row * dk_stride, dk_stride, m_outside, BLOCK_KV, HEAD_DIM, HEAD, TAIL
+        )
+        clear_rows(
+            p_grad_v + i_row * dv_stride, dv_stride, m_outside, BLOCK_KV, HEAD_DIM_V, HEAD_V, TAIL_V
+        )
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def attention_bwd_kv_kernel(
+    p_q,  # as in the forward
+    p_k, p_v,
+    p_grad_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V]
+    p_lse_log2,  # from the first kernel
+    p_delta,  # from the first kernel
+    p_grad_k,  # like p_k, written
+    p_grad_v,  # like p_v, written
+    p_bias, p_slopes, p_rng, p_offsets_q, p_offsets_k, p_used_k, q_batch, q_row, q_head, k_batch,
+    k_row, k_head, v_batch, v_row, v_head, grad_out_batch, grad_out_row, grad_out_head,
+    grad_k_batch, grad_k_row, grad_k_head, grad_v_batch, grad_v_row, grad_v_head, lse_batch,
+    lse_head, bias_batch, bias_head, bias_query, slopes_batch, batch, heads_q, group, seqlen_q,
+    seqlen_k, total_q, total_k, window_left, window_right, scale,
+    scale_log2,  # scale * log2(e), with its sign
+    softcap_in, softcap_out, dropout_threshold, dropout_scale,
+    SOFTCAP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+):  # fmt: skip
     """Compute one block of keys; the grid is one-dimensional, in the order of `work_tile`."""
     i_batch, i_head_kv, i_block, i_tile = work_tile(
         p_offsets_k, batch, heads_q // group, seqlen_k, total_k, RIGHT and group > 1, BLOCK_KV
@@ -193,16 +176,10 @@ def attention_bwd_kv_kernel(
     p_grad_k += i_head_kv.to(tl.int64) * grad_k_head * STRIDE_UNIT
     p_grad_v += i_head_kv.to(tl.int64) * grad_v_head * STRIDE_UNIT
     if p_offsets_k is not None:
-        i_row = i_tile * BLOCK_KV
-        m_outside = rows_outside(p_offsets_k, batch, total_k, i_row + o_rows)
-        if tl.max(m_outside.to(tl.int32), 0) > 0:
-            clear_rows(
-                p_grad_k + i_row * dk_stride, dk_stride, m_outside, BLOCK_KV, HEAD_DIM, HEAD, TAIL
-            )
-            clear_rows(
-                p_grad_v + i_row * dv_stride, dv_stride, m_outside,
-                BLOCK_KV, HEAD_DIM_V, HEAD_V, TAIL_V,
-            )  # fmt: skip
+        _clear_outside(
+            p_grad_k, p_grad_v, p_offsets_k, batch, total_k, i_tile * BLOCK_KV, dk_stride,
+            dv_stride, HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_KV,
+        )  # fmt: skip
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, count_k, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     i_key = i_block * BLOCK_KV
@@ -212,7 +189,6 @@ def attention_bwd_kv_kernel(
     i_sequence = i_batch
     i_batch = i_batch.to(tl.int64)
     i_head_kv = i_head_kv.to(tl.int64)
-
     q_stride = q_row.to(tl.int64) * STRIDE_UNIT
     k_stride = k_row.to(tl.int64) * STRIDE_UNIT
     v_stride = v_row.to(tl.int64) * STRIDE_UNIT
@@ -230,26 +206,9 @@ def attention_bwd_kv_kernel(
     b_dk, b_dk_tail = zeros(BLOCK_KV, HEAD, TAIL)
     b_dv, b_dv_tail = zeros(BLOCK_KV, HEAD_V, TAIL_V)
 
-    # Queries from `start` to `stop` see some key of the block; queries from `unmasked` to `masked`
-    # see all of them.
-    start = 0
-    unmasked = 0
-    masked = seqlen_q
-    stop = seqlen_q
-    diagonal = i_key - (seqlen_k - seqlen_q)
-    if RIGHT:
-        start = tl.minimum(tl.maximum(diagonal - window_right, 0), seqlen_q) // BLOCK_Q * BLOCK_Q
-        unmasked = tl.maximum(diagonal + BLOCK_KV - 1 - window_right, 0)
-        unmasked = tl.cdiv(unmasked, BLOCK_Q) * BLOCK_Q
-    if LEFT:
-        stop = tl.minimum(stop, tl.maximum(diagonal + BLOCK_KV + window_left, 0))
-        masked = tl.minimum(masked, tl.maximum(diagonal + 1 + window_left, 0))
-    # No query sees keys beyond seqlen_k.
-    stop = tl.where(i_key < seqlen_k, stop, start)
-    masked = tl.where(i_key + BLOCK_KV <= seqlen_k, masked, start)
-    unmasked = tl.minimum(unmasked, tl.maximum(start, stop))
-    masked = tl.maximum(masked // BLOCK_Q * BLOCK_Q, unmasked)
-    gap = masked - unmasked
+    start, stop, unmasked, masked, gap = queries_of_block(
+        i_key, seqlen_q, seqlen_k, window_left, window_right, LEFT, RIGHT, BLOCK_Q, BLOCK_KV
+    )
     for i_member in range(0, group):
         i_head = i_head_kv * group + i_member
         head_index = i_sequence * heads_q + i_head.to(tl.int32)
@@ -267,19 +226,17 @@ def attention_bwd_kv_kernel(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
             p_do_head, p_lse_log2 + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
             do_stride, bias_query, i_key, start, stop - gap, unmasked, gap, seqlen_q,
-            seqlen_k, window_left,
-            window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
-            dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
+            seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out, slope,
+            head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT,
+            RIGHT, HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
         )  # fmt: skip
         b_dk, b_dk_tail, b_dv, b_dv_tail = _accumulate_dkv(
             b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_q_head,
             p_do_head, p_lse_log2 + o_lse, p_delta + o_lse, p_bias_head, p_rng, q_stride,
             do_stride, bias_query, i_key, unmasked, masked, 0, 0, seqlen_q,
-            seqlen_k, window_left,
-            window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
-            dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
-            HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
+            seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out, slope,
+            head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT,
+            RIGHT, HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, False,
         )  # fmt: skip
     if p_rng is not None:
         b_dv = b_dv * dropout_scale

@@ -24,6 +24,7 @@ from flashvar.backends.triton.attention.matrices import (
     times_transposed,
     zeros,
 )
+from flashvar.backends.triton.attention.ranges import keys_of_block
 from flashvar.backends.triton.attention.scores import LOG2E
 from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
@@ -104,75 +105,76 @@ def _accumulate_dq(
     return b_dq, b_dq_tail
 
 
+@triton.jit
+def _clear_outside(
+    p_grad_q,
+    p_offsets_q,
+    batch,
+    total_q,
+    i_row,
+    dq_stride,
+    HEAD_DIM: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+):
+    """Write zeros to rows that belong to no sequence."""
+    m_outside = rows_outside(p_offsets_q, batch, total_q, i_row + tl.arange(0, BLOCK_Q))
+    if tl.max(m_outside.to(tl.int32), 0) > 0:
+        clear_rows(
+            p_grad_q + i_row * dq_stride, dq_stride, m_outside, BLOCK_Q, HEAD_DIM, HEAD, TAIL
+        )
+
+
+@triton.jit
+def _lse_and_delta(
+    b_do,  # [BLOCK_Q, HEAD_V]
+    b_do_tail,  # [BLOCK_Q, TAIL_V]
+    b_out,
+    b_out_tail,
+    p_lse,
+    p_grad_lse,
+    p_lse_log2,
+    p_delta,
+    o_lse,
+    m_rows,
+    TAIL_V: tl.constexpr,
+):
+    """The log-sum-exp times log2(e), inf if a row sees no key, and delta; both are written too."""
+    b_delta = tl.sum(b_do.to(tl.float32) * b_out.to(tl.float32), 1)
+    if TAIL_V > 0:
+        b_delta += tl.sum(b_do_tail.to(tl.float32) * b_out_tail.to(tl.float32), 1)
+    b_lse = tl.load(p_lse + o_lse, mask=m_rows, other=float("-inf"))
+    if p_grad_lse is not None:
+        b_delta -= tl.load(p_grad_lse + o_lse, mask=m_rows, other=0.0)
+    m_blind = b_lse == float("-inf")
+    b_delta = tl.where(m_blind, 0.0, b_delta)
+    b_lse = tl.where(m_blind, float("inf"), b_lse * LOG2E)
+    tl.store(p_delta + o_lse, b_delta, mask=m_rows)
+    tl.store(p_lse_log2 + o_lse, b_lse, mask=m_rows)
+    return b_lse, b_delta
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def attention_bwd_q_kernel(
     p_q,  # as in the forward
-    p_k,
-    p_v,
-    p_out,
-    p_lse,
+    p_k, p_v, p_out, p_lse,
     p_grad_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V]
     p_grad_lse,  # like p_lse; may be None
     p_grad_q,  # like p_q, written
     p_lse_log2,  # like p_lse, written: log-sum-exp times log2(e), inf if a row sees no key
     p_delta,  # like p_lse, written: delta
-    p_bias,
-    p_slopes,
-    p_rng,
-    p_offsets_q,
-    p_offsets_k,
-    p_used_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    out_batch,
-    out_row,
-    out_head,
-    grad_out_batch,
-    grad_out_row,
-    grad_out_head,
-    grad_q_batch,
-    grad_q_row,
-    grad_q_head,
-    lse_batch,
-    lse_head,
-    bias_batch,
-    bias_head,
-    bias_query,
-    slopes_batch,
-    batch,
-    heads_q,
-    group,
-    seqlen_q,
-    seqlen_k,
-    total_q,
-    total_k,
-    window_left,
-    window_right,
-    scale,
+    p_bias, p_slopes, p_rng, p_offsets_q, p_offsets_k, p_used_k, q_batch, q_row, q_head, k_batch,
+    k_row, k_head, v_batch, v_row, v_head, out_batch, out_row, out_head, grad_out_batch,
+    grad_out_row, grad_out_head, grad_q_batch, grad_q_row, grad_q_head, lse_batch, lse_head,
+    bias_batch, bias_head, bias_query, slopes_batch, batch, heads_q, group, seqlen_q, seqlen_k,
+    total_q, total_k, window_left, window_right, scale,
     scale_log2,  # scale * log2(e), with its sign
-    softcap_in,
-    softcap_out,
-    dropout_threshold,
-    dropout_scale,
-    SOFTCAP: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    HEAD: tl.constexpr,
-    TAIL: tl.constexpr,
-    HEAD_V: tl.constexpr,
-    TAIL_V: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    softcap_in, softcap_out, dropout_threshold, dropout_scale,
+    SOFTCAP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+):  # fmt: skip
     """Compute one block of query rows; the grid is one-dimensional, in the order of `work_tile`."""
     i_batch, i_head, i_block, i_tile = work_tile(
         p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
@@ -181,12 +183,10 @@ def attention_bwd_q_kernel(
     dq_stride = grad_q_row.to(tl.int64) * STRIDE_UNIT
     p_grad_q += i_head.to(tl.int64) * grad_q_head * STRIDE_UNIT
     if p_offsets_q is not None:
-        i_row = i_tile * BLOCK_Q
-        m_outside = rows_outside(p_offsets_q, batch, total_q, i_row + o_rows)
-        if tl.max(m_outside.to(tl.int32), 0) > 0:
-            clear_rows(
-                p_grad_q + i_row * dq_stride, dq_stride, m_outside, BLOCK_Q, HEAD_DIM, HEAD, TAIL
-            )
+        _clear_outside(
+            p_grad_q, p_offsets_q, batch, total_q, i_tile * BLOCK_Q, dq_stride,
+            HEAD_DIM, HEAD, TAIL, BLOCK_Q,
+        )  # fmt: skip
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, _, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     blocks = tl.cdiv(seqlen_q, BLOCK_Q)
@@ -200,7 +200,6 @@ def attention_bwd_q_kernel(
     i_batch = i_batch.to(tl.int64)
     i_head = i_head.to(tl.int64)
     i_head_kv = i_head // group
-
     q_stride = q_row.to(tl.int64) * STRIDE_UNIT
     k_stride = k_row.to(tl.int64) * STRIDE_UNIT
     v_stride = v_row.to(tl.int64) * STRIDE_UNIT
@@ -229,40 +228,17 @@ def attention_bwd_q_kernel(
     b_out, b_out_tail = load_rows(
         p_out, out_stride, left, BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V, True
     )
-    b_delta = tl.sum(b_do.to(tl.float32) * b_out.to(tl.float32), 1)
-    if TAIL_V > 0:
-        b_delta += tl.sum(b_do_tail.to(tl.float32) * b_out_tail.to(tl.float32), 1)
     o_lse = i_batch * lse_batch + i_head * lse_head + i_row + o_rows
-    b_lse = tl.load(p_lse + o_lse, mask=m_rows, other=float("-inf"))
-    if p_grad_lse is not None:
-        b_delta -= tl.load(p_grad_lse + o_lse, mask=m_rows, other=0.0)
-    m_blind = b_lse == float("-inf")
-    b_delta = tl.where(m_blind, 0.0, b_delta)
-    b_lse = tl.where(m_blind, float("inf"), b_lse * LOG2E)
-    tl.store(p_delta + o_lse, b_delta, mask=m_rows)
-    tl.store(p_lse_log2 + o_lse, b_lse, mask=m_rows)
+    b_lse, b_delta = _lse_and_delta(
+        b_do, b_do_tail, b_out, b_out_tail, p_lse, p_grad_lse, p_lse_log2, p_delta, o_lse, m_rows,
+        TAIL_V,
+    )  # fmt: skip
     b_q, b_q_tail = load_rows(p_q, q_stride, left, BLOCK_Q, HEAD_DIM, HEAD, TAIL, True)
     b_dq, b_dq_tail = zeros(BLOCK_Q, HEAD, TAIL)
 
-    # Some row of the block sees the keys from `start` to `stop`; every row sees the keys from
-    # `unmasked` to `masked`.
-    start = 0
-    unmasked = 0
-    masked = seqlen_k
-    stop = seqlen_k
-    diagonal = i_query + seqlen_k - seqlen_q
-    if RIGHT:
-        stop = tl.minimum(stop, tl.maximum(diagonal + BLOCK_Q + window_right, 0))
-        masked = tl.minimum(masked, tl.maximum(diagonal + 1 + window_right, 0))
-    if LEFT:
-        start = tl.maximum(diagonal - window_left, 0) // BLOCK_KV * BLOCK_KV
-        unmasked = tl.maximum(diagonal + BLOCK_Q - 1 - window_left, 0)
-        unmasked = tl.minimum(tl.cdiv(unmasked, BLOCK_KV) * BLOCK_KV, tl.maximum(start, stop))
-    masked = tl.maximum(masked // BLOCK_KV * BLOCK_KV, unmasked)
-    gap = masked - unmasked
-    if not LEFT:
-        start = masked
-        gap = 0
+    start, stop, unmasked, masked, gap = keys_of_block(
+        i_query, seqlen_q, seqlen_k, window_left, window_right, LEFT, RIGHT, BLOCK_Q, BLOCK_KV
+    )
     b_dq, b_dq_tail = _accumulate_dq(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
         p_rng, k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
@@ -273,9 +249,8 @@ def attention_bwd_q_kernel(
     b_dq, b_dq_tail = _accumulate_dq(
         b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, p_k, p_v, p_bias,
         p_rng, k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
-        seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
-        dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
+        seqlen_q, seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out, slope,
+        head_index, dropout_threshold, dropout_scale, SOFTCAP, p_slopes is not None, LEFT, RIGHT,
         HEAD_DIM, HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
     )  # fmt: skip
     store_rows(

@@ -22,6 +22,7 @@ from flashvar.backends.triton.attention.matrices import (
     times_transposed,
     zeros,
 )
+from flashvar.backends.triton.attention.ranges import keys_of_block
 from flashvar.backends.triton.attention.scores import LOG2E, kept, modified, visible
 from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
@@ -119,6 +120,63 @@ def _update(
     return b_acc, b_acc_tail, b_max, b_sum
 
 
+@triton.jit
+def _clear_outside(
+    p_out,
+    p_lse,
+    p_offsets_q,
+    batch,
+    total_q,
+    i_row,
+    out_stride,
+    BLOCK_Q: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr,
+):
+    """Write out 0 and lse -inf to rows that belong to no sequence."""
+    o_rows = tl.arange(0, BLOCK_Q)
+    m_outside = rows_outside(p_offsets_q, batch, total_q, i_row + o_rows)
+    if tl.max(m_outside.to(tl.int32), 0) > 0:
+        clear_rows(
+            p_out + i_row * out_stride, out_stride, m_outside,
+            BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
+        )  # fmt: skip
+        if p_lse is not None:
+            tl.store(p_lse + i_row + o_rows, float("-inf"), mask=m_outside)
+
+
+@triton.jit
+def _store(
+    p_out,
+    p_lse,
+    p_rng,
+    out_stride,
+    m_rows,
+    b_acc,
+    b_acc_tail,
+    b_max,
+    b_sum,
+    dropout_scale,
+    BLOCK_Q: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    HEAD_V: tl.constexpr,
+    TAIL_V: tl.constexpr,
+):
+    """Write the output and the log-sum-exp: 0 and -inf in a row that sees no key."""
+    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
+    b_scale = 1.0 / b_sum
+    if p_rng is not None:
+        b_scale = b_scale * dropout_scale
+    store_rows(
+        p_out, out_stride, m_rows, b_acc * b_scale[:, None], b_acc_tail * b_scale[:, None],
+        BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
+    )  # fmt: skip
+    if p_lse is not None:
+        o_rows = tl.arange(0, BLOCK_Q)
+        tl.store(p_lse + o_rows, (b_max + tl.log2(b_sum)) / LOG2E, mask=m_rows)
+
+
 # Rows are 16-byte aligned. Strides are passed in units of 16 bytes (8 elements), so that the
 # compiler knows the alignment for every head dim.
 STRIDE_UNIT = tl.constexpr(8)
@@ -151,51 +209,19 @@ def attention_fwd_kernel(
     p_offsets_q,  # int32 [batch + 1]; None: q is dense
     p_offsets_k,  # int32 [batch + 1]; None: k and v are dense
     p_used_k,  # int32 [batch]; may be None
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    out_batch,
-    out_row,
-    out_head,
-    lse_batch,
-    lse_head,
-    bias_batch,
-    bias_head,
-    bias_query,
-    slopes_batch,
-    batch,
-    heads_q,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row,
+    out_head, lse_batch, lse_head, bias_batch, bias_head, bias_query, slopes_batch, batch, heads_q,
     group,  # query heads that share a key head
-    seqlen_q,
-    seqlen_k,
-    total_q,
-    total_k,
-    window_left,
-    window_right,
+    seqlen_q, seqlen_k, total_q, total_k, window_left, window_right,
     scale_log2,  # |scale| * log2(e); with score modifiers scale * log2(e)
-    softcap_in,
-    softcap_out,
-    dropout_threshold,
-    dropout_scale,
+    softcap_in, softcap_out, dropout_threshold, dropout_scale,
     SIGN: tl.constexpr,  # of the scale: 1, -1 or 0
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,  # the window is bounded on the left
     RIGHT: tl.constexpr,  # the window is bounded on the right, also by a causal mask
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    HEAD: tl.constexpr,
-    TAIL: tl.constexpr,
-    HEAD_V: tl.constexpr,
-    TAIL_V: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-):
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+    HEAD_V: tl.constexpr, TAIL_V: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+):  # fmt: skip
     """Compute one block of query rows; the grid is one-dimensional, in the order of `work_tile`."""
     i_batch, i_head, i_block, i_tile = work_tile(
         p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
@@ -206,15 +232,10 @@ def attention_fwd_kernel(
     if p_lse is not None:
         p_lse += i_head.to(tl.int64) * lse_head
     if p_offsets_q is not None:
-        i_row = i_tile * BLOCK_Q
-        m_outside = rows_outside(p_offsets_q, batch, total_q, i_row + o_rows)
-        if tl.max(m_outside.to(tl.int32), 0) > 0:
-            clear_rows(
-                p_out + i_row * out_stride, out_stride, m_outside,
-                BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
-            )  # fmt: skip
-            if p_lse is not None:
-                tl.store(p_lse + i_row + o_rows, float("-inf"), mask=m_outside)
+        _clear_outside(
+            p_out, p_lse, p_offsets_q, batch, total_q, i_tile * BLOCK_Q, out_stride,
+            BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
+        )  # fmt: skip
     first_q, seqlen_q, _ = span(p_offsets_q, None, i_batch, seqlen_q, total_q)
     first_k, _, seqlen_k = span(p_offsets_k, p_used_k, i_batch, seqlen_k, total_k)
     blocks = tl.cdiv(seqlen_q, BLOCK_Q)
@@ -252,25 +273,9 @@ def attention_fwd_kernel(
     b_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_Q], tl.float32)
 
-    # Some row of the block sees the keys from `start` to `stop`; every row sees the keys from
-    # `unmasked` to `masked`.
-    start = 0
-    unmasked = 0
-    masked = seqlen_k
-    stop = seqlen_k
-    diagonal = i_query + seqlen_k - seqlen_q
-    if RIGHT:
-        stop = tl.minimum(stop, tl.maximum(diagonal + BLOCK_Q + window_right, 0))
-        masked = tl.minimum(masked, tl.maximum(diagonal + 1 + window_right, 0))
-    if LEFT:
-        start = tl.maximum(diagonal - window_left, 0) // BLOCK_KV * BLOCK_KV
-        unmasked = tl.maximum(diagonal + BLOCK_Q - 1 - window_left, 0)
-        unmasked = tl.minimum(tl.cdiv(unmasked, BLOCK_KV) * BLOCK_KV, tl.maximum(start, stop))
-    masked = tl.maximum(masked // BLOCK_KV * BLOCK_KV, unmasked)
-    gap = masked - unmasked
-    if not LEFT:
-        start = masked
-        gap = 0
+    start, stop, unmasked, masked, gap = keys_of_block(
+        i_query, seqlen_q, seqlen_k, window_left, window_right, LEFT, RIGHT, BLOCK_Q, BLOCK_KV
+    )
     b_acc, b_acc_tail, b_max, b_sum = _update(
         b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
         k_stride, v_stride, bias_query, i_query, unmasked, masked, 0, 0, seqlen_q, seqlen_k,
@@ -281,22 +286,14 @@ def attention_fwd_kernel(
     b_acc, b_acc_tail, b_max, b_sum = _update(
         b_acc, b_acc_tail, b_max, b_sum, b_q, b_q_tail, p_k, p_v, p_bias, p_rng,
         k_stride, v_stride, bias_query, i_query, start, stop - gap, unmasked, gap,
-        seqlen_q, seqlen_k,
-        window_left, window_right, scale_log2, softcap_in, softcap_out, slope, head_index,
-        dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM, HEAD_DIM_V,
-        HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
+        seqlen_q, seqlen_k, window_left, window_right, scale_log2, softcap_in, softcap_out, slope,
+        head_index, dropout_threshold, SOFTCAP, p_slopes is not None, LEFT, RIGHT, HEAD_DIM,
+        HEAD_DIM_V, HEAD, TAIL, HEAD_V, TAIL_V, BLOCK_Q, BLOCK_KV, True,
     )  # fmt: skip
 
-    # A row that sees no key has sum 0: its output is 0 and its log-sum-exp -inf.
-    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
-    b_scale = 1.0 / b_sum
-    if p_rng is not None:
-        b_scale = b_scale * dropout_scale
-    m_rows = o_rows < left
-    store_rows(
-        p_out, out_stride, m_rows, b_acc * b_scale[:, None], b_acc_tail * b_scale[:, None],
-        BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
-    )  # fmt: skip
     if p_lse is not None:
         p_lse += i_batch * lse_batch + first_q + i_query
-        tl.store(p_lse + o_rows, (b_max + tl.log2(b_sum)) / LOG2E, mask=m_rows)
+    _store(
+        p_out, p_lse, p_rng, out_stride, o_rows < left, b_acc, b_acc_tail, b_max, b_sum,
+        dropout_scale, BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
+    )  # fmt: skip

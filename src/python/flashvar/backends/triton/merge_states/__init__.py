@@ -11,7 +11,7 @@ import triton
 from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
 
 if TYPE_CHECKING:
-    from flashvar.ops.merge_states.problem import Parts
+    from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
     from flashvar.selection.candidates import CandidateResult
 
 # Of a kernel and a grid makes what takes the arguments.
@@ -31,23 +31,27 @@ def start(kernel: Any, grid: tuple[int, ...]) -> Any:
     return kernel[grid]
 
 
-def forward(
+def prepare_forward(
     chosen: CandidateResult | None,
     parts: Parts,
     out: torch.Tensor,
     lse: torch.Tensor,
     begin: Begin = start,
-) -> None:
-    """Write the merged out and its log-sum-exp, which is contiguous."""
-    sizes = _sizes(out)
-    outs, lses, strides = _pointers(parts, out)
+) -> ForwardLaunch:
+    """What writes the merged out and its log-sum-exp, which is contiguous."""
+    sizes, of_out, strides = _sizes(out), out.stride()[:3], _strides(parts, out)
     blocks = max(-(-out.shape[-1] // sizes["BLOCK_DIM"]), 1)
     grid = (-(-lse.numel() // sizes["BLOCK_ROWS"]) * blocks,)
-    with torch.cuda.device_of(out):  # Triton launches on the current device
-        begin(fwd_kernel, grid)(out, lse, outs, lses, *out.stride()[:3], *strides, **sizes)
+
+    def launch(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
+        parts = _pointers(parts)
+        with torch.cuda.device_of(out):  # Triton launches on the current device
+            begin(fwd_kernel, grid)(out, lse, parts.outs, parts.lses, *of_out, *strides, **sizes)
+
+    return launch
 
 
-def backward(
+def prepare_backward(
     chosen: CandidateResult | None,
     parts: Parts,
     grad_out: torch.Tensor,
@@ -56,31 +60,42 @@ def backward(
     grad_lses: torch.Tensor | None,
     skipped: int,
     begin: Begin = start,
-) -> None:
-    """Write the gradients that are wanted: stacked, those of lses contiguous as `grad_lse` is."""
-    sizes = _sizes(grad_out)
-    outs, lses, strides = _pointers(parts, grad_out)
-    of_outs = (0,) * 4 if grad_outs is None else grad_outs.stride()[:4]
+) -> BackwardLaunch:
+    """What writes the gradients that are wanted: those of lses contiguous as `grad_lse` is."""
+    sizes, strides = _sizes(grad_out), _strides(parts, grad_out)
+    of_grads = (0,) * 4 if grad_outs is None else grad_outs.stride()[:4]
+    numbers = (*grad_out.stride()[:3], *of_grads, *strides, skipped)
     grid = (-(-grad_out.shape[:3].numel() // sizes["BLOCK_ROWS"]),)
-    tensors = (grad_out, grad_lse, grad_outs, grad_lses, outs, lses)
-    with torch.cuda.device_of(grad_out):
-        begin(bwd_kernel, grid)(
-            *tensors, *grad_out.stride()[:3], *of_outs, *strides, skipped, **sizes
-        )
+
+    def launch(
+        parts: Parts,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grad_outs: torch.Tensor | None,
+        grad_lses: torch.Tensor | None,
+    ) -> None:
+        parts = _pointers(parts)
+        tensors = (grad_out, grad_lse, grad_outs, grad_lses, parts.outs, parts.lses)
+        with torch.cuda.device_of(grad_out):
+            begin(bwd_kernel, grid)(*tensors, *numbers, **sizes)
+
+    return launch
 
 
-def _pointers(
-    parts: Parts, out: torch.Tensor
-) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """The tensors that kernels get; the strides of both; rows of out and parts of a pointer."""
-    if len(parts.outs) > _MOST_POINTERS:
-        parts = parts.as_stacked()
+def _pointers(parts: Parts) -> Parts:
+    """The tensors that kernels get."""
+    return parts.as_stacked() if len(parts.outs) > _MOST_POINTERS else parts
+
+
+def _strides(parts: Parts, out: torch.Tensor) -> tuple[int, ...]:
+    """Of outs and lses; numbers of rows; parts that each pointer stands for."""
+    parts = _pointers(parts)
     outs, lses = parts.outs, parts.lses
     batch, seqlen, heads = out.shape[:3]
     rows = batch * seqlen * heads, seqlen, heads
     if parts.stacked:
-        return outs, lses, (*outs[0].stride()[:4], *lses[0].stride(), *rows, outs[0].shape[0])
-    return outs, lses, (0, *outs[0].stride()[:3], 0, *lses[0].stride(), *rows, 1)
+        return (*outs[0].stride()[:4], *lses[0].stride(), *rows, outs[0].shape[0])
+    return (0, *outs[0].stride()[:3], 0, *lses[0].stride(), *rows, 1)
 
 
 def _sizes(out: torch.Tensor) -> dict[str, Any]:

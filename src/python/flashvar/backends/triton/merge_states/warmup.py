@@ -9,8 +9,9 @@ import torch
 
 from flashvar.backends.triton import merge_states
 from flashvar.backends.triton.absent_device import set_target
-from flashvar.ops.dtypes import DTYPES
-from flashvar.ops.merge_states.problem import Parts
+from flashvar.ops.merge_states.inputs import views_of
+from flashvar.ops.merge_states.problem import Wanted
+from flashvar.ops.merge_states.run import like_backward, like_forward
 
 if TYPE_CHECKING:
     from flashvar.ops.merge_states.warmup import Kind
@@ -22,13 +23,23 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     Afterwards this process can start no kernel of Triton's.
     """
     set_target(capability)
-    dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
-    outs = torch.zeros(kind.parts, 1, 2, 2, kind.head_dim, dtype=dtype)
-    lses = torch.zeros(kind.parts, 1, 2, 2)
-    parts = Parts(tuple(outs.clone().unbind()), tuple(lses.clone().unbind()), False)
-    merge_states.forward(None, parts, outs[0], lses[0], _compile)
-    if kind.training:
-        merge_states.backward(None, parts, outs[0], lses[0], outs, lses, 0, _compile)
+    outs, lses = kind.tensors(torch.device("cpu"))
+    parts = views_of(outs, lses, kind.stacked, "bshd")
+    options = kind.stacked, "bshd"
+    forward = (parts, *like_forward(outs, lses, *options))
+    merge_states.prepare_forward(None, *forward, _compile)(*forward)
+    _, out, lse = forward
+    for has_grad_lse, wanted in kind.backwards() if kind.training else ():
+        written = Wanted.of(wanted, len(outs), kind.stacked)
+        grad_outs, grad_lses = like_backward(outs, lses, kind.stacked, wanted)
+        backward = (
+            parts,
+            out,
+            lse if has_grad_lse else None,
+            grad_outs if written.outs else None,
+            grad_lses if written.lses else None,
+        )
+        merge_states.prepare_backward(None, *backward, written.skipped, _compile)(*backward)
 
 
 def _compile(kernel: Any, grid: tuple[int, ...]) -> Any:
