@@ -42,6 +42,15 @@ class Request:
         values = tuple(axis.value(axes[axis.name]) for axis in spec.axes)
         return cls(function, dtype, device, values)
 
+    @classmethod
+    def of_call(cls, function: str, dtype: str, device: int | None, call: object) -> Request:
+        """The request of a call that has an attribute for each of the op's axes.
+
+        Raises:
+            InvalidInputError: no op has the function.
+        """
+        return cls(function, dtype, device, ops.spec_of(function).values_of(call))
+
     def __post_init__(self) -> None:
         """Refuse values that are not those of the op's axes."""
         spec = ops.find(self.function)  # an unknown function is refused where it is looked up

@@ -8,12 +8,10 @@ outputs and the launch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 import torch
 
-from flashvar.backends import backend
 from flashvar.ops.attention.optional_tensors import check_offsets
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.padding import (
@@ -35,12 +33,12 @@ from flashvar.ops.attention.problem import (
     Problem,
     make_inputs,
 )
-from flashvar.ops.attention.spec import BACKWARD, FORWARD, SPEC
+from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
+from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Overrides, Request
-from flashvar.selection.resolve import choose
+from flashvar.selection.request import Overrides
 
 # Lengths that grow token by token make a new plan each. A full cache is emptied, which is cheap.
 _PLANS_KEPT: Final = 4096
@@ -274,11 +272,10 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
         chosen = inner.chosen
     else:
-        request = request_of(FORWARD, problem)
-        chosen = _choose(request, options.backend)
+        chosen, backend = serving(FORWARD, inputs.q, options.backend, problem)
         launch = None
         if not problem.empty and not inputs.q.is_meta:
-            launch = backend(chosen.backend, SPEC.name).prepare_forward(problem, chosen)
+            launch = backend.prepare_forward(problem, chosen)
             launch = logged_forward(launch, problem, chosen)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
@@ -299,8 +296,8 @@ def _make_backward(
     pads = needs_padding(forward, options.backend)
     launch = None
     if not forward.empty and not pads:
-        chosen = _choose(request_of(BACKWARD, forward), options.backend)
-        launch = backend(chosen.backend, SPEC.name).prepare_backward(problem, chosen)
+        chosen, backend = serving(BACKWARD, inputs.q, options.backend, forward)
+        launch = backend.prepare_backward(problem, chosen)
         launch = logged_backward(launch, problem, chosen)
     q, k, v, bias = inputs[:4]
     grad_bias = None
@@ -315,14 +312,3 @@ def _prototype(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with its memory freed; empty_like of it is the fastest way to allocate."""
     tensor.untyped_storage().resize_(0)
     return tensor
-
-
-def request_of(function: str, problem: Problem) -> Request:
-    """The selection request of a problem."""
-    dims = (problem.head_dim, problem.head_dim_v)
-    return Request(function, problem.dtype, problem.device, (dims,))
-
-
-@cache
-def _choose(request: Request, named: str) -> CandidateResult:
-    return choose(request, named)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import cast
 
 import torch
 
-from flashvar.backends import backend as backend_of
-from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.inputs import (
     batched,
     check,
@@ -20,10 +17,9 @@ from flashvar.ops.merge_states.inputs import (
     rows_first,
 )
 from flashvar.ops.merge_states.problem import Backend
-from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
+from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
+from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Request
-from flashvar.selection.resolve import choose
 
 Tensors = Sequence[torch.Tensor]
 
@@ -89,11 +85,4 @@ def like_backward(outs: Tensors, lses: Tensors, stacked: bool) -> tuple[torch.Te
 
 
 def _serving(function: str, out: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
-    device = out.device.index if out.is_cuda else None
-    chosen = _choose(Request.of(function, DTYPES[out.dtype], device), backend)
-    return chosen, cast("Backend", backend_of(chosen.backend, SPEC.name))
-
-
-@cache
-def _choose(request: Request, backend: str) -> CandidateResult:
-    return choose(request, backend)
+    return cast("tuple[CandidateResult, Backend]", serving(function, out, backend))
