@@ -43,11 +43,6 @@ from flashvar.selection.request import Overrides
 # Lengths that grow token by token make a new plan each. A full cache is emptied, which is cheap.
 _PLANS_KEPT: Final = 4096
 
-# The booleans among the options. Their types are part of the key: hash(1) == hash(True), so
-# causal=1, which is refused, would find the plan of causal=True.
-_CAUSAL: Final = Options._fields.index("causal")
-_DETERMINISTIC: Final = Options._fields.index("deterministic")
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -230,6 +225,25 @@ def _key(
     optional: OptionalTensors,
     options: tuple[Any, ...],
 ) -> tuple[Any, ...]:
+    causal, scale, left, right, softcap, dropout_p, exact, layout, backend, max_q, max_k = options
+    kinds = None
+    # Equal options of other types may be invalid: hash(1) == hash(True), so causal=1 would find the
+    # plan of causal=True. One expression, as each call of a function here costs as much as half of
+    # these checks.
+    if not (
+        (causal is False or causal is True)
+        and (scale is None or type(scale) is float)
+        and type(left) is int
+        and type(right) is int
+        and type(softcap) is float
+        and type(dropout_p) is float
+        and (exact is False or exact is True)
+        and type(layout) is str
+        and type(backend) is str
+        and (max_q is None or type(max_q) is int)
+        and (max_k is None or type(max_k) is int)
+    ):
+        kinds = tuple(map(type, options))
     facts = None
     if optional is not NO_TENSORS:
         facts = tuple(
@@ -250,8 +264,7 @@ def _key(
         v.device,
         facts,
         options,
-        type(options[_CAUSAL]),
-        type(options[_DETERMINISTIC]),
+        kinds,
     )
 
 
