@@ -31,7 +31,7 @@ OURS: Final = "flashvar"
 class Cell:
     """One call that is timed."""
 
-    name: str  # for people and in the record, e.g. "forward, head dim 64"
+    name: str  # for people and in the record, e.g. "forward, row dim 64"
     function: str
     dtype: str
     axes: tuple[Value, ...]

@@ -22,8 +22,8 @@ Value: TypeAlias = str | tuple[int, ...]
 class Axis:
     """A property of calls that kernels are compiled for."""
 
-    name: str  # in manifests and requests, e.g. "head_dim"
-    label: str  # for people, e.g. "head dim"
+    name: str  # in manifests and requests, e.g. "row_dim"
+    label: str  # for people, e.g. "row dim"
     at_least: bool = False  # kernels of larger values serve too; else only the exact value
     pairs: bool = False  # a value is two integers; a single number stands for two equal ones
     step: int = 1  # kernels serve only multiples of it
