@@ -5,7 +5,7 @@
 
 Such a program costs what it does itself, not the seconds that torch takes to load. Of Python's own
 options it knows -c, -m and -W. It is killed when the process that asked for it ends, as by a
-timeout, and after 15 minutes. Any signal to that process is thus SIGKILL to the program.
+timeout, and after half an hour. Any signal to that process is thus SIGKILL to the program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 _LENGTH = 8  # bytes, of the length of a request
-_LIMIT = 900  # seconds, longer than any program of the tests takes
+_LIMIT = 1800  # seconds, longer than any program of the tests takes
 
 
 def ask(address: str, words: list[str]) -> int:

@@ -295,6 +295,18 @@ def test_triton_serves_what_no_binary_here_should(machine: Device, inventory: In
     assert found.shortfalls == ()
 
 
+def test_an_op_that_no_binary_has_is_named_with_its_backend() -> None:
+    made = sim.binary("90a")
+    compiled = {name for spec in specs() for name in spec.compiled}
+    kernels = tuple(row for row in made.manifest.kernels if row.op in compiled)
+    inventory = Inventory((replace(made, manifest=replace(made.manifest, kernels=kernels)),))
+    found = report(sim.system(sim.H100), inventory)
+    others = [one for one in found.decisions if one.request.function not in compiled]
+    ops = ", ".join(dict.fromkeys(one.request.spec.name for one in others))
+    assert found.healthy
+    assert found.conclusion.endswith(f"triton {len(others)} ({ops}).")
+
+
 def test_one_op_without_any_kernel_is_unhealthy() -> None:
     found = report(sim.system(sim.A100, triton=None), lacking("causal_conv1d_update"))
     assert not found.healthy
