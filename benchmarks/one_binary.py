@@ -58,6 +58,8 @@ def _plans() -> ModuleType:
 
 
 def _put(plans: ModuleType, kept: dict[str, Any]) -> None:
+    from flashvar.selection import resolve
+
     for name, decisions in kept.items():
         setattr(plans, name, decisions)
-    plans._choose.cache_clear()  # by backend alone: what it holds was decided for the others
+    resolve.choose.cache_clear()  # by backend alone: what it holds was decided for the others

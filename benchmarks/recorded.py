@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from benchmarks import result_file
 from flashvar.cli.speed import OURS, RECORDED, SCHEMA
+from flashvar.ops.attention.spec import SPEC
 from flashvar.ops.attention.speed import CELLS, DTYPE, PEERS, SEQLEN, AttentionCell
 
 RESULTS: Final = Path(__file__).with_name("results")
@@ -33,7 +34,7 @@ def derive(files: Iterable[Path]) -> dict[str, Any]:
             "time": environment["time"],
             "torch": environment["versions"]["torch"],
             "driver": device["driver"],
-            "cells": cells,
+            "cells": {SPEC.name: cells},
         }
         before = newest.get(device["name"])
         if cells and (before is None or before["time"] < entry["time"]):

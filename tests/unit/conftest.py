@@ -16,18 +16,30 @@ VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
 
 @pytest.fixture
 def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what was found and refused, before and after, and what the environment says."""
-    from flashvar.binaries import registry
-    from flashvar.selection import resolve as decide
+    """Forget what was found, opened and chosen, before and after; and the environment."""
+    from flashvar.binaries import loader, registry
+    from flashvar.integrations import serving
+    from flashvar.ops.attention import plan
+    from flashvar.selection import resolve
 
     for name in VARIABLES:
         monkeypatch.delenv(f"FLASHVAR_{name}", raising=False)
-    monkeypatch.setattr(registry, "_refused", {})
-    monkeypatch.setattr(registry, "_missing", {})
-    monkeypatch.setattr(decide, "_logged", set())
-    registry.installed.cache_clear()
+    for module, name in (
+        (registry, "_refused"),
+        (registry, "_missing"),
+        (loader, "_libraries"),
+        (serving, "_kept"),
+        (plan, "_plans"),
+        (plan, "_backward_plans"),
+    ):
+        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(resolve, "_logged", set())
+    cached = registry.installed, resolve.choose
+    for one in cached:
+        one.cache_clear()
     yield
-    registry.installed.cache_clear()
+    for one in cached:
+        one.cache_clear()
 
 
 @pytest.fixture(scope="session")

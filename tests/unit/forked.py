@@ -4,29 +4,43 @@
     python -IS forked.py SOCKET ask ... runs `python ...` there, as far as anybody can see here
 
 Such a program costs what it does itself, not the seconds that torch takes to load. Of Python's own
-options it knows -c, -m and -W.
+options it knows -c, -m and -W. It is killed when the process that asked for it ends, as by a
+timeout, and after half an hour. Any signal to that process is thus SIGKILL to the program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 from typing import Any
 
+_LENGTH = 8  # bytes, of the length of a request
+_LIMIT = 1800  # seconds, longer than any program of the tests takes
+
 
 def ask(address: str, words: list[str]) -> int:
-    """Have the words run with this process' folder, variables and streams; the exit code."""
+    """Have the words run with this process' folder, variables and streams; the exit code.
+
+    A program that a signal ended ends this process likewise.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         here = os.getcwd()  # noqa: PTH109 (pathlib takes longer than all of this)
-        text = json.dumps({"words": words, "cwd": here, "environ": dict(os.environ)})
-        socket.send_fds(connection, [b"\0"], [0, 1, 2])
-        connection.sendall(text.encode())
-        connection.shutdown(socket.SHUT_WR)
-        return int(connection.recv(16) or b"255")
+        text = json.dumps({"words": words, "cwd": here, "environ": dict(os.environ)}).encode()
+        socket.send_fds(connection, [len(text).to_bytes(_LENGTH, "big")], [0, 1, 2])
+        connection.sendall(text)
+        # The end of this process closes the connection, which ends the program.
+        code = int(connection.recv(16) or b"255")
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def serve(address: str) -> None:
@@ -45,14 +59,28 @@ def serve(address: str) -> None:
                 break
             connection.close()
     with connection:
-        _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-        asked = json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
+        length, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+        text = b""
+        while len(text) < int.from_bytes(length, "big"):
+            text += connection.recv(1 << 16)
         child = os.fork()
         if child:
-            _, status = os.waitpid(child, 0)
-            connection.sendall(str(os.waitstatus_to_exitcode(status) % 256).encode())
-            os._exit(0)
-    program(asked, streams)
+            for stream in streams:
+                os.close(stream)
+            watch(connection, child)
+    program(json.loads(text), streams)
+
+
+def watch(connection: socket.socket, child: int) -> None:
+    """Answer with the exit code of the program; kill it if it takes too long or nobody waits."""
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([ended, connection], [], [], _LIMIT)
+    if ended not in ready:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
 
 
 def program(asked: dict[str, Any], streams: list[int]) -> None:

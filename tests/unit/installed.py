@@ -13,7 +13,7 @@ from flashvar.binaries.registry import Binary, Candidate
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "c++", "g++"))), None)
 
-# The C ABI, with a launch that succeeds if struct_size is 208 and fails in words otherwise.
+# The C ABI.
 _LIBRARY = """
 #ifdef __cplusplus
 extern "C" {
@@ -22,31 +22,41 @@ unsigned flashvar_abi_version(void) { return ABI; }
 const char* flashvar_build_info(void) { return INFO; }
 static const char* last_error = "";
 const char* flashvar_last_error(void) { return last_error; }
-int flashvar_attention_fwd(const unsigned* params) {
+FUNCTIONS
+#ifdef __cplusplus
+}
+#endif
+"""
+# A launch succeeds if struct_size is 208, and fails in words otherwise.
+_FUNCTION = """
+int flashvar_NAME(const unsigned* params) {
   if (params[0] == 208) return 0;
   last_error = "struct_size: expected 208";
   return 1;
 }
-int flashvar_attention_fwd_workspace(const unsigned* params, unsigned long long* size) {
+int flashvar_NAME_workspace(const unsigned* params, unsigned long long* size) {
   *size = params[0];
   return 0;
 }
-int flashvar_attention_fwd_explain(const unsigned* params, char* text, unsigned long long size) {
+int flashvar_NAME_explain(const unsigned* params, char* text, unsigned long long size) {
   if (params[0] != 208 || size < 2) return 1;
   text[0] = 'a';
   text[1] = 0;
   return 0;
 }
-#ifdef __cplusplus
-}
-#endif
 """
 
 
-def library_source(abi: int = ABI, info: str = '{"architecture": "sm_80"}') -> str:
-    """C source of a library that says this about itself."""
+def library_source(
+    abi: int = ABI,
+    info: str = '{"architecture": "sm_80"}',
+    functions: tuple[str, ...] = ("attention_fwd",),
+) -> str:
+    """C source of a library that says this about itself and exports these functions."""
     quoted = info.replace('"', '\\"')
-    return f'#define ABI {abi}\n#define INFO "{quoted}"\n{_LIBRARY}'
+    code = "".join(_FUNCTION.replace("NAME", name) for name in functions)
+    library = _LIBRARY.replace("FUNCTIONS", code)
+    return f'#define ABI {abi}\n#define INFO "{quoted}"\n{library}'
 
 
 def compile_library(source: str, folder: Path) -> bytes:

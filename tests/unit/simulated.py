@@ -86,7 +86,7 @@ def manifest(
     )
 
 
-def _of_ops_without_axes() -> tuple[KernelRow, ...]:
+def of_ops_without_axes() -> tuple[KernelRow, ...]:
     """A kernel per function and dtype of every op that has no axes beside the dtype."""
     return tuple(
         kernel(function, dtype=dtype)
@@ -102,7 +102,7 @@ def binary(code: str, **changes: Any) -> Binary:
     extra = Architecture.parse(code).extra
     candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
     made = manifest(code)
-    made = replace(made, kernels=made.kernels + _of_ops_without_axes())
+    made = replace(made, kernels=made.kernels + of_ops_without_axes())
     return Binary(candidate, replace(made, **changes))
 
 

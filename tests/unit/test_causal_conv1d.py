@@ -357,21 +357,37 @@ def test_batched_gradients() -> None:
         torch.testing.assert_close(found, torch.stack([one[place] for one in each]))
 
 
-@OPCHECK
-@pytest.mark.parametrize("layout", ["btd", "bdt"])
-@pytest.mark.parametrize("ends", [None, ENDS], ids=["batch", "packed"])
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_opcheck(training: bool, ends: list[int] | None, layout: str) -> None:
+of_layouts = pytest.mark.parametrize("layout", ["btd", "bdt"])
+of_batches = pytest.mark.parametrize("ends", [None, ENDS], ids=["batch", "packed"])
+
+
+def given_to_op(ends: list[int] | None, layout: str) -> list[Any]:
+    """The tensors of causal_conv1d_fwd, in order."""
     sizes = {} if ends is None else {"batch": 1, "seqlen": ends[-1], "sequences": len(ends) - 1}
     given = list(made(dtype=torch.float32, **sizes).values())
     if layout == "bdt":
         given[0], given[3] = (given[i].transpose(1, 2) for i in (0, 3))
-    given = [one.requires_grad_(training) for one in given]
-    cu_seqlens = None if ends is None else torch.tensor(ends)
-    options = (True, 3, layout, "auto")
-    torch.library.opcheck(causal_conv1d_fwd, (*given, cu_seqlens, *options))
-    y, final = (one.detach() for one in causal_conv1d_fwd(*given, cu_seqlens, *options))
-    x, weight, bias, _, state = (one.detach() for one in given)
+    return [*given, None if ends is None else torch.tensor(ends)]
+
+
+@OPCHECK
+@of_layouts
+@of_batches
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_opcheck(training: bool, ends: list[int] | None, layout: str) -> None:
+    *floats, cu_seqlens = given_to_op(ends, layout)
+    for one in floats:
+        one.requires_grad_(training)
+    torch.library.opcheck(causal_conv1d_fwd, (*floats, cu_seqlens, True, 3, layout, "auto"))
+
+
+@OPCHECK
+@of_layouts
+@of_batches
+def test_opcheck_of_the_backward(ends: list[int] | None, layout: str) -> None:
+    given = given_to_op(ends, layout)
+    y, final = causal_conv1d_fwd(*given, True, 3, layout, "auto")
+    x, weight, bias, _, state, cu_seqlens = given
     backward = torch.ops.flashvar.causal_conv1d_bwd.default
     for rest in ((bias, state), (None, None)):
         for grads in ((y, final), (None, final)):

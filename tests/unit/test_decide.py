@@ -98,6 +98,7 @@ def test_environment_names_the_default_backend(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
     assert decide.choose(BF16_64).backend == "reference"
     assert decide.choose(BF16_64, "triton").backend == "triton"
+    decide.choose.cache_clear()
     monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
     with pytest.raises(ConfigurationError, match="FLASHVAR_BACKEND"):
         decide.choose(BF16_64)

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import simulated as sim
@@ -15,7 +16,7 @@ from flashvar.binaries import advice, registry
 from flashvar.binaries.registry import Candidate, Inventory, Refusal
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
-from flashvar.machine.system import System
+from flashvar.machine.system import Device, System
 from flashvar.ops import specs
 from flashvar.selection.request import Overrides
 
@@ -251,6 +252,82 @@ def test_bad_environment_is_an_error_of_its_own(
     monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
     assert main(["doctor"]) == 2
     assert "FLASHVAR_BACKEND: expected one of auto" in capsys.readouterr().err
+
+
+def lacking(function: str, version: str = "0.1.0", **changes: Any) -> Inventory:
+    """A binary for sm_80 whose manifest has no kernel of a function."""
+    made = sim.binary("80", version=version)
+    kernels = tuple(row for row in made.manifest.kernels if row.op != function)
+    return Inventory((replace(made, manifest=replace(made.manifest, kernels=kernels), **changes),))
+
+
+def test_an_op_that_a_release_should_serve_is_missed() -> None:
+    found = report(sim.system(sim.A100), lacking("merge_states_fwd"))
+    assert not found.healthy
+    assert (
+        "triton 3 (merge_states). On cuda:0 triton serves merge_states_fwd "
+        "(cuda sm_80: holds no kernel for merge_states_fwd)." in found.conclusion
+    )
+
+
+def test_a_function_that_the_library_does_not_export_is_missed() -> None:
+    missing = (("attention_bwd", "expected a function flashvar_attention_bwd, found none"),)
+    inventory = Inventory((replace(sim.binary("80"), missing=missing),))
+    found = report(sim.system(sim.A100), inventory)
+    assert not found.healthy
+    assert "triton serves attention_bwd (cuda sm_80: expected a function" in found.conclusion
+    (shortfall,) = json.loads(found.to_json())["shortfalls"]
+    assert (shortfall["device"], shortfall["functions"]) == (0, ["attention_bwd"])
+
+
+@pytest.mark.parametrize(
+    ("machine", "inventory"),
+    [
+        pytest.param(sim.A100, lacking("merge_states_fwd", "0.1.0+part"), id="a part was built"),
+        pytest.param(sim.A100, lacking("merge_states_fwd", "0.0.9"), id="an older release"),
+        pytest.param(sim.A100, lacking("causal_conv1d_fwd"), id="no binary has the function"),
+        pytest.param(sim.GB200, ALL, id="no binary is for the device"),
+    ],
+)
+def test_triton_serves_what_no_binary_here_should(machine: Device, inventory: Inventory) -> None:
+    found = report(sim.system(machine), inventory)
+    assert found.healthy
+    assert found.shortfalls == ()
+
+
+def test_an_op_that_no_binary_has_is_named_with_its_backend() -> None:
+    made = sim.binary("90a")
+    compiled = {name for spec in specs() for name in spec.compiled}
+    kernels = tuple(row for row in made.manifest.kernels if row.op in compiled)
+    inventory = Inventory((replace(made, manifest=replace(made.manifest, kernels=kernels)),))
+    found = report(sim.system(sim.H100), inventory)
+    others = [one for one in found.decisions if one.request.function not in compiled]
+    ops = ", ".join(dict.fromkeys(one.request.spec.name for one in others))
+    assert found.healthy
+    assert found.conclusion.endswith(f"triton {len(others)} ({ops}).")
+
+
+def test_one_op_without_any_kernel_is_unhealthy() -> None:
+    found = report(sim.system(sim.A100, triton=None), lacking("causal_conv1d_update"))
+    assert not found.healthy
+    assert (
+        "On cuda:0 nothing serves causal_conv1d_update (triton: triton is not installed)"
+        in found.conclusion
+    )
+
+
+def test_a_device_without_kernels_beside_one_with_them() -> None:
+    found = report(sim.system(sim.H100, sim.V100), sim.inventory("90a"))
+    assert not found.healthy
+    assert {one.device for one in found.shortfalls} == {1}
+    every = {name for spec in specs() for name in spec.functions}
+    assert {name for one in found.shortfalls for name in one.functions} == every
+
+
+def test_a_dtype_that_a_device_has_not_is_no_fault() -> None:
+    found = report(sim.system(sim.T4), NOTHING)
+    assert any(one.chosen is None for one in found.decisions)
+    assert found.healthy
 
 
 SKEWED = Inventory((sim.binary("80", version="0.0.9"),))

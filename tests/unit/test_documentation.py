@@ -131,15 +131,25 @@ def test_commands_that_run_elsewhere(block: Block) -> None:
     assert why_not_run(block) is None
 
 
-@pytest.mark.parametrize("page", pages(), ids=ids)
-def test_words_of_a_selection(page: Path) -> None:
-    """What follows `--` of a session that builds is understood by the factory."""
+_BUILDS = re.compile(r"nox -s (?:build-dev|wheels|release|reproduce|cibuildwheel) -- ([\w=.,/ -]+)")
+# What follows `--` of a session that builds, with the page that says it first.
+SELECTIONS = {
+    tuple(word.rstrip(".,") for word in said.split() if not word.startswith("-")): page
+    for page in reversed(pages())
+    for said in _BUILDS.findall(page.read_text(encoding="utf-8"))
+}
+
+
+def test_the_pages_select() -> None:
+    assert len(SELECTIONS) > 3
+
+
+@pytest.mark.parametrize("words", SELECTIONS, ids=" ".join)
+def test_words_of_a_selection(words: tuple[str, ...]) -> None:
+    """The factory understands them, and they change what is built."""
     config = schema.read(ROOT / schema.FILE_NAME)
-    sessions = "build-dev|wheels|release|reproduce|cibuildwheel"
-    text = page.read_text(encoding="utf-8")
-    for said in re.findall(rf"nox -s (?:{sessions}) -- ([\w=.,/ -]+)", text):
-        chosen = [word for word in said.split() if not word.startswith("-")]
-        selection_arguments.parse([word.rstrip(".,") for word in chosen], config)
+    found = selection_arguments.parse(words, config)
+    assert found != selection_arguments.parse((), config)
 
 
 @pytest.mark.parametrize("page", pages(), ids=ids)

@@ -178,7 +178,14 @@ def test_a_label_means_one_thing_on_every_platform(wheels: Path) -> None:
 
 def test_a_subset_of_the_kernels_will_do(wheels: Path) -> None:
     binary(wheels, CODES[0], version="0.1.0+hdim64", platform="manylinux_2_28_other")
-    made(wheels)
+    paths = variants.write(wheels, wheels.parent / "variants", "flashvar")
+    (subset,) = [path for path in paths if "manylinux_2_28_other" in path.name]
+    held = [
+        json.loads(text)
+        for name, text in archive.read(subset).items()
+        if name.endswith(f"/{manifest.FILE_NAME}")
+    ]
+    assert [one["version"] for one in held] == ["0.1.0+hdim64"]
 
 
 def test_version_mismatch(wheels: Path) -> None:

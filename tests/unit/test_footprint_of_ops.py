@@ -1,4 +1,7 @@
-"""What an op adds lies in its own folders, variants.toml and one line of the table of ops."""
+"""What an op adds lies in its own folders, variants.toml and one line of the table of ops.
+
+Attention alone is also named by what stands in for attention of other packages.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,16 @@ from flashvar.ops import TABLE
 
 ROOT = Path(__file__).parents[2]
 TABLE_FILE = "src/python/flashvar/ops/__init__.py"
-# Attention is what flashvar stands in for elsewhere: integrations and the command line name it.
 OPS = [op for op in TABLE if op != "attention"]
+PACKAGE = "src/python/flashvar"
+# What stands in for attention of other packages, and the public names.
+STANDS_IN = ("integrations", "compat")
+PUBLIC = {f"{PACKAGE}/__init__.py", f"{PACKAGE}/flash_attn.py", TABLE_FILE}
+# Attention by name, its axes, its masks and its score modifiers.
+OF_ATTENTION = re.compile(
+    r"attention|head.?dim|\bhdim|\bmask|softcap|alibi|dropout|sliding|\bcausal\b|\bkv\b",
+    re.IGNORECASE,
+)
 
 
 def sources() -> list[str]:
@@ -46,3 +57,41 @@ def test_no_other_file_names_the_op(op: str) -> None:
     lines = [line for line in (ROOT / TABLE_FILE).read_text().splitlines() if op in line]
     # The types, a name each in __all__, and the entry.
     assert len(lines) <= 2 + len(TABLE[op])
+
+
+def of_the_runtime() -> list[str]:
+    return [file for file in sources() if file.startswith(f"{PACKAGE}/") and file.endswith(".py")]
+
+
+def folders_of_ops(file: str) -> set[str]:
+    """The ops in whose folders a file lies, also those that are not in the table."""
+    *folders, name = file.removeprefix(f"{PACKAGE}/").split("/")
+    ops = {path.name for path in (ROOT / PACKAGE / "ops").iterdir() if path.is_dir()}
+    return ops & {*folders, name.removesuffix(".py")}
+
+
+def test_attention_is_named_where_it_is_served_alone() -> None:
+    found = {
+        f"{file}:{number}: {line.strip()}"
+        for file in of_the_runtime()
+        if file not in PUBLIC
+        and not folders_of_ops(file)
+        and not file.removeprefix(f"{PACKAGE}/").startswith(STANDS_IN)
+        for number, line in enumerate((ROOT / file).read_text().splitlines(), 1)
+        if OF_ATTENTION.search(line)
+    }
+    assert found == set()
+
+
+def test_ops_do_not_import_one_another() -> None:
+    imported = re.compile(r"flashvar\.(?:ops|backends\.\w+)\.(\w+)")
+    ops = {path.name for path in (ROOT / PACKAGE / "ops").iterdir() if path.is_dir()}
+    found = {
+        (file, name)
+        for file in of_the_runtime()
+        if (own := folders_of_ops(file))
+        and not file.removeprefix(f"{PACKAGE}/").startswith("compat")
+        for name in imported.findall((ROOT / file).read_text())
+        if name in ops - own
+    }
+    assert found == set()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,3 +69,25 @@ def test_other_replacements_leave_models_on_flashvar(monkeypatch: pytest.MonkeyP
     found, _ = transformers_attention.attention(module, q, k, v, None, is_causal=False)
     expected = torch_attribute.OWN(q, k, v)
     torch.testing.assert_close(found.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtensor", "expected"),
+    [
+        pytest.param(SimpleNamespace(), True, id="no dispatcher of this name"),
+        pytest.param(SimpleNamespace(_op_dispatcher=object()), True, id="no handlers"),
+        pytest.param(
+            SimpleNamespace(_op_dispatcher=SimpleNamespace(_custom_op_handlers={})),
+            False,
+            id="no handler of attention",
+        ),
+    ],
+)
+def test_a_torch_that_does_not_say_counts_as_in_parts(
+    dtensor: object, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(DTensor=dtensor)
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", module)
+    assert not torch_attribute.splits_sequences()  # nothing replaces the function
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda: None)
+    assert torch_attribute.splits_sequences() is expected

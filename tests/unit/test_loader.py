@@ -58,6 +58,46 @@ def test_a_library_without_one_function_serves_the_others(
     assert [name for name, _ in binary.missing] == ["attention_bwd"]
 
 
+def test_the_next_binary_serves_a_function_that_the_first_lacks(
+    tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first goes on to serve the others; both are of one architecture."""
+    whole = compile_library(library_source(functions=sim.OPS), tmp_path)
+    put_binary(tmp_path / "lib/first", sim.manifest("80"), good)
+    put_binary(tmp_path / "lib/second", sim.manifest("80"), whole)
+    put_binary(tmp_path / "lib/third", sim.manifest("80"), whole)
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+
+    def serving(function: str) -> str:
+        chosen = resolve.choose(replace(sim.BF16_64, function=function), "cuda").binary
+        assert chosen is not None
+        assert chosen.library in loader._libraries
+        return chosen.candidate.directory.name
+
+    assert serving("attention_fwd") == "first"
+    assert serving("attention_bwd") == "second"
+    resolve.choose.cache_clear()
+    assert (serving("attention_bwd"), serving("attention_fwd")) == ("second", "first")
+    inventory = loader.open_all()
+    assert [one.candidate.directory.name for one in inventory.binaries] == ["first", "second"]
+    (shadowed,) = inventory.refusals
+    assert shadowed.candidate.directory.name == "third"
+
+
+def test_a_binary_that_lacks_the_same_function_is_shadowed(
+    tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by opening it, as its manifest lists the function too."""
+    for name in ("first", "second"):
+        put_binary(tmp_path / "lib" / name, sim.manifest("80"), good)
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
+    inventory = loader.open_all()
+    assert [one.candidate.directory.name for one in inventory.binaries] == ["first"]
+    assert [one.candidate.directory.name for one in inventory.refusals] == ["second"]
+    assert len(loader._libraries) == 2
+
+
 def test_library_is_opened_once(tmp_path: Path, good: bytes) -> None:
     binary = put_binary(tmp_path / "good", sim.manifest("80"), good)
     assert loader.load(binary) is loader.load(binary)

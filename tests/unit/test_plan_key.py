@@ -8,8 +8,11 @@ packed for it alone, so that a plan of other strides reads other memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 import simulated_binary
 import torch
@@ -141,13 +144,34 @@ OPTIONS: dict[str, Pair] = {
     "max_seqlen_q": (packed, "max_seqlen_q", value(3)),
     "max_seqlen_k": (packed, "max_seqlen_k", value(3)),
 }
-ONES: dict[str, Pair] = {
-    "type of causal": (lambda: {**plain(), "causal": True}, "causal", value(1)),
-    "type of deterministic": (
-        lambda: {**plain(), "deterministic": True},
-        "deterministic",
-        value(1),
-    ),
+
+
+class Text(str):
+    """Equal to a str, with its hash."""
+
+
+# A valid value of each option, and equal ones of the same hash that are refused.
+ALIKE: dict[str, tuple[Callable[[], Call], Any, tuple[Any, ...]]] = {
+    "causal": (plain, True, (1, 1.0, numpy.True_)),
+    "scale": (plain, 1.0, (True, numpy.True_, Decimal(1), 1 + 0j)),
+    "window_left": (plain, 1, (True, 1.0)),
+    "window_right": (plain, 1, (True, 1.0)),
+    "softcap": (plain, 1.0, (True, numpy.True_, Decimal(1), 1 + 0j)),
+    "dropout_p": (plain, 0.0, (False, numpy.False_, Decimal(0), 0j)),
+    "deterministic": (plain, True, (1, 1.0, numpy.True_)),
+    "layout": (plain, "bshd", (Text("bshd"), numpy.str_("bshd"))),
+    "backend": (plain, "auto", (Text("auto"), numpy.str_("auto"))),
+    "max_seqlen_q": (packed, 5, (5.0, Decimal(5))),
+    "max_seqlen_k": (packed, 5, (5.0, Decimal(5))),
+}
+TWINS: dict[str, Pair] = {
+    f"{name}={bad!r} of {type(bad).__name__}": (
+        lambda make=make, name=name, good=good: {**make(), name: good},
+        name,
+        value(bad),
+    )
+    for name, (make, good, bads) in ALIKE.items()
+    for bad in bads
 }
 BACKWARD: dict[str, Pair] = {
     "strides of grad_out": (
@@ -176,8 +200,7 @@ def parts_of_key() -> Iterator[tuple[str, Path, Pair]]:
     yield "options", (extras + 1,), OPTIONS["causal"]
     for place, name in enumerate(Options._fields):
         yield name, (extras + 1, place), OPTIONS[name]
-    for place, (name, pair) in enumerate(ONES.items()):
-        yield name, (extras + 2 + place,), pair
+    yield "types of options", (extras + 2,), next(iter(TWINS.values()))
 
 
 PARTS = list(parts_of_key())
@@ -271,6 +294,23 @@ def test_the_second_call_is_right(
     if isinstance(found, list):
         by_reference = answers({**second, "backend": "reference"}, binary)
         assert alike([x for x in found if not isinstance(x, str)], by_reference)
+
+
+@pytest.mark.parametrize("pair", TWINS.values(), ids=TWINS)
+def test_an_equal_value_of_another_type_is_refused(pair: Pair, binary: SimulatedBinary) -> None:
+    first, second = two_calls(pair)
+    for _ in range(2):
+        assert isinstance(answers(first, binary), list)
+        assert answers(second, binary) in ("InvalidInputError", "LayoutError")
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_numbers_of_other_types_are_served_as_before(name: str, binary: SimulatedBinary) -> None:
+    for number in (numpy.float64(0.5), Fraction(1, 2), 0.5):
+        torch.manual_seed(0)
+        expected = answers({**plain(), name: 0.5}, binary)
+        torch.manual_seed(0)
+        assert alike(answers({**plain(), name: number}, binary), expected)
 
 
 @pytest.mark.parametrize(("path", "pair"), [x[1:] for x in PARTS], ids=[x[0] for x in PARTS])

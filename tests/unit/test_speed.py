@@ -36,7 +36,9 @@ def test_the_record_is_what_the_benchmarks_found() -> None:
     """If not: `python -m benchmarks.recorded` writes it anew."""
     derived = recorded.derive(sorted(recorded.RESULTS.glob("*.json")))
     assert json.loads(RECORDED.read_text(encoding="utf-8")) == derived
-    assert set(derived["gpus"]["NVIDIA H200"]["cells"]) == {cell.name for cell in CELLS}
+    assert set(derived["gpus"]["NVIDIA H200"]["cells"]["attention"]) == {
+        cell.name for cell in CELLS
+    }
 
 
 def test_the_newest_run_of_a_gpu_counts_and_a_forced_one_never(tmp_path: Path) -> None:
@@ -119,14 +121,36 @@ def result(cell: Cell, ours: float) -> Result:
 def test_rates_stand_beside_the_record() -> None:
     record = speed.record_of("NVIDIA H200")
     assert record is not None
-    results = tuple(result(cell, record.cells[cell.name]["flashvar"]) for cell in CELLS)
+    results = tuple(
+        result(cell, record.cells["attention"][cell.name]["flashvar"]) for cell in CELLS
+    )
     heading, first, *_ = lines = shown(Speed(0, "NVIDIA H200", results, record))
     assert " ".join(heading.split()) == ("flashvar recorded SDPA flash SDPA cuDNN served by")
-    rate = f"{record.cells[CELLS[0].name]['flashvar']:.0f}"
+    rate = f"{record.cells['attention'][CELLS[0].name]['flashvar']:.0f}"
     assert " ".join(first.split()) == f"forward, head dim 64 {rate} {rate} (100%) 250 - cuda sm_90"
     assert "  Recorded on NVIDIA H200 on 2026-" in "\n".join(lines)
     assert "  SDPA cuDNN: No available kernel." in lines
     assert not any("Slower than recorded" in line for line in lines)
+
+
+def test_a_record_is_of_an_op() -> None:
+    """A cell of the same name of another op has no record, and its page says so."""
+    record = speed.record_of("NVIDIA H200")
+    other = replace(result(CELLS[0], 100.0), op="merge_states")
+    measured = Speed(0, "NVIDIA H200", (other,), record)
+    assert measured.recorded(other) == {}
+    assert measured.ratio(other) is None
+    page = doctor_page.page(replace(report(), speed=measured))
+    text = page_text.render(page).partition("\nSpeed of merge_states, TB/s\n")[2]
+    assert "Nothing is recorded for NVIDIA H200." in text
+
+
+def test_a_cell_that_doctor_does_not_ask_about_has_a_candidate() -> None:
+    cell = replace(CELLS[0], axes=((96, 96),))
+    bare = examine(H200, sim.inventory(), Overrides())
+    assert cell.request(0) not in [one.request for one in bare.decisions]
+    assert stopwatch._candidate(bare, 0, cell) == "triton"
+    assert stopwatch._candidate(report(), 0, cell) == "cuda sm_90"
 
 
 def test_a_slow_card_is_told_so() -> None:

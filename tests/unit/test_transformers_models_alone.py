@@ -15,6 +15,7 @@ import transformers as upstream
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import fallback
+from flashvar.integrations.transformers import attention as transformers_attention
 from flashvar.integrations.transformers import (
     check as transformers_check,
 )
@@ -235,7 +236,11 @@ def test_a_forward_that_is_over_in_another_thread_first(caplog: pytest.LogCaptur
 
 
 def test_a_model_that_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for eager attention, it does not meet flashvar's again, nor is that an error."""
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
     model = made("LlamaForCausalLM", _TEXT)
+    before = model(**eaten(model)).logits
     model.set_attn_implementation("eager")
-    model(**eaten(model))
+    monkeypatch.setattr(transformers_attention, "_served", None)  # to call it would fail
+    torch.testing.assert_close(model(**eaten(model)).logits, before)
+    assert transformers_check.here.running == []

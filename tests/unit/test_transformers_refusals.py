@@ -80,15 +80,15 @@ def test_what_only_eager_does_needs_one() -> None:
 def test_a_named_backend_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from flashvar.ops.attention import plan as attention_plan
+    from flashvar.selection.resolve import choose
 
     monkeypatch.setenv("FLASHVAR_BACKEND", "cuda")
-    attention_plan._choose.cache_clear()
+    choose.cache_clear()
     q, k, v = tensors(LENGTH + 1)
     try:
         out, _ = attention(layer(), q, k, v, None)
     finally:
-        attention_plan._choose.cache_clear()
+        choose.cache_clear()
     assert len(caplog.records) == 1
     expected = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=True, enable_gqa=True

@@ -26,7 +26,7 @@ class InvalidInputError(FlashvarError, ValueError):
 
 
 class ShapeError(InvalidInputError):
-    """Rank, head counts, head dim or sequence lengths do not fit together."""
+    """Ranks, sizes or sequence lengths do not fit together."""
 
 
 class DtypeError(InvalidInputError):

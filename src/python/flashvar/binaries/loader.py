@@ -138,18 +138,21 @@ def open_all() -> Inventory:
         except BinaryError as error:
             registry.refuse(binary, str(error))
             return open_all()  # the refused binary may have shadowed another
-        _check_functions(binary, library)
-    return registry.installed()
+        if _tell_missing(binary, library):
+            return open_all()  # likewise, of a function
+    return inventory
 
 
-def _check_functions(binary: Binary, library: Library) -> None:
-    """Tell the registry which of the manifest's functions the library does not export."""
-    for name in dict.fromkeys(row.op for row in binary.manifest.kernels):
+def _tell_missing(binary: Binary, library: Library) -> bool:
+    """Tell the registry which functions the library does not export; whether it was news."""
+    news = False
+    for name in sorted(binary.functions):
         try:
             library.function(name)
         except BinaryError as error:
-            if name not in dict(binary.missing):
-                registry.lacks(binary, name, str(error))
+            registry.lacks(binary, name, str(error))
+            news = True
+    return news
 
 
 def _open(binary: Binary) -> Library:

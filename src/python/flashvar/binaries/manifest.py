@@ -103,7 +103,7 @@ class KernelRow:
     """One row of the binary's kernel table, with the launch facts of its main kernel."""
 
     op: str
-    axes: tuple[tuple[str, str | int], ...]  # e.g. (("dtype", "bf16"), ("head_dim", 64))
+    axes: tuple[tuple[str, str | int], ...]  # e.g. (("dtype", "bf16"), ("row_dim", 64))
     name: str
     family: str
     tile: tuple[int, ...]

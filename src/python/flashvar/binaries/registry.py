@@ -3,7 +3,8 @@
 Listing is cheap: it reads manifests and file sizes, and opens no library. For each architecture the
 first candidate is used, in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary embedded in
 flashvar itself. Among wheels and embedded binaries, one of flashvar's own version is preferred. The
-other candidates are listed as refused.
+other candidates are listed as refused. If a library does not export a function that its manifest
+lists, the next candidate that has it is used too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +59,12 @@ class Binary:
         return self.candidate.directory / self.manifest.library.file
 
     @property
+    def functions(self) -> frozenset[str]:
+        """The functions that its manifest lists and that its library is not known to lack."""
+        listed = {row.op for row in self.manifest.kernels}
+        return frozenset(listed.difference(dict(self.missing)))
+
+    @property
     def architecture(self) -> Architecture:
         """The architecture that the library was compiled for."""
         return self.manifest.architecture
@@ -85,7 +93,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All candidates: at most one usable binary per architecture, and refusals."""
+    """All candidates: refusals, and binaries, of each architecture the preferred one first."""
 
     binaries: tuple[Binary, ...] = ()
     refusals: tuple[Refusal, ...] = ()
@@ -113,7 +121,10 @@ def refuse(binary: Binary, reason: str) -> Inventory:
 
 
 def lacks(binary: Binary, function: str, reason: str) -> Inventory:
-    """Record that a binary's library does not export a function; its others can still be used."""
+    """Record that a binary's library does not export a function; its others can still be used.
+
+    The architecture's next candidate that has the function is listed behind it.
+    """
     _missing.setdefault(binary.candidate.directory, {})[function] = reason
     installed.cache_clear()
     return installed()
@@ -153,19 +164,26 @@ def take_stock(
             refusals.append(Refusal(candidate, name, fault, candidate.repair))
         else:
             usable.append(binary)
-    binaries: dict[str, Binary] = {}
+    binaries: dict[str, list[Binary]] = {}
     for binary in sorted(usable, key=_preference):
         name = binary.architecture.name
-        if name in binaries:
-            first = binaries[name]
-            better = first.skew is None and binary.skew is not None
-            why = "which has flashvar's version" if better else "which comes first"
-            reason = f"shadowed by {first.candidate.origin}, {why}"
-            refusals.append(Refusal(binary.candidate, name, reason, None))
-        else:
-            binaries[name] = binary
-    in_order = sorted(binaries.values(), key=lambda binary: binary.architecture)
-    return Inventory(tuple(in_order), tuple(refusals), extras)
+        before = binaries.setdefault(name, [])
+        if not before or _missed(before) & binary.functions:
+            before.append(binary)
+            continue
+        first = before[0]
+        better = first.skew is None and binary.skew is not None
+        why = "which has flashvar's version" if better else "which comes first"
+        reason = f"shadowed by {first.candidate.origin}, {why}"
+        refusals.append(Refusal(binary.candidate, name, reason, None))
+    in_order = sorted(binaries.values(), key=lambda alike: alike[0].architecture)
+    return Inventory(tuple(chain.from_iterable(in_order)), tuple(refusals), extras)
+
+
+def _missed(binaries: list[Binary]) -> set[str]:
+    """The functions that are missing in a library and that none of the others has."""
+    missing = {name for binary in binaries for name, _ in binary.missing}
+    return missing.difference(*(binary.functions for binary in binaries))
 
 
 def _preference(binary: Binary) -> tuple[bool, bool]:

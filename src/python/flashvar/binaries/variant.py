@@ -18,7 +18,7 @@ SECOND: Final = "_v"
 
 
 def short_axis(axis: str) -> str:
-    """The name of an axis in kernel names and commands: `hdim` for `head_dim`, others in full."""
+    """The name of an axis in kernel names and commands: `rdim` for `row_dim`, others in full."""
     match = _DIM.fullmatch(axis)
     return axis if match is None else f"{match[1]}dim"
 
@@ -107,12 +107,12 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """`<op>_<value>...`; integers are prefixed with their axis: `hdim64`, `hdim192x128`."""
+        """`<op>_<value>...`; integers are prefixed with their axis: `rdim64`, `rdim192x128`."""
         return "_".join((self.op, *self.words.values()))
 
     @property
     def words(self) -> dict[str, str]:
-        """The value of each axis as in kernel names: `bf16`, `hdim64`, `hdim192x128`."""
+        """The value of each axis as in kernel names: `bf16`, `rdim64`, `rdim192x128`."""
         named = {axis for axis, value in self.axes if isinstance(value, str)}
         return {
             axis: value if axis in named else f"{short_axis(axis)}{value}"

@@ -84,7 +84,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def _parser(op: str) -> tuple[Parser, list[Parser]]:
     parser = Parser(
-        prog="flashvar", description="Attention kernels, inspected and prepared.", epilog=_EPILOG
+        prog="flashvar", description="Compiled kernels, inspected and prepared.", epilog=_EPILOG
     )
     parser.add_argument("--version", action="version", version=f"flashvar {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="command")

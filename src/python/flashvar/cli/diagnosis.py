@@ -14,6 +14,7 @@ from flashvar._version import __version__
 from flashvar.binaries import loader
 from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.binaries.registry import Binary, Inventory, Refusal
+from flashvar.cli.shortfalls import NOTHING, Shortfall, has_kernel, shortfalls
 from flashvar.cli.speed import Speed
 from flashvar.machine.system import System, gather
 from flashvar.ops.op import OpSpec, Value, value_text
@@ -43,11 +44,19 @@ class Report:
         return tuple(dict.fromkeys(one.error for one in self.decisions if one.error is not None))
 
     @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        """The functions of ops that are served worse than what is installed should."""
+        return shortfalls(self.decisions)
+
+    @property
     def healthy(self) -> bool:
-        """Whether something other than the reference would run."""
-        return not self.errors and any(
-            one.chosen and one.chosen.backend != "reference" for one in self.decisions
-        )
+        """Whether every function of every op is served on every device, as it should be."""
+        return self._has_kernels and not self.errors and not self.shortfalls
+
+    @property
+    def _has_kernels(self) -> bool:
+        """Whether something other than the reference serves any call."""
+        return any(map(has_kernel, self.decisions))
 
     @property
     def fixes(self) -> tuple[str, ...]:
@@ -60,23 +69,33 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """The whole report in one sentence."""
+        """The whole report in a sentence, and one for each shortfall."""
         if self.errors:
             return f"{self._failing}: {self.errors[0]}"
         backends = [one.chosen.backend if one.chosen else "" for one in self.decisions]
-        if not self.system.devices and not self.healthy:
+        if not self.system.devices and not self._has_kernels:
             return f"Only the CPU reference runs: {_why_no_device(self.system)}."
-        if not self.healthy:
+        if not self._has_kernels:
             return "No backend but the reference serves this machine."
         if all(backend == "cuda" for backend in backends):
             return "Compiled kernels serve every request."
         if all(backend == "triton" for backend in backends):
             return "Triton serves every request."
-        counts = ", ".join(
-            f"{backend or 'nothing'} {backends.count(backend)}"
-            for backend in dict.fromkeys(backends)
-        )
-        return f"Of {len(backends)} requests: {counts}."
+        served = ", ".join(map(self._served_by, dict.fromkeys(backends)))
+        said = (f"Of {len(backends)} requests: {served}.", *(f"{one}." for one in self.shortfalls))
+        return " ".join(said)
+
+    def _served_by(self, backend: str) -> str:
+        """How many requests a backend serves, and of which ops if not of all."""
+        mine = [
+            one.request
+            for one in self.decisions
+            if (one.chosen.backend if one.chosen else "") == backend
+        ]
+        names = dict.fromkeys(one.spec.name for one in mine)
+        every = {one.request.spec.name for one in self.decisions}
+        of_ops = "" if len(names) == len(every) else f" ({', '.join(names)})"
+        return f"{backend or NOTHING} {len(mine)}{of_ops}"
 
     @property
     def _failing(self) -> str:
@@ -95,6 +114,7 @@ class Report:
             "healthy": self.healthy,
             "conclusion": self.conclusion,
             "errors": self.errors,
+            "shortfalls": [asdict(one) for one in self.shortfalls],
             "fixes": self.fixes,
             "overrides": asdict(self.overrides),
             "system": asdict(self.system),

@@ -222,7 +222,7 @@ def _rate(found: float | None) -> str:
 
 
 def _record(speed: Speed, results: Sequence[Result]) -> Iterator[str]:
-    if speed.record is None:
+    if speed.record is None or not any(map(speed.recorded, results)):
         yield f"Nothing is recorded for {speed.gpu}."
         return
     record = speed.record

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Call = Callable[[], object]
 # Not a path: flashvar may run from an archive.
 RECORDED: Final = resources.files(__package__) / "recorded.json"
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 SECONDS: Final = 10.0
 OURS: Final = "flashvar"
 
@@ -31,7 +31,7 @@ OURS: Final = "flashvar"
 class Cell:
     """One call that is timed."""
 
-    name: str  # for people and in the record, e.g. "forward, head dim 64"
+    name: str  # for people and in the record, e.g. "forward, row dim 64"
     function: str
     dtype: str
     axes: tuple[Value, ...]
@@ -77,13 +77,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Record:
-    """The recorded measurement on a GPU of this name: rates by cell and contender."""
+    """The recorded measurement on a GPU of this name: rates by op, cell and contender."""
 
     gpu: str
     time: str
     torch: str
     driver: str
-    cells: Mapping[str, Mapping[str, float]]
+    cells: Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Speed:
 
     def recorded(self, result: Result) -> Mapping[str, float]:
         """The recorded rates of a cell."""
-        return {} if self.record is None else self.record.cells.get(result.cell.name, {})
+        of_op = {} if self.record is None else self.record.cells.get(result.op, {})
+        return of_op.get(result.cell.name, {})
 
     def ratio(self, result: Result) -> float | None:
         """Flashvar's rate divided by the recorded rate; None if either is missing."""

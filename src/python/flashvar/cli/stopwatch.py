@@ -24,6 +24,7 @@ from flashvar.cli.speed import (
     record_of,
     timed_ops,
 )
+from flashvar.selection.rules import select
 
 # Returns milliseconds of each contender's median call; the second argument limits the seconds.
 Timer = Callable[[dict[str, Call], float], dict[str, float]]
@@ -53,11 +54,9 @@ def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = Non
 
 def _candidate(report: Report, number: int, cell: Cell) -> str:
     """The candidate that serves flashvar's calls."""
-    asked = cell.request(number)
-    for decision in report.decisions:
-        if decision.request == asked and decision.chosen:
-            return decision.chosen.candidate
-    return _NOTHING
+    request = cell.request(number)
+    decision = select(request, report.system, report.inventory, report.overrides)
+    return _NOTHING if decision.chosen is None else decision.chosen.candidate
 
 
 def time(calls: dict[str, Call], seconds: float) -> dict[str, float]:

@@ -18,9 +18,9 @@ from flashvar.integrations.serving import named
 from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
 from flashvar.integrations.torch.sdpa import attend, attend_fast
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
+from flashvar.ops.arguments import as_bool, check_tensor
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.options import as_bool, is_number
-from flashvar.ops.attention.validate import check_tensor
+from flashvar.ops.attention.options import is_number
 from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.attention.validate import check_strided
+from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["Documents"]

@@ -13,8 +13,8 @@ import torch
 
 from flashvar.errors import DtypeError, InvalidInputError, ShapeError
 from flashvar.integrations.torch.sdpa import attend
+from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention.api import attention
-from flashvar.ops.attention.validate import check_strided
 from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["memory_efficient_attention"]

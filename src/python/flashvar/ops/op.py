@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
+from flashvar.binaries.variant import SECOND
+
 # A value of an axis: a name, or one integer, or two where the axis has pairs.
 Value: TypeAlias = str | tuple[int, ...]
 
@@ -20,8 +22,8 @@ Value: TypeAlias = str | tuple[int, ...]
 class Axis:
     """A property of calls that kernels are compiled for."""
 
-    name: str  # in manifests and requests, e.g. "head_dim"
-    label: str  # for people, e.g. "head dim"
+    name: str  # in manifests and requests, e.g. "row_dim"
+    label: str  # for people, e.g. "row dim"
     at_least: bool = False  # kernels of larger values serve too; else only the exact value
     pairs: bool = False  # a value is two integers; a single number stands for two equal ones
     step: int = 1  # kernels serve only multiples of it
@@ -43,6 +45,11 @@ class Axis:
         if isinstance(given, int):
             return (given,) * (2 if self.pairs else 1)
         return given
+
+    def value_of(self, call: object) -> Value:
+        """The value of a call, which has an attribute of this name; for a pair also with SECOND."""
+        found = getattr(call, self.name)
+        return (found, getattr(call, self.name + SECOND)) if self.pairs else self.value(found)
 
     def serves(self, held: Value, asked: Value) -> bool:
         """Whether a kernel compiled for the value `held` serves calls with the value `asked`."""
@@ -84,9 +91,12 @@ class OpSpec:
     functions: tuple[str, ...]
     axes: tuple[Axis, ...] = ()  # without the dtype, in the order of manifests
     usual_dtypes: tuple[str, ...] = ("bf16", "fp16")
+    compiled: tuple[str, ...] = ()  # the functions that binaries of a release have kernels for
     # The dtypes of its Triton kernels, each with the lowest NVIDIA capability that Triton compiles
     # it for. Empty: the op has no Triton kernel.
     triton: Mapping[str, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
+    without_triton: tuple[str, ...] = ()  # the functions that have no Triton kernel
+    reference: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp64")  # dtypes of its reference
     # Names of modules, imported on first use; None where the op does not have one.
     warmup: str | None = None  # protocol flashvar.cli.warmup.OpWarmup
     tune: str | None = None  # protocol flashvar.cli.tune.OpTune
@@ -95,6 +105,18 @@ class OpSpec:
     def axis(self, name: str) -> Axis:
         """The axis with a name; KeyError if the op has none."""
         return {axis.name: axis for axis in self.axes}[name]
+
+    def in_triton(self, function: str) -> Mapping[str, tuple[int, int]]:
+        """The dtypes of a function's Triton kernels, as `triton`."""
+        return {} if function in self.without_triton else self.triton
+
+    def has_kernels(self, function: str) -> bool:
+        """Whether a backend other than the reference has kernels of a function."""
+        return function in self.compiled or bool(self.in_triton(function))
+
+    def values_of(self, call: object) -> tuple[Value, ...]:
+        """The axis values of a call, which has an attribute of each axis's name."""
+        return tuple(axis.value_of(call) for axis in self.axes)
 
 
 def value_text(value: Value) -> str:

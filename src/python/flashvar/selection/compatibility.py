@@ -128,7 +128,7 @@ def _kinds(spec: OpSpec, rows: Iterable[KernelRow]) -> list[tuple[Value, ...]]:
 
 def _add_kernel(request: Request, binary: Binary) -> str | None:
     """The command that adds the requested kernel to a partial build and keeps the others."""
-    if not _is_subset(binary) or any(axis.too_large(asked) for axis, asked in request.by_axis):
+    if not is_subset(binary) or any(axis.too_large(asked) for axis, asked in request.by_axis):
         return None
     values: dict[str, set[Value]] = {}
     for spec in specs():
@@ -147,14 +147,15 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
 
 def _add_function(request: Request, binary: Binary) -> str | None:
     """The command that adds the request's function to a partial build or an older wheel."""
-    if _is_subset(binary):
+    if is_subset(binary):
         return _add_kernel(request, binary)
     if binary.skew is None:  # the wheel of this version does not have it either
         return None
     return binary.candidate.repair
 
 
-def _is_subset(binary: Binary) -> bool:
+def is_subset(binary: Binary) -> bool:
+    """Whether a binary was built with some of the kernels of a release."""
     return "+" in binary.manifest.version
 
 

@@ -19,7 +19,7 @@ BACKENDS: Final = ("auto", "cuda", "triton", "reference")
 class Request:
     """One kind of call: the properties that decide which kernel can serve it."""
 
-    function: str  # of an op, e.g. "attention_fwd"
+    function: str  # of an op, e.g. "<op>_fwd"
     dtype: str  # "bf16", "fp16", "fp32" or "fp64"
     device: int | None  # CUDA device ordinal; None for CPU tensors
     axes: tuple[Value, ...] = ()  # a value for each of the op's axes, in order
@@ -41,6 +41,15 @@ class Request:
             )
         values = tuple(axis.value(axes[axis.name]) for axis in spec.axes)
         return cls(function, dtype, device, values)
+
+    @classmethod
+    def of_call(cls, function: str, dtype: str, device: int | None, call: object) -> Request:
+        """The request of a call that has an attribute for each of the op's axes.
+
+        Raises:
+            InvalidInputError: no op has the function.
+        """
+        return cls(function, dtype, device, ops.spec_of(function).values_of(call))
 
     def __post_init__(self) -> None:
         """Refuse values that are not those of the op's axes."""
@@ -66,7 +75,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """The axes in words: `head dim 64`; empty for ops without axes."""
+        """The axes in words: `row dim 64`; empty for ops without axes."""
         return kind_text(self.spec.axes, self.axes)
 
     def __str__(self) -> str:
@@ -77,7 +86,7 @@ class Request:
 
 
 def kind_text(axes: tuple[Axis, ...], *values: tuple[Value, ...]) -> str:
-    """Values of axes in words: `head dim 64`, `head dims 64, 128`; empty for ops without axes.
+    """Values of axes in words: `row dim 64`, `row dims 64, 128`; empty for ops without axes.
 
     With several axes, combinations of values are listed one by one.
     """

@@ -1,11 +1,9 @@
-"""Selection on this machine: chooses among the installed binaries and opens the chosen one.
-
-Callers cache the result per request: choosing is slow.
-"""
+"""Selection on this machine: chooses among the installed binaries and opens the chosen one."""
 
 from __future__ import annotations
 
 import logging
+from functools import cache
 
 from flashvar.binaries import loader, registry
 from flashvar.errors import BackendUnavailableError, BinaryError, ManifestError
@@ -20,10 +18,12 @@ _log = logging.getLogger("flashvar")
 _logged: set[tuple[str, str, str]] = set()
 
 
+@cache
 def choose(request: Request, backend: str = "auto") -> CandidateResult:
     """The candidate that serves `request`, with its library open if it is a binary.
 
-    FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH apply where `backend` is "auto". If a fallback serves,
+    Decided once per process for a request. FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH apply where
+    `backend` is "auto". If a fallback serves,
     the log says why no better candidate does, and how to change that.
 
     Raises:

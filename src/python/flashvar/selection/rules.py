@@ -4,7 +4,8 @@ Every candidate gets a result with a reason, in order of preference; the first a
 chosen. Errors, the log and `flashvar doctor` print the same results.
 
 The order is: the binary of the device's own architecture, binaries of lower minors of the same
-major, Triton, and the reference, which serves CPU tensors, and CUDA tensors only when named.
+major, Triton, and the reference, which serves CPU tensors, and CUDA tensors when it is named or the
+function has no kernels.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _triton_rejections(
         yield Rejection("serves CUDA tensors, the request has CPU tensors")
     if request.device is not None and device is None:
         yield Rejection(f"expected a device cuda:{request.device}, found {len(system.devices)}")
-    dtypes = request.spec.triton
+    dtypes = request.spec.in_triton(request.function)
     if not dtypes:
         yield Rejection(f"has no kernel for {request.function}")
         return
@@ -227,9 +228,13 @@ def _triton_rejections(
 
 
 def _judge_reference(request: Request, overrides: Overrides) -> CandidateResult:
+    spec = request.spec
     rejection = _other_backend_named("reference", overrides)
-    if rejection is None and request.device is not None and overrides.backend == "auto":
+    unnamed = request.device is not None and overrides.backend == "auto"
+    if rejection is None and unnamed and spec.has_kernels(request.function):
         rejection = Rejection('serves CUDA tensors only when named: backend="reference"')
+    if rejection is None and request.dtype not in spec.reference:
+        rejection = Rejection(f"serves {', '.join(spec.reference)}, not {request.dtype}")
     if rejection is not None:
         return CandidateResult("reference", "reference", False, rejection.reason, rejection.fix)
     return CandidateResult("reference", "reference", True, "serves everything, slowly")

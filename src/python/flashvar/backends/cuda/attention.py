@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Problem,
     )
     from flashvar.selection.candidates import CandidateResult
+
+_Result = TypeVar("_Result")
 
 # flashvar_attention_problem: first the fields that are constant for a problem, then those of a
 # call.
@@ -60,16 +62,7 @@ def explain_forward(
 ) -> Callable[[Inputs, torch.Tensor, torch.Tensor | None], str]:
     """A function that returns which kernels the binary launches for a call, and why."""
     function, device = function_of(FORWARD, chosen, problem.device)
-    explained: list[str] = []
-    explain_packed = _forward(
-        problem, device, lambda packed: explained.append(function.explain(packed)), 0
-    )
-
-    def explain(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> str:
-        explain_packed(inputs, out, lse)
-        return explained.pop()
-
-    return explain
+    return _forward(problem, device, function.explain, 0)
 
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
@@ -81,24 +74,13 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
     """As `explain_forward`; the function has the arguments of a BackwardLaunch."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
-    explained: list[str] = []
-    explain_packed = _backward(
-        problem,
-        device,
-        lambda packed: explained.append(function.explain(packed)),
-        lambda packed: 0,
-    )
-
-    def explain(*call: Any) -> str:
-        explain_packed(*call)
-        return explained.pop()
-
-    return explain
+    return _backward(problem, device, function.explain, lambda packed: 0)
 
 
 def _forward(
-    problem: Problem, device: int, run: Callable[[bytes], None], workspace_size: int
-) -> Launch:
+    problem: Problem, device: int, run: Callable[[bytes], _Result], workspace_size: int
+) -> Callable[..., _Result]:
+    """A launch that returns the result of `run` of the packed call."""
     stream_of = torch._C._cuda_getCurrentRawStream
     pack = _FORWARD.pack
     head = call_head(_FORWARD, device)
@@ -107,13 +89,13 @@ def _forward(
     )
     constant, tail = _tail(problem)
 
-    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> _Result:
         workspace = (
             torch.empty(workspace_size, dtype=torch.uint8, device=out.device)
             if workspace_size
             else None
         )
-        run(
+        return run(
             pack(
                 head,
                 stream_of(device),
@@ -151,9 +133,10 @@ def _forward_workspace(problem: Problem, device: int, function: Function) -> int
 def _backward(
     problem: BackwardProblem,
     device: int,
-    run: Callable[[bytes], None],
+    run: Callable[[bytes], _Result],
     workspace_of: Callable[[bytes], int],
-) -> BackwardLaunch:
+) -> Callable[..., _Result]:
+    """As `_forward`, with the arguments of a BackwardLaunch."""
     forward = problem.forward
     stream_of = torch._C._cuda_getCurrentRawStream
     pack = _BACKWARD.pack
@@ -177,7 +160,7 @@ def _backward(
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
-    ) -> None:
+    ) -> _Result:
         end = constant or tail(inputs)
 
         def packed(workspace: int, size: int) -> bytes:
@@ -213,10 +196,9 @@ def _backward(
             workspace_size.append(workspace_of(packed(0, 0)))
         size = workspace_size[0]
         if size == 0:
-            run(packed(0, 0))
-            return
+            return run(packed(0, 0))
         workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
-        run(packed(workspace.data_ptr(), size))
+        return run(packed(workspace.data_ptr(), size))
 
     return launch
 

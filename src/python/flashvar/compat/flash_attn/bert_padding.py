@@ -8,8 +8,7 @@ import torch
 
 from flashvar.compat.axes import rearrange, repeat
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.attention.options import count
-from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds
+from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
 
 __all__ = [
     "index_first_axis",

@@ -13,7 +13,7 @@ flashvar still serves the ones for which torch chooses flash attention, below th
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
 from types import TracebackType
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from torch.overrides import handle_torch_function
 
 from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.serving import named
+from flashvar.integrations.tally import Tally
 from flashvar.integrations.torch import attribute as torch_attribute
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.sdpa import attend, attend_fast, non_plain_type, why_not
@@ -55,8 +56,14 @@ _active = False
 _backend: BackendName = "auto"
 _on_cpu = False
 _had_fastpath = True
-_counts: Counter[str] = Counter()
-_last: str | None = None
+_calls: Final = Tally()
+
+
+class _Thread(threading.local):
+    reason: str | None = None  # of the last call
+
+
+_last: Final = _Thread()
 
 
 class Activation:
@@ -124,11 +131,11 @@ def active() -> bool:
 
 
 def last_reason() -> str | None:
-    """Why the last call went to torch's own function; None if flashvar served it.
+    """Why this thread's last call went to torch's own function; None if flashvar served it.
 
     Also None before the first call. Calls in code that torch.compile compiled do not count.
     """
-    return _last
+    return _last.reason
 
 
 def report() -> dict[str, int]:
@@ -137,8 +144,8 @@ def report() -> dict[str, int]:
     SERVED_BELOW counts calls that came through torch's dispatcher. Several of them may be steps of
     one attention call, as in torch's context_parallel.
     """
-    below = torch_flash.served()
-    return {**_counts, SERVED_BELOW: below} if below else dict(_counts)
+    below = sum(torch_flash.SERVED.counts().values())
+    return {**_calls.counts(), SERVED_BELOW: below} if below else _calls.counts()
 
 
 def _switch() -> None:
@@ -154,7 +161,7 @@ def _switch() -> None:
     torch_flash.switch_on(_backend, _on_cpu)
     if not _active:
         _active = True
-        _counts.clear()
+        _calls.clear()
         _had_fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         torch_attribute.replace(_scaled_dot_product_attention)
@@ -256,9 +263,8 @@ def _observer(query: Any, key: Any, value: Any, mask: Any) -> str | None:
 
 def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     """Call torch's own function, for modes and subclasses to see; flashvar may serve its steps."""
-    global _last
     torch_flash.serve_dtensors()
-    before = torch_flash.served()
+    before = torch_flash.SERVED.of_this_thread()
     ours, mode = _scaled_dot_product_attention, active_mode()
     kept = getattr(mode, "__dict__", {}).values()
     if any(value is ours for value in kept):
@@ -267,8 +273,8 @@ def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any)
         return handle_torch_function(ours, tensors, *tensors, **_options(*given))
     with torch_attribute.read_as_own():
         out = _own(query, key, value, *given)
-    if torch_flash.served() > before:
-        _last = None
+    if torch_flash.SERVED.of_this_thread() > before:
+        _last.reason = None
     else:
         _note(observer if _on_cpu or _is_on_device(query) else _ON_CPU)
     return out
@@ -319,9 +325,8 @@ _flash_is_off._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _note(reason: str | None) -> None:
-    global _last
-    _last = reason
-    _counts[reason or SERVED] += 1
+    _last.reason = reason
+    _calls.add(reason or SERVED)
     if reason is not None and reason is not _ON_CPU:
         report_fallback("scaled_dot_product_attention", reason, "torch's own")
 

@@ -122,12 +122,18 @@ def splits_sequences() -> bool:
 
 
 def _sends_dtensors_around() -> bool:
-    """Whether DTensors of attention are handled by context_parallel."""
+    """Whether DTensors of attention are handled by context_parallel.
+
+    True where torch does not say: a layer then leaves sequences to the function in the attribute,
+    or refuses. To attend to a part of a sequence as if it were the whole would be wrong.
+    """
     kinds = sys.modules.get("torch.distributed.tensor")
     if kinds is None:
         return False
+    dispatcher = getattr(kinds.DTensor, "_op_dispatcher", None)
+    handlers = getattr(dispatcher, "_custom_op_handlers", None)
     flash = torch.ops.aten._scaled_dot_product_flash_attention.default
-    return flash in kinds.DTensor._op_dispatcher._custom_op_handlers
+    return handlers is None or flash in handlers
 
 
 # torch.compile treats the result at trace time as a constant; it guards on the attribute itself.

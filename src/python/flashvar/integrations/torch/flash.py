@@ -19,12 +19,13 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.serving import unserved
+from flashvar.integrations.tally import Tally
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.problem import Inputs, Options
 
-__all__ = ["NAME", "Implementation", "serve_dtensors", "served", "switch_off", "switch_on"]
+__all__ = ["NAME", "SERVED", "Implementation", "serve_dtensors", "switch_off", "switch_on"]
 
 NAME: Final = "flashvar"
 _FLASH: Final = "_scaled_dot_product_flash_attention"
@@ -41,7 +42,8 @@ _before: list[str | None] = []
 _on_cpu: list[Implementation] = []
 _backend: BackendName = "auto"
 _wants_cpu = False
-_served = 0
+# The forwards that flashvar computed below the dispatcher since it was switched on.
+SERVED: Final = Tally()
 
 
 def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
@@ -49,7 +51,7 @@ def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
 
     With `on_cpu` also for DTensors on the CPU, for which torch has no flash attention.
     """
-    global _backend, _wants_cpu, _served
+    global _backend, _wants_cpu
     registry: Any = torch.nn.attention
     if not (
         hasattr(registry, "register_flash_attention_impl")
@@ -64,7 +66,7 @@ def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
         registry.register_flash_attention_impl(NAME, register_fn=Implementation)
         registry.activate_flash_attention_impl(NAME)
         _before.append(current)
-        _served = 0
+        SERVED.clear()
     serve_dtensors()
     return True
 
@@ -82,11 +84,6 @@ def switch_off() -> None:
         registry.restore_flash_attention_impl()
         if before is not None:
             registry.activate_flash_attention_impl(before)
-
-
-def served() -> int:
-    """How many forwards flashvar computed below the dispatcher since it was switched on."""
-    return _served
 
 
 def serve_dtensors() -> None:
@@ -285,10 +282,9 @@ def _attend(
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, in the strides of q, and the log-sum-exp [batch, heads, sequence]."""
-    global _served
     permute, options = _layout(q, dropout_p, causal, scale)
     out, lse = plans.forward(Inputs(permute(q), permute(k), permute(v), rng_state=state), options)
-    _served += 1
+    SERVED.add(_FLASH)
     return _with_strides_of(permute(out), q), lse
 
 

@@ -40,7 +40,7 @@ def distributed_attention(
             "positions of one sequence jump"
         )
     query, key, value = call.query, call.key, call.value
-    before = torch_flash.served()
+    before = torch_flash.SERVED.of_this_thread()
     out: torch.Tensor = functional.scaled_dot_product_attention(
         query,
         key,
@@ -50,7 +50,8 @@ def distributed_attention(
         scale=call.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    if not torch.compiler.is_compiling() and torch_flash.served() == before:
+    served = torch_flash.SERVED.of_this_thread() - before
+    if not torch.compiler.is_compiling() and not served:
         report_fallback(name, REPLACED, "that one")
     return out.transpose(1, 2)
 

@@ -22,6 +22,8 @@ from flashvar.ops.derivatives import (
     below_autograd,
     likenesses,
     may_be_differentiated,
+    refuse_forward_mode,
+    refuse_second,
 )
 from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
 
@@ -30,6 +32,16 @@ _TENSORS: Final = len(Inputs._fields)
 _BEFORE: Final = 3
 _BIAS: Final = Inputs._fields.index("bias")
 _SLOPES: Final = Inputs._fields.index("alibi_slopes")
+
+_INSTEAD: Final = "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
+_NO_SECOND: Final = (
+    "flashvar.attention has first derivatives only, got a request for the second (a backward "
+    f"through create_graph=True, torch.func.grad of a gradient, a Hessian): use {_INSTEAD}"
+)
+_NO_FORWARD_MODE: Final = (
+    "flashvar.attention has no forward-mode derivative, got an input with a tangent (jvp, jacfwd "
+    f"or a dual tensor): use reverse mode, or {_INSTEAD}"
+)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -54,8 +66,20 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return _gradients(ctx, _BEFORE, grad_out, grad_lse)
 
 
-class _Dispatched(Differentiated):
-    """The gradients of a forward that went through the dispatcher."""
+class _Gradients(Differentiated):
+    """The gradients of a backward, which have no derivatives."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return refuse_second(ctx, grads, _NO_SECOND)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return refuse_forward_mode(ctx, tangents, _NO_FORWARD_MODE)
+
+
+class _Dispatched(_Gradients):
+    """The results of a forward that went through the dispatcher."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -151,7 +175,7 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     results = below_autograd(torch.ops.flashvar.attention_bwd.default, keyset, arguments)
     if not may_be_differentiated(*arguments):
         return results
-    return attach(Differentiated, results, *arguments)
+    return attach(_Gradients, results, *arguments)
 
 
 def refuse_gradient_of_slopes(inputs: tuple[Any, ...]) -> None:

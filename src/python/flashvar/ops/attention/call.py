@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from flashvar.ops.arguments import refuse_unknown_kinds
 from flashvar.ops.attention.autograd import differentiable
 from flashvar.ops.attention.flops import register_flop_formulas
 from flashvar.ops.attention.options import check_options, is_number
@@ -13,7 +14,7 @@ from flashvar.ops.attention.plan import plan
 from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options, make_inputs
 from flashvar.ops.attention.sharding import refuse_mixed_dtensors, register_sharding_rules
 from flashvar.ops.attention.torch_library import attention_fwd
-from flashvar.ops.attention.validate import check_tensors, inspect_symbolic, refuse_unknown_kinds
+from flashvar.ops.attention.validate import check_tensors, inspect_symbolic
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]

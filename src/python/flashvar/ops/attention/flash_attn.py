@@ -7,15 +7,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.arguments import as_bool, check_strided, refuses_unknown_kinds
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import dropped_weights
-from flashvar.ops.attention.options import (
-    as_bool,
-    is_number,
-    plain_scale,
-    window_pair,
-    window_side,
-)
+from flashvar.ops.attention.options import is_number, plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
     Inputs,
@@ -24,7 +19,7 @@ from flashvar.ops.attention.problem import (
     pack_options,
     pack_tensors,
 )
-from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds, rows_contiguous
+from flashvar.ops.attention.validate import rows_contiguous
 
 Window = tuple[int, int]
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]

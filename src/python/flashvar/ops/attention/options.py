@@ -135,39 +135,6 @@ def plain_scale(scale: Any) -> Any:
         return scale
 
 
-def as_bool(name: str, flag: Any) -> bool:
-    """A flag as Python reads it; also a numpy bool or a tensor of one element.
-
-    Raises:
-        InvalidInputError: the flag has no single as_bool value.
-    """
-    try:
-        return bool(flag)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInputError(
-            f"{name} must be True or False, got {type(flag).__name__}: pass a bool"
-        ) from None
-
-
-def count(name: str, number: Any) -> Any:
-    """A count as a Python number; also a numpy integer or a tensor of one element.
-
-    Raises:
-        InvalidInputError: the number is not a whole number, or is negative.
-    """
-    found = number
-    if not isinstance(number, (int, torch.SymInt)):
-        try:
-            found = operator.index(number)
-        except (TypeError, ValueError, RuntimeError):
-            found = -1
-    if type(found) is bool or found < 0:
-        raise InvalidInputError(
-            f"{name} must be a whole number, not negative, got {number!r}: pass an int"
-        )
-    return found
-
-
 def scale_of(scale: float | None, head_dim: int) -> float:
     """The factor of the scores.
 

@@ -8,12 +8,10 @@ outputs and the launch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 import torch
 
-from flashvar.backends import backend
 from flashvar.ops.attention.optional_tensors import check_offsets
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.padding import (
@@ -35,18 +33,13 @@ from flashvar.ops.attention.problem import (
     Problem,
     make_inputs,
 )
-from flashvar.ops.attention.spec import BACKWARD, FORWARD, SPEC
+from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
 from flashvar.ops.plans import keep, prototype
+from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Overrides, Request
-from flashvar.selection.resolve import choose
-
-# The booleans among the options. Their types are part of the key: hash(1) == hash(True), so
-# causal=1, which is refused, would find the plan of causal=True.
-_CAUSAL: Final = Options._fields.index("causal")
-_DETERMINISTIC: Final = Options._fields.index("deterministic")
+from flashvar.selection.request import Overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +223,25 @@ def _key(
     optional: OptionalTensors,
     options: tuple[Any, ...],
 ) -> tuple[Any, ...]:
+    causal, scale, left, right, softcap, dropout_p, exact, layout, backend, max_q, max_k = options
+    kinds = None
+    # Equal options of other types may be invalid: hash(1) == hash(True), so causal=1 would find the
+    # plan of causal=True. One expression, as each call of a function here costs as much as half of
+    # these checks.
+    if not (
+        (causal is False or causal is True)
+        and (scale is None or type(scale) is float)
+        and type(left) is int
+        and type(right) is int
+        and type(softcap) is float
+        and type(dropout_p) is float
+        and (exact is False or exact is True)
+        and type(layout) is str
+        and type(backend) is str
+        and (max_q is None or type(max_q) is int)
+        and (max_k is None or type(max_k) is int)
+    ):
+        kinds = tuple(map(type, options))
     facts = None
     if optional is not NO_TENSORS:
         facts = tuple(
@@ -250,8 +262,7 @@ def _key(
         v.device,
         facts,
         options,
-        type(options[_CAUSAL]),
-        type(options[_DETERMINISTIC]),
+        kinds,
     )
 
 
@@ -266,11 +277,10 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
         chosen = inner.chosen
     else:
-        request = request_of(FORWARD, problem)
-        chosen = _choose(request, options.backend)
+        chosen, backend = serving(FORWARD, inputs.q, options.backend, problem)
         launch = None
         if not problem.empty and not inputs.q.is_meta:
-            launch = backend(chosen.backend, SPEC.name).prepare_forward(problem, chosen)
+            launch = backend.prepare_forward(problem, chosen)
             launch = logged_forward(launch, problem, chosen)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
@@ -291,8 +301,8 @@ def _make_backward(
     pads = needs_padding(forward, options.backend)
     launch = None
     if not forward.empty and not pads:
-        chosen = _choose(request_of(BACKWARD, forward), options.backend)
-        launch = backend(chosen.backend, SPEC.name).prepare_backward(problem, chosen)
+        chosen, backend = serving(BACKWARD, inputs.q, options.backend, forward)
+        launch = backend.prepare_backward(problem, chosen)
         launch = logged_backward(launch, problem, chosen)
     q, k, v, bias = inputs[:4]
     grad_bias = None
@@ -301,14 +311,3 @@ def _make_backward(
     grad_q, grad_k, grad_v = (prototype(_empty_like(x)) for x in (q, k, v))
     like = Gradients(grad_q, grad_k, grad_v, grad_bias)
     return BackwardPlan(problem, launch, pads, copies, like)
-
-
-def request_of(function: str, problem: Problem) -> Request:
-    """The selection request of a problem."""
-    dims = (problem.head_dim, problem.head_dim_v)
-    return Request(function, problem.dtype, problem.device, (dims,))
-
-
-@cache
-def _choose(request: Request, named: str) -> CandidateResult:
-    return choose(request, named)

@@ -15,13 +15,6 @@ from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at
 from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.attention.validate import inspect_symbolic
 from flashvar.ops.attention.vmap import backward_batched, forward_batched
-from flashvar.ops.derivatives import (
-    SCHEMA,
-    no_derivative,
-    no_derivative_at_autograd_key,
-    no_derivative_batched,
-    no_derivative_fake,
-)
 
 _LIBRARY: Final = torch.library.Library("flashvar", "DEF")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
@@ -39,8 +32,6 @@ _LIBRARY.define(
     f"{_ARGUMENTS}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_bias)",
     tags=_TAGS,
 )
-
-_LIBRARY.define(SCHEMA, tags=_TAGS)
 
 _TENSORS: Final = len(Inputs._fields)
 _Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -95,15 +86,11 @@ def _attention_bwd_fake(
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("attention_fwd", _attention_fwd, _key)
     _LIBRARY.impl("attention_bwd", _attention_bwd, _key)
-    _LIBRARY.impl("no_derivative", no_derivative, _key)
 torch.library.register_fake("flashvar::attention_fwd", _attention_fwd_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::attention_bwd", _attention_bwd_fake, lib=_LIBRARY)
-torch.library.register_fake("flashvar::no_derivative", no_derivative_fake, lib=_LIBRARY)
 _LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("attention_bwd", backward_at_autograd_key, "Autograd", with_keyset=True)
-_LIBRARY.impl("no_derivative", no_derivative_at_autograd_key, "Autograd", with_keyset=True)
 torch.library.register_vmap("flashvar::attention_fwd", forward_batched, lib=_LIBRARY)
 torch.library.register_vmap("flashvar::attention_bwd", backward_batched, lib=_LIBRARY)
-torch.library.register_vmap("flashvar::no_derivative", no_derivative_batched, lib=_LIBRARY)
 
 attention_fwd: Final = torch.ops.flashvar.attention_fwd.default

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention import optional_tensors
 from flashvar.ops.attention.options import bound_of, check_options, scale_of, window_of
 from flashvar.ops.attention.problem import BackwardProblem, Inputs, Options, Problem, Strides
@@ -175,56 +174,6 @@ def inspect_backward(
         grad_v=grad_v,
         grad_bias=bias,
     )
-
-
-def check_tensor(name: str, tensor: object) -> None:
-    """Refuse a value that is not a tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidInputError(
-            f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
-            "convert it with torch.as_tensor()"
-        )
-
-
-def check_strided(name: str, tensor: Any) -> None:
-    """Refuse a value that is not a tensor, or a tensor without strides."""
-    check_tensor(name, tensor)
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise LayoutError(
-            f"{name} must be a strided tensor, got {kind}: convert it to a padded dense one, or "
-            "pass its values to attention_varlen"
-        )
-
-
-def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
-    """Raise an InvalidInputError if a tensor subclass does not implement an op; else do nothing.
-
-    `error` is what torch raised while it dispatched `tensors`.
-    """
-    kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
-    if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
-        raise InvalidInputError(
-            "tensors must be of types that implement flashvar's ops and torch's views, got "
-            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass their mask as "
-            "a bias or lengths"
-        ) from error
-
-
-def refuses_unknown_kinds(
-    function: Callable[_Arguments, _Result],
-) -> Callable[_Arguments, _Result]:
-    """Decorator: a tensor subclass that does not implement an op raises InvalidInputError."""
-
-    @wraps(function)
-    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-        try:
-            return function(*arguments, **options)
-        except TypeError as error:
-            refuse_unknown_kinds(error, (*arguments, *options.values()))
-            raise
-
-    return wrapped
 
 
 def rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,10 @@ from typing import Literal, overload
 import torch
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.arguments import as_bool
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import call, rng_state_of
-from flashvar.ops.attention.options import as_bool, window_pair
+from flashvar.ops.attention.options import window_pair
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TypeAlias, cast
 
 import torch
 
-from flashvar.backends import backend as backend_of
 from flashvar.errors import LayoutError
 from flashvar.ops.causal_conv1d.inputs import (
     channels,
@@ -20,11 +18,9 @@ from flashvar.ops.causal_conv1d.inputs import (
     rows_first,
 )
 from flashvar.ops.causal_conv1d.problem import Backend, Gradients
-from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, SPEC, UPDATE
-from flashvar.ops.dtypes import DTYPES
+from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Request
-from flashvar.selection.resolve import choose
 
 Optional: TypeAlias = torch.Tensor | None
 Four: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -150,11 +146,4 @@ def like_backward(x: torch.Tensor, weight: torch.Tensor, bias: Optional, state: 
 
 
 def _serving(function: str, x: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
-    device = x.device.index if x.is_cuda else None
-    chosen = _choose(Request.of(function, DTYPES[x.dtype], device), backend)
-    return chosen, cast("Backend", backend_of(chosen.backend, SPEC.name))
-
-
-@cache
-def _choose(request: Request, backend: str) -> CandidateResult:
-    return choose(request, backend)
+    return cast("tuple[CandidateResult, Backend]", serving(function, x, backend))

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, cast
 
 import torch
 
-from flashvar.backends import backend as backend_of
-from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.inputs import (
     batched,
     check,
@@ -27,11 +24,10 @@ from flashvar.ops.merge_states.inputs import (
     views_of,
 )
 from flashvar.ops.merge_states.problem import Backend, BackwardLaunch, ForwardLaunch, Wanted
-from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
+from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
 from flashvar.ops.plans import keep, prototype
+from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Request
-from flashvar.selection.resolve import choose
 
 Tensors = Sequence[torch.Tensor]
 
@@ -197,11 +193,4 @@ def like_backward(
 
 
 def _serving(function: str, out: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
-    device = out.device.index if out.is_cuda else None
-    chosen = _choose(Request.of(function, DTYPES[out.dtype], device), backend)
-    return chosen, cast("Backend", backend_of(chosen.backend, SPEC.name))
-
-
-@cache
-def _choose(request: Request, backend: str) -> CandidateResult:
-    return choose(request, backend)
+    return cast("tuple[CandidateResult, Backend]", serving(function, out, backend))

@@ -15,8 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.attention.options import as_bool, count
-from flashvar.ops.attention.validate import check_strided
+from flashvar.ops.arguments import as_bool, check_strided, count
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling
 from flashvar.ops.dtypes import DTYPES
 

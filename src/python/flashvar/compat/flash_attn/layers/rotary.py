@@ -11,7 +11,7 @@ import torch
 
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import DeviceError, InvalidInputError, ShapeError
-from flashvar.ops.attention.validate import check_strided, refuses_unknown_kinds
+from flashvar.ops.arguments import check_strided, refuses_unknown_kinds
 from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
 

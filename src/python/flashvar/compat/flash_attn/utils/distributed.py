@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from flashvar.compat.not_served import refuse_name
 from flashvar.errors import ShapeError
-from flashvar.ops.attention.validate import check_strided
+from flashvar.ops.arguments import check_strided
 
 __all__ = [
     "all_gather",

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.attention.options import as_bool
-from flashvar.ops.attention.validate import refuses_unknown_kinds
+from flashvar.ops.arguments import as_bool, refuses_unknown_kinds
 from flashvar.ops.rotary.rotation import checked
 from flashvar.ops.rotary.torch_library import rotate, rotate_in_place
 

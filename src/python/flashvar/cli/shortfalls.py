@@ -1,0 +1,104 @@
+"""The functions of ops that a device serves worse than what is installed there should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from flashvar.binaries.registry import Binary
+from flashvar.selection.candidates import CandidateResult, Decision
+from flashvar.selection.compatibility import is_subset, nearest_kernel
+from flashvar.selection.request import Request
+
+NOTHING: Final = "nothing"
+_REFERENCE: Final = "reference"
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Functions of ops that fall back on a device, all for one reason."""
+
+    device: int
+    functions: tuple[str, ...]
+    candidate: str  # what serves instead, or NOTHING
+    reason: str  # why the better candidate does not
+
+    def __str__(self) -> str:
+        """The shortfall in words."""
+        return (
+            f"On cuda:{self.device} {self.candidate} serves {', '.join(self.functions)} "
+            f"({self.reason})"
+        )
+
+
+def shortfalls(decisions: Iterable[Decision]) -> tuple[Shortfall, ...]:
+    """The functions that nothing but the reference serves, or that a binary should serve."""
+    on_device: dict[int, list[Decision]] = {}
+    for decision in decisions:
+        if decision.request.device is not None:
+            on_device.setdefault(decision.request.device, []).append(decision)
+    found: dict[tuple[int, str, str], list[str]] = {}
+    for device, mine in on_device.items():
+        for decision, better in (*_unserved(mine), *_not_by_binary(mine)):
+            instead = NOTHING if decision.chosen is None else decision.chosen.candidate
+            functions = found.setdefault((device, instead, _reason(better)), [])
+            if decision.request.function not in functions:
+                functions.append(decision.request.function)
+    return tuple(
+        Shortfall(device, tuple(functions), instead, reason)
+        for (device, instead, reason), functions in found.items()
+    )
+
+
+def _reason(better: CandidateResult) -> str:
+    return f"{better.candidate}: {better.reason}"
+
+
+def _unserved(decisions: list[Decision]) -> Iterator[tuple[Decision, CandidateResult]]:
+    """Calls of most models that have no kernel in any dtype."""
+    kinds: dict[tuple[object, ...], list[Decision]] = {}
+    for decision in decisions:
+        request = decision.request
+        if _is_usual(request) and request.spec.has_kernels(request.function):
+            kinds.setdefault((request.function, request.axes), []).append(decision)
+    for alike in kinds.values():
+        if not any(map(has_kernel, alike)):
+            others = [one for one in alike[0].results if one.backend != _REFERENCE]
+            yield alike[0], others[-1]
+
+
+def has_kernel(decision: Decision) -> bool:
+    """Whether something other than the reference serves."""
+    return decision.chosen is not None and decision.chosen.backend != _REFERENCE
+
+
+def _not_by_binary(decisions: list[Decision]) -> Iterator[tuple[Decision, CandidateResult]]:
+    """Calls that another candidate serves than a binary that should, and their results of it."""
+    in_use = {
+        one.chosen.binary.library
+        for one in decisions
+        if one.chosen is not None and one.chosen.binary is not None
+    }
+    for decision in filter(has_kernel, decisions):
+        if decision.chosen is None or decision.chosen.binary is not None:
+            continue
+        for result in decision.results:
+            if result.binary is None:
+                continue
+            lacks = dict(result.binary.missing).get(decision.request.function)
+            used = result.binary.library in in_use
+            if lacks == result.reason or (used and _is_absent(result.binary, decision.request)):
+                yield decision, result
+                break
+
+
+def _is_absent(binary: Binary, request: Request) -> bool:
+    """Whether the binary of a release has no kernel for calls that every release serves."""
+    expected = request.function in request.spec.compiled and _is_usual(request)
+    release = binary.skew is None and not is_subset(binary)
+    return expected and release and nearest_kernel(request, binary.manifest.kernels) is None
+
+
+def _is_usual(request: Request) -> bool:
+    return all(value in axis.usual for axis, value in request.by_axis)

@@ -1,0 +1,98 @@
+"""Checks of arguments that ops have in common: tensors, flags and counts."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from flashvar.errors import InvalidInputError, LayoutError
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuse a value that is not a tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidInputError(
+            f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
+            "convert it with torch.as_tensor()"
+        )
+
+
+def check_strided(name: str, tensor: Any) -> None:
+    """Refuse a value that is not a tensor, or a tensor without strides."""
+    check_tensor(name, tensor)
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise LayoutError(
+            f"{name} must be a strided tensor, got {kind}: convert it to a padded dense one, or "
+            "pass its values packed, beside cu_seqlens"
+        )
+
+
+def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
+    """Raise an InvalidInputError if a tensor subclass does not implement an op; else do nothing.
+
+    `error` is what torch raised while it dispatched `tensors`.
+    """
+    kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
+    if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
+        raise InvalidInputError(
+            "tensors must be of types that implement flashvar's ops and torch's views, got "
+            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass what "
+            "else they hold as arguments"
+        ) from error
+
+
+def refuses_unknown_kinds(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """Decorator: a tensor subclass that does not implement an op raises InvalidInputError."""
+
+    @wraps(function)
+    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*arguments, **options)
+        except TypeError as error:
+            refuse_unknown_kinds(error, (*arguments, *options.values()))
+            raise
+
+    return wrapped
+
+
+def as_bool(name: str, flag: Any) -> bool:
+    """A flag as Python reads it; also a numpy bool or a tensor of one element.
+
+    Raises:
+        InvalidInputError: the flag has no single truth value.
+    """
+    try:
+        return bool(flag)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(
+            f"{name} must be True or False, got {type(flag).__name__}: pass a bool"
+        ) from None
+
+
+def count(name: str, number: Any) -> Any:
+    """A count as a Python number; also a numpy integer or a tensor of one element.
+
+    Raises:
+        InvalidInputError: the number is not a whole number, or is negative.
+    """
+    found = number
+    if not isinstance(number, (int, torch.SymInt)):
+        try:
+            found = operator.index(number)
+        except (TypeError, ValueError, RuntimeError):
+            found = -1
+    if type(found) is bool or found < 0:
+        raise InvalidInputError(
+            f"{name} must be a whole number, not negative, got {number!r}: pass an int"
+        )
+    return found

@@ -1,0 +1,74 @@
+"""The `python` of the tests that is a fork: it ends as a process of its own would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def run(python: str, code: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [python, "-c", code], capture_output=True, text=True, check=False, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('out'); import sys; print('err', file=sys.stderr)",
+        "raise SystemExit(3)",
+        "raise SystemExit('words')",
+        "import os; os._exit(200)",
+        "raise ValueError(1)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import os; os.abort()",
+        "import sys; print(sys.stdin.read(), sys.argv)",
+        "import os; print(os.getcwd(), os.environ['GIVEN'])",
+    ],
+)
+def test_ends_as_a_process_of_its_own(python: str, code: str, tmp_path: Path) -> None:
+    options = {"input": "typed", "cwd": tmp_path, "env": {**os.environ, "GIVEN": "given"}}
+    found, expected = run(python, code, **options), run(sys.executable, code, **options)
+    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
+    assert found.stderr.splitlines()[-1:] == expected.stderr.splitlines()[-1:]
+
+
+def test_a_timeout_ends_the_program(python: str, tmp_path: Path) -> None:
+    """Also its hold of the pipes, for whose end a caller waits."""
+    alive = tmp_path / "pid"
+    code = (
+        f"import os, pathlib, time; pathlib.Path({str(alive)!r}).write_text(str(os.getpid())); "
+        "time.sleep(600)"
+    )
+    start = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(python, code, timeout=2)
+    assert time.monotonic() - start < 60
+    assert ends(int(alive.read_text()))
+
+
+def test_a_signal_ends_the_program(python: str) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        number = int(asking.stdout.readline())
+        asking.send_signal(signal.SIGTERM)
+        assert asking.wait(60) == -signal.SIGTERM
+    assert ends(number)
+
+
+def ends(number: int) -> bool:
+    """Whether a process is gone, or goes within a minute."""
+    for _ in range(600):
+        try:
+            os.kill(number, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,111 @@
+"""A thread's calls are its own: what another thread's calls met does not show in its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashvar.errors import BackendUnavailableError
+from flashvar.integrations import fallback
+from flashvar.integrations.tally import Tally
+from flashvar.integrations.torch import activation as ours
+from flashvar.integrations.torch import flash as torch_flash
+from flashvar.integrations.transformers import in_parts
+from flashvar.integrations.transformers.layout import Layout
+from flashvar.integrations.transformers.own_path import Call
+
+Q, K, V = torch.randn(3, 1, 2, 6, 8)
+
+
+def elsewhere(function: Callable[[], Any]) -> Any:
+    """What a function returns in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+@pytest.fixture(autouse=True)
+def inactive(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("FLASHVAR_STRICT", raising=False)
+    monkeypatch.setattr(fallback, "_logged", set())
+    yield
+    ours.deactivate()
+
+
+def test_a_tally_counts_for_the_process_and_for_a_thread() -> None:
+    tally = Tally()
+
+    def count() -> int:
+        for _ in range(1000):
+            tally.add("a")
+        return tally.of_this_thread()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [one.result() for one in [pool.submit(count) for _ in range(8)]]
+    assert max(found) % 1000 == 0  # a thread of the pool may have run it more than once
+    assert tally.counts() == {"a": 8000}
+    assert tally.of_this_thread() == 0
+    tally.clear()
+    assert tally.counts() == {}
+
+
+class Watching(TorchDispatchMode):
+    """A mode that must see calls; meanwhile another thread's call is served."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        elsewhere(serve_one)
+        return func(*args, **(kwargs or {}))
+
+
+def serve_one() -> None:
+    torch_flash._attend(Q, K, V, 0.0, False, None, None)
+
+
+def test_a_mode_is_the_reason_although_another_thread_is_served() -> None:
+    with ours.activate("reference"):
+        with Watching():
+            functional.scaled_dot_product_attention(Q, K, V)
+        assert "Watching" in str(ours.last_reason())
+        assert ours.report()[ours.SERVED_BELOW] >= 1
+
+
+def test_the_last_call_is_that_of_the_thread() -> None:
+    def call_there() -> str | None:
+        functional.scaled_dot_product_attention(Q, K, V)
+        return ours.last_reason()
+
+    with ours.activate("reference"):
+        with Watching():
+            functional.scaled_dot_product_attention(Q, K, V)
+        assert elsewhere(call_there) is None
+        assert "Watching" in str(ours.last_reason())
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["served", "not served"])
+def test_a_layer_in_parts_asks_about_its_own_steps(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = functional.scaled_dot_product_attention(Q, K, V).transpose(1, 2)
+
+    def replaced(*tensors: torch.Tensor, **_: Any) -> torch.Tensor:
+        if own:
+            serve_one()
+        else:
+            elsewhere(serve_one)
+        return expected.transpose(1, 2)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", replaced)
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    call = Call(Q, K, V, 0.0, None, None, None, None)
+    layout = Layout(causal=False, window=(-1, -1), keys=6)
+    if own:
+        found = in_parts.distributed_attention(torch.nn.Identity(), call, layout, {})
+        torch.testing.assert_close(found, expected)
+        return
+    with pytest.raises(BackendUnavailableError, match="is replaced by other code"):
+        in_parts.distributed_attention(torch.nn.Identity(), call, layout, {})
