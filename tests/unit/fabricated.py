@@ -15,6 +15,7 @@ import simulated
 import zstandard
 
 from flashvar.binaries.manifest import ABI, KernelRow, LibraryFile, Manifest
+from flashvar_factory.build import binary_project
 from flashvar_factory.inspect import archive
 
 X86_64, CUDA = 62, 190
@@ -366,7 +367,9 @@ class Wheel:
         metadata = (
             f"Metadata-Version: 2.4\nName: {name.replace('_', '-')}\nVersion: {one.version}\n"
             f"Summary: Compiled flashvar kernels for compute capability {major}.{minor}\n"
-            "License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.10\n\n"
+            "License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.10\n"
+            "Description-Content-Type: text/markdown\n\n"
+            + binary_project.readme_of("flashvar", name.replace("_", "-"), one.architecture)
         )
         wheel = (
             "Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: false\n"

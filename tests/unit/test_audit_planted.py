@@ -458,7 +458,12 @@ OF_METADATA: Mapping[str, Fault] = {
     "no licence": (edited(METADATA, "License-Expression: Apache-2.0\n", ""), "found None"),
     "older Python": (edited(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
     "no Python": (edited(METADATA, "Requires-Python: >=3.10\n", ""), "expected Python '>=3.10'"),
-    "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "expected description ''"),
+    "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "found 'Buy now"),
+    "no description": (edited(METADATA, "# flashvar-sm80", ""), "expected description '# flash"),
+    "description of another kind": (
+        edited(METADATA, "text/markdown", "text/x-rst"),
+        "expected content type of the description 'text/markdown', found 'text/x-rst'",
+    ),
     "not UTF-8": (added(METADATA, b"Metadata-Version: 2.4\nName: \xff\n"), "expected UTF-8"),
     "not metadata": (added(METADATA, b"\0" * 100), "expected valid core metadata"),
     "huge": (added(METADATA, NOISE), "expected at most 1,048,576 bytes"),
