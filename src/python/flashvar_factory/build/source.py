@@ -77,7 +77,7 @@ def _commit(root: Path, name: str) -> str | None:
         return _run(
             root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, ValueError, subprocess.CalledProcessError):  # ValueError: a NUL in the name
         return None
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
+from flashvar.errors import FlashvarError
 from flashvar_factory.build import source
 from flashvar_factory.errors import ReleaseError
 
@@ -35,7 +36,7 @@ class Binary:
     code_kinds: tuple[str, ...]
     version: str
     revision: str | None
-    dirty: bool | None
+    dirty: object  # False of a binary that is a commit's
     sources: str  # their hash, as manifests have it
     toolkit: str
 
@@ -107,24 +108,34 @@ def _read(path: Path, name: str) -> Record | None:
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),
-            architecture=forced or Architecture(*device["capability"]).name,
+            architecture=_text(forced) or Architecture(*device["capability"]).name,
             forced=forced is not None,
             whole=found.get("left_to_other_shards") == 0 and not system["interpreted"],
             passed=passed,
             failed=sum(found["counts"].get(outcome, 0) for outcome in _FAILURES),
             binaries=tuple(map(_binary, found["binaries"])),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, FlashvarError):
         return None  # of another kind of run
 
 
 def _binary(row: Mapping[str, Any]) -> Binary:
     made = row["source"]
-    kinds, toolkit = tuple(row["code_kinds"]), row["toolkit"]["version"]
     return Binary(
-        *(row["architecture"], kinds, row["version"]),
-        *(made["revision"], made["dirty"], made["hash"], toolkit),
+        architecture=str(row["architecture"]),
+        code_kinds=tuple(map(str, row["code_kinds"])),
+        version=str(row["version"]),
+        revision=_text(made["revision"]),
+        dirty=made["dirty"],
+        sources=str(made["hash"]),
+        toolkit=str(row["toolkit"]["version"]),
     )
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"expected text, found {value!r}")
 
 
 def lean_on(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:

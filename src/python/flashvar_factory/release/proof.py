@@ -285,8 +285,9 @@ def read(path: Path) -> dict[str, str]:
     """The hashes of what may be published, by file name; ReleaseError where nothing may be."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        tagged_as, hashes = document["tag"], dict(document["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tagged_as = document["tag"]
+        hashes = {str(name): str(digest) for name, digest in document["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ReleaseError(
             f"{path}: expected what check-release wrote, found {error!r}; check the release first"
         ) from error

@@ -73,6 +73,11 @@ def hashes(index: str, project: str) -> dict[str, str]:
         raise _unreadable(address, str(error)) from error
     if kind != simple_json.CONTENT_TYPE or len(content) > _LIMIT:
         raise _unreadable(address, f"{len(content):,} bytes of {kind}")
+    return parse(content, address)
+
+
+def parse(content: bytes, address: str) -> dict[str, str]:
+    """The same of the document that `address` answered."""
     try:
         rows = json.loads(content)["files"]
         return {str(row["filename"]): str(row["hashes"]["sha256"]).lower() for row in rows}
