@@ -33,6 +33,8 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 # uv does not read pip's settings.
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
+# Their files in locks/ say what is installed, with hashes: what reaches the files of a release.
+LOCKED = ("audit", "binary", "build", "ci", "cibuildwheel", "release", "smoke", "toolchain")
 # What `nox -s bench` measures of kernels, in the environment that build-dev made.
 ON_WHAT_IS_BUILT = {"attention", "ops", "models", "forms", "host", "integrations", "build", "audit"}
 # With these settings an example takes seconds on a CPU.
@@ -181,6 +183,42 @@ def wheels(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Build, prove and report a release in dist/, from a clean checkout: `-- sm80 hdim=32`."""
     run_with_toolkit(session, "release", "release")
+    session.run("twine", "check", "--strict", *distributions(ROOT / "dist"))
+
+
+@nox.session(name="check-release", reuse_venv=True)
+def check_release(session: nox.Session) -> None:
+    """Prove that the files of a folder are the release: `-- dist --again again --tag v1.2.3`."""
+    install(session, "release")
+    session.run(
+        "twine", "check", "--strict", *distributions(Path(*session.posargs[:1] or ["dist"]))
+    )
+    command = ("python", "-m", "flashvar_factory", "check-release", *session.posargs)
+    session.run(*command, env=WITH_SOURCES)
+
+
+@nox.session(reuse_venv=True)
+def unpublished(session: nox.Session) -> None:
+    """Copy what an index lacks: `-- dist --proof FILE --index URL --output DIR`."""
+    install(session, "release")
+    command = ("python", "-m", "flashvar_factory", "unpublished", *session.posargs)
+    session.run(*command, env=WITH_SOURCES)
+
+
+@nox.session(reuse_venv=True)
+def lock(session: nox.Session) -> None:
+    """Write locks/ anew, of the pins of pyproject.toml: `-- --upgrade` what these require too."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "smoke"), env=PIP_AND_UV)
+    for group in LOCKED:
+        command = ["uv", "pip", "compile", "--group", group, "--universal", "--generate-hashes"]
+        command += ["--python-version", "3.10", "--no-annotate", "--quiet", *session.posargs]
+        command += [
+            "--custom-compile-command",
+            "nox -s lock",
+            "--output-file",
+            f"locks/{group}.txt",
+        ]
+        session.run(*command, env={"UV_NO_CONFIG": "1", "UV_FIND_LINKS": ""})
 
 
 @nox.session(reuse_venv=True)
@@ -262,6 +300,11 @@ def run_on_files(session: nox.Session, group: str, command: str, *patterns: str)
     session.run("python", "-m", "flashvar_factory", command, *files, env=WITH_SOURCES)
 
 
+def distributions(folder: Path) -> list[str]:
+    """The wheels and sdists in a folder."""
+    return [str(path) for path in sorted(folder.glob("*")) if path.suffix in {".whl", ".gz"}]
+
+
 def check_selection(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
     said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
@@ -282,6 +325,10 @@ def install(session: nox.Session, group: str, *, editable: bool = False) -> None
     sources = ["pyproject.toml", "variants.toml", "src/python/flashvar/_version.py"]
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in sources] if editable else []
     folder = Path(session.virtualenv.location)
+    locked = ROOT / "locks" / f"{group}.txt"
+    if group in LOCKED:
+        requirements = ["--require-hashes", "--requirement", str(locked)]
+        texts.append(locked.read_text(encoding="utf-8"))
     pins = "\n".join([*requirements, *texts])
     if environment.holds(folder, pins):
         return
@@ -299,8 +346,8 @@ def install_toolkit(session: nox.Session) -> None:
     Again where it would take one from there of other pins.
     """
     folder = ROOT / nvcc.PYPI_FOLDER
-    requirements = nox.project.dependency_groups(PYPROJECT, nvcc.GROUP)
-    pins = "\n".join(requirements)
+    locked = ROOT / "locks" / f"{nvcc.GROUP}.txt"
+    pins = locked.read_text(encoding="utf-8")
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
         found = nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
@@ -314,6 +361,7 @@ def install_toolkit(session: nox.Session) -> None:
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
+    requirements = ("--require-hashes", "--requirement", str(locked))
     session.install("--target", str(folder), *requirements, env=PIP_AND_UV)
     (folder / environment.STAMP).write_text(pins, encoding="utf-8")
 

@@ -169,3 +169,44 @@ def test_calls_without_a_gpu_say_what_happened(
 
 def test_message_of_cuda_is_passed_on(answers: dict[str, Any]) -> None:
     assert re.search("CUDA", answers["no device"][1])
+
+
+# What is hidden, how, and the command that refuses it with its exit code.
+HIDDEN = {
+    "vecadd_vector_add": (
+        "VECADD_API vecadd_status vecadd_v",
+        "vecadd_status vecadd_v",
+        "build",
+        4,
+    ),
+    "every function": ('__attribute__((visibility("default")))', "", "wheels", 5),
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_hidden_functions_are_refused_at_build(hidden: str, tmp_path: Path) -> None:
+    old, new, command, code = HIDDEN[hidden]
+    folder = tmp_path / "vecadd"
+    shutil.copytree(PROJECT, folder)
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (folder / "build").mkdir()
+        (folder / "build" / "toolkit").symlink_to(toolkit)
+    header = folder / "src" / "cuda" / "abi" / "vecadd.h"
+    text = header.read_text(encoding="utf-8")
+    assert old in text
+    header.write_text(text.replace(old, new), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "flashvar_factory", command, "sm90", "dtype=fp32"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == code, done.stdout[-3000:]
+    name = "vecadd_abi_version" if hidden == "every function" else hidden
+    assert f'extern "C" __attribute__((visibility("default"))) ... {name}(...);' in done.stdout
+    found = "found none" if hidden == "every function" else "found vecadd_abi_version, "
+    assert found in done.stdout
+    assert not (folder / "dist").exists()

@@ -15,6 +15,10 @@ import simulated
 import zstandard
 
 from flashvar.binaries.manifest import ABI, KernelRow, LibraryFile, Manifest
+from flashvar.binaries.variant import SECOND, Kernel
+from flashvar_factory.build import binary_project
+from flashvar_factory.config.expand import Selection, expand
+from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect import archive
 
 X86_64, CUDA = 62, 190
@@ -270,6 +274,39 @@ def manifest(code: str = "80", ops: tuple[str, ...] = ("attention_fwd",)) -> Man
     return replace(paper, kernels=kernels, platform="linux_x86_64")
 
 
+def mangled(kernel: Kernel, number: int = 80, limit: int = 166912) -> str:
+    """A function's name with the template arguments of a kernel."""
+    axes = dict(kernel.axes)
+    first = axes.get("head_dim")
+    second = axes.get(f"head_dim{SECOND}", first)
+    dims = "" if first is None else f"Li{first}ELi{second}E"
+    dtype = str(axes["dtype"])
+    name = f"{kernel.op.rpartition('_')[2]}_kernel"
+    return (
+        f"_ZN8flashvar4sm809attention{len(name)}{name}INS1_6ConfigINS_6TargetILi{number}ELi{limit}EEE"
+        f"NS_5dtype{len(dtype)}{dtype}E{dims}Lb0EEEEEvNS1_4ArgsE"
+    )
+
+
+def complete(config: Config, name: str) -> Manifest:
+    """All kernels of one architecture, as variants.toml lists them."""
+    (build,) = expand(config, Selection((name,), config.default_ops, {}))
+    target, paper = config.targets[name], manifest()
+    number = int(target.architecture.code.rstrip("af"))
+    kernels = tuple(
+        replace(
+            paper.kernels[0],
+            op=kernel.op,
+            axes=kernel.axes,
+            name=kernel.name,
+            family=target.family,
+            functions=(mangled(kernel, number, target.shared_memory),),
+        )
+        for kernel in build.kernels
+    )
+    return replace(paper, kernels=kernels)
+
+
 def images(code: str, described: Manifest) -> list[Image]:
     """One image per kernel."""
     return [Image(code, device_code(row, code)) for row in described.kernels]
@@ -305,12 +342,15 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
     """The SBOM of a wheel."""
     name, version, source = described.distribution, described.version, described.source
     inside = {"bom-ref": "cudart-static", "name": "cudart-static", "version": "13.0"}
-    library = {"name": described.library.file, "version": version}
+    inside["type"] = "library"
+    library = {"type": "file", "name": described.library.file, "version": version}
     document: dict[str, Any] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "metadata": {
             "component": {
+                "type": "library",
+                "bom-ref": name,
                 "name": name,
                 "version": version,
                 "purl": f"pkg:pypi/{name}@{quote(version, safe='')}",
@@ -326,8 +366,8 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
             }
         },
         "components": [
-            {"name": "GNU-c++", "version": "12.2.0"},
-            {"name": "nvcc", "version": described.toolkit.version},
+            _compiler("GNU-c++", "12.2.0"),
+            _compiler("nvcc", described.toolkit.version),
             {**inside, "hashes": [_sha256("e" * 64)]},
         ],
         "dependencies": [
@@ -338,6 +378,10 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
         ],
     }
     return {**document, **changes}
+
+
+def _compiler(name: str, version: str) -> dict[str, str]:
+    return {"type": "application", "bom-ref": name, "name": name, "version": version}
 
 
 def _sha256(digest: str) -> dict[str, str]:
@@ -366,7 +410,9 @@ class Wheel:
         metadata = (
             f"Metadata-Version: 2.4\nName: {name.replace('_', '-')}\nVersion: {one.version}\n"
             f"Summary: Compiled flashvar kernels for compute capability {major}.{minor}\n"
-            "License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.10\n\n"
+            "License-Expression: Apache-2.0\nLicense-File: LICENSE\nRequires-Python: >=3.10\n"
+            "Description-Content-Type: text/markdown\n\n"
+            + binary_project.readme_of("flashvar", name.replace("_", "-"), one.architecture)
         )
         wheel = (
             "Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: false\n"

@@ -21,7 +21,7 @@ COMMAND = re.compile(r"(?:uv )?pip install(?:\\\n|[^\n`])*")
 def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "PUBLISHED", False)
     monkeypatch.setattr(advice, "__version__", "1.2.3+local")
-    made = "nox -s wheels -- {} && pip install --find-links dist "
+    made = "nox -s wheels -- {} && pip install --no-index --find-links dist "
     assert advice.install("sm89") == made.format("sm89") + '"flashvar[sm89]"'
     assert advice.install_again("flashvar-sm89", "sm_89") == (
         made.format("sm_89") + "--force-reinstall --no-deps flashvar-sm89==1.2.3"
@@ -55,4 +55,13 @@ def test_pages_ask_pip_for_what_it_finds(page: Path) -> None:
         assert NO_RELEASE not in text
     elif page.name != "releasing.md":
         ours = [one for one in COMMAND.findall(text) if re.search(r"\bflashvar\b(?!-\*)", one)]
-        assert [one for one in ours if not re.search(r"--find-links|--index-url", one)] == []
+        assert [one for one in ours if not re.search(r"--find-links|--index\b", one)] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_let_nobody_else_serve_our_names(page: Path) -> None:
+    """pip takes the highest version of all its sources, so that ours has to be the only one."""
+    for command in COMMAND.findall(page.read_text(encoding="utf-8")):
+        if re.search(r"\bflashvar\b(?!-\*)", command):
+            assert "--extra-index-url" not in command
+            assert "--no-index" in command or "--find-links" not in command

@@ -26,16 +26,13 @@ from audited import faults
 from fabricated import Image, Library, Section, Segment, Wheel
 
 from flashvar.binaries.manifest import Launch, Manifest, MinimumDriver, Source, Toolkit
-from flashvar.binaries.variant import SECOND, Kernel
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.config import schema
-from flashvar_factory.config.expand import Selection, expand
 from flashvar_factory.inspect import archive
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
-TARGET = CONFIG.targets["sm_80"]
 STEM, INFO = "flashvar_sm80", "flashvar_sm80-0.1.0.dist-info"
 LIBRARY, MANIFEST = f"{STEM}/lib{STEM}.so", f"{STEM}/manifest.json"
 METADATA, WHEEL, RECORD = (f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
@@ -46,37 +43,10 @@ Files = dict[str, bytes]
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
 
-def mangled(kernel: Kernel, number: int = 80, limit: int = TARGET.shared_memory) -> str:
-    """A function's name with the template arguments of a kernel."""
-    axes = dict(kernel.axes)
-    first = axes.get("head_dim")
-    second = axes.get(f"head_dim{SECOND}", first)
-    dims = "" if first is None else f"Li{first}ELi{second}E"
-    dtype = str(axes["dtype"])
-    name = f"{kernel.op.rpartition('_')[2]}_kernel"
-    return (
-        f"_ZN8flashvar4sm809attention{len(name)}{name}INS1_6ConfigINS_6TargetILi{number}ELi{limit}EEE"
-        f"NS_5dtype{len(dtype)}{dtype}E{dims}Lb0EEEEEvNS1_4ArgsE"
-    )
-
-
 @cache
 def described() -> Manifest:
     """All kernels of one architecture, as variants.toml lists them."""
-    (build,) = expand(CONFIG, Selection(("sm_80",), CONFIG.default_ops, {}))
-    paper = fabricated.manifest()
-    kernels = tuple(
-        replace(
-            paper.kernels[0],
-            op=kernel.op,
-            axes=kernel.axes,
-            name=kernel.name,
-            family=TARGET.family,
-            functions=(mangled(kernel),),
-        )
-        for kernel in build.kernels
-    )
-    return replace(paper, kernels=kernels)
+    return fabricated.complete(CONFIG, "sm_80")
 
 
 def expected() -> Expectations:
@@ -458,7 +428,12 @@ OF_METADATA: Mapping[str, Fault] = {
     "no licence": (edited(METADATA, "License-Expression: Apache-2.0\n", ""), "found None"),
     "older Python": (edited(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
     "no Python": (edited(METADATA, "Requires-Python: >=3.10\n", ""), "expected Python '>=3.10'"),
-    "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "expected description ''"),
+    "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "found 'Buy now"),
+    "no description": (edited(METADATA, "# flashvar-sm80", ""), "expected description '# flash"),
+    "description of another kind": (
+        edited(METADATA, "text/markdown", "text/x-rst"),
+        "expected content type of the description 'text/markdown', found 'text/x-rst'",
+    ),
     "not UTF-8": (added(METADATA, b"Metadata-Version: 2.4\nName: \xff\n"), "expected UTF-8"),
     "not metadata": (added(METADATA, b"\0" * 100), "expected valid core metadata"),
     "huge": (added(METADATA, NOISE), "expected at most 1,048,576 bytes"),

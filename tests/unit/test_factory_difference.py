@@ -62,3 +62,13 @@ def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "two").write_bytes(b"abd")
     found = difference.of_files(tmp_path / "one", tmp_path / "two")
     assert found == "3 and 3 bytes, which differ at byte 2: 63 and 64"
+
+
+def test_a_damaged_archive_is_compared_as_bytes(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "one", ENTRIES), folder(tmp_path / "two", ENTRIES)
+    content = (two / "x.whl").read_bytes()
+    (two / "x.whl").write_bytes(content.replace(b"1234567", b"1234568"))
+    at = content.index(b"1234567") + 6
+    found = difference.of_builds(one.iterdir(), two.iterdir())
+    assert found is not None
+    assert f"which differ at byte {at:,}" in found

@@ -28,10 +28,11 @@ NVCC = Toolchain(Path("/cuda/bin/nvcc"), "13.0.88", None, "PATH")
 
 # Works in argv[1] through a shell whose own child tells, in a file, that it is there.
 WORK = """\
-import sys
+import signal, sys
 from pathlib import Path
 from flashvar_factory.build import process
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 process.end_on_sigterm()
 with process.alone(Path(sys.argv[1])):
     process.run(["sh", "-c", 'sleep 60 & echo $! > "$0"; wait', sys.argv[1] + "/started"])

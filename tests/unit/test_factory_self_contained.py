@@ -84,6 +84,15 @@ def test_one_identifier_of_cibuildwheel(project: Path) -> None:
     assert "load flashvar-sm90" in settings["test-command"]
 
 
+def test_cibuildwheel_takes_what_is_locked(project: Path) -> None:
+    document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = document["tool"]["cibuildwheel"]
+    assert settings["build-frontend"]["args"] == ["--no-isolation"]
+    locked = "--require-hashes --requirement {package}/locks/binary.txt"
+    assert settings["before-build"] == f"uv pip install {locked}"
+    assert (project / "locks/binary.txt").read_bytes() == (ROOT / "locks/binary.txt").read_bytes()
+
+
 def test_a_project_is_written_again(project: Path) -> None:
     (project / "src/cuda/stranger.cuh").touch()
     self_contained.write(CONFIG, build_of("sm89 platform=x86_64"), root=ROOT, output=project)

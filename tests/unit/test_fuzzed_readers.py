@@ -44,6 +44,7 @@ from flashvar_factory.inspect import (
     kernel_facts,
     sdist,
 )
+from flashvar_factory.release import gpu_records, proof, published
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -216,6 +217,38 @@ def packed_sdist() -> bytes:
     return target.getvalue()
 
 
+def read_record_of_a_run(content: bytes, folder: Path) -> object:
+    """A damaged record is of another kind of run, or it is judged."""
+    path = folder / gpu_records.FOLDER / "paper.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    need = gpu_records.Need("sm_80", ("src/cuda",), (wheel().described,))
+    found = gpu_records.read(folder)
+    return [gpu_records.why_not(ROOT, need, one) for one in found if need.concerns(one)]
+
+
+RUN = {
+    "left_to_other_shards": 0,
+    "forced_architecture": None,
+    "system": {
+        "devices": [{"name": "NVIDIA A100", "capability": [8, 0]}],
+        "platform": "linux_x86_64",
+        "interpreted": False,
+    },
+    "binaries": [
+        {
+            "architecture": "sm_80",
+            "code_kinds": ["sass"],
+            "version": "0.1.0",
+            "source": {"revision": "HEAD", "dirty": False, "hash": "0" * 64},
+            "toolkit": {"version": "13.0.88"},
+        }
+    ],
+    "counts": {"passed": 2},
+    "counts_by_file": {"test_a.py cuda": {"passed": 2}},
+}
+PROVED = {"tag": "v1", "files": {"a-1.0.tar.gz": "0" * 64}}
+LISTED = {"files": [{"filename": "a-1.0.tar.gz", "hashes": {"sha256": "0" * 64}}]}
 METADATA = b"Metadata-Version: 2.4\nName: flashvar\nVersion: 0.1.0\nRequires-Dist: torch>=2.8\n\n"
 YANKED = b'[flashvar]\n"0.1.0" = "wrong results"\n'
 INFO = "flashvar_sm80-0.1.0.dist-info"
@@ -278,8 +311,20 @@ READERS: dict[str, tuple[bytes, Read]] = {
     ),
 }
 
+READERS |= {
+    "GPU record": (json.dumps(RUN).encode(), read_record_of_a_run),
+    "proof of a release": (
+        json.dumps(PROVED).encode(),
+        lambda content, folder: proof.read(_file("release.json", content, folder)),
+    ),
+    "answer of an index": (
+        json.dumps(LISTED).encode(),
+        lambda content, folder: published.parse(content, "https://127.0.0.1/simple/a/"),
+    ),
+}
+
 # Slow readers get fewer inputs; the time of all of them is that of a few seconds.
-COST = {"SBOM": 20, "wheel": 2, "RECORD": 2, "library": 2}
+COST = {"SBOM": 20, "GPU record": 20, "wheel": 2, "RECORD": 2, "library": 2}
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -314,6 +359,12 @@ FOUND: dict[str, tuple[str, bytes]] = {
     "large integer": ("variants.toml", b"schema = " + b"9" * 5000),
     "deep yanks": ("yanked.toml", b"a = " + b"[" * 5000),
     "deep JSON": ("manifest", b"[" * 100_000),
+    "deep GPU record": ("GPU record", b"[" * 100_000),
+    "NUL in a commit": ("GPU record", json.dumps(RUN).replace("HEAD", r"\u0000").encode()),
+    "commit that is a number": ("GPU record", json.dumps(RUN).replace('"HEAD"', "7").encode()),
+    "deep proof": ("proof of a release", b"[" * 100_000),
+    "proof of a list": ("proof of a release", b'{"tag": "v1", "files": [1]}'),
+    "deep answer": ("answer of an index", b"[" * 100_000),
     "deep SBOM": ("SBOM", b"[" * 100_000),
     "container of zeros": ("fatbin", fatbin.START + bytes(8) + fatbin.START + bytes(72)),
     "no input": ("sdist", b""),

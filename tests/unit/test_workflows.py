@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from flashvar_factory.cli import COMMANDS
 
@@ -28,7 +30,7 @@ def sessions() -> set[str]:
 
 def test_the_search_sees_sessions_and_workflows() -> None:
     assert {"build-dev", "tests", "wheels"} <= sessions()
-    assert {"ci.yml", "wheels.yml", "gpu.yml"} <= set(WORKFLOWS)
+    assert {"build.yml", "ci.yml", "wheels.yml", "gpu.yml"} <= set(WORKFLOWS)
 
 
 @pytest.mark.parametrize("path", CALLERS.values(), ids=CALLERS)
@@ -47,14 +49,84 @@ def test_commands_exist(path: Path) -> None:
 def test_actions_are_pinned_to_a_commit(path: Path) -> None:
     used = re.findall(r"uses: (.+)", path.read_text(encoding="utf-8"))
     assert used
-    loose = [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", one)]
+    of_others = [one for one in used if not one.startswith("$/")]
+    loose = [one for one in of_others if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", one)]
     assert loose == []
 
 
+def jobs(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))["jobs"]
+    return found
+
+
+def before(job: str, every: dict[str, Any]) -> set[str]:
+    """All jobs without which this one is not run."""
+    needs = every[job].get("needs", [])
+    direct = [needs] if isinstance(needs, str) else needs
+    return {*direct, *(one for name in direct for one in before(name, every))}
+
+
+RELEASE = jobs("wheels.yml")
+# What may write anything outside of the run.
+TRUSTED = [name for name, job in RELEASE.items() if "write" in job.get("permissions", {}).values()]
+
+
+def steps(job: str, action: str) -> list[dict[str, Any]]:
+    return [one for one in RELEASE[job]["steps"] if action in one.get("uses", "")]
+
+
+def test_the_search_sees_what_publishes() -> None:
+    publishing = {name for name in RELEASE if "steps" in RELEASE[name]}
+    publishing = {name for name in publishing if steps(name, "gh-action-pypi-publish")}
+    assert publishing == {"rehearse", "publish-binary", "publish"}
+    assert {*publishing, "attest", "attest-sbom", "notes"} == set(TRUSTED)
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_nothing_leaves_before_all_is_proved(name: str) -> None:
+    assert {"prove", "first", "second", "every-wheel", "smoke-aarch64"} <= before(name, RELEASE)
+    assert "if" not in RELEASE["prove"]
+    conditions = {RELEASE[one].get("if") for one in (*before(name, RELEASE), name)} - {None}
+    assert conditions == {"github.ref_type == 'tag'"}
+
+
+def test_what_is_proved_is_checked_with_its_tag_and_both_indexes() -> None:
+    (check,) = (
+        one for one in RELEASE["prove"]["steps"] if "nox -s check-release" in one.get("run", "")
+    )
+    words = check["run"].split()
+    assert words[words.index("--again") + 1] == "build/second"
+    assert "$TAG" in check["run"]
+    addresses = [words[at + 1] for at, word in enumerate(words) if word == "--index"]
+    assert addresses == ["https://test.pypi.org/simple", "https://pypi.org/simple"]
+    after = RELEASE["prove"]["steps"].index(check)
+    uploaded = [
+        one for one in RELEASE["prove"]["steps"] if one.get("with", {}).get("name") == "proved"
+    ]
+    assert [RELEASE["prove"]["steps"].index(one) > after for one in uploaded] == [True]
+
+
+@pytest.mark.parametrize("name", ["rehearse", "publish-binary", "publish"])
+def test_an_index_gets_what_it_lacks_of_the_proved(name: str) -> None:
+    (publish,) = steps(name, "gh-action-pypi-publish")
+    assert "skip-existing" not in publish["with"]
+    assert publish["with"]["attestations"] is True
+    (download,) = steps(name, "download-artifact")
+    maker = "compare-testpypi" if name == "rehearse" else "compare-pypi"
+    assert maker in before(name, RELEASE)
+    made = {one["with"]["name"] for one in steps(maker, "upload-artifact")}
+    assert download["with"]["pattern"] in made
+    (taken,) = steps(maker, "download-artifact")
+    assert taken["with"]["name"] == "proved"
+    (compared,) = (one for one in RELEASE[maker]["steps"] if "nox -s" in one.get("run", ""))
+    assert "nox -s unpublished -- dist --proof build/proof/release.json" in compared["run"]
+
+
 def test_flashvar_is_published_last() -> None:
-    text = WORKFLOWS["wheels.yml"].read_text(encoding="utf-8")
-    jobs = dict(re.findall(r"^  ([\w-]+):\n(?:.*\n)*?    needs: (.+)$", text, re.MULTILINE))
-    assert jobs["publish"] == "publish-binary"
-    assert jobs["publish-binary"] == "rehearse"
-    assert jobs["rehearse"] == "attest"
-    assert jobs["attest"] == "[every-wheel, reproduce, together]"
+    assert {"publish-binary", "rehearse", "attest", "attest-sbom"} <= before("publish", RELEASE)
+    assert "rehearse" in before("publish-binary", RELEASE)
+
+
+def test_the_jobs_that_publish_run_no_code_of_the_checkout() -> None:
+    for name in TRUSTED:
+        assert steps(name, "actions/checkout") == [], name

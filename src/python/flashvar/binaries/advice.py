@@ -27,4 +27,6 @@ def public(version: str) -> str:
 def _from_wheels(architecture: str, requirement: str) -> str:
     if PUBLISHED:
         return f"pip install {requirement}"
-    return f"nox -s wheels -- {architecture} && pip install --find-links dist {requirement}"
+    # Nothing but what was made: on an index the name may be anybody's.
+    source = "--no-index --find-links dist"
+    return f"nox -s wheels -- {architecture} && pip install {source} {requirement}"

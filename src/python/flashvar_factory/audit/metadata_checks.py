@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from packaging.metadata import Metadata
 from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 
@@ -29,6 +30,7 @@ _FIELDS = (
     "License-Expression",
     "License-File",
     "Requires-Python",
+    "Description-Content-Type",
 )
 
 
@@ -50,7 +52,7 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     if not expected.is_projects_own(wheel.name) and wheel.name.label is None:
         rows += _of_a_binary(text)
         for _, described in pairs(wheel):
-            rows.append(("summary", _summary(described), read.summary))
+            rows += _said(described, read)
         rows.append(("Python", binary_project.REQUIRES_PYTHON, str(read.requires_python or "")))
     if expected.config is not None:
         rows.append(("license", expected.config.project.license, read.license_expression))
@@ -60,18 +62,22 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
-    """Each field once, none that is not known, and no description behind them."""
-    head, _, description = text.partition("\n\n")
+    """Each field once, and none that is not known."""
+    head = text.partition("\n\n")[0]
     fields = Counter(line.partition(":")[0] for line in head.splitlines())
     many = [name for name, count in fields.items() if count > 1 and name != "License-File"]
     strange = [name for name in fields if name not in _FIELDS]
     yield "fields", [], sorted({*many, *strange})
-    yield "description", "", description.strip()
 
 
-def _summary(described: Manifest) -> str:
-    major, minor = described.architecture.capability
-    return f"Compiled {described.project} kernels for compute capability {major}.{minor}"
+def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
+    """The texts that an index shows; `twine check --strict` asks for the second."""
+    project, architecture = described.project, described.architecture
+    yield "summary", binary_project.summary_of(project, architecture), read.summary
+    readme = binary_project.readme_of(project, described.distribution, architecture)
+    yield "description", readme.strip(), (read.description or "").strip()
+    kind = (read.description_content_type or "").partition(";")[0]
+    yield "content type of the description", binary_project.README_TYPE, kind
 
 
 def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries.variant import Architecture
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 
+README_TYPE: Final = "text/markdown"
 REQUIRES_PYTHON: Final = ">=3.10"
 # What a wheel ships of the checkout's texts, as far as the project has them.
 LICENSE_FILES: Final = ("LICENSE", "THIRD_PARTY_NOTICES.md")
@@ -18,6 +20,20 @@ LICENSE_FILES: Final = ("LICENSE", "THIRD_PARTY_NOTICES.md")
 def license_files(root: Path) -> list[str]:
     """The names of the texts that are there."""
     return [name for name in LICENSE_FILES if (root / name).is_file()]
+
+
+def summary_of(project: str, architecture: Architecture) -> str:
+    """What a binary distribution is, in a line."""
+    major, minor = architecture.capability
+    return f"Compiled {project} kernels for compute capability {major}.{minor}"
+
+
+def readme_of(project: str, distribution: str, architecture: Architecture) -> str:
+    """What an index shows of it."""
+    return (
+        f"# {distribution}\n\n{summary_of(project, architecture)}. They are found and called by "
+        f"`{project}`, which names this distribution in an extra: there is nothing to import.\n"
+    )
 
 
 def head(
@@ -33,8 +49,8 @@ def head(
     What is written after it continues [tool.scikit-build].
     """
     project = config.project.name
-    major, minor = build.architecture.capability
-    description = f"Compiled {project} kernels for compute capability {major}.{minor}"
+    summary = summary_of(project, build.architecture)
+    readme = readme_of(project, build.distribution, build.architecture)
     return f"""\
 [build-system]
 requires = {json.dumps(list(requires), indent=2)}
@@ -43,7 +59,8 @@ build-backend = "scikit_build_core.build"
 [project]
 name = {string(build.distribution)}
 version = {string(version)}
-description = {string(description)}
+description = {string(summary)}
+readme = {{ text = {string(readme)}, content-type = {string(README_TYPE)} }}
 license = {string(config.project.license)}
 license-files = {json.dumps(list(licenses))}
 requires-python = {string(REQUIRES_PYTHON)}

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +57,28 @@ def committed(root: Path) -> int | None:
 def changes(root: Path) -> list[str]:
     """What differs from the revision, a line of `git status --short` each."""
     return _run(root, "status", "--porcelain").splitlines()
+
+
+def tagged(root: Path, tag: str) -> str | None:
+    """The commit that a tag of the checkout at `root` is on; None where there is no such tag."""
+    return _commit(root, f"refs/tags/{tag}")
+
+
+def changed(root: Path, revision: str, names: Sequence[str]) -> list[str] | None:
+    """The files in `names` that differ between a commit and HEAD; None for an unknown commit."""
+    commit = _commit(root, revision)
+    if commit is None:
+        return None
+    return _run(root, "diff", "--name-only", commit, "HEAD", "--", *names).splitlines()
+
+
+def _commit(root: Path, name: str) -> str | None:
+    try:
+        return _run(
+            root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
+        )
+    except (OSError, ValueError, subprocess.CalledProcessError):  # ValueError: a NUL in the name
+        return None
 
 
 def listed(root: Path) -> frozenset[str] | None:

@@ -34,6 +34,8 @@ COMMANDS: Final = {
     "reproduce": "reproduce_wheels",
     "merge": "merge_shards",
     "release": "make_release",
+    "check-release": "check_release",
+    "unpublished": "copy_unpublished",
     "cibuildwheel": "build_in_container",
     "project": "write_project",
     "plan": "write_plan",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from flashvar_factory.cli import selected
-from flashvar_factory.config import schema, version
-from flashvar_factory.config.expand import Build, expand, select_all
+from flashvar_factory.config import version
+from flashvar_factory.config.expand import Build, expand_platforms
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
 
@@ -49,12 +48,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str, str]]]:
     """The strategy matrix of a GitHub workflow; every platform unless the selection names one."""
-    platforms = schema.PLATFORMS if given.platform is None else (given.platform,)
-    builds = [
-        build
-        for platform in platforms
-        for build in expand(config, select_all(replace(given, platform=platform), config))
-    ]
     return {
         "include": [
             {
@@ -63,7 +56,7 @@ def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str
                 "platform": build.platform,
                 "runner": RUNNERS[build.platform],
             }
-            for build in builds
+            for build in expand_platforms(given, config)
         ]
     }
 

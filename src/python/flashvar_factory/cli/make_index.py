@@ -43,4 +43,6 @@ def run(arguments: argparse.Namespace) -> None:
     )
     for name in names:
         print(f"  {name}")
-    print(f"pip install --index-url {site.as_uri()}/ --extra-index-url <your usual index> ...")
+    # Beside another index the highest version wins, whoever put it there.
+    print("What these need of others comes first, from your usual index; then from this one alone:")
+    print(f"pip install --index-url {site.as_uri()}/ ...")

@@ -31,4 +31,5 @@ def run(arguments: argparse.Namespace) -> None:
     for path in variants.write(arguments.root / arguments.wheels, output, project):
         print(f"{path.stat().st_size:>12,} {path}")
     print(f"index them with: --also {arguments.output}")
-    print(f"uv pip install --preview-features wheel-variants --find-links {output} {project}")
+    where = f"--no-index --find-links {output}"
+    print(f"uv pip install --preview-features wheel-variants {where} {project}")

@@ -13,28 +13,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and where the wheels go."""
     selected.add_arguments(parser)
     parser.add_argument("--output", type=Path, default=Path("dist"))
+    parser.add_argument(
+        "--own", action="store_true", help="the project's own sdist and wheel alone: no compiler"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Build, and print each wheel with its size."""
-    selection = selected.read(arguments)
-    builds = selection.for_release()
-    compiler = selection.compiler()
-    output = arguments.root / arguments.output
+    selection, root = selected.read(arguments), arguments.root
+    builds = () if arguments.own else selection.for_release()
+    compiler = None if arguments.own else selection.compiler()
+    output = root / arguments.output
     made = []
-    if selection.first_shard() and wheel.has_pure(arguments.root):
-        made.append(wheel.sdist(selection.config, root=arguments.root, output=output))
-        made.append(wheel.pure(selection.config, root=arguments.root, output=output))
-    made += [
-        wheel.binary(
-            selection.config,
-            one,
-            compiler,
-            root=arguments.root,
-            output=output,
-            jobs=selection.given.jobs,
-        )
-        for one in builds
-    ]
+    if selection.first_shard() and wheel.has_pure(root):
+        made.append(wheel.sdist(selection.config, root=root, output=output))
+        made.append(wheel.pure(selection.config, root=root, output=output))
+    if compiler is not None:
+        jobs = selection.given.jobs
+        made += [
+            wheel.binary(selection.config, one, compiler, root=root, output=output, jobs=jobs)
+            for one in builds
+        ]
     for path in made:
         print(f"{path.stat().st_size:>12,} {path}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import native
 from flashvar_factory.config.axes import Axis
-from flashvar_factory.config.schema import Config
+from flashvar_factory.config.schema import PLATFORMS, Config
 from flashvar_factory.config.selection_arguments import NATIVE, SelectionArguments
 from flashvar_factory.config.suggestions import listed
 from flashvar_factory.config.toml_table import Value
@@ -121,6 +121,13 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
         )
         for target in (config.targets[name] for name in selection.architectures)
     )
+
+
+def expand_platforms(given: SelectionArguments, config: Config) -> tuple[Build, ...]:
+    """The builds of a release for every platform, or for the one that was given."""
+    platforms = PLATFORMS if given.platform is None else (given.platform,)
+    selections = (select_all(replace(given, platform=one), config) for one in platforms)
+    return tuple(build for one in selections for build in expand(config, one))
 
 
 def _kernels(op: str, config: Config, given: Mapping[str, tuple[Value, ...]]) -> list[Kernel]:

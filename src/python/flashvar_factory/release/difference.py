@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
 
 _SHOWN = 8  # bytes of each side
 
@@ -25,9 +29,9 @@ def of_files(one: Path, two: Path) -> str | None:
     first, second = one.read_bytes(), two.read_bytes()
     if first == second:
         return None
-    if zipfile.is_zipfile(one) and zipfile.is_zipfile(two):
-        with zipfile.ZipFile(one) as left, zipfile.ZipFile(two) as right:
-            return _of_archives(left, right) or of_bytes(first, second)
+    if one.suffix == ".whl":
+        with suppress(PackagingError):  # a damaged archive is compared as bytes
+            return _of_wheels(one, two) or of_bytes(first, second)
     return of_bytes(first, second)
 
 
@@ -41,17 +45,20 @@ def of_bytes(first: bytes, second: bytes) -> str | None:
     return f"{len(first):,} and {len(second):,} bytes, which differ at byte {at:,}: {shown}"
 
 
-def _of_archives(left: zipfile.ZipFile, right: zipfile.ZipFile) -> str | None:
-    names = left.namelist(), right.namelist()
+def _of_wheels(one: Path, two: Path) -> str | None:
+    left, right = archive.read(one), archive.read(two)
+    names = list(left), list(right)
     if names[0] != names[1]:
-        only = sorted(set(names[0]) ^ set(names[1]))
+        only = sorted(left.keys() ^ right.keys())
         return (
             f"the entries {only} are in one alone" if only else "the entries are sorted otherwise"
         )
-    for a, b in zip(left.infolist(), right.infolist(), strict=True):
-        if found := of_bytes(left.read(a), right.read(b)):
-            return f"{a.filename}: {found}"
-        for what in ("date_time", "external_attr", "compress_type", "create_system", "extra"):
-            if getattr(a, what) != getattr(b, what):
-                return f"{a.filename}: {what} is {getattr(a, what)} and {getattr(b, what)}"
+    for name in left:
+        if found := of_bytes(left[name], right[name]):
+            return f"{name}: {found}"
+    with zipfile.ZipFile(one) as first, zipfile.ZipFile(two) as second:
+        for a, b in zip(first.infolist(), second.infolist(), strict=False):
+            for what in ("date_time", "external_attr", "compress_type", "create_system", "extra"):
+                if getattr(a, what) != getattr(b, what):
+                    return f"{a.filename}: {what} is {getattr(a, what)} and {getattr(b, what)}"
     return None

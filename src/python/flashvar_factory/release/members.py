@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion
 
+from flashvar.binaries import manifest
+from flashvar.binaries.manifest import Manifest
 from flashvar_factory.build import wheel
 from flashvar_factory.config import version
 from flashvar_factory.config.expand import Build
@@ -69,6 +71,19 @@ def read(file: Path) -> Member | None:
     except (InvalidSdistFilename, InvalidVersion):
         return None
     return Member(distribution, SDIST, str(release))
+
+
+def described(file: Path) -> Manifest | None:
+    """The manifest of a binary wheel; None of any other file."""
+    if file.suffix != ".whl":
+        return None
+    texts = (
+        content
+        for name, content in archive.read(file).items()
+        if name.endswith(f"/{manifest.FILE_NAME}")
+    )
+    content = next(texts, None)
+    return None if content is None else manifest.parse(archive.text(content, str(file)))
 
 
 def complaints(

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar.binaries import manifest
-from flashvar_factory.inspect import archive
 from flashvar_factory.release import members
 from flashvar_factory.release.pipeline import Release, files_of
 from flashvar_factory.release.steps import Outcome, digest
@@ -55,7 +53,7 @@ def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
             if one.facts.get("file") == file.name
         },
     }
-    described = _manifest(file)
+    described = members.described(file)
     if described is not None:
         row |= {
             "architecture": described.architecture.name,
@@ -67,18 +65,6 @@ def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
             "kernels": [kernel.name for kernel in described.kernels],
         }
     return row
-
-
-def _manifest(file: Path) -> manifest.Manifest | None:
-    if file.suffix != ".whl":
-        return None
-    texts = (
-        content
-        for name, content in archive.read(file).items()
-        if name.endswith(f"/{manifest.FILE_NAME}")
-    )
-    content = next(texts, None)
-    return None if content is None else manifest.parse(archive.text(content, str(file)))
 
 
 def text(found: Mapping[str, Any]) -> str:

@@ -1,0 +1,38 @@
+"""Copy the proved files that an index does not have yet; refuse other bytes under their names."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.release import proof, published
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The files, what was proved of them, the index, and where the copies go."""
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--proof", type=Path, required=True, metavar="FILE", help="what check-release wrote"
+    )
+    parser.add_argument("--index", required=True, metavar="URL")
+    parser.add_argument("--output", type=Path, required=True, help="an empty or a new folder")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print a line for each file: to be uploaded, or already there."""
+    root, output = arguments.root, arguments.root / arguments.output
+    if output.is_dir() and any(output.iterdir()):
+        raise PackagingError(
+            f"{output}: expected an empty folder, found files; all that is there is uploaded"
+        )
+    hashes = proof.read(root / arguments.proof)
+    files = sorted((root / arguments.folder).iterdir())
+    proof.require(files, hashes)
+    missing = published.absent(files, arguments.index)
+    output.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if file in missing:
+            shutil.copyfile(file, output / file.name)
+        print(f"{'to upload' if file in missing else 'there already'}: {file.name}")

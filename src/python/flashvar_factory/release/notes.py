@@ -1,0 +1,69 @@
+"""The notes of a release: its part of the changelog, what it leans on, and its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from flashvar_factory.errors import ReleaseError
+from flashvar_factory.release.gpu_records import Record
+
+FILE: Final = "CHANGELOG.md"
+_HEADING: Final = re.compile(r"^## +\[?v?(?P<version>[^\]\s]+)\]?(?P<rest>.*)$")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def changes(root: Path, release: str) -> str:
+    """What the changelog says of a version; ReleaseError where there is no dated part of it."""
+    path = root / FILE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    headings = [(at, match) for at, line in enumerate(lines) if (match := _HEADING.match(line))]
+    ends = [*(at for at, _ in headings[1:]), len(lines)]
+    for (at, match), end in zip(headings, ends, strict=True):
+        if match["version"] == release:
+            text = "\n".join(lines[at + 1 : end]).strip()
+            if text and _DATE.search(match["rest"]):
+                return text
+            raise ReleaseError(
+                f"{FILE}: expected a date in the heading of {release} and text below it, found "
+                f"{lines[at]!r}{'' if text else ' and no text'}; ## {release} - 2026-01-31"
+            )
+    found = ", ".join(match["version"] for _, match in headings) or "none"
+    raise ReleaseError(
+        f"{FILE}: expected the heading ## {release} - <date>, found headings of {found}; name the "
+        "part Unreleased after the version"
+    )
+
+
+def text(
+    changed: str,
+    revision: str,
+    records: Mapping[str, Sequence[Record]],
+    hashes: Mapping[str, str],
+) -> str:
+    """The notes as Markdown."""
+    lines = [changed, "", "## Tried on", ""]
+    lines.append(f"Released is commit {revision}. Its kernels ran on these GPUs:")
+    lines.append("")
+    for need, found in records.items():
+        lines += [f"* {_what(need)}: {_run(need, record)}" for record in found]
+    lines += ["", "## Files", "", "```text"]
+    lines += [f"{digest}  {name}" for name, digest in sorted(hashes.items())]
+    return "\n".join([*lines, "```", ""])
+
+
+def _what(need: str) -> str:
+    return need if need.startswith("sm_") else need.capitalize()
+
+
+def _run(need: str, record: Record) -> str:
+    backend = "cuda" if need.startswith("sm_") else need
+    how = ", which was given this binary" if record.forced else ""
+    binaries = [one for one in record.binaries if one.architecture == need] or record.binaries
+    commits = ", ".join(dict.fromkeys((one.revision or "")[:12] for one in binaries))
+    return (
+        f"{record.passed[backend]:,} tests passed on {record.device}{how}, at commit {commits} "
+        f"(`{record.file}`)"
+    )

@@ -1,0 +1,314 @@
+"""Proves that the files of a folder are the release of this commit, before any is published.
+
+The files are those that a build left, downloaded again: each check judges their bytes. What was
+proved is written down with their hashes, so that what is uploaded later can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from flashvar.binaries.manifest import Manifest
+from flashvar.errors import FlashvarError
+from flashvar_factory import audit, index
+from flashvar_factory.audit import expectations, source_checks
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.build import sbom, source
+from flashvar_factory.config import version
+from flashvar_factory.config.expand import expand_platforms
+from flashvar_factory.config.schema import Config
+from flashvar_factory.config.selection_arguments import SelectionArguments
+from flashvar_factory.errors import ReleaseError, SmokeError
+from flashvar_factory.index import serve
+from flashvar_factory.release import (
+    checkout,
+    gpu_records,
+    members,
+    merge,
+    notes,
+    published,
+    reproduce,
+    smoke,
+    tag,
+)
+from flashvar_factory.release.gpu_records import Record
+from flashvar_factory.release.members import Member
+from flashvar_factory.release.pythons import Python
+from flashvar_factory.release.steps import digest, digests
+
+SCHEMA: Final = 1
+FILE: Final = "release.json"
+NOTES: Final = "notes.md"
+SBOMS: Final = "sboms"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The files that may become a release, and what they are judged by."""
+
+    root: Path
+    config: Config
+    folder: Path
+    again: Path  # the files of a second build
+    tag: str | None = None  # None: a rehearsal
+    indexes: tuple[str, ...] = ()  # where they are to be published
+    pythons: tuple[Python, ...] = ()  # to install them into
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The files in the folder; `complete` judges what else is there."""
+        if not self.folder.is_dir():
+            raise ReleaseError(
+                f"{self.folder}: expected the folder of a release, found none; build it first"
+            )
+        return _files(self.folder)
+
+    @cached_property
+    def wheels(self) -> tuple[Path, ...]:
+        """The wheels among the files."""
+        return tuple(file for file in self.files if file.suffix == ".whl")
+
+    @cached_property
+    def version(self) -> str:
+        """What the sources say."""
+        return version.read(self.config, self.root)
+
+    @cached_property
+    def revision(self) -> str | None:
+        """The commit of the sources."""
+        return source.gather(self.root, "").revision
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """What has to be there: everything of variants.toml, for every platform."""
+        return members.expected(
+            self.config, expand_platforms(SelectionArguments(), self.config), self.root
+        )
+
+    @property
+    def expected(self) -> Expectations:
+        """What the audit judges by."""
+        return expectations.of(self.config, root=self.root, revision=self.revision)
+
+    @cached_property
+    def manifests(self) -> dict[Path, Manifest]:
+        """Those of the binary wheels."""
+        found = {file: members.described(file) for file in self.wheels}
+        return {file: one for file, one in found.items() if one is not None}
+
+    @cached_property
+    def leaned_on(self) -> dict[str, list[Record]]:
+        """The records of GPU runs that count, by what they show."""
+        wanted = gpu_records.needs(self.root, self.config.project.name, self.manifests.values())
+        return gpu_records.lean_on(self.root, wanted)
+
+
+def sources(candidate: Candidate) -> str:
+    """The checkout is a commit, and nothing beside it."""
+    return f"commit {checkout.revision(candidate.root)}, and nothing beside it"
+
+
+def tagged(candidate: Candidate) -> str:
+    """The tag is the version's, and on the commit."""
+    if candidate.tag is None:
+        return "no tag: this is a rehearsal, of which nothing can be published"
+    tag.require(candidate.tag, candidate.root, candidate.version, candidate.revision)
+    return f"{candidate.tag} is on it"
+
+
+def changelog(candidate: Candidate) -> str:
+    """The changelog has a dated part of this version."""
+    if candidate.tag is None:
+        return "not read: a rehearsal"
+    changed = notes.changes(candidate.root, candidate.version)
+    return f"{len(changed.splitlines())} lines on {candidate.version}"
+
+
+def complete(candidate: Candidate) -> str:
+    """Every file of the release is there, and no other; extras name wheels that are."""
+    found = members.complaints(candidate.folder.iterdir(), candidate.members)
+    if not found:
+        found = merge.projects_extras(candidate.files, candidate.config, candidate.members)
+    members.refuse(found, str(candidate.folder), "build the whole set again, of one commit")
+    return f"{len(candidate.files)} files, those of variants.toml"
+
+
+def rebuilt(candidate: Candidate) -> str:
+    """A second build gave the same bytes."""
+    again = candidate.again
+    if not again.is_dir() or again.resolve() == candidate.folder.resolve():
+        raise ReleaseError(
+            f"--again {again}: expected the folder of a second build, found "
+            f"{'the first' if again.is_dir() else 'none'}; build everything twice"
+        )
+    where = f"they are in {candidate.folder} and {again}"
+    reproduce.require(candidate.files, _files(again), where)
+    return f"{len(candidate.files)} files were built twice, and are the same bytes"
+
+
+def audited(candidate: Candidate) -> str:
+    """Each file is what it claims to be, of this commit."""
+    reports = [audit.audit(file, candidate.expected) for file in candidate.wheels]
+    for report in reports:
+        if not report.passed:
+            print(report.text())
+    sdists = [file for file in candidate.files if file.name.endswith(".tar.gz")]
+    audit.require_sdists(
+        {file: source_checks.audit_sdist(file, candidate.expected) for file in sdists}
+    )
+    audit.require(reports)
+    return f"nothing against {len(reports)} wheels and {len(sdists)} sdists"
+
+
+def bills(candidate: Candidate) -> str:
+    """Each binary wheel has an SBOM, and it is valid."""
+    for file in candidate.manifests:
+        sbom.read(file)
+    return f"one in each of {len(candidate.manifests)} binary wheels"
+
+
+def records(candidate: Candidate) -> str:
+    """What is released ran on a GPU, by records of these sources."""
+    names = {one.file: None for every in candidate.leaned_on.values() for one in every}
+    return f"leans on {', '.join(names)}"
+
+
+def unused(candidate: Candidate) -> str:
+    """No index has other files of this version."""
+    for address in candidate.indexes:
+        published.absent(candidate.files, address)
+    return f"no other files of this version on {', '.join(candidate.indexes) or 'no index asked'}"
+
+
+def installed(candidate: Candidate) -> str:
+    """The wheels install from an index of them, and work."""
+    with tempfile.TemporaryDirectory(prefix="index-") as folder:
+        site = Path(folder, "site")
+        index.write(candidate.folder, site)
+        with serve.serving(site) as address:
+            report = smoke.run(
+                candidate.folder,
+                root=candidate.root,
+                config=candidate.config,
+                pythons=candidate.pythons,
+                index_url=address,
+            )
+    if not report.ok:
+        raise SmokeError("expected wheels that install and work, found faults: see above")
+    return f"{len(report.checks)} environments are fine"
+
+
+Check = Callable[[Candidate], str]
+
+CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
+    {
+        "sources": sources,
+        "tag": tagged,
+        "changelog": changelog,
+        "files": complete,
+        "second build": rebuilt,
+        "audit": audited,
+        "SBOM": bills,
+        "GPU records": records,
+        "index": unused,
+    }
+)
+# Minutes, so of a release with nothing against it alone.
+LAST: Final[Mapping[str, Check]] = MappingProxyType({"smoke": installed})
+
+
+def prove(candidate: Candidate) -> dict[str, Any]:
+    """Make every check and print what it found; the document of what was proved.
+
+    ReleaseError after the last check where there is anything against the release.
+    """
+    hashes = digests(candidate.files)
+    faults = _faults(candidate, CHECKS) or _faults(candidate, LAST)
+    if faults:
+        lines = "\n".join(f"{name}: {message}" for name, message in faults.items())
+        raise ReleaseError(
+            f"expected a release with nothing against it, found {len(faults)} checks that fail; "
+            f"publish nothing of it\n{lines}"
+        )
+    return {
+        "schema": SCHEMA,
+        "project": candidate.config.project.name,
+        "version": candidate.version,
+        "revision": candidate.revision,
+        "tag": candidate.tag,
+        "files": hashes,
+        "gpu_records": {
+            need: [one.file for one in found] for need, found in candidate.leaned_on.items()
+        },
+    }
+
+
+def _files(folder: Path) -> tuple[Path, ...]:
+    return tuple(path for path in sorted(folder.iterdir()) if path.is_file())
+
+
+def _faults(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:
+    found = {}
+    for name, check in checks.items():
+        try:
+            print(f"ok: {name}: {check(candidate)}", flush=True)
+        except FlashvarError as error:
+            found[name] = str(error)
+            print(f"FAULT: {name}", flush=True)
+    return found
+
+
+def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> list[Path]:
+    """Write the document, the notes and the SBOMs, which attestations are made of."""
+    (output / SBOMS).mkdir(parents=True, exist_ok=True)
+    made = [output / FILE, output / NOTES]
+    made[0].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    changed = notes.changes(candidate.root, candidate.version) if candidate.tag else "A rehearsal."
+    text = notes.text(changed, document["revision"], candidate.leaned_on, document["files"])
+    made[1].write_text(text, encoding="utf-8")
+    for file, described in candidate.manifests.items():
+        (bill,) = sbom.read(file).values()
+        platform = described.platform.removeprefix("linux_")
+        made.append(output / SBOMS / f"{described.distribution}-{platform}.cdx.json")
+        made[-1].write_text(bill, encoding="utf-8")
+    return made
+
+
+def read(path: Path) -> dict[str, str]:
+    """The hashes of what may be published, by file name; ReleaseError where nothing may be."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        tagged_as = document["tag"]
+        hashes = {str(name): str(digest) for name, digest in document["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ReleaseError(
+            f"{path}: expected what check-release wrote, found {error!r}; check the release first"
+        ) from error
+    if tagged_as is None:
+        raise ReleaseError(
+            f"{path}: expected a release that was checked with its tag, found a rehearsal; "
+            "check-release --tag"
+        )
+    return hashes
+
+
+def require(files: Sequence[Path], hashes: Mapping[str, str]) -> None:
+    """ReleaseError where a file is not among those that were proved, or has changed since."""
+    found = [
+        f"{file.name}: expected the SHA-256 {hashes.get(file.name, 'of no such file')}, "
+        f"found {here}"
+        for file in files
+        if (here := digest(file)) != hashes.get(file.name)
+    ]
+    if found:
+        lines = "\n".join(f"  {line}" for line in found)
+        raise ReleaseError(
+            f"expected the files that were proved, found\n{lines}\ncheck the release again"
+        )

@@ -1,0 +1,101 @@
+"""Compares files with those an index has: a name that is there has the same bytes, or is refused.
+
+Read by the JSON form of the simple API (PEP 691).
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory.errors import PackagingError, ReleaseError
+from flashvar_factory.index import simple_json
+from flashvar_factory.index.entries import project_of
+from flashvar_factory.release import members
+from flashvar_factory.release.steps import digest
+
+_PATIENCE: Final = 30  # seconds
+_LIMIT: Final = 1 << 26  # bytes of a page
+_THIS_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
+
+
+def absent(files: Iterable[Path], index: str) -> tuple[Path, ...]:
+    """Those of `files` that `index` does not have; ReleaseError where it has others of the version.
+
+    A version whose files are not all of one release cannot be mended: their names are used up.
+    """
+    _check_address(index)
+    by_project: dict[str, list[Path]] = {}
+    for file in sorted(files):
+        by_project.setdefault(project_of(file.name), []).append(file)
+    missing, found = [], []
+    for project, own in by_project.items():
+        listed = hashes(index, project)
+        for file in own:
+            there, here = listed.get(file.name), digest(file)
+            if there is None:
+                missing.append(file)
+            elif there != here:
+                found.append(f"{file.name}: expected the SHA-256 {here}, found {there}")
+        names = {file.name for file in own}
+        versions = {one.version for file in own if (one := members.read(file)) is not None}
+        for name in sorted(listed.keys() - names):
+            one = members.read(Path(name))
+            if one is not None and one.version in versions:
+                found.append(f"{name}: expected the files that are released alone, found this too")
+    if found:
+        lines = "\n".join(f"  {line}" for line in found)
+        raise ReleaseError(
+            f"{index}: expected nothing of this version but these files, found\n{lines}\n"
+            "a file name is used once: release this as another version"
+        )
+    return tuple(missing)
+
+
+def hashes(index: str, project: str) -> dict[str, str]:
+    """The SHA-256 of every file that an index lists of a project; none of one it does not know."""
+    address = f"{index.rstrip('/')}/{project}/"
+    request = urllib.request.Request(address, headers={"Accept": simple_json.CONTENT_TYPE})
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
+            kind, content = answer.headers.get_content_type(), answer.read(_LIMIT + 1)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return {}
+        raise _unreadable(address, f"status {error.code}") from error
+    except OSError as error:
+        raise _unreadable(address, str(error)) from error
+    if kind != simple_json.CONTENT_TYPE or len(content) > _LIMIT:
+        raise _unreadable(address, f"{len(content):,} bytes of {kind}")
+    return parse(content, address)
+
+
+def parse(content: bytes, address: str) -> dict[str, str]:
+    """The same of the document that `address` answered."""
+    try:
+        rows = json.loads(content)["files"]
+        return {str(row["filename"]): str(row["hashes"]["sha256"]).lower() for row in rows}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(address, f"no file list with hashes ({error!r})") from error
+
+
+def _check_address(index: str) -> None:
+    parts = urlsplit(index)
+    if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
+        return
+    raise ConfigurationError(
+        f"--index {index}: expected an https:// address, found another; as https://pypi.org/simple"
+    )
+
+
+def _unreadable(address: str, found: str) -> PackagingError:
+    return PackagingError(
+        f"{address}: expected the JSON of the simple API ({simple_json.CONTENT_TYPE}), found "
+        f"{found}; without it nothing says which files are there: try again, or another index"
+    )
