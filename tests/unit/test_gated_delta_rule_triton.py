@@ -115,7 +115,7 @@ def test_the_recurrence_compiles(
     assert stack_bytes(kernels["recurrent_kernel"], tmp_path) == 0
 
 
-FORWARD = ["inverse_kernel", "chain_kernel"]
+FORWARD = ["chunk_kernel", "chain_kernel"]
 KERNELS = {
     "forward": FORWARD,
     "backward": [*FORWARD, "reverse_kernel", "squares_kernel", "rows_kernel"],

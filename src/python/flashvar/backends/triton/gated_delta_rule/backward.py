@@ -29,9 +29,8 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
     decays,
     ends,
     first_slot,
-    last_sum,
     lengths,
-    sequence_of,
+    place_of,
 )
 
 
@@ -40,9 +39,9 @@ def reverse_kernel(
     p_q,  # [batch, seqlen, heads // GROUP, K]
     p_k,
     p_cu_seqlens,
-    p_inverse,  # T, G and beta of inverse_kernel
-    p_sums,
-    p_betas,
+    p_mixed,  # of chunk_kernel, as the next two
+    p_scores,
+    p_rows,
     p_grad_out,  # [batch, seqlen, heads, V]
     p_grad_after,  # [sequences, heads, K, V]; None: zeros
     p_grad_before,  # like that, contiguous, written; None: not written
@@ -67,13 +66,10 @@ def reverse_kernel(
     grad_after_k,
     grad_after_v,
     seqlen,
-    scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    L2NORM: tl.constexpr,
-    EPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -89,6 +85,9 @@ def reverse_kernel(
     o_v = (tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
     m_k, m_v = o_k < K, o_v < V
     m_state = m_k[:, None] & m_v[None, :]
+    o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)[None, :]
+    o_square = o_c[:, None] * CHUNK + o_c[None, :]
+    o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
 
     begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
     first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
@@ -111,38 +110,34 @@ def reverse_kernel(
         m_rows, m_values = m_row & m_k[None, :], m_row & m_v[None, :]
         b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_rows, other=0.0).to(OPERAND)
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_rows, other=0.0).to(OPERAND)
-        p_rows = p_grad_out + o_row[:, None] * grad_out_row
-        b_grad_out = tl.load(p_rows, mask=m_values, other=0.0).to(OPERAND)
-        b_one_q = scale * lengths(b_q, L2NORM, EPS)
-        b_one_k = lengths(b_k, L2NORM, EPS)
+        b_grad_out = tl.load(p_grad_out + o_row[:, None] * grad_out_row, mask=m_values, other=0.0)
+        b_grad_out = b_grad_out.to(OPERAND)
         place = (slot * HEADS + i_head) * CHUNK
-        b_sums = tl.load(p_sums + place + o_c)
-        b_beta = tl.load(p_betas + place + o_c)
-        b_turned = tl.load(p_inverse + (place + o_c[None, :]) * CHUNK + o_c[:, None])
-        b_last = last_sum(b_sums, o_c, CHUNK)
+        b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
+        b_scores = tl.load(p_scores + place * CHUNK + o_square)
+        b_sums = tl.load(p_rows + place * 4 + o_c)
+        b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
+        b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
         b_left = tl.exp(b_sums)
-        b_decay = decays(b_sums, o_c, True)
         b_operand = b_grad.to(OPERAND)
         p_chunk = p_grad_states + (slot * HEADS + i_head) * K * V
-        tl.store(p_chunk + o_k[:, None] * V + o_v[None, :], b_operand, mask=m_state)
+        tl.store(p_chunk + o_state, b_operand, mask=m_state)
 
-        b_scores = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-        b_scores *= b_one_k[:, None] * b_one_q[None, :] * b_decay
-        b_right = (tl.exp(b_last - b_sums) * b_one_k)[:, None]
-        b_grad_new = b_right * tl.dot(b_k, b_operand, input_precision=PRECISION)
-        b_grad_new += tl.dot(b_scores.to(OPERAND), b_grad_out, input_precision=PRECISION)
+        b_grad_new = tl.dot(b_k, b_operand, input_precision=PRECISION)
+        b_grad_new *= (tl.exp(b_last - b_sums) * b_one_k)[:, None]
+        b_grad_new += tl.dot(tl.trans(b_scores), b_grad_out, input_precision=PRECISION)
         b_grad_new = b_grad_new.to(OPERAND)
-        p_chunk = p_grad_new + (place + o_c[:, None]) * V + o_v[None, :]
-        tl.store(p_chunk, b_grad_new, mask=m_v[None, :])
-        b_turned = (b_turned * b_decay).to(OPERAND)
-        b_grad_v = b_beta[:, None] * tl.dot(b_turned, b_grad_new, input_precision=PRECISION)
-        p_rows = p_grad_v + o_row[:, None] * (HEADS * V)
-        tl.store(p_rows, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
+        tl.store(p_grad_new + place * V + o_values, b_grad_new, mask=m_v[None, :])
+        b_grad_v = b_beta * tl.dot(tl.trans(b_mixed), b_grad_new, input_precision=PRECISION)
+        p_chunk = p_grad_v + o_row[:, None] * (HEADS * V)
+        tl.store(p_chunk, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
 
-        b_grad *= tl.exp(b_last)
         b_scaled = ((b_left * b_one_q)[:, None] * b_grad_out.to(tl.float32)).to(OPERAND)
-        b_grad += tl.dot(tl.trans(b_q), b_scaled, input_precision=PRECISION)
         b_grad_read = (-(b_left * b_one_k)[:, None] * b_grad_v).to(OPERAND)
+        b_grad *= tl.exp(b_last)
+        b_grad += tl.dot(tl.trans(b_q), b_scaled, input_precision=PRECISION)
         b_grad += tl.dot(tl.trans(b_k), b_grad_read, input_precision=PRECISION)
 
     if p_grad_before is not None:
@@ -152,13 +147,12 @@ def reverse_kernel(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def squares_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
-    p_k,
+    p_k,  # [batch, seqlen, heads // GROUP, K]
     p_v,  # [batch, seqlen, heads, V]
     p_cu_seqlens,
-    p_inverse,  # T, G and beta of inverse_kernel
-    p_sums,
-    p_betas,
+    p_mixed,  # of chunk_kernel, as the next two
+    p_scores,
+    p_rows,
     p_states,  # of chain_kernel
     p_new,
     p_grad_out,  # [batch, seqlen, heads, V]
@@ -169,10 +163,6 @@ def squares_kernel(
     p_grad_sums,  # of G [slots, HEADS, CHUNK], in part, contiguous, written
     p_reads,  # sums of K S times its gradient over V, like that
     p_grad_beta,  # [batch, seqlen, HEADS], contiguous, written
-    q_batch,
-    q_row,
-    q_head,
-    q_dim,
     k_batch,
     k_row,
     k_head,
@@ -189,15 +179,12 @@ def squares_kernel(
     seqlen,
     sequences,
     first_step,
-    scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    L2NORM: tl.constexpr,
     SIGMOID: tl.constexpr,
     BETA_SCALE: tl.constexpr,
-    EPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -207,12 +194,9 @@ def squares_kernel(
     """The grid is all heads of all slots, on one axis."""
     i_head = (tl.program_id(0) % HEADS).to(tl.int64)
     slot = (tl.program_id(0) // HEADS).to(tl.int64)
-    i_sequence = sequence_of(
+    i_sequence, row, end = place_of(
         p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
     )
-    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
-    first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
-    row = begin + (slot - first) * CHUNK
     if row >= end:  # no chunk has this slot
         return
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
@@ -223,8 +207,6 @@ def squares_kernel(
     m_k = o_k < K
     m_rows = m_row[:, None] & m_k[None, :]
 
-    p_q += i_batch * q_batch + i_head // GROUP * q_head
-    p_q += o_row[:, None] * q_row + o_k[None, :] * q_dim
     p_k += i_batch * k_batch + i_head // GROUP * k_head
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
     p_v += i_batch * v_batch + i_head * v_head + o_row[:, None] * v_row
@@ -233,15 +215,11 @@ def squares_kernel(
     row_of_all = i_batch * seqlen + o_row
     p_grad_v += (row_of_all * HEADS + i_head)[:, None] * V
     place = (slot * HEADS + i_head) * CHUNK
-    p_states += (slot * HEADS + i_head) * K * V + o_k[:, None] * V
-    p_new += (place + o_c[:, None]) * V
-    p_grad_new += (place + o_c[:, None]) * V
-    b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
+    p_states += (slot * HEADS + i_head) * K * V
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
-    b_one_q = scale * lengths(b_q, L2NORM, EPS)
-    b_one_k = lengths(b_k, L2NORM, EPS)
-    b_sums = tl.load(p_sums + place + o_c)
-    b_beta = tl.load(p_betas + place + o_c)
+    p_rows += place * 4 + o_c
+    b_sums, b_beta = tl.load(p_rows), tl.load(p_rows + CHUNK)
+    b_one_q, b_one_k = tl.load(p_rows + 2 * CHUNK), tl.load(p_rows + 3 * CHUNK)
     b_left = (tl.exp(b_sums) * b_one_k)[:, None]
 
     b_grad_scores = tl.zeros([CHUNK, CHUNK], tl.float32)
@@ -251,12 +229,14 @@ def squares_kernel(
         o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
         m_v = o_v < V
         m_values = m_row[:, None] & m_v
-        b_state = tl.load(p_states + o_v, mask=m_k[:, None] & m_v, other=0.0)
+        o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
+        o_values = place * V + o_c[:, None] * V + o_v
+        b_state = tl.load(p_states + o_state, mask=m_k[:, None] & m_v, other=0.0)
         b_v = tl.load(p_v + o_v * v_dim, mask=m_values, other=0.0).to(tl.float32)
         b_grad_v = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
         b_grad_out = tl.load(p_grad_out + o_v * grad_out_dim, mask=m_values, other=0.0).to(OPERAND)
-        b_new = tl.load(p_new + o_v, mask=m_v, other=0.0)
-        b_grad_new = tl.load(p_grad_new + o_v, mask=m_v, other=0.0)
+        b_new = tl.load(p_new + o_values, mask=m_v, other=0.0)
+        b_grad_new = tl.load(p_grad_new + o_values, mask=m_v, other=0.0)
         b_read = tl.dot(b_k, b_state, input_precision=PRECISION)
         b_reads += tl.sum((-b_left * b_grad_v).to(OPERAND).to(tl.float32) * b_read, 1)
         b_rest = (b_v - b_left * b_read).to(OPERAND)
@@ -264,28 +244,25 @@ def squares_kernel(
         b_grad_mixed += tl.dot(b_rest, tl.trans(b_grad_new), input_precision=PRECISION)
 
     b_decay = decays(b_sums, o_c, True)
-    b_scaled = b_one_k[:, None] * b_one_q[None, :] * b_decay
-    b_grad_scores *= b_scaled
-    b_products = b_grad_scores * tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-    o_square = (place + o_c[:, None]) * CHUNK + o_c[None, :]
+    o_turned = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
+    o_square = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+    b_products = b_grad_scores * tl.load(p_scores + o_turned).to(tl.float32)
+    b_grad_scores *= b_one_k[:, None] * b_one_q[None, :] * b_decay
     tl.store(p_grad_scores + o_square, b_grad_scores.to(OPERAND))
 
-    b_inverse = tl.load(p_inverse + o_square).to(OPERAND)
-    b_turned = tl.load(p_inverse + (place + o_c[None, :]) * CHUNK + o_c[:, None])
-    b_grad_mixed *= b_decay
-    b_grad_beta = tl.sum(b_grad_mixed * b_turned, 1)
-    b_grad_mixed *= b_beta[:, None]
-    b_products += b_grad_mixed * b_turned
+    b_grad_beta = tl.sum(b_grad_mixed * tl.load(p_mixed + o_turned).to(tl.float32), 1)
+    b_mixed = tl.load(p_mixed + o_square)
+    b_grad_mixed = (b_grad_mixed * b_beta[:, None]).to(OPERAND)
+    b_system = tl.dot(b_mixed, b_grad_mixed, input_precision=PRECISION)
+    b_system = -tl.dot(b_system.to(OPERAND), b_mixed, input_precision=PRECISION)
+    b_decay *= b_one_k[:, None] * b_one_k[None, :]
+    b_system = tl.where(o_c[:, None] < o_c[None, :], b_system * b_decay, 0.0)
+    b_gram = b_system * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+    b_grad_beta += tl.sum(b_gram, 0)
+    b_products += b_gram * b_beta[None, :]
+    tl.store(p_grad_gram + o_square, (b_system * b_beta[None, :]).to(OPERAND))
     tl.store(p_grad_sums + place + o_c, tl.sum(b_products, 0) - tl.sum(b_products, 1))
     tl.store(p_reads + place + o_c, b_reads)
-
-    b_system = tl.dot(b_inverse, b_grad_mixed.to(OPERAND), input_precision=PRECISION)
-    b_system = -tl.dot(b_system.to(OPERAND), b_inverse, input_precision=PRECISION)
-    b_system = tl.where(o_c[:, None] < o_c[None, :], b_system, 0.0)
-    b_system *= b_one_k[:, None] * b_one_k[None, :]
-    b_gram = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_grad_beta += tl.sum(b_system * b_gram, 0)
-    tl.store(p_grad_gram + o_square, (b_beta[None, :] * b_system).to(OPERAND))
     if SIGMOID:
         b_grad_beta *= b_beta * (1.0 - b_beta / BETA_SCALE)
     p_grad_beta += row_of_all * HEADS + i_head
@@ -300,7 +277,7 @@ def rows_kernel(
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,
-    p_sums,  # of inverse_kernel
+    p_rows,  # of chunk_kernel
     p_states,  # of chain_kernel
     p_new,
     p_grad_out,  # [batch, seqlen, heads, V]
@@ -336,7 +313,6 @@ def rows_kernel(
     seqlen,
     sequences,
     first_step,
-    scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -353,12 +329,9 @@ def rows_kernel(
     qk_heads: tl.constexpr = HEADS // GROUP
     i_qk_head = (tl.program_id(0) % qk_heads).to(tl.int64)
     slot = (tl.program_id(0) // qk_heads).to(tl.int64)
-    i_sequence = sequence_of(
+    i_sequence, row, end = place_of(
         p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
     )
-    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
-    first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
-    row = begin + (slot - first) * CHUNK
     if row >= end:  # no chunk has this slot
         return
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
@@ -374,17 +347,17 @@ def rows_kernel(
     p_grad_out += i_batch * grad_out_batch + o_row[:, None] * grad_out_row
     b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
-    b_one_q = lengths(b_q, L2NORM, EPS)
-    b_one_k = lengths(b_k, L2NORM, EPS)
 
     b_grad_q = tl.zeros([CHUNK, BLOCK_K], tl.float32)
     b_grad_k = tl.zeros([CHUNK, BLOCK_K], tl.float32)
     for i in range(0, GROUP):
         i_head = i_qk_head * GROUP + i
         place = (slot * HEADS + i_head) * CHUNK
-        b_sums = tl.load(p_sums + place + o_c)
-        b_last = last_sum(b_sums, o_c, CHUNK)
-        b_left_q = (tl.exp(b_sums) * b_one_q * scale)[:, None]
+        b_sums = tl.load(p_rows + place * 4 + o_c)
+        b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        b_left_q = (tl.exp(b_sums) * b_one_q)[:, None]
         b_left_k = (-tl.exp(b_sums) * b_one_k)[:, None]
         b_right = (tl.exp(b_last - b_sums) * b_one_k)[:, None]
         # What the state gives is added to the heads before: their part is taken off again.
@@ -396,16 +369,18 @@ def rows_kernel(
             m_v = o_v < V
             m_values = m_row[:, None] & m_v
             m_state = m_k[:, None] & m_v
-            o_state = (slot * HEADS + i_head) * K * V + o_k[:, None] * V + o_v
-            b_state = tl.load(p_states + o_state, mask=m_state, other=0.0)
-            b_grad_state = tl.load(p_grad_states + o_state, mask=m_state, other=0.0)
+            o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
+            place_of_state = (slot * HEADS + i_head) * K * V
+            b_state = tl.load(p_states + place_of_state + o_state, mask=m_state, other=0.0)
+            p_state = p_grad_states + place_of_state + o_state
+            b_grad_state = tl.load(p_state, mask=m_state, other=0.0)
             b_whole += tl.sum(b_state.to(tl.float32) * b_grad_state.to(tl.float32), 1)
-            p_rows = p_grad_out + i_head * grad_out_head + o_v * grad_out_dim
-            b_x = tl.load(p_rows, mask=m_values, other=0.0).to(tl.float32)
+            p_x = p_grad_out + i_head * grad_out_head + o_v * grad_out_dim
+            b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
             b_x = (b_left_q * b_x).to(OPERAND)
             b_grad_q += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
-            p_rows = p_grad_v + (row_of_all * HEADS + i_head)[:, None] * V + o_v
-            b_x = tl.load(p_rows, mask=m_values, other=0.0).to(tl.float32)
+            p_x = p_grad_v + (row_of_all * HEADS + i_head)[:, None] * V + o_v
+            b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
             b_x = (b_left_k * b_x).to(OPERAND)
             b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
             b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
@@ -429,8 +404,8 @@ def rows_kernel(
             if p_dt_bias is not None:
                 p_dt_bias_head += i_head * dt_bias_head
             b_grad_g, b_grad_a_log = gate_backward(b_g, b_grad_g, p_a_log_head, p_dt_bias_head)
-            p_rows = p_grad_g + row_of_all * HEADS + i_head
-            tl.store(p_rows, b_grad_g.to(p_grad_g.dtype.element_ty), mask=m_row)
+            p_x = p_grad_g + row_of_all * HEADS + i_head
+            tl.store(p_x, b_grad_g.to(p_grad_g.dtype.element_ty), mask=m_row)
             if p_grad_a_log is not None:
                 b_grad_a_log = tl.sum(tl.where(m_row, b_grad_a_log, 0.0), 0)
                 tl.store(p_grad_a_log + slot * HEADS + i_head, b_grad_a_log)
@@ -438,8 +413,8 @@ def rows_kernel(
                 b_grad_dt_bias = tl.sum(tl.where(m_row, b_grad_g, 0.0), 0)
                 tl.store(p_grad_dt_bias + slot * HEADS + i_head, b_grad_dt_bias)
 
-        o_turned = (place + o_c[:, None]) * CHUNK + o_c[None, :]
-        o_square = (place + o_c[None, :]) * CHUNK + o_c[:, None]
+        o_turned = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+        o_square = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
         b_x = tl.load(p_grad_scores + o_square)
         b_grad_q += tl.dot(b_x, b_k, input_precision=PRECISION)
         b_x = tl.load(p_grad_scores + o_turned)
@@ -449,10 +424,12 @@ def rows_kernel(
 
     if L2NORM:
         b_x = b_q.to(tl.float32)
-        b_of_q = b_one_q * b_one_q * tl.sum(b_x * b_grad_q, 1)
+        b_one = lengths(b_q, L2NORM, EPS)
+        b_of_q = b_one * b_one * tl.sum(b_x * b_grad_q, 1)
         b_grad_q -= b_of_q[:, None] * b_x
         b_x = b_k.to(tl.float32)
-        b_of_k = b_one_k * b_one_k * tl.sum(b_x * b_grad_k, 1)
+        b_one = lengths(b_k, L2NORM, EPS)
+        b_of_k = b_one * b_one * tl.sum(b_x * b_grad_k, 1)
         b_grad_k -= b_of_k[:, None] * b_x
     o_rows = (row_of_all * qk_heads + i_qk_head)[:, None] * K + o_k[None, :]
     tl.store(p_grad_q + o_rows, b_grad_q.to(p_grad_q.dtype.element_ty), mask=m_rows)

@@ -1,8 +1,8 @@
 """The Triton kernels of the gated delta rule in chunks of tokens, by matrix products.
 
-Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. The inverses,
-which no state enters, come first and for all chunks at once; then a program goes through the
-chunks of a sequence with BLOCK_V columns of a head's state in registers.
+Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. What no state
+enters comes first and for all chunks at once; then a program goes through the chunks of a sequence
+with BLOCK_V columns of a head's state in registers.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -23,9 +23,8 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
     decays,
     ends,
     first_slot,
-    last_sum,
     lengths,
-    sequence_of,
+    place_of,
 )
 
 _BLOCK: Final = tl.constexpr(16)
@@ -62,16 +61,21 @@ def _inverse(b_a, CHUNK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def inverse_kernel(
-    p_k,  # [batch, seqlen, heads // GROUP, K]
+def chunk_kernel(
+    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_k,
     p_g,  # [batch, seqlen, heads]; None: zeros
     p_beta,  # [batch, seqlen, heads]
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
-    p_inverse,  # T [slots, HEADS, CHUNK, CHUNK], contiguous, written
-    p_sums,  # G [slots, HEADS, CHUNK], contiguous, written
-    p_betas,  # beta [slots, HEADS, CHUNK], contiguous, written
+    p_mixed,  # T D [slots, HEADS, CHUNK, CHUNK], contiguous, written
+    p_scores,  # P, times scale, like that
+    p_rows,  # four numbers of each row [slots, HEADS, 4, CHUNK], contiguous, written
+    q_batch,
+    q_row,
+    q_head,
+    q_dim,
     k_batch,
     k_row,
     k_head,
@@ -88,6 +92,7 @@ def inverse_kernel(
     seqlen,
     sequences,
     first_step,  # of the bisection: the largest power of two below `sequences`, or 0
+    scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -97,26 +102,31 @@ def inverse_kernel(
     EPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr,  # dtype of what is multiplied
+    PRECISION: tl.constexpr,  # where that is float32
 ):
     """The grid is all heads of all slots, on one axis."""
     i_head = (tl.program_id(0) % HEADS).to(tl.int64)
     slot = (tl.program_id(0) // HEADS).to(tl.int64)
-    i_sequence = sequence_of(
+    i_sequence, row, end = place_of(
         p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
     )
-    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
-    first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
+    if row >= end:  # no chunk has this slot
+        return
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     o_c = tl.arange(0, CHUNK)
-    o_row = begin + (slot - first) * CHUNK + o_c
+    o_row = row + o_c
     m_row = o_row < end
     o_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    m_rows = m_row[:, None] & (o_k < K)[None, :]
 
+    p_q += i_batch * q_batch + i_head // GROUP * q_head
+    p_q += o_row[:, None] * q_row + o_k[None, :] * q_dim
     p_k += i_batch * k_batch + i_head // GROUP * k_head
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
-    b_k = tl.load(p_k, mask=m_row[:, None] & (o_k < K)[None, :], other=0.0).to(OPERAND)
+    b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
+    b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
+    b_one_q = scale * lengths(b_q, L2NORM, EPS)
     b_one_k = lengths(b_k, L2NORM, EPS)
     p_beta += i_batch * beta_batch + o_row * beta_row + i_head * beta_head
     b_beta = beta_of(tl.load(p_beta, mask=m_row, other=0.0).to(tl.float32), SIGMOID, BETA_SCALE)
@@ -130,15 +140,23 @@ def inverse_kernel(
             p_dt_bias += i_head * dt_bias_head
         b_g = gate_of(tl.load(p_g, mask=m_row, other=0.0).to(tl.float32), p_a_log, p_dt_bias)
         b_g = tl.where(m_row, tl.maximum(b_g, LOWEST_GATE, propagate_nan=tl.PropagateNan.ALL), 0.0)
+    b_sums = tl.cumsum(b_g, 0)
 
-    b_gram = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_gram *= b_one_k[:, None] * b_one_k[None, :]
-    b_a = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_gram, 0.0)
     place = (slot * HEADS + i_head) * CHUNK
-    tl.store(p_sums + place + o_c, tl.cumsum(b_g, 0))
-    tl.store(p_betas + place + o_c, b_beta)
-    p_inverse += (place + o_c[:, None]) * CHUNK + o_c[None, :]
-    tl.store(p_inverse, _inverse(b_a, CHUNK))
+    o_square = o_c[:, None] * CHUNK + o_c[None, :]
+    b_decay = decays(b_sums, o_c, False)
+    b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    b_scores *= b_one_q[:, None] * b_one_k[None, :] * b_decay
+    tl.store(p_scores + place * CHUNK + o_square, b_scores.to(OPERAND))
+    b_a = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+    b_a *= (b_beta * b_one_k)[:, None] * b_one_k[None, :]
+    b_mixed = _inverse(tl.where(o_c[:, None] > o_c[None, :], b_a, 0.0), CHUNK) * b_decay
+    tl.store(p_mixed + place * CHUNK + o_square, b_mixed.to(OPERAND))
+    p_rows += place * 4 + o_c
+    tl.store(p_rows, b_sums)
+    tl.store(p_rows + CHUNK, b_beta)
+    tl.store(p_rows + 2 * CHUNK, b_one_q)
+    tl.store(p_rows + 3 * CHUNK, b_one_k)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -147,9 +165,9 @@ def chain_kernel(
     p_k,
     p_v,  # [batch, seqlen, heads, V]
     p_cu_seqlens,
-    p_inverse,  # of inverse_kernel, as the next two
-    p_sums,
-    p_betas,
+    p_mixed,  # of chunk_kernel, as the next two
+    p_scores,
+    p_rows,
     p_before,  # [sequences, heads, K, V]; None: zeros
     p_after,  # like before; None: not written
     p_out,  # [batch, seqlen, heads, V], rows contiguous; None: not written
@@ -180,18 +198,15 @@ def chain_kernel(
     out_row,
     out_head,
     seqlen,
-    scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    L2NORM: tl.constexpr,
-    EPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    OPERAND: tl.constexpr,  # dtype of what is multiplied
-    PRECISION: tl.constexpr,  # where that is float32
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """The grid is all column blocks of all heads of all sequences, on one axis.
 
@@ -205,6 +220,9 @@ def chain_kernel(
     o_v = (tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
     m_k, m_v = o_k < K, o_v < V
     m_state = m_k[:, None] & m_v[None, :]
+    o_square = o_c[:, None] * CHUNK + o_c[None, :]
+    o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
+    o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)[None, :]
 
     begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
     slot = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
@@ -227,34 +245,28 @@ def chain_kernel(
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_row & m_k[None, :], other=0.0)
         b_v = tl.load(p_v + o_row[:, None] * v_row, mask=m_values, other=0.0).to(tl.float32)
         b_k = b_k.to(OPERAND)
-        b_one_k = lengths(b_k, L2NORM, EPS)
         place = (slot * HEADS + i_head) * CHUNK
-        b_sums = tl.load(p_sums + place + o_c)
-        b_beta = tl.load(p_betas + place + o_c)
-        b_inverse = tl.load(p_inverse + (place + o_c[:, None]) * CHUNK + o_c[None, :])
-        b_last = last_sum(b_sums, o_c, CHUNK)
-        b_left = tl.exp(b_sums)
-        b_decay = decays(b_sums, o_c, False)
+        b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
+        b_sums = tl.load(p_rows + place * 4 + o_c)
+        b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
+        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
         b_operand = b_state.to(OPERAND)
         if p_states is not None:
-            p_chunk = p_states + (slot * HEADS + i_head) * K * V
-            tl.store(p_chunk + o_k[:, None] * V + o_v[None, :], b_operand, mask=m_state)
+            tl.store(p_states + (slot * HEADS + i_head) * K * V + o_state, b_operand, mask=m_state)
 
         b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
-        b_rest = b_v - (b_left * b_one_k)[:, None] * b_read
-        b_mixed = (b_inverse * b_decay * b_beta[None, :]).to(OPERAND)
-        b_new = tl.dot(b_mixed, b_rest.to(OPERAND), input_precision=PRECISION)
+        b_rest = (b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)).to(OPERAND)
+        b_new = tl.dot(b_mixed, b_rest, input_precision=PRECISION)
         if p_new is not None:
-            p_chunk = p_new + (place + o_c[:, None]) * V + o_v[None, :]
-            tl.store(p_chunk, b_new.to(OPERAND), mask=m_v[None, :])
+            tl.store(p_new + place * V + o_values, b_new.to(OPERAND), mask=m_v[None, :])
         if p_out is not None:
             b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_row & m_k[None, :], other=0.0)
-            b_q = b_q.to(OPERAND)
-            b_one_q = scale * lengths(b_q, L2NORM, EPS)
-            b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-            b_scores *= b_one_q[:, None] * b_one_k[None, :] * b_decay
-            b_out = (b_left * b_one_q)[:, None] * tl.dot(b_q, b_operand, input_precision=PRECISION)
-            b_out += tl.dot(b_scores.to(OPERAND), b_new.to(OPERAND), input_precision=PRECISION)
+            b_scores = tl.load(p_scores + place * CHUNK + o_square)
+            b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+            b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
+            b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
+            b_out += tl.dot(b_scores, b_new.to(OPERAND), input_precision=PRECISION)
             b_out = b_out.to(p_out.dtype.element_ty)
             tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_values)
         b_kept = ((tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new).to(OPERAND)

@@ -2,6 +2,9 @@
 
 A chunk of a sequence that begins at row b has the slot b // CHUNK + (number of the sequence) + (its
 own number) in scratch memory: no two have the same, and no length is needed on the host.
+
+Of each row of a chunk four numbers are kept: G, beta, scale times the factor that makes the length
+of q 1, and that of k; without qk_l2norm the factors are 1.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -63,6 +66,22 @@ def sequence_of(
 
 
 @triton.jit
+def place_of(
+    p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
+):
+    """The sequence of a slot, the first row of its chunk, and the row behind the sequence's last.
+
+    A slot that no chunk has begins behind the last.
+    """
+    i_sequence = sequence_of(
+        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    )
+    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
+    return i_sequence, begin + (slot - first) * CHUNK, end
+
+
+@triton.jit
 def lengths(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
     """The factor of each row [C, K] that makes its length 1, or 1.
 
@@ -86,9 +105,3 @@ def decays(b_sums, o_c, TURNED: tl.constexpr):
     else:
         b_between = tl.where(o_c[:, None] >= o_c[None, :], b_between, float("-inf"))
     return tl.exp(b_between)
-
-
-@triton.jit
-def last_sum(b_sums, o_c, CHUNK: tl.constexpr):
-    """G of the last token of a chunk."""
-    return tl.sum(tl.where(o_c == CHUNK - 1, b_sums, 0.0), 0)

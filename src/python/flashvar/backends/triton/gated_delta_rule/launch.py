@@ -1,8 +1,8 @@
 """Launches of the kernels that go by chunks, forward and backward.
 
-The scratch memory of a backward is, for each chunk and head of v, two states, three blocks of the
-size of its v and two squares [chunk, chunk] in the dtype of what is multiplied, and a square in
-float32: with bfloat16 and K = V = 128 that is 2.3 KiB for each token and head of v.
+The scratch memory of a backward is, for each chunk and head of v, two states, two blocks of the
+size of its v and four squares [chunk, chunk], in the dtype of what is multiplied: with bfloat16 and
+K = V = 128 that is 2 KiB for each token and head of v.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flashvar.backends.triton.gated_delta_rule.backward import (
     rows_kernel,
     squares_kernel,
 )
-from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, inverse_kernel
+from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 
 # Of a kernel and a grid makes what takes the arguments.
@@ -34,6 +34,7 @@ _STATE_ELEMENTS: Final = 8192
 _STATE_COLUMNS: Final = 64
 _WARPS: Final = 4
 _ROWS_WARPS: Final = 8
+_STAGES: Final = 1
 # What is multiplied. float16 has not the range of states and of gradients.
 _OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
 _WIDE: Final = (torch.float32, tl.float32)
@@ -51,12 +52,13 @@ class Chunks:
         self.size = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MOST_TOKENS)
         self.constants = {
             **{"HEADS": self.heads, "GROUP": inputs.group, "K": k, "CHUNK": self.size},
-            **{"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS, "BLOCK_K": block_k},
-            **{"OPERAND": operand, "num_warps": _WARPS, "num_stages": 1},
+            **{"BLOCK_K": block_k, "OPERAND": operand},
+            **{"num_warps": _WARPS, "num_stages": _STAGES},
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
         block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
         self.values = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
+        self.norm = {"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS}
         self.beta = {
             "SIGMOID": inputs.beta_sigmoid,
             "BETA_SCALE": 2.0 if inputs.allow_neg_eigval else 1.0,
@@ -111,7 +113,7 @@ def forward(
     """Write out, and the state after each sequence."""
     chunks = Chunks(inputs)
     with torch.cuda.device_of(out):  # Triton launches on the current device
-        found = _inverses(chunks, begin)
+        found = _parts(chunks, begin)
         _chain(chunks, found, before, (after, out, None, None), begin)
 
 
@@ -145,34 +147,34 @@ def backward(
     of_out = strides(grad_out, 4)
     place = strides(inputs.cu_seqlens, 1)
     with torch.cuda.device_of(q):
-        found = _inverses(chunks, begin)
+        found = _parts(chunks, begin)
         _chain(chunks, found, before, (None, None, states, new), begin)
         if chunks.chains[0]:
             begin(reverse_kernel, chunks.chains)(
                 *(q, k, inputs.cu_seqlens, *found),
                 *(grad_out, grad_after, d_before, d_states, d_new, d_v),
                 *(*rows, *place, *of_out, *strides(grad_after, 4)),
-                *(chunks.seqlen, inputs.scale),
+                chunks.seqlen,
                 **chunks.values,
                 **chunks.constants,
             )
         if chunks.slots * heads:
             begin(squares_kernel, (chunks.slots * heads,))(
-                *(q, k, v, inputs.cu_seqlens, *found, states, new),
+                *(k, v, inputs.cu_seqlens, *found, states, new),
                 *(grad_out, d_new, d_v, d_scores, d_gram, d_sums, reads, d_beta),
-                *(*rows, *v.stride(), *place, *of_out),
-                *(*chunks.search, inputs.scale),
+                *(*k.stride(), *v.stride(), *place, *of_out, *chunks.search),
                 **chunks.beta,
                 **chunks.values,
                 **chunks.constants,
             )
             begin(rows_kernel, (chunks.slots * q.shape[2],))(
-                *(q, k, inputs.g, inputs.a_log, inputs.dt_bias, inputs.cu_seqlens, found[1]),
+                *(q, k, inputs.g, inputs.a_log, inputs.dt_bias, inputs.cu_seqlens, found[2]),
                 *(states, new, grad_out, d_states, d_v, d_scores, d_gram, d_sums, reads),
                 *(d_q, d_k, d_g, *parts),
                 *(*rows, *strides(inputs.g, 3)),
                 *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1), *place, *of_out),
-                *(*chunks.search, inputs.scale),
+                *chunks.search,
+                **chunks.norm,
                 **chunks.values,
                 **{**chunks.constants, "num_warps": _ROWS_WARPS},
             )
@@ -183,21 +185,23 @@ def backward(
     return Gradients(d_q, d_k, d_v.to(v.dtype), d_g, d_beta, d_a_log, d_dt_bias, d_before)
 
 
-# T, G and beta of each slot and head.
-_Inverses = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# T D and P of each slot and head, and four numbers of each row.
+_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _inverses(chunks: Chunks, begin: Begin) -> _Inverses:
+def _parts(chunks: Chunks, begin: Begin) -> _Parts:
     """What no state enters."""
     inputs, size = chunks.inputs, chunks.size
-    found = chunks.floats(size, size), chunks.floats(size), chunks.floats(size)
+    found = chunks.scratch(size, size), chunks.scratch(size, size), chunks.floats(4, size)
     if chunks.slots * chunks.heads:
-        begin(inverse_kernel, (chunks.slots * chunks.heads,))(
-            *(inputs.k, *inputs[3:8], *found),
-            *(*inputs.k.stride(), *strides(inputs.g, 3), *inputs.beta.stride()),
+        begin(chunk_kernel, (chunks.slots * chunks.heads,))(
+            *(inputs.q, inputs.k, *inputs[3:8], *found),
+            *(*inputs.q.stride(), *inputs.k.stride()),
+            *(*strides(inputs.g, 3), *inputs.beta.stride()),
             *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1)),
-            *(*strides(inputs.cu_seqlens, 1), *chunks.search),
+            *(*strides(inputs.cu_seqlens, 1), *chunks.search, inputs.scale),
             **chunks.beta,
+            **chunks.norm,
             **chunks.constants,
         )
     return found
@@ -205,7 +209,7 @@ def _inverses(chunks: Chunks, begin: Begin) -> _Inverses:
 
 def _chain(
     chunks: Chunks,
-    found: _Inverses,
+    found: _Parts,
     before: torch.Tensor | None,
     written: tuple[torch.Tensor | None, ...],
     begin: Begin,
@@ -219,7 +223,7 @@ def _chain(
         *(q, k, v, inputs.cu_seqlens, *found, before, *written),
         *(*q.stride(), *k.stride(), *v.stride(), *strides(inputs.cu_seqlens, 1)),
         *(*strides(before, 4), *strides(written[0], 4), *strides(written[1], 4)[:3]),
-        *(chunks.seqlen, inputs.scale),
+        chunks.seqlen,
         **chunks.values,
         **chunks.constants,
     )
