@@ -345,11 +345,12 @@ def rows_kernel(
     p_q += i_batch * q_batch + i_qk_head * q_head + o_row[:, None] * q_row + o_k[None, :] * q_dim
     p_k += i_batch * k_batch + i_qk_head * k_head + o_row[:, None] * k_row + o_k[None, :] * k_dim
     p_grad_out += i_batch * grad_out_batch + o_row[:, None] * grad_out_row
-    b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
-    b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
 
     b_grad_q = tl.zeros([CHUNK, BLOCK_K], tl.float32)
     b_grad_k = tl.zeros([CHUNK, BLOCK_K], tl.float32)
+    # Of each row of q and k with its gradient so far.
+    b_product_q = tl.zeros([CHUNK], tl.float32)
+    b_product_k = tl.zeros([CHUNK], tl.float32)
     for i in range(0, GROUP):
         i_head = i_qk_head * GROUP + i
         place = (slot * HEADS + i_head) * CHUNK
@@ -360,9 +361,6 @@ def rows_kernel(
         b_left_q = (tl.exp(b_sums) * b_one_q)[:, None]
         b_left_k = (-tl.exp(b_sums) * b_one_k)[:, None]
         b_right = (tl.exp(b_last - b_sums) * b_one_k)[:, None]
-        # What the state gives is added to the heads before: their part is taken off again.
-        b_of_q = -tl.sum(b_q.to(tl.float32) * b_grad_q, 1)
-        b_of_k = -tl.sum(b_k.to(tl.float32) * b_grad_k, 1)
         b_whole = tl.zeros([BLOCK_K], tl.float32)
         for column in range(0, V, BLOCK_V):
             o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
@@ -386,8 +384,12 @@ def rows_kernel(
             b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
             b_x = (b_right * b_x.to(tl.float32)).to(OPERAND)
             b_grad_k += tl.dot(b_x, tl.trans(b_grad_state), input_precision=PRECISION)
-        b_of_q += tl.sum(b_q.to(tl.float32) * b_grad_q, 1)
-        b_of_k += tl.sum(b_k.to(tl.float32) * b_grad_k, 1)
+        # Not before the loop, which has no registers for them.
+        b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
+        b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
+        # What the states of this head gave.
+        b_of_q = tl.sum(b_q.to(tl.float32) * b_grad_q, 1) - b_product_q
+        b_of_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1) - b_product_k
 
         if p_grad_g is not None:
             b_reads = tl.load(p_reads + place + o_c)
@@ -421,16 +423,16 @@ def rows_kernel(
         b_grad_k += tl.dot(b_x, b_q, input_precision=PRECISION)
         b_x = tl.load(p_grad_gram + o_square) + tl.load(p_grad_gram + o_turned)
         b_grad_k += tl.dot(b_x, b_k, input_precision=PRECISION)
+        b_product_q = tl.sum(b_q.to(tl.float32) * b_grad_q, 1)
+        b_product_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1)
 
     if L2NORM:
-        b_x = b_q.to(tl.float32)
-        b_one = lengths(b_q, L2NORM, EPS)
-        b_of_q = b_one * b_one * tl.sum(b_x * b_grad_q, 1)
-        b_grad_q -= b_of_q[:, None] * b_x
-        b_x = b_k.to(tl.float32)
-        b_one = lengths(b_k, L2NORM, EPS)
-        b_of_k = b_one * b_one * tl.sum(b_x * b_grad_k, 1)
-        b_grad_k -= b_of_k[:, None] * b_x
+        b_q = tl.load(p_q, mask=m_rows, other=0.0)
+        b_k = tl.load(p_k, mask=m_rows, other=0.0)
+        b_product_q *= lengths(b_q, L2NORM, EPS) * lengths(b_q, L2NORM, EPS)
+        b_product_k *= lengths(b_k, L2NORM, EPS) * lengths(b_k, L2NORM, EPS)
+        b_grad_q -= b_product_q[:, None] * b_q.to(tl.float32)
+        b_grad_k -= b_product_k[:, None] * b_k.to(tl.float32)
     o_rows = (row_of_all * qk_heads + i_qk_head)[:, None] * K + o_k[None, :]
     tl.store(p_grad_q + o_rows, b_grad_q.to(p_grad_q.dtype.element_ty), mask=m_rows)
     tl.store(p_grad_k + o_rows, b_grad_k.to(p_grad_k.dtype.element_ty), mask=m_rows)

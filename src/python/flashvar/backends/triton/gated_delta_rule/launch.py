@@ -33,8 +33,8 @@ _CHUNK_BYTES: Final = 16384
 _STATE_ELEMENTS: Final = 8192
 _STATE_COLUMNS: Final = 64
 _WARPS: Final = 4
-_ROWS_WARPS: Final = 8
-_STAGES: Final = 1
+_BACKWARD_WARPS: Final = 8
+_STAGES: Final = 2
 # What is multiplied. float16 has not the range of states and of gradients.
 _OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
 _WIDE: Final = (torch.float32, tl.float32)
@@ -53,7 +53,7 @@ class Chunks:
         self.constants = {
             **{"HEADS": self.heads, "GROUP": inputs.group, "K": k, "CHUNK": self.size},
             **{"BLOCK_K": block_k, "OPERAND": operand},
-            **{"num_warps": _WARPS, "num_stages": _STAGES},
+            "num_stages": _STAGES,
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
         block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
@@ -157,6 +157,7 @@ def backward(
                 chunks.seqlen,
                 **chunks.values,
                 **chunks.constants,
+                num_warps=_BACKWARD_WARPS,
             )
         if chunks.slots * heads:
             begin(squares_kernel, (chunks.slots * heads,))(
@@ -166,6 +167,7 @@ def backward(
                 **chunks.beta,
                 **chunks.values,
                 **chunks.constants,
+                num_warps=_BACKWARD_WARPS,
             )
             begin(rows_kernel, (chunks.slots * q.shape[2],))(
                 *(q, k, inputs.g, inputs.a_log, inputs.dt_bias, inputs.cu_seqlens, found[2]),
@@ -176,7 +178,8 @@ def backward(
                 *chunks.search,
                 **chunks.norm,
                 **chunks.values,
-                **{**chunks.constants, "num_warps": _ROWS_WARPS},
+                **chunks.constants,
+                num_warps=_BACKWARD_WARPS,
             )
     d_a_log, d_dt_bias = (
         None if part is None or x is None else part.sum(0).to(x.dtype)
@@ -203,6 +206,7 @@ def _parts(chunks: Chunks, begin: Begin) -> _Parts:
             **chunks.beta,
             **chunks.norm,
             **chunks.constants,
+            num_warps=_WARPS,
         )
     return found
 
@@ -226,4 +230,5 @@ def _chain(
         chunks.seqlen,
         **chunks.values,
         **chunks.constants,
+        num_warps=_WARPS,
     )
