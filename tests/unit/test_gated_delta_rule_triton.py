@@ -61,6 +61,7 @@ def compiled(capability: int, inputs: Inputs, direction: str = "forward") -> dic
     from triton.compiler import ASTSource
 
     from flashvar.backends.triton import gated_delta_rule as launches
+    from flashvar.backends.triton.gated_delta_rule.recurrent import RUNTIME
 
     kernels: dict[str, Any] = {}
 
@@ -81,7 +82,7 @@ def compiled(capability: int, inputs: Inputs, direction: str = "forward") -> dic
                     signature[name], constants[index,] = "constexpr", value
                 else:
                     signature[name] = "fp32" if isinstance(value, float) else "i32"
-                    if signature[name] == "i32" and value % 16 == 0:
+                    if name not in RUNTIME and value % 16 == 0:
                         aligned[index,] = [["tt.divisibility", 16]]
             kernels[kernel.__name__] = triton.compile(
                 ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),

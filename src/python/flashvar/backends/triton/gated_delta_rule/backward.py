@@ -36,7 +36,7 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
 
 @triton.jit(do_not_specialize=RUNTIME)
 def reverse_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_q,  # [batch, seqlen, heads // group, K]
     p_k,
     p_cu_seqlens,
     p_mixed,  # of chunk_kernel, as the next two
@@ -45,9 +45,9 @@ def reverse_kernel(
     p_grad_out,  # [batch, seqlen, heads, V]
     p_grad_after,  # [sequences, heads, K, V]; None: zeros
     p_grad_before,  # like that, contiguous, written; None: not written
-    p_grad_states,  # of S after each chunk [slots, HEADS, K, V], contiguous, written
-    p_grad_new,  # of N [slots, HEADS, CHUNK, V], contiguous, written
-    p_grad_v,  # [batch, seqlen, HEADS, V], contiguous, written
+    p_grad_states,  # of S after each chunk [slots, heads, K, V], contiguous, written
+    p_grad_new,  # of N [slots, heads, CHUNK, V], contiguous, written
+    p_grad_v,  # [batch, seqlen, heads, V], contiguous, written
     q_batch,
     q_row,
     q_head,
@@ -66,8 +66,8 @@ def reverse_kernel(
     grad_after_k,
     grad_after_v,
     seqlen,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -78,8 +78,8 @@ def reverse_kernel(
 ):
     """The grid is all column blocks of all heads of all sequences, on one axis."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    i_head = (tl.program_id(0) // blocks % HEADS).to(tl.int64)
-    i_sequence = (tl.program_id(0) // (blocks * HEADS)).to(tl.int64)
+    i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    i_sequence = (tl.program_id(0) // (blocks * heads)).to(tl.int64)
     o_c = tl.arange(0, CHUNK)
     o_k = tl.arange(0, BLOCK_K).to(tl.int64)
     o_v = (tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
@@ -92,10 +92,10 @@ def reverse_kernel(
     begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
     first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
-    p_q += i_batch * q_batch + i_head // GROUP * q_head + o_k[None, :] * q_dim
-    p_k += i_batch * k_batch + i_head // GROUP * k_head + o_k[None, :] * k_dim
+    p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
+    p_k += i_batch * k_batch + i_head // group * k_head + o_k[None, :] * k_dim
     p_grad_out += i_batch * grad_out_batch + i_head * grad_out_head + o_v[None, :] * grad_out_dim
-    p_grad_v += (i_batch * seqlen * HEADS + i_head) * V + o_v[None, :]
+    p_grad_v += (i_batch * seqlen * heads + i_head) * V + o_v[None, :]
     b_grad = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if p_grad_after is not None:
         p_grad_after += i_sequence * grad_after_place + i_head * grad_after_head
@@ -112,7 +112,7 @@ def reverse_kernel(
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_rows, other=0.0).to(OPERAND)
         b_grad_out = tl.load(p_grad_out + o_row[:, None] * grad_out_row, mask=m_values, other=0.0)
         b_grad_out = b_grad_out.to(OPERAND)
-        place = (slot * HEADS + i_head) * CHUNK
+        place = (slot * heads + i_head) * CHUNK
         b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
         b_scores = tl.load(p_scores + place * CHUNK + o_square)
         b_sums = tl.load(p_rows + place * 4 + o_c)
@@ -122,7 +122,7 @@ def reverse_kernel(
         b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
         b_left = tl.exp(b_sums)
         b_operand = b_grad.to(OPERAND)
-        p_chunk = p_grad_states + (slot * HEADS + i_head) * K * V
+        p_chunk = p_grad_states + (slot * heads + i_head) * K * V
         tl.store(p_chunk + o_state, b_operand, mask=m_state)
 
         b_grad_new = tl.dot(b_k, b_operand, input_precision=PRECISION)
@@ -131,7 +131,7 @@ def reverse_kernel(
         b_grad_new = b_grad_new.to(OPERAND)
         tl.store(p_grad_new + place * V + o_values, b_grad_new, mask=m_v[None, :])
         b_grad_v = b_beta * tl.dot(tl.trans(b_mixed), b_grad_new, input_precision=PRECISION)
-        p_chunk = p_grad_v + o_row[:, None] * (HEADS * V)
+        p_chunk = p_grad_v + o_row[:, None] * (heads * V)
         tl.store(p_chunk, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
 
         b_scaled = ((b_left * b_one_q)[:, None] * b_grad_out.to(tl.float32)).to(OPERAND)
@@ -141,13 +141,13 @@ def reverse_kernel(
         b_grad += tl.dot(tl.trans(b_k), b_grad_read, input_precision=PRECISION)
 
     if p_grad_before is not None:
-        p_grad_before += (i_sequence * HEADS + i_head) * K * V
+        p_grad_before += (i_sequence * heads + i_head) * K * V
         tl.store(p_grad_before + o_k[:, None] * V + o_v[None, :], b_grad, mask=m_state)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def squares_kernel(
-    p_k,  # [batch, seqlen, heads // GROUP, K]
+    p_k,  # [batch, seqlen, heads // group, K]
     p_v,  # [batch, seqlen, heads, V]
     p_cu_seqlens,
     p_mixed,  # of chunk_kernel, as the next two
@@ -158,11 +158,11 @@ def squares_kernel(
     p_grad_out,  # [batch, seqlen, heads, V]
     p_grad_new,  # of reverse_kernel
     p_grad_v,
-    p_grad_scores,  # of Q K^T, turned [slots, HEADS, CHUNK, CHUNK], contiguous, written
+    p_grad_scores,  # of Q K^T, turned [slots, heads, CHUNK, CHUNK], contiguous, written
     p_grad_gram,  # of K K^T, turned, like that
-    p_grad_sums,  # of G [slots, HEADS, CHUNK], in part, contiguous, written
+    p_grad_sums,  # of G [slots, heads, CHUNK], in part, contiguous, written
     p_reads,  # sums of K S times its gradient over V, like that
-    p_grad_beta,  # [batch, seqlen, HEADS], contiguous, written
+    p_grad_beta,  # [batch, seqlen, heads], contiguous, written
     k_batch,
     k_row,
     k_head,
@@ -179,8 +179,8 @@ def squares_kernel(
     seqlen,
     sequences,
     first_step,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     V: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -192,8 +192,8 @@ def squares_kernel(
     PRECISION: tl.constexpr,
 ):
     """The grid is all heads of all slots, on one axis."""
-    i_head = (tl.program_id(0) % HEADS).to(tl.int64)
-    slot = (tl.program_id(0) // HEADS).to(tl.int64)
+    i_head = (tl.program_id(0) % heads).to(tl.int64)
+    slot = (tl.program_id(0) // heads).to(tl.int64)
     i_sequence, row, end = place_of(
         p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
     )
@@ -207,15 +207,15 @@ def squares_kernel(
     m_k = o_k < K
     m_rows = m_row[:, None] & m_k[None, :]
 
-    p_k += i_batch * k_batch + i_head // GROUP * k_head
+    p_k += i_batch * k_batch + i_head // group * k_head
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
     p_v += i_batch * v_batch + i_head * v_head + o_row[:, None] * v_row
     p_grad_out += i_batch * grad_out_batch + i_head * grad_out_head
     p_grad_out += o_row[:, None] * grad_out_row
     row_of_all = i_batch * seqlen + o_row
-    p_grad_v += (row_of_all * HEADS + i_head)[:, None] * V
-    place = (slot * HEADS + i_head) * CHUNK
-    p_states += (slot * HEADS + i_head) * K * V
+    p_grad_v += (row_of_all * heads + i_head)[:, None] * V
+    place = (slot * heads + i_head) * CHUNK
+    p_states += (slot * heads + i_head) * K * V
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
     p_rows += place * 4 + o_c
     b_sums, b_beta = tl.load(p_rows), tl.load(p_rows + CHUNK)
@@ -265,13 +265,13 @@ def squares_kernel(
     tl.store(p_reads + place + o_c, b_reads)
     if SIGMOID:
         b_grad_beta *= b_beta * (1.0 - b_beta / BETA_SCALE)
-    p_grad_beta += row_of_all * HEADS + i_head
+    p_grad_beta += row_of_all * heads + i_head
     tl.store(p_grad_beta, b_grad_beta.to(p_grad_beta.dtype.element_ty), mask=m_row)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def rows_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_q,  # [batch, seqlen, heads // group, K]
     p_k,
     p_g,  # [batch, seqlen, heads]; None: zeros
     p_a_log,  # [heads]; None: g is the gate
@@ -287,10 +287,10 @@ def rows_kernel(
     p_grad_gram,
     p_grad_sums,
     p_reads,
-    p_grad_q,  # [batch, seqlen, heads // GROUP, K], contiguous, written, as the next
+    p_grad_q,  # [batch, seqlen, heads // group, K], contiguous, written, as the next
     p_grad_k,
-    p_grad_g,  # [batch, seqlen, HEADS], contiguous, written; None: not written
-    p_grad_a_log,  # [slots, HEADS], contiguous: a chunk's part, written; None: not written
+    p_grad_g,  # [batch, seqlen, heads], contiguous, written; None: not written
+    p_grad_a_log,  # [slots, heads], contiguous: a chunk's part, written; None: not written
     p_grad_dt_bias,  # like that
     q_batch,
     q_row,
@@ -313,8 +313,8 @@ def rows_kernel(
     seqlen,
     sequences,
     first_step,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     V: tl.constexpr,
     L2NORM: tl.constexpr,
@@ -326,7 +326,7 @@ def rows_kernel(
     PRECISION: tl.constexpr,
 ):
     """The grid is all heads of q of all slots, on one axis."""
-    qk_heads: tl.constexpr = HEADS // GROUP
+    qk_heads = heads // group
     i_qk_head = (tl.program_id(0) % qk_heads).to(tl.int64)
     slot = (tl.program_id(0) // qk_heads).to(tl.int64)
     i_sequence, row, end = place_of(
@@ -351,9 +351,9 @@ def rows_kernel(
     # Of each row of q and k with its gradient so far.
     b_product_q = tl.zeros([CHUNK], tl.float32)
     b_product_k = tl.zeros([CHUNK], tl.float32)
-    for i in range(0, GROUP):
-        i_head = i_qk_head * GROUP + i
-        place = (slot * HEADS + i_head) * CHUNK
+    for i in range(0, group):
+        i_head = i_qk_head * group + i
+        place = (slot * heads + i_head) * CHUNK
         b_sums = tl.load(p_rows + place * 4 + o_c)
         b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
         b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
@@ -368,7 +368,7 @@ def rows_kernel(
             m_values = m_row[:, None] & m_v
             m_state = m_k[:, None] & m_v
             o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
-            place_of_state = (slot * HEADS + i_head) * K * V
+            place_of_state = (slot * heads + i_head) * K * V
             b_state = tl.load(p_states + place_of_state + o_state, mask=m_state, other=0.0)
             p_state = p_grad_states + place_of_state + o_state
             b_grad_state = tl.load(p_state, mask=m_state, other=0.0)
@@ -377,7 +377,7 @@ def rows_kernel(
             b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
             b_x = (b_left_q * b_x).to(OPERAND)
             b_grad_q += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
-            p_x = p_grad_v + (row_of_all * HEADS + i_head)[:, None] * V + o_v
+            p_x = p_grad_v + (row_of_all * heads + i_head)[:, None] * V + o_v
             b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
             b_x = (b_left_k * b_x).to(OPERAND)
             b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
@@ -406,14 +406,14 @@ def rows_kernel(
             if p_dt_bias is not None:
                 p_dt_bias_head += i_head * dt_bias_head
             b_grad_g, b_grad_a_log = gate_backward(b_g, b_grad_g, p_a_log_head, p_dt_bias_head)
-            p_x = p_grad_g + row_of_all * HEADS + i_head
+            p_x = p_grad_g + row_of_all * heads + i_head
             tl.store(p_x, b_grad_g.to(p_grad_g.dtype.element_ty), mask=m_row)
             if p_grad_a_log is not None:
                 b_grad_a_log = tl.sum(tl.where(m_row, b_grad_a_log, 0.0), 0)
-                tl.store(p_grad_a_log + slot * HEADS + i_head, b_grad_a_log)
+                tl.store(p_grad_a_log + slot * heads + i_head, b_grad_a_log)
             if p_grad_dt_bias is not None:
                 b_grad_dt_bias = tl.sum(tl.where(m_row, b_grad_g, 0.0), 0)
-                tl.store(p_grad_dt_bias + slot * HEADS + i_head, b_grad_dt_bias)
+                tl.store(p_grad_dt_bias + slot * heads + i_head, b_grad_dt_bias)
 
         o_turned = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
         o_square = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]

@@ -62,16 +62,16 @@ def _inverse(b_a, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def chunk_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_q,  # [batch, seqlen, heads // group, K]
     p_k,
     p_g,  # [batch, seqlen, heads]; None: zeros
     p_beta,  # [batch, seqlen, heads]
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
-    p_mixed,  # T D [slots, HEADS, CHUNK, CHUNK], contiguous, written
+    p_mixed,  # T D [slots, heads, CHUNK, CHUNK], contiguous, written
     p_scores,  # P, times scale, like that
-    p_rows,  # four numbers of each row [slots, HEADS, 4, CHUNK], contiguous, written
+    p_rows,  # four numbers of each row [slots, heads, 4, CHUNK], contiguous, written
     q_batch,
     q_row,
     q_head,
@@ -93,8 +93,8 @@ def chunk_kernel(
     sequences,
     first_step,  # of the bisection: the largest power of two below `sequences`, or 0
     scale,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     L2NORM: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -106,8 +106,8 @@ def chunk_kernel(
     PRECISION: tl.constexpr,  # where that is float32
 ):
     """The grid is all heads of all slots, on one axis."""
-    i_head = (tl.program_id(0) % HEADS).to(tl.int64)
-    slot = (tl.program_id(0) // HEADS).to(tl.int64)
+    i_head = (tl.program_id(0) % heads).to(tl.int64)
+    slot = (tl.program_id(0) // heads).to(tl.int64)
     i_sequence, row, end = place_of(
         p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
     )
@@ -120,9 +120,9 @@ def chunk_kernel(
     o_k = tl.arange(0, BLOCK_K).to(tl.int64)
     m_rows = m_row[:, None] & (o_k < K)[None, :]
 
-    p_q += i_batch * q_batch + i_head // GROUP * q_head
+    p_q += i_batch * q_batch + i_head // group * q_head
     p_q += o_row[:, None] * q_row + o_k[None, :] * q_dim
-    p_k += i_batch * k_batch + i_head // GROUP * k_head
+    p_k += i_batch * k_batch + i_head // group * k_head
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
     b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
@@ -142,7 +142,7 @@ def chunk_kernel(
         b_g = tl.where(m_row, tl.maximum(b_g, LOWEST_GATE, propagate_nan=tl.PropagateNan.ALL), 0.0)
     b_sums = tl.cumsum(b_g, 0)
 
-    place = (slot * HEADS + i_head) * CHUNK
+    place = (slot * heads + i_head) * CHUNK
     o_square = o_c[:, None] * CHUNK + o_c[None, :]
     b_decay = decays(b_sums, o_c, False)
     b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
@@ -161,7 +161,7 @@ def chunk_kernel(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def chain_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_q,  # [batch, seqlen, heads // group, K]
     p_k,
     p_v,  # [batch, seqlen, heads, V]
     p_cu_seqlens,
@@ -171,8 +171,8 @@ def chain_kernel(
     p_before,  # [sequences, heads, K, V]; None: zeros
     p_after,  # like before; None: not written
     p_out,  # [batch, seqlen, heads, V], rows contiguous; None: not written
-    p_states,  # S before each chunk [slots, HEADS, K, V], contiguous; None: not written
-    p_new,  # N [slots, HEADS, CHUNK, V], contiguous; None: not written
+    p_states,  # S before each chunk [slots, heads, K, V], contiguous; None: not written
+    p_new,  # N [slots, heads, CHUNK, V], contiguous; None: not written
     q_batch,
     q_row,
     q_head,
@@ -198,8 +198,8 @@ def chain_kernel(
     out_row,
     out_head,
     seqlen,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -213,8 +213,8 @@ def chain_kernel(
     A forward writes out and after; a backward, which begins with the same chain, states and new.
     """
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    i_head = (tl.program_id(0) // blocks % HEADS).to(tl.int64)
-    i_sequence = (tl.program_id(0) // (blocks * HEADS)).to(tl.int64)
+    i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    i_sequence = (tl.program_id(0) // (blocks * heads)).to(tl.int64)
     o_c = tl.arange(0, CHUNK)
     o_k = tl.arange(0, BLOCK_K).to(tl.int64)
     o_v = (tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
@@ -227,8 +227,8 @@ def chain_kernel(
     begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
     slot = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
-    p_q += i_batch * q_batch + i_head // GROUP * q_head + o_k[None, :] * q_dim
-    p_k += i_batch * k_batch + i_head // GROUP * k_head + o_k[None, :] * k_dim
+    p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
+    p_k += i_batch * k_batch + i_head // group * k_head + o_k[None, :] * k_dim
     p_v += i_batch * v_batch + i_head * v_head + o_v[None, :] * v_dim
     if p_out is not None:
         p_out += i_batch * out_batch + i_head * out_head + o_v[None, :]
@@ -245,7 +245,7 @@ def chain_kernel(
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_row & m_k[None, :], other=0.0)
         b_v = tl.load(p_v + o_row[:, None] * v_row, mask=m_values, other=0.0).to(tl.float32)
         b_k = b_k.to(OPERAND)
-        place = (slot * HEADS + i_head) * CHUNK
+        place = (slot * heads + i_head) * CHUNK
         b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
         b_sums = tl.load(p_rows + place * 4 + o_c)
         b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
@@ -253,7 +253,7 @@ def chain_kernel(
         b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
         b_operand = b_state.to(OPERAND)
         if p_states is not None:
-            tl.store(p_states + (slot * HEADS + i_head) * K * V + o_state, b_operand, mask=m_state)
+            tl.store(p_states + (slot * heads + i_head) * K * V + o_state, b_operand, mask=m_state)
 
         b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
         b_rest = (b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)).to(OPERAND)

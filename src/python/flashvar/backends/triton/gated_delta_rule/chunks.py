@@ -19,8 +19,12 @@ from typing import Final
 import triton
 import triton.language as tl
 
-# They change from call to call: one kernel serves all of their values.
-RUNTIME: Final = ("seqlen", "sequences", "first_step", "scale")
+# They change from call to call, or tell the compiler nothing: one kernel serves all their values.
+RUNTIME: Final = (
+    *("seqlen", "sequences", "first_step", "scale", "heads", "group", "cu_seqlens_place"),
+    *("g_batch", "g_row", "g_head", "beta_batch", "beta_row", "beta_head"),
+    *("a_log_head", "dt_bias_head"),
+)
 
 
 @triton.jit

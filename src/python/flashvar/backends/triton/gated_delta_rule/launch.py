@@ -34,7 +34,6 @@ _STATE_ELEMENTS: Final = 8192
 _STATE_COLUMNS: Final = 64
 _WARPS: Final = 4
 _BACKWARD_WARPS: Final = 8
-_STAGES: Final = 2
 # What is multiplied. float16 has not the range of states and of gradients.
 _OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
 _WIDE: Final = (torch.float32, tl.float32)
@@ -51,9 +50,10 @@ class Chunks:
         block_k = max(triton.next_power_of_2(k), 16)
         self.size = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MOST_TOKENS)
         self.constants = {
-            **{"HEADS": self.heads, "GROUP": inputs.group, "K": k, "CHUNK": self.size},
+            **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
             **{"BLOCK_K": block_k, "OPERAND": operand},
-            "num_stages": _STAGES,
+            # float32 leaves no shared memory for the next step's loads.
+            "num_stages": 2 if self.dtype.itemsize == 2 else 1,
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
         block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
