@@ -31,6 +31,7 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
     first_slot,
     lengths,
     place_of,
+    precise_dot,
 )
 
 
@@ -128,17 +129,16 @@ def reverse_kernel(
         b_grad_new = tl.dot(b_k, b_operand, input_precision=PRECISION)
         b_grad_new *= (tl.exp(b_last - b_sums) * b_one_k)[:, None]
         b_grad_new += tl.dot(tl.trans(b_scores), b_grad_out, input_precision=PRECISION)
-        b_grad_new = b_grad_new.to(OPERAND)
-        tl.store(p_grad_new + place * V + o_values, b_grad_new, mask=m_v[None, :])
-        b_grad_v = b_beta * tl.dot(tl.trans(b_mixed), b_grad_new, input_precision=PRECISION)
+        tl.store(p_grad_new + place * V + o_values, b_grad_new.to(OPERAND), mask=m_v[None, :])
+        b_grad_v = b_beta * precise_dot(tl.trans(b_mixed), b_grad_new, OPERAND, PRECISION)
         p_chunk = p_grad_v + o_row[:, None] * (heads * V)
         tl.store(p_chunk, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
 
         b_scaled = ((b_left * b_one_q)[:, None] * b_grad_out.to(tl.float32)).to(OPERAND)
-        b_grad_read = (-(b_left * b_one_k)[:, None] * b_grad_v).to(OPERAND)
+        b_grad_read = -(b_left * b_one_k)[:, None] * b_grad_v
         b_grad *= tl.exp(b_last)
         b_grad += tl.dot(tl.trans(b_q), b_scaled, input_precision=PRECISION)
-        b_grad += tl.dot(tl.trans(b_k), b_grad_read, input_precision=PRECISION)
+        b_grad += precise_dot(tl.trans(b_k), b_grad_read, OPERAND, PRECISION)
 
     if p_grad_before is not None:
         p_grad_before += (i_sequence * heads + i_head) * K * V

@@ -25,6 +25,7 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
     first_slot,
     lengths,
     place_of,
+    precise_dot,
 )
 
 _BLOCK: Final = tl.constexpr(16)
@@ -256,8 +257,8 @@ def chain_kernel(
             tl.store(p_states + (slot * heads + i_head) * K * V + o_state, b_operand, mask=m_state)
 
         b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
-        b_rest = (b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)).to(OPERAND)
-        b_new = tl.dot(b_mixed, b_rest, input_precision=PRECISION)
+        b_rest = b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)
+        b_new = precise_dot(b_mixed, b_rest, OPERAND, PRECISION)
         if p_new is not None:
             tl.store(p_new + place * V + o_values, b_new.to(OPERAND), mask=m_v[None, :])
         if p_out is not None:
@@ -266,12 +267,12 @@ def chain_kernel(
             b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
             b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
             b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
-            b_out += tl.dot(b_scores, b_new.to(OPERAND), input_precision=PRECISION)
+            b_out += precise_dot(b_scores, b_new, OPERAND, PRECISION)
             b_out = b_out.to(p_out.dtype.element_ty)
             tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_values)
-        b_kept = ((tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new).to(OPERAND)
+        b_kept = (tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new
         b_state *= tl.exp(b_last)
-        b_state += tl.dot(tl.trans(b_k), b_kept, input_precision=PRECISION)
+        b_state += precise_dot(tl.trans(b_k), b_kept, OPERAND, PRECISION)
         slot += 1
 
     if p_after is not None:

@@ -109,3 +109,17 @@ def decays(b_sums, o_c, TURNED: tl.constexpr):
     else:
         b_between = tl.where(o_c[:, None] >= o_c[None, :], b_between, float("-inf"))
     return tl.exp(b_between)
+
+
+@triton.jit
+def precise_dot(b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """The product with a float32 matrix, of which 16 bits an element are not enough.
+
+    A state changes by sums over tokens whose terms cancel where keys are alike.
+    """
+    b_high = b_y.to(OPERAND)
+    b_z = tl.dot(b_x, b_high, input_precision=PRECISION)
+    if OPERAND != tl.float32:
+        b_low = (b_y - b_high.to(tl.float32)).to(OPERAND)
+        b_z += tl.dot(b_x, b_low, input_precision=PRECISION)
+    return b_z
