@@ -94,13 +94,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _kernel(item: pytest.Item) -> str:
-    """What decides the kernels of a test, so that a shard compiles Triton's once: not its name."""
+    """What decides the kernels of a test, so that a shard compiles Triton's once: not its name.
+
+    Nor what its module says that it decides none, SAME_KERNELS.
+    """
     params = (
         item.callspec.params
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
         else {}
     )
-    return f"{item.path.name} {sorted((name, str(value)) for name, value in params.items())}"
+    same = getattr(getattr(item, "module", None), "SAME_KERNELS", ())
+    deciding = sorted((name, str(value)) for name, value in params.items() if name not in same)
+    return f"{item.path.name} {deciding}"
 
 
 def _lacking() -> str | None:

@@ -1,4 +1,6 @@
-"""Run the Triton kernels of gated_delta_rule in Triton's interpreter, beside the reference.
+"""Run the Triton kernels of gated_delta_rule in Triton's interpreter.
+
+A forward is compared with the reference, gradients with autograd's of the recurrence in float64.
 
     TRITON_INTERPRET=1 python interpreted_gated_delta_rule.py
 
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton.language as tl
+from gated_delta_rule_oracle import recurrent
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Case:
     layout: str = "kv"
     strided: bool = False
     equal_keys: bool = False  # with beta 2
+    narrow: bool = False  # products of 16-bit operands, as bfloat16 has them
+    grads: bool = False
 
     def __str__(self) -> str:
         plain = Case()
@@ -66,6 +72,23 @@ CASES = [
     Case(packed=(129, 3), gate=-1.0, raw=True),
     Case(seqlen=130, dtype="float", equal_keys=True),
 ]
+
+
+GRADIENTS = [
+    Case(grads=True, seqlen=5, dtype="float"),
+    Case(grads=True, seqlen=64, dtype="float", gate=-0.5, heads=(2, 2)),
+    Case(grads=True, seqlen=40, dtype="float", raw=True, gate=-0.5, heads=(1, 3), dims=(8, 6)),
+    Case(grads=True, seqlen=70, raw=True, gate=100.0, dims=(40, 70), layout="vk"),
+    Case(grads=True, seqlen=33, raw=True, gate=1.0, dims=(8, 16), bias=False, strided=True),
+    Case(grads=True, seqlen=70, dtype="float", gate=-torch.inf, state="none"),
+    Case(grads=True, seqlen=130, dtype="float", equal_keys=True),
+    Case(grads=True, seqlen=20, dims=(200, 16), heads=(1, 1), gate=-1.0),
+    Case(grads=True, packed=(0, 70, 1, 0, 64, 0), gate=-1.0, dtype="float"),
+    Case(grads=True, packed=(33, 3), raw=True, gate=0.5, heads=(2, 4)),
+    Case(grads=True, packed=(0, 0), gate=-1.0),
+    Case(grads=True, seqlen=70, raw=True, gate=0.5, narrow=True, dims=(64, 32)),
+]
+CASES += [Case(seqlen=70, raw=True, gate=0.5, narrow=True, dims=(64, 32)), *GRADIENTS]
 
 
 def made(case: Case) -> dict[str, Any]:
@@ -108,10 +131,22 @@ def made(case: Case) -> dict[str, Any]:
 
 
 def wrong(case: Case) -> str:
-    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+    from flashvar.backends.triton.gated_delta_rule import launch
 
     torch.manual_seed(0)
-    given = made(case)
+    launch._OPERANDS.pop(torch.float16, None)
+    if case.narrow:
+        launch._OPERANDS[torch.float16] = (torch.float16, tl.float16)
+    try:
+        (_compare_gradients if case.grads else _compare)(case, made(case))
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def _compare(case: Case, given: dict[str, Any]) -> None:
+    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
     results = []
     for backend in ("triton", "reference"):
         copied = dict(given)
@@ -120,13 +155,44 @@ def wrong(case: Case) -> str:
         out, final = gated_delta_rule(**copied, return_final_state=True, backend=backend)
         results.append((out, final))
     tolerance = {"half": 2e-3, "float": 3e-5}[case.dtype]
-    try:
-        for found, expected in zip(*results, strict=True):
-            largest = max(1.0, float(expected.float().abs().max())) if expected.numel() else 1.0
-            torch.testing.assert_close(found, expected, atol=tolerance * largest, rtol=tolerance)
-    except AssertionError as error:
-        return str(error)
-    return ""
+    for found, expected in zip(*results, strict=True):
+        largest = max(1.0, float(expected.float().abs().max())) if expected.numel() else 1.0
+        torch.testing.assert_close(found, expected, atol=tolerance * largest, rtol=tolerance)
+
+
+def _compare_gradients(case: Case, given: dict[str, Any]) -> None:
+    """By the norm of the difference."""
+    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
+    turned = given.pop("state_layout") == "vk"
+    results = []
+    for ours in (True, False):
+        leaves = {
+            name: x.detach().requires_grad_()
+            for name, x in given.items()
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        }
+        call = {**given, **leaves}
+        if ours:
+            options = {"state_layout": "vk" if turned else "kv", "return_final_state": True}
+            found = gated_delta_rule(**call, **options, backend="triton")
+        else:
+            if turned:
+                call["initial_state"] = call["initial_state"].mT
+            out, final = recurrent(**call)
+            found = (out, final.mT if turned else final)
+        torch.manual_seed(1)
+        loss = sum((x.double() * torch.randn(x.shape).double()).sum() for x in found)
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        results.append(dict(zip(leaves, grads, strict=True)))
+    limit = {"half": 1e-3, "float": 5e-5}[case.dtype]
+    if case.narrow:
+        limit = 2e-3
+    for name, expected in results[1].items():
+        found, expected = results[0][name].double(), expected.double()
+        assert torch.isfinite(found).all(), f"{name} is not finite"
+        error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+        assert error <= limit, f"the gradient of {name} is wrong by {error:.1e}"
 
 
 if __name__ == "__main__":

@@ -54,25 +54,21 @@ def inputs_of(
     return Inputs(q, q, values, rows, rows, head, head, cu_seqlens, 0.1, fused, fused, fused)
 
 
-def compiled(capability: int, inputs: Inputs, update: bool = False) -> dict[str, Any]:
+def compiled(capability: int, inputs: Inputs, direction: str = "forward") -> dict[str, Any]:
     """Name -> kernel that a call on such a device would start."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from flashvar.backends.triton import gated_delta_rule as launches
+    from flashvar.backends.triton.gated_delta_rule.recurrent import RUNTIME
 
     kernels: dict[str, Any] = {}
 
-    class Recorded:
-        def __init__(self, name: str) -> None:
-            self.name, self.kernel = name, getattr(launches, name)
+    def begin(kernel: Any, grid: tuple[int, ...]) -> Any:
+        assert len(grid) == 1
 
-        def __getitem__(self, grid: tuple[int]) -> Any:
-            return self.launch
-
-        def launch(self, *given: Any, **others: Any) -> None:
-            kernel = self.kernel
+        def launch(*given: Any, **others: Any) -> None:
             values = {**dict(zip(kernel.arg_names, given, strict=False)), **others}
             signature, constants, aligned = {}, {}, {}
             for index, name in enumerate(kernel.arg_names):
@@ -86,25 +82,26 @@ def compiled(capability: int, inputs: Inputs, update: bool = False) -> dict[str,
                     signature[name], constants[index,] = "constexpr", value
                 else:
                     signature[name] = "fp32" if isinstance(value, float) else "i32"
-                    if signature[name] == "i32" and value % 16 == 0:
+                    if name not in RUNTIME and value % 16 == 0:
                         aligned[index,] = [["tt.divisibility", 16]]
-            kernels[self.name] = triton.compile(
+            kernels[kernel.__name__] = triton.compile(
                 ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
                 target=GPUTarget("cuda", capability, 32),
                 options={n: others[n] for n in ("num_warps", "num_stages") if n in others},
             )
 
+        return launch
+
     k, v = inputs.q.shape[-1], inputs.v.shape[-1]
     states = torch.empty(inputs.sequences, 4, k, v, device="meta")
     out = torch.empty_like(inputs.v)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("recurrent_kernel", "inverse_kernel", "chain_kernel"):
-            patch.setattr(launches, name, Recorded(name))
-        if update:
-            indices = torch.empty(inputs.sequences, dtype=torch.int32, device="meta")
-            launches.update(inputs, states, indices, out)
-        else:
-            launches.forward(inputs, states, out, states)
+    if direction == "update":
+        indices = torch.empty(inputs.sequences, dtype=torch.int32, device="meta")
+        launches.update(inputs, states, indices, out, begin)
+    elif direction == "backward":
+        launches.backward(inputs, states, out, states, begin)
+    else:
+        launches.forward(inputs, states, out, states, begin)
     return kernels
 
 
@@ -114,9 +111,16 @@ def test_the_recurrence_compiles(
     dims: tuple[int, int], capability: tuple[int, int], tmp_path: Path
 ) -> None:
     inputs = inputs_of(1, dims, torch.bfloat16, fused=True)
-    kernels = compiled(10 * capability[0] + capability[1], inputs, update=True)
+    kernels = compiled(10 * capability[0] + capability[1], inputs, "update")
     assert list(kernels) == ["recurrent_kernel"]
     assert stack_bytes(kernels["recurrent_kernel"], tmp_path) == 0
+
+
+FORWARD = ["chunk_kernel", "chain_kernel"]
+KERNELS = {
+    "forward": FORWARD,
+    "backward": [*FORWARD, "reverse_kernel", "squares_kernel", "rows_kernel"],
+}
 
 
 @pytest.mark.parametrize(
@@ -128,11 +132,16 @@ def test_the_recurrence_compiles(
     ],
     ids=str,
 )
+@pytest.mark.parametrize("direction", KERNELS)
 def test_the_chunks_compile(
-    capability: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype, packed: bool
+    direction: str,
+    capability: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    packed: bool,
 ) -> None:
     inputs = inputs_of(512, dims, dtype, fused=True, packed=packed)
-    kernels = compiled(10 * capability[0] + capability[1], inputs)
-    assert list(kernels) == ["inverse_kernel", "chain_kernel"]
+    kernels = compiled(10 * capability[0] + capability[1], inputs, direction)
+    assert list(kernels) == KERNELS[direction]
     for kernel in kernels.values():
         assert kernel.metadata.shared <= DEVICES[capability]

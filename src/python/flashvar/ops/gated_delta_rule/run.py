@@ -15,7 +15,7 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.machine.system import gather_for_cpu
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import Backend, Inputs
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, SPEC
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, MOST_K, SPEC
 from flashvar.selection.request import Overrides
 
 _TRITON: Final = find_spec("triton") is not None
@@ -128,8 +128,8 @@ def _serving(direction: str, inputs: Inputs, backend: str) -> Backend:
 
 def _not_in_triton(direction: str, inputs: Inputs) -> str | None:
     """Why Triton does not serve a call; None where it does."""
-    if direction == "backward":
-        return f"Triton has no kernel of {BACKWARD}"
+    if direction == "backward" and inputs.q.shape[-1] > MOST_K:
+        return f"Triton's kernels of {BACKWARD} take q and k of head dims up to {MOST_K}"
     if inputs.q.dtype == torch.float64:
         return "Triton's kernels take no float64"
     if not _TRITON:

@@ -10,6 +10,8 @@ from flashvar.ops.op import OpSpec
 FORWARD: Final = "gated_delta_rule_fwd"
 BACKWARD: Final = "gated_delta_rule_bwd"
 UPDATE: Final = "gated_delta_rule_update"
+# Of q and k in Triton's backward, which holds whole rows.
+MOST_K: Final = 256
 
 SPEC: Final = OpSpec(
     "gated_delta_rule",

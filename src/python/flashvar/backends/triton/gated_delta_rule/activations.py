@@ -7,8 +7,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import triton
 import triton.language as tl
+
+# exp of it is 0: sums of gates stay finite.
+LOWEST_GATE: Final = tl.constexpr(-104.0)
 
 
 @triton.jit
@@ -34,3 +39,17 @@ def gate_of(b_g, p_a_log, p_dt_bias):
         b_softplus = tl.maximum(b_g, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_g)))
         b_g = -tl.exp(tl.load(p_a_log).to(tl.float32)) * b_softplus
     return b_g
+
+
+@triton.jit
+def gate_backward(b_g, b_grad, p_a_log, p_dt_bias):
+    """The gradients of the raw gate and, token by token, of a_log, from that of the gate."""
+    b_gate = gate_of(b_g, p_a_log, p_dt_bias)
+    b_grad_a_log = b_grad * b_gate
+    if p_a_log is not None:
+        if p_dt_bias is not None:
+            b_g += tl.load(p_dt_bias).to(tl.float32)
+        b_grad *= -tl.exp(tl.load(p_a_log).to(tl.float32)) * tl.sigmoid(b_g)
+    # Nothing depends on how a gate that forgets all came about.
+    forgets = b_gate <= LOWEST_GATE
+    return tl.where(forgets, 0.0, b_grad), tl.where(forgets, 0.0, b_grad_a_log)

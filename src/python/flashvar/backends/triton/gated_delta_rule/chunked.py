@@ -1,12 +1,8 @@
 """The Triton kernels of the gated delta rule in chunks of tokens, by matrix products.
 
-Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. The inverses,
-which no state enters, come first and for all chunks at once; then a program goes through the
-chunks of a sequence with BLOCK_V columns of a head's state in registers.
-
-A chunk of a sequence that begins at row b has the slot b // CHUNK + (number of the sequence) + (its
-own number) in what the first kernel writes: no two have the same, and no length is needed on the
-host.
+Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. What no state
+enters comes first and for all chunks at once; then a program goes through the chunks of a sequence
+with BLOCK_V columns of a head's state in registers.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -21,55 +17,18 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from flashvar.backends.triton.gated_delta_rule.activations import beta_of, gate_of, normalised
+from flashvar.backends.triton.gated_delta_rule.activations import LOWEST_GATE, beta_of, gate_of
+from flashvar.backends.triton.gated_delta_rule.chunks import (
+    RUNTIME,
+    decays,
+    ends,
+    first_slot,
+    lengths,
+    place_of,
+    precise_dot,
+)
 
-# They change from call to call: one kernel serves all of their values.
-RUNTIME: Final = ("seqlen", "sequences", "first_step", "scale")
 _BLOCK: Final = tl.constexpr(16)
-# exp of it is 0: sums of gates stay finite.
-_LOWEST_GATE: Final = tl.constexpr(-104.0)
-
-
-@triton.jit
-def _ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen):
-    """The first row of a sequence, counted from that of its batch, and the row behind its last."""
-    begin = i_sequence * 0
-    end = begin + seqlen
-    if p_cu_seqlens is not None:
-        p_cu_seqlens += i_sequence * cu_seqlens_place
-        # Offsets beyond the rows would read other memory.
-        begin = tl.maximum(tl.load(p_cu_seqlens).to(tl.int64), 0)
-        end = tl.minimum(tl.load(p_cu_seqlens + cu_seqlens_place).to(tl.int64), seqlen)
-    return begin, end
-
-
-@triton.jit
-def _slots(begin, i_sequence, seqlen, PACKED: tl.constexpr, CHUNK: tl.constexpr):
-    """The slot of the first chunk of a sequence."""
-    slot = i_sequence * ((seqlen + CHUNK - 1) // CHUNK)
-    if PACKED:
-        slot = begin // CHUNK + i_sequence
-    return slot
-
-
-@triton.jit
-def _sequence_of(
-    p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
-):
-    """The last sequence whose first slot is not behind a slot."""
-    if p_cu_seqlens is None:
-        i_sequence = slot // ((seqlen + CHUNK - 1) // CHUNK)
-    else:
-        i_sequence = slot * 0
-        step = first_step
-        while step > 0:
-            probe = i_sequence + step
-            m_probe = probe < sequences
-            begin = tl.load(p_cu_seqlens + probe * cu_seqlens_place, mask=m_probe, other=0)
-            before = m_probe & (begin.to(tl.int64) // CHUNK + probe <= slot)
-            i_sequence = tl.where(before, probe, i_sequence)
-            step = step // 2
-    return i_sequence
 
 
 @triton.jit
@@ -103,16 +62,21 @@ def _inverse(b_a, CHUNK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def inverse_kernel(
-    p_k,  # [batch, seqlen, heads // GROUP, K]
+def chunk_kernel(
+    p_q,  # [batch, seqlen, heads // group, K]
+    p_k,
     p_g,  # [batch, seqlen, heads]; None: zeros
     p_beta,  # [batch, seqlen, heads]
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
-    p_inverse,  # T [slots, HEADS, CHUNK, CHUNK], contiguous, written
-    p_sums,  # G [slots, HEADS, CHUNK], contiguous, written
-    p_betas,  # beta [slots, HEADS, CHUNK], contiguous, written
+    p_mixed,  # T D [slots, heads, CHUNK, CHUNK], contiguous, written
+    p_scores,  # P, times scale, like that
+    p_rows,  # four numbers of each row [slots, heads, 4, CHUNK], contiguous, written
+    q_batch,
+    q_row,
+    q_head,
+    q_dim,
     k_batch,
     k_row,
     k_head,
@@ -129,8 +93,9 @@ def inverse_kernel(
     seqlen,
     sequences,
     first_step,  # of the bisection: the largest power of two below `sequences`, or 0
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    scale,
+    heads,
+    group,
     K: tl.constexpr,
     L2NORM: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -138,27 +103,32 @@ def inverse_kernel(
     EPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr,  # dtype of what is multiplied
+    PRECISION: tl.constexpr,  # where that is float32
 ):
     """The grid is all heads of all slots, on one axis."""
-    i_head = (tl.program_id(0) % HEADS).to(tl.int64)
-    slot = (tl.program_id(0) // HEADS).to(tl.int64)
-    i_sequence = _sequence_of(
+    i_head = (tl.program_id(0) % heads).to(tl.int64)
+    slot = (tl.program_id(0) // heads).to(tl.int64)
+    i_sequence, row, end = place_of(
         p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
     )
-    begin, end = _ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
-    first = _slots(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
+    if row >= end:  # no chunk has this slot
+        return
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     o_c = tl.arange(0, CHUNK)
-    o_row = begin + (slot - first) * CHUNK + o_c
+    o_row = row + o_c
     m_row = o_row < end
     o_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    m_rows = m_row[:, None] & (o_k < K)[None, :]
 
-    p_k += i_batch * k_batch + i_head // GROUP * k_head
+    p_q += i_batch * q_batch + i_head // group * q_head
+    p_q += o_row[:, None] * q_row + o_k[None, :] * q_dim
+    p_k += i_batch * k_batch + i_head // group * k_head
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
-    b_k = tl.load(p_k, mask=m_row[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
-    if L2NORM:
-        b_k = normalised(b_k, EPS)
+    b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
+    b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
+    b_one_q = scale * lengths(b_q, L2NORM, EPS)
+    b_one_k = lengths(b_k, L2NORM, EPS)
     p_beta += i_batch * beta_batch + o_row * beta_row + i_head * beta_head
     b_beta = beta_of(tl.load(p_beta, mask=m_row, other=0.0).to(tl.float32), SIGMOID, BETA_SCALE)
     b_beta = tl.where(m_row, b_beta, 0.0)
@@ -170,29 +140,40 @@ def inverse_kernel(
         if p_dt_bias is not None:
             p_dt_bias += i_head * dt_bias_head
         b_g = gate_of(tl.load(p_g, mask=m_row, other=0.0).to(tl.float32), p_a_log, p_dt_bias)
-        b_g = tl.where(m_row, tl.maximum(b_g, _LOWEST_GATE, propagate_nan=tl.PropagateNan.ALL), 0.0)
+        b_g = tl.where(m_row, tl.maximum(b_g, LOWEST_GATE, propagate_nan=tl.PropagateNan.ALL), 0.0)
+    b_sums = tl.cumsum(b_g, 0)
 
-    b_gram = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_a = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_gram, 0.0)
-    place = (slot * HEADS + i_head) * CHUNK
-    tl.store(p_sums + place + o_c, tl.cumsum(b_g, 0))
-    tl.store(p_betas + place + o_c, b_beta)
-    p_inverse += (place + o_c[:, None]) * CHUNK + o_c[None, :]
-    tl.store(p_inverse, _inverse(b_a, CHUNK))
+    place = (slot * heads + i_head) * CHUNK
+    o_square = o_c[:, None] * CHUNK + o_c[None, :]
+    b_decay = decays(b_sums, o_c, False)
+    b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    b_scores *= b_one_q[:, None] * b_one_k[None, :] * b_decay
+    tl.store(p_scores + place * CHUNK + o_square, b_scores.to(OPERAND))
+    b_a = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+    b_a *= (b_beta * b_one_k)[:, None] * b_one_k[None, :]
+    b_mixed = _inverse(tl.where(o_c[:, None] > o_c[None, :], b_a, 0.0), CHUNK) * b_decay
+    tl.store(p_mixed + place * CHUNK + o_square, b_mixed.to(OPERAND))
+    p_rows += place * 4 + o_c
+    tl.store(p_rows, b_sums)
+    tl.store(p_rows + CHUNK, b_beta)
+    tl.store(p_rows + 2 * CHUNK, b_one_q)
+    tl.store(p_rows + 3 * CHUNK, b_one_k)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def chain_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_q,  # [batch, seqlen, heads // group, K]
     p_k,
     p_v,  # [batch, seqlen, heads, V]
     p_cu_seqlens,
-    p_inverse,  # of inverse_kernel, as the next two
-    p_sums,
-    p_betas,
+    p_mixed,  # of chunk_kernel, as the next two
+    p_scores,
+    p_rows,
     p_before,  # [sequences, heads, K, V]; None: zeros
-    p_after,  # like before
-    p_out,  # [batch, seqlen, heads, V], rows contiguous
+    p_after,  # like before; None: not written
+    p_out,  # [batch, seqlen, heads, V], rows contiguous; None: not written
+    p_states,  # S before each chunk [slots, heads, K, V], contiguous; None: not written
+    p_new,  # N [slots, heads, CHUNK, V], contiguous; None: not written
     q_batch,
     q_row,
     q_head,
@@ -218,36 +199,40 @@ def chain_kernel(
     out_row,
     out_head,
     seqlen,
-    scale,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     V: tl.constexpr,
-    L2NORM: tl.constexpr,
-    EPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The grid is all column blocks of all heads of all sequences, on one axis."""
+    """The grid is all column blocks of all heads of all sequences, on one axis.
+
+    A forward writes out and after; a backward, which begins with the same chain, states and new.
+    """
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    i_head = (tl.program_id(0) // blocks % HEADS).to(tl.int64)
-    i_sequence = (tl.program_id(0) // (blocks * HEADS)).to(tl.int64)
+    i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    i_sequence = (tl.program_id(0) // (blocks * heads)).to(tl.int64)
     o_c = tl.arange(0, CHUNK)
     o_k = tl.arange(0, BLOCK_K).to(tl.int64)
     o_v = (tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
     m_k, m_v = o_k < K, o_v < V
     m_state = m_k[:, None] & m_v[None, :]
-    lower = o_c[:, None] >= o_c[None, :]
+    o_square = o_c[:, None] * CHUNK + o_c[None, :]
+    o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
+    o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)[None, :]
 
-    begin, end = _ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
-    slot = _slots(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
+    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    slot = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
-    p_q += i_batch * q_batch + i_head // GROUP * q_head + o_k[None, :] * q_dim
-    p_k += i_batch * k_batch + i_head // GROUP * k_head + o_k[None, :] * k_dim
+    p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
+    p_k += i_batch * k_batch + i_head // group * k_head + o_k[None, :] * k_dim
     p_v += i_batch * v_batch + i_head * v_head + o_v[None, :] * v_dim
-    p_out += i_batch * out_batch + i_head * out_head + o_v[None, :]
+    if p_out is not None:
+        p_out += i_batch * out_batch + i_head * out_head + o_v[None, :]
     b_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if p_before is not None:
         p_before += i_sequence * before_place + i_head * before_head
@@ -257,35 +242,40 @@ def chain_kernel(
     for row in range(begin, end, CHUNK):
         o_row = row + o_c.to(tl.int64)
         m_row = (o_row < end)[:, None]
-        b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_row & m_k[None, :], other=0.0)
+        m_values = m_row & m_v[None, :]
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_row & m_k[None, :], other=0.0)
-        b_v = tl.load(p_v + o_row[:, None] * v_row, mask=m_row & m_v[None, :], other=0.0)
-        b_q, b_k, b_v = b_q.to(tl.float32), b_k.to(tl.float32), b_v.to(tl.float32)
-        if L2NORM:
-            b_q = normalised(b_q, EPS)
-            b_k = normalised(b_k, EPS)
-        place = (slot * HEADS + i_head) * CHUNK
-        b_sums = tl.load(p_sums + place + o_c)
-        b_beta = tl.load(p_betas + place + o_c)
-        b_inverse = tl.load(p_inverse + (place + o_c[:, None]) * CHUNK + o_c[None, :])
-        b_last = tl.sum(tl.where(o_c == CHUNK - 1, b_sums, 0.0), 0)
-        b_left = tl.exp(b_sums)[:, None]
-        # Above the diagonal the difference would overflow.
-        b_decay = tl.exp(tl.where(lower, b_sums[:, None] - b_sums[None, :], 0.0))
-        b_decay = tl.where(lower, b_decay, 0.0)
+        b_v = tl.load(p_v + o_row[:, None] * v_row, mask=m_values, other=0.0).to(tl.float32)
+        b_k = b_k.to(OPERAND)
+        place = (slot * heads + i_head) * CHUNK
+        b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
+        b_sums = tl.load(p_rows + place * 4 + o_c)
+        b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
+        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        b_operand = b_state.to(OPERAND)
+        if p_states is not None:
+            tl.store(p_states + (slot * heads + i_head) * K * V + o_state, b_operand, mask=m_state)
 
-        b_rest = b_v - b_left * tl.dot(b_k, b_state, input_precision=PRECISION)
-        b_new = tl.dot(b_inverse * b_decay, b_beta[:, None] * b_rest, input_precision=PRECISION)
-        b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_decay
-        b_out = b_left * tl.dot(b_q, b_state, input_precision=PRECISION)
-        b_out += tl.dot(b_scores, b_new, input_precision=PRECISION)
-        b_out = (scale * b_out).to(p_out.dtype.element_ty)
-        tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_row & m_v[None, :])
-        b_kept = tl.exp(b_last - b_sums)[:, None] * b_new
+        b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
+        b_rest = b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)
+        b_new = precise_dot(b_mixed, b_rest, OPERAND, PRECISION)
+        if p_new is not None:
+            tl.store(p_new + place * V + o_values, b_new.to(OPERAND), mask=m_v[None, :])
+        if p_out is not None:
+            b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_row & m_k[None, :], other=0.0)
+            b_scores = tl.load(p_scores + place * CHUNK + o_square)
+            b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+            b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
+            b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
+            b_out += precise_dot(b_scores, b_new, OPERAND, PRECISION)
+            b_out = b_out.to(p_out.dtype.element_ty)
+            tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_values)
+        b_kept = (tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new
         b_state *= tl.exp(b_last)
-        b_state += tl.dot(tl.trans(b_k), b_kept, input_precision=PRECISION)
+        b_state += precise_dot(tl.trans(b_k), b_kept, OPERAND, PRECISION)
         slot += 1
 
-    p_after += i_sequence * after_place + i_head * after_head
-    p_after += o_k[:, None] * after_k + o_v[None, :] * after_v
-    tl.store(p_after, b_state.to(p_after.dtype.element_ty), mask=m_state)
+    if p_after is not None:
+        p_after += i_sequence * after_place + i_head * after_head
+        p_after += o_k[:, None] * after_k + o_v[None, :] * after_v
+        tl.store(p_after, b_state.to(p_after.dtype.element_ty), mask=m_state)

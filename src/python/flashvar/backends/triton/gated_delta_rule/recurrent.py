@@ -17,14 +17,15 @@ import triton
 import triton.language as tl
 
 from flashvar.backends.triton.gated_delta_rule.activations import beta_of, gate_of, normalised
+from flashvar.backends.triton.gated_delta_rule.chunks import RUNTIME as OF_CHUNKS
 
 # They change from call to call: one kernel serves all of their values.
-RUNTIME: Final = ("seqlen", "pool", "scale")
+RUNTIME: Final = (*OF_CHUNKS, "pool", "indices_place")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def recurrent_kernel(
-    p_q,  # [batch, seqlen, heads // GROUP, K]
+    p_q,  # [batch, seqlen, heads // group, K]
     p_k,
     p_v,  # [batch, seqlen, heads, V]
     p_g,  # [batch, seqlen, heads]; None: zeros
@@ -72,8 +73,8 @@ def recurrent_kernel(
     seqlen,
     pool,
     scale,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    heads,
+    group,
     K: tl.constexpr,
     V: tl.constexpr,
     L2NORM: tl.constexpr,
@@ -86,8 +87,8 @@ def recurrent_kernel(
     """The grid is all column blocks of all heads of all sequences, on one axis."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     i_block = tl.program_id(0) % blocks
-    i_head = (tl.program_id(0) // blocks % HEADS).to(tl.int64)
-    i_sequence = (tl.program_id(0) // (blocks * HEADS)).to(tl.int64)
+    i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    i_sequence = (tl.program_id(0) // (blocks * heads)).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)
     o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k = o_k < K
@@ -122,8 +123,8 @@ def recurrent_kernel(
     if p_dt_bias is not None:
         p_dt_bias += i_head * dt_bias_head
 
-    p_q += i_batch * q_batch + begin * q_row + i_head // GROUP * q_head + o_k64 * q_dim
-    p_k += i_batch * k_batch + begin * k_row + i_head // GROUP * k_head + o_k64 * k_dim
+    p_q += i_batch * q_batch + begin * q_row + i_head // group * q_head + o_k64 * q_dim
+    p_k += i_batch * k_batch + begin * k_row + i_head // group * k_head + o_k64 * k_dim
     p_v += i_batch * v_batch + begin * v_row + i_head * v_head + o_v64 * v_dim
     p_out += i_batch * out_batch + begin * out_row + i_head * out_head + o_v64
     p_beta += i_batch * beta_batch + begin * beta_row + i_head * beta_head

@@ -1,0 +1,438 @@
+"""The Triton kernels of the backward of the gated delta rule.
+
+Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. The states
+before each chunk and N come of the forward's chain. Then
+
+    reverse_kernel   goes from the last chunk to the first with BLOCK_V columns of the gradient of a
+                     head's state in registers
+    squares_kernel   makes what is [CHUNK, CHUNK], for each chunk and head of v
+    rows_kernel      makes the gradients of rows, for each chunk and head of q, and sums those of
+                     the heads of v that share it in their order
+
+What is multiplied from the left is never turned in registers, which compilers for Hopper have done
+wrongly: the squares are made turned, [column, row], where both orders are needed they are loaded.
+"""
+# Constants of the compiler are upper case, as in all of Triton.
+# ruff: noqa: N803
+# Triton's own language: no annotations that mypy could check.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flashvar.backends.triton.gated_delta_rule.activations import gate_backward
+from flashvar.backends.triton.gated_delta_rule.chunks import (
+    RUNTIME,
+    decays,
+    ends,
+    first_slot,
+    lengths,
+    place_of,
+    precise_dot,
+)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def reverse_kernel(
+    p_q,  # [batch, seqlen, heads // group, K]
+    p_k,
+    p_cu_seqlens,
+    p_mixed,  # of chunk_kernel, as the next two
+    p_scores,
+    p_rows,
+    p_grad_out,  # [batch, seqlen, heads, V]
+    p_grad_after,  # [sequences, heads, K, V]; None: zeros
+    p_grad_before,  # like that, contiguous, written; None: not written
+    p_grad_states,  # of S after each chunk [slots, heads, K, V], contiguous, written
+    p_grad_new,  # of N [slots, heads, CHUNK, V], contiguous, written
+    p_grad_v,  # [batch, seqlen, heads, V], contiguous, written
+    q_batch,
+    q_row,
+    q_head,
+    q_dim,
+    k_batch,
+    k_row,
+    k_head,
+    k_dim,
+    cu_seqlens_place,
+    grad_out_batch,
+    grad_out_row,
+    grad_out_head,
+    grad_out_dim,
+    grad_after_place,
+    grad_after_head,
+    grad_after_k,
+    grad_after_v,
+    seqlen,
+    heads,
+    group,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The grid is all column blocks of all heads of all sequences, on one axis."""
+    blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    i_sequence = (tl.program_id(0) // (blocks * heads)).to(tl.int64)
+    o_c = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    o_v = (tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
+    m_k, m_v = o_k < K, o_v < V
+    m_state = m_k[:, None] & m_v[None, :]
+    o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)[None, :]
+    o_square = o_c[:, None] * CHUNK + o_c[None, :]
+    o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
+
+    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
+    i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
+    p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
+    p_k += i_batch * k_batch + i_head // group * k_head + o_k[None, :] * k_dim
+    p_grad_out += i_batch * grad_out_batch + i_head * grad_out_head + o_v[None, :] * grad_out_dim
+    p_grad_v += (i_batch * seqlen * heads + i_head) * V + o_v[None, :]
+    b_grad = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if p_grad_after is not None:
+        p_grad_after += i_sequence * grad_after_place + i_head * grad_after_head
+        p_grad_after += o_k[:, None] * grad_after_k + o_v[None, :] * grad_after_v
+        b_grad = tl.load(p_grad_after, mask=m_state, other=0.0).to(tl.float32)
+
+    chunks = (tl.maximum(end - begin, 0) + CHUNK - 1) // CHUNK
+    for i in range(0, chunks):
+        slot = first + chunks - 1 - i
+        o_row = begin + (chunks - 1 - i) * CHUNK + o_c.to(tl.int64)
+        m_row = (o_row < end)[:, None]
+        m_rows, m_values = m_row & m_k[None, :], m_row & m_v[None, :]
+        b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_rows, other=0.0).to(OPERAND)
+        b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_rows, other=0.0).to(OPERAND)
+        b_grad_out = tl.load(p_grad_out + o_row[:, None] * grad_out_row, mask=m_values, other=0.0)
+        b_grad_out = b_grad_out.to(OPERAND)
+        place = (slot * heads + i_head) * CHUNK
+        b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
+        b_scores = tl.load(p_scores + place * CHUNK + o_square)
+        b_sums = tl.load(p_rows + place * 4 + o_c)
+        b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
+        b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        b_left = tl.exp(b_sums)
+        b_operand = b_grad.to(OPERAND)
+        p_chunk = p_grad_states + (slot * heads + i_head) * K * V
+        tl.store(p_chunk + o_state, b_operand, mask=m_state)
+
+        b_grad_new = tl.dot(b_k, b_operand, input_precision=PRECISION)
+        b_grad_new *= (tl.exp(b_last - b_sums) * b_one_k)[:, None]
+        b_grad_new += tl.dot(tl.trans(b_scores), b_grad_out, input_precision=PRECISION)
+        tl.store(p_grad_new + place * V + o_values, b_grad_new.to(OPERAND), mask=m_v[None, :])
+        b_grad_v = b_beta * precise_dot(tl.trans(b_mixed), b_grad_new, OPERAND, PRECISION)
+        p_chunk = p_grad_v + o_row[:, None] * (heads * V)
+        tl.store(p_chunk, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
+
+        b_scaled = ((b_left * b_one_q)[:, None] * b_grad_out.to(tl.float32)).to(OPERAND)
+        b_grad_read = -(b_left * b_one_k)[:, None] * b_grad_v
+        b_grad *= tl.exp(b_last)
+        b_grad += tl.dot(tl.trans(b_q), b_scaled, input_precision=PRECISION)
+        b_grad += precise_dot(tl.trans(b_k), b_grad_read, OPERAND, PRECISION)
+
+    if p_grad_before is not None:
+        p_grad_before += (i_sequence * heads + i_head) * K * V
+        tl.store(p_grad_before + o_k[:, None] * V + o_v[None, :], b_grad, mask=m_state)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def squares_kernel(
+    p_k,  # [batch, seqlen, heads // group, K]
+    p_v,  # [batch, seqlen, heads, V]
+    p_cu_seqlens,
+    p_mixed,  # of chunk_kernel, as the next two
+    p_scores,
+    p_rows,
+    p_states,  # of chain_kernel
+    p_new,
+    p_grad_out,  # [batch, seqlen, heads, V]
+    p_grad_new,  # of reverse_kernel
+    p_grad_v,
+    p_grad_scores,  # of Q K^T, turned [slots, heads, CHUNK, CHUNK], contiguous, written
+    p_grad_gram,  # of K K^T, turned, like that
+    p_grad_sums,  # of G [slots, heads, CHUNK], in part, contiguous, written
+    p_reads,  # sums of K S times its gradient over V, like that
+    p_grad_beta,  # [batch, seqlen, heads], contiguous, written
+    k_batch,
+    k_row,
+    k_head,
+    k_dim,
+    v_batch,
+    v_row,
+    v_head,
+    v_dim,
+    cu_seqlens_place,
+    grad_out_batch,
+    grad_out_row,
+    grad_out_head,
+    grad_out_dim,
+    seqlen,
+    sequences,
+    first_step,
+    heads,
+    group,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BETA_SCALE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The grid is all heads of all slots, on one axis."""
+    i_head = (tl.program_id(0) % heads).to(tl.int64)
+    slot = (tl.program_id(0) // heads).to(tl.int64)
+    i_sequence, row, end = place_of(
+        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    )
+    if row >= end:  # no chunk has this slot
+        return
+    i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
+    o_c = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    o_row = row + o_c
+    m_row = o_row < end
+    m_k = o_k < K
+    m_rows = m_row[:, None] & m_k[None, :]
+
+    p_k += i_batch * k_batch + i_head // group * k_head
+    p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
+    p_v += i_batch * v_batch + i_head * v_head + o_row[:, None] * v_row
+    p_grad_out += i_batch * grad_out_batch + i_head * grad_out_head
+    p_grad_out += o_row[:, None] * grad_out_row
+    row_of_all = i_batch * seqlen + o_row
+    p_grad_v += (row_of_all * heads + i_head)[:, None] * V
+    place = (slot * heads + i_head) * CHUNK
+    p_states += (slot * heads + i_head) * K * V
+    b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
+    p_rows += place * 4 + o_c
+    b_sums, b_beta = tl.load(p_rows), tl.load(p_rows + CHUNK)
+    b_one_q, b_one_k = tl.load(p_rows + 2 * CHUNK), tl.load(p_rows + 3 * CHUNK)
+    b_left = (tl.exp(b_sums) * b_one_k)[:, None]
+
+    b_grad_scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+    b_grad_mixed = tl.zeros([CHUNK, CHUNK], tl.float32)
+    b_reads = tl.zeros([CHUNK], tl.float32)
+    for column in range(0, V, BLOCK_V):
+        o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
+        m_v = o_v < V
+        m_values = m_row[:, None] & m_v
+        o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
+        o_values = place * V + o_c[:, None] * V + o_v
+        b_state = tl.load(p_states + o_state, mask=m_k[:, None] & m_v, other=0.0)
+        b_v = tl.load(p_v + o_v * v_dim, mask=m_values, other=0.0).to(tl.float32)
+        b_grad_v = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
+        b_grad_out = tl.load(p_grad_out + o_v * grad_out_dim, mask=m_values, other=0.0).to(OPERAND)
+        b_new = tl.load(p_new + o_values, mask=m_v, other=0.0)
+        b_grad_new = tl.load(p_grad_new + o_values, mask=m_v, other=0.0)
+        b_read = tl.dot(b_k, b_state, input_precision=PRECISION)
+        b_reads += tl.sum((-b_left * b_grad_v).to(OPERAND).to(tl.float32) * b_read, 1)
+        b_rest = (b_v - b_left * b_read).to(OPERAND)
+        b_grad_scores += tl.dot(b_new, tl.trans(b_grad_out), input_precision=PRECISION)
+        b_grad_mixed += tl.dot(b_rest, tl.trans(b_grad_new), input_precision=PRECISION)
+
+    b_decay = decays(b_sums, o_c, True)
+    o_turned = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
+    o_square = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+    b_products = b_grad_scores * tl.load(p_scores + o_turned).to(tl.float32)
+    b_grad_scores *= b_one_k[:, None] * b_one_q[None, :] * b_decay
+    tl.store(p_grad_scores + o_square, b_grad_scores.to(OPERAND))
+
+    b_grad_beta = tl.sum(b_grad_mixed * tl.load(p_mixed + o_turned).to(tl.float32), 1)
+    b_mixed = tl.load(p_mixed + o_square)
+    b_grad_mixed = (b_grad_mixed * b_beta[:, None]).to(OPERAND)
+    b_system = tl.dot(b_mixed, b_grad_mixed, input_precision=PRECISION)
+    b_system = -tl.dot(b_system.to(OPERAND), b_mixed, input_precision=PRECISION)
+    b_decay *= b_one_k[:, None] * b_one_k[None, :]
+    b_system = tl.where(o_c[:, None] < o_c[None, :], b_system * b_decay, 0.0)
+    b_gram = b_system * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+    b_grad_beta += tl.sum(b_gram, 0)
+    b_products += b_gram * b_beta[None, :]
+    tl.store(p_grad_gram + o_square, (b_system * b_beta[None, :]).to(OPERAND))
+    tl.store(p_grad_sums + place + o_c, tl.sum(b_products, 0) - tl.sum(b_products, 1))
+    tl.store(p_reads + place + o_c, b_reads)
+    if SIGMOID:
+        b_grad_beta *= b_beta * (1.0 - b_beta / BETA_SCALE)
+    p_grad_beta += row_of_all * heads + i_head
+    tl.store(p_grad_beta, b_grad_beta.to(p_grad_beta.dtype.element_ty), mask=m_row)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def rows_kernel(
+    p_q,  # [batch, seqlen, heads // group, K]
+    p_k,
+    p_g,  # [batch, seqlen, heads]; None: zeros
+    p_a_log,  # [heads]; None: g is the gate
+    p_dt_bias,  # [heads]; None: zeros
+    p_cu_seqlens,
+    p_rows,  # of chunk_kernel
+    p_states,  # of chain_kernel
+    p_new,
+    p_grad_out,  # [batch, seqlen, heads, V]
+    p_grad_states,  # of reverse_kernel
+    p_grad_v,
+    p_grad_scores,  # of squares_kernel
+    p_grad_gram,
+    p_grad_sums,
+    p_reads,
+    p_grad_q,  # [batch, seqlen, heads // group, K], contiguous, written, as the next
+    p_grad_k,
+    p_grad_g,  # [batch, seqlen, heads], contiguous, written; None: not written
+    p_grad_a_log,  # [slots, heads], contiguous: a chunk's part, written; None: not written
+    p_grad_dt_bias,  # like that
+    q_batch,
+    q_row,
+    q_head,
+    q_dim,
+    k_batch,
+    k_row,
+    k_head,
+    k_dim,
+    g_batch,
+    g_row,
+    g_head,
+    a_log_head,
+    dt_bias_head,
+    cu_seqlens_place,
+    grad_out_batch,
+    grad_out_row,
+    grad_out_head,
+    grad_out_dim,
+    seqlen,
+    sequences,
+    first_step,
+    heads,
+    group,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    L2NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The grid is all heads of q of all slots, on one axis."""
+    qk_heads = heads // group
+    i_qk_head = (tl.program_id(0) % qk_heads).to(tl.int64)
+    slot = (tl.program_id(0) // qk_heads).to(tl.int64)
+    i_sequence, row, end = place_of(
+        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    )
+    if row >= end:  # no chunk has this slot
+        return
+    i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
+    o_c = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    o_row = row + o_c
+    m_row = o_row < end
+    m_k = o_k < K
+    m_rows = m_row[:, None] & m_k[None, :]
+    row_of_all = i_batch * seqlen + o_row
+    p_q += i_batch * q_batch + i_qk_head * q_head + o_row[:, None] * q_row + o_k[None, :] * q_dim
+    p_k += i_batch * k_batch + i_qk_head * k_head + o_row[:, None] * k_row + o_k[None, :] * k_dim
+    p_grad_out += i_batch * grad_out_batch + o_row[:, None] * grad_out_row
+
+    b_grad_q = tl.zeros([CHUNK, BLOCK_K], tl.float32)
+    b_grad_k = tl.zeros([CHUNK, BLOCK_K], tl.float32)
+    # Of each row of q and k with its gradient so far.
+    b_product_q = tl.zeros([CHUNK], tl.float32)
+    b_product_k = tl.zeros([CHUNK], tl.float32)
+    for i in range(0, group):
+        i_head = i_qk_head * group + i
+        place = (slot * heads + i_head) * CHUNK
+        b_sums = tl.load(p_rows + place * 4 + o_c)
+        b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        b_left_q = (tl.exp(b_sums) * b_one_q)[:, None]
+        b_left_k = (-tl.exp(b_sums) * b_one_k)[:, None]
+        b_right = (tl.exp(b_last - b_sums) * b_one_k)[:, None]
+        b_whole = tl.zeros([BLOCK_K], tl.float32)
+        for column in range(0, V, BLOCK_V):
+            o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
+            m_v = o_v < V
+            m_values = m_row[:, None] & m_v
+            m_state = m_k[:, None] & m_v
+            o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
+            place_of_state = (slot * heads + i_head) * K * V
+            b_state = tl.load(p_states + place_of_state + o_state, mask=m_state, other=0.0)
+            p_state = p_grad_states + place_of_state + o_state
+            b_grad_state = tl.load(p_state, mask=m_state, other=0.0)
+            b_whole += tl.sum(b_state.to(tl.float32) * b_grad_state.to(tl.float32), 1)
+            p_x = p_grad_out + i_head * grad_out_head + o_v * grad_out_dim
+            b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
+            b_x = (b_left_q * b_x).to(OPERAND)
+            b_grad_q += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
+            p_x = p_grad_v + (row_of_all * heads + i_head)[:, None] * V + o_v
+            b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
+            b_x = (b_left_k * b_x).to(OPERAND)
+            b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
+            b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
+            b_x = (b_right * b_x.to(tl.float32)).to(OPERAND)
+            b_grad_k += tl.dot(b_x, tl.trans(b_grad_state), input_precision=PRECISION)
+        # Not before the loop, which has no registers for them.
+        b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
+        b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
+        # What the states of this head gave.
+        b_of_q = tl.sum(b_q.to(tl.float32) * b_grad_q, 1) - b_product_q
+        b_of_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1) - b_product_k
+
+        if p_grad_g is not None:
+            b_reads = tl.load(p_reads + place + o_c)
+            b_of_k -= b_reads
+            b_grad_g = tl.load(p_grad_sums + place + o_c) + b_reads + b_of_q - b_of_k
+            b_grad_g = tl.cumsum(b_grad_g, 0, reverse=True)
+            b_grad_g += tl.sum(b_of_k, 0) + tl.exp(b_last) * tl.sum(b_whole, 0)
+            b_g = tl.load(
+                p_g + i_batch * g_batch + o_row * g_row + i_head * g_head, mask=m_row, other=0.0
+            ).to(tl.float32)
+            p_a_log_head, p_dt_bias_head = p_a_log, p_dt_bias
+            if p_a_log is not None:
+                p_a_log_head += i_head * a_log_head
+            if p_dt_bias is not None:
+                p_dt_bias_head += i_head * dt_bias_head
+            b_grad_g, b_grad_a_log = gate_backward(b_g, b_grad_g, p_a_log_head, p_dt_bias_head)
+            p_x = p_grad_g + row_of_all * heads + i_head
+            tl.store(p_x, b_grad_g.to(p_grad_g.dtype.element_ty), mask=m_row)
+            if p_grad_a_log is not None:
+                b_grad_a_log = tl.sum(tl.where(m_row, b_grad_a_log, 0.0), 0)
+                tl.store(p_grad_a_log + slot * heads + i_head, b_grad_a_log)
+            if p_grad_dt_bias is not None:
+                b_grad_dt_bias = tl.sum(tl.where(m_row, b_grad_g, 0.0), 0)
+                tl.store(p_grad_dt_bias + slot * heads + i_head, b_grad_dt_bias)
+
+        o_turned = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+        o_square = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
+        b_x = tl.load(p_grad_scores + o_square)
+        b_grad_q += tl.dot(b_x, b_k, input_precision=PRECISION)
+        b_x = tl.load(p_grad_scores + o_turned)
+        b_grad_k += tl.dot(b_x, b_q, input_precision=PRECISION)
+        b_x = tl.load(p_grad_gram + o_square) + tl.load(p_grad_gram + o_turned)
+        b_grad_k += tl.dot(b_x, b_k, input_precision=PRECISION)
+        b_product_q = tl.sum(b_q.to(tl.float32) * b_grad_q, 1)
+        b_product_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1)
+
+    if L2NORM:
+        b_q = tl.load(p_q, mask=m_rows, other=0.0)
+        b_k = tl.load(p_k, mask=m_rows, other=0.0)
+        b_product_q *= lengths(b_q, L2NORM, EPS) * lengths(b_q, L2NORM, EPS)
+        b_product_k *= lengths(b_k, L2NORM, EPS) * lengths(b_k, L2NORM, EPS)
+        b_grad_q -= b_product_q[:, None] * b_q.to(tl.float32)
+        b_grad_k -= b_product_k[:, None] * b_k.to(tl.float32)
+    o_rows = (row_of_all * qk_heads + i_qk_head)[:, None] * K + o_k[None, :]
+    tl.store(p_grad_q + o_rows, b_grad_q.to(p_grad_q.dtype.element_ty), mask=m_rows)
+    tl.store(p_grad_k + o_rows, b_grad_k.to(p_grad_k.dtype.element_ty), mask=m_rows)

@@ -1,0 +1,125 @@
+"""Where the chunks of sequences are, and what all kernels make of a chunk.
+
+A chunk of a sequence that begins at row b has the slot b // CHUNK + (number of the sequence) + (its
+own number) in scratch memory: no two have the same, and no length is needed on the host.
+
+Of each row of a chunk four numbers are kept: G, beta, scale times the factor that makes the length
+of q 1, and that of k; without qk_l2norm the factors are 1.
+"""
+# Constants of the compiler are upper case, as in all of Triton.
+# ruff: noqa: N803
+# Triton's own language: no annotations that mypy could check.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+# They change from call to call, or tell the compiler nothing: one kernel serves all their values.
+RUNTIME: Final = (
+    *("seqlen", "sequences", "first_step", "scale", "heads", "group", "cu_seqlens_place"),
+    *("g_batch", "g_row", "g_head", "beta_batch", "beta_row", "beta_head"),
+    *("a_log_head", "dt_bias_head"),
+)
+
+
+@triton.jit
+def ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen):
+    """The first row of a sequence, counted from that of its batch, and the row behind its last."""
+    begin = i_sequence * 0
+    end = begin + seqlen
+    if p_cu_seqlens is not None:
+        p_cu_seqlens += i_sequence * cu_seqlens_place
+        # Offsets beyond the rows would read other memory.
+        begin = tl.maximum(tl.load(p_cu_seqlens).to(tl.int64), 0)
+        end = tl.minimum(tl.load(p_cu_seqlens + cu_seqlens_place).to(tl.int64), seqlen)
+    return begin, end
+
+
+@triton.jit
+def first_slot(begin, i_sequence, seqlen, PACKED: tl.constexpr, CHUNK: tl.constexpr):
+    """The slot of the first chunk of a sequence."""
+    slot = i_sequence * ((seqlen + CHUNK - 1) // CHUNK)
+    if PACKED:
+        slot = begin // CHUNK + i_sequence
+    return slot
+
+
+@triton.jit
+def sequence_of(
+    p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
+):
+    """The last sequence whose first slot is not behind a slot."""
+    if p_cu_seqlens is None:
+        i_sequence = slot // ((seqlen + CHUNK - 1) // CHUNK)
+    else:
+        i_sequence = slot * 0
+        step = first_step
+        while step > 0:
+            probe = i_sequence + step
+            m_probe = probe < sequences
+            begin = tl.load(p_cu_seqlens + probe * cu_seqlens_place, mask=m_probe, other=0)
+            before = m_probe & (begin.to(tl.int64) // CHUNK + probe <= slot)
+            i_sequence = tl.where(before, probe, i_sequence)
+            step = step // 2
+    return i_sequence
+
+
+@triton.jit
+def place_of(
+    p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
+):
+    """The sequence of a slot, the first row of its chunk, and the row behind the sequence's last.
+
+    A slot that no chunk has begins behind the last.
+    """
+    i_sequence = sequence_of(
+        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    )
+    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
+    return i_sequence, begin + (slot - first) * CHUNK, end
+
+
+@triton.jit
+def lengths(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
+    """The factor of each row [C, K] that makes its length 1, or 1.
+
+    Products take the rows as they are and are scaled: rows of length 1, rounded to 16 bits, would
+    have another length, which equal keys raise to the power of the number of tokens.
+    """
+    b_factor = tl.full([b_x.shape[0]], 1.0, tl.float32)
+    if L2NORM:
+        b_x = b_x.to(tl.float32)
+        b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) + EPS)
+    return b_factor
+
+
+@triton.jit
+def decays(b_sums, o_c, TURNED: tl.constexpr):
+    """D [row, column], exp(G[row] - G[column]) on and below the diagonal, or its transpose."""
+    b_between = b_sums[:, None] - b_sums[None, :]
+    # On the other side of the diagonal the difference would overflow.
+    if TURNED:
+        b_between = tl.where(o_c[:, None] <= o_c[None, :], -b_between, float("-inf"))
+    else:
+        b_between = tl.where(o_c[:, None] >= o_c[None, :], b_between, float("-inf"))
+    return tl.exp(b_between)
+
+
+@triton.jit
+def precise_dot(b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """The product with a float32 matrix, of which 16 bits an element are not enough.
+
+    A state changes by sums over tokens whose terms cancel where keys are alike.
+    """
+    b_high = b_y.to(OPERAND)
+    b_z = tl.dot(b_x, b_high, input_precision=PRECISION)
+    if OPERAND != tl.float32:
+        b_low = (b_y - b_high.to(tl.float32)).to(OPERAND)
+        b_z += tl.dot(b_x, b_low, input_precision=PRECISION)
+    return b_z

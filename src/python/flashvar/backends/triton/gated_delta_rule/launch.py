@@ -1,0 +1,234 @@
+"""Launches of the kernels that go by chunks, forward and backward.
+
+The scratch memory of a backward is, for each chunk and head of v, two states, two blocks of the
+size of its v and four squares [chunk, chunk], in the dtype of what is multiplied: with bfloat16 and
+K = V = 128 that is 2 KiB for each token and head of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from flashvar.backends.triton.gated_delta_rule.backward import (
+    reverse_kernel,
+    rows_kernel,
+    squares_kernel,
+)
+from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
+from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
+
+# Of a kernel and a grid makes what takes the arguments.
+Begin = Callable[[Any, "tuple[int, ...]"], Any]
+
+LEAST_TOKENS: Final = 16
+# Tokens of a chunk, and bytes of its q or k: several such fit into 99 KiB of shared memory.
+_MOST_TOKENS: Final = 64
+_CHUNK_BYTES: Final = 16384
+# Elements and columns of a state in a program.
+_STATE_ELEMENTS: Final = 8192
+_STATE_COLUMNS: Final = 64
+_WARPS: Final = 4
+_BACKWARD_WARPS: Final = 8
+# What is multiplied. float16 has not the range of states and of gradients.
+_OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
+_WIDE: Final = (torch.float32, tl.float32)
+
+
+class Chunks:
+    """How a call is cut into chunks, and what all of its kernels are given."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        q, v = inputs.q, inputs.v.shape[-1]
+        k, self.seqlen = q.shape[-1], q.shape[1]
+        self.inputs, self.heads, self.sequences = inputs, inputs.heads, inputs.sequences
+        self.dtype, operand = _OPERANDS.get(q.dtype, _WIDE)
+        block_k = max(triton.next_power_of_2(k), 16)
+        self.size = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MOST_TOKENS)
+        self.constants = {
+            **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
+            **{"BLOCK_K": block_k, "OPERAND": operand},
+            # float32 leaves no shared memory for the next step's loads.
+            "num_stages": 2 if self.dtype.itemsize == 2 else 1,
+            "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        }
+        block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
+        self.values = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
+        self.norm = {"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS}
+        self.beta = {
+            "SIGMOID": inputs.beta_sigmoid,
+            "BETA_SCALE": 2.0 if inputs.allow_neg_eigval else 1.0,
+        }
+
+    @property
+    def slots(self) -> int:
+        """How many chunks there may be; none without a sequence."""
+        if self.inputs.cu_seqlens is None:
+            return self.sequences * -(-self.seqlen // self.size)
+        return self.seqlen // self.size + self.sequences if self.sequences else 0
+
+    @property
+    def chains(self) -> tuple[int]:
+        """A grid: all column blocks of all states."""
+        return (self.sequences * self.heads * -(-self.values["V"] // self.values["BLOCK_V"]),)
+
+    @property
+    def search(self) -> tuple[int, int, int]:
+        """What a kernel finds the sequence of a slot by."""
+        steps = self.sequences - 1
+        return self.seqlen, self.sequences, 1 << steps.bit_length() - 1 if steps > 0 else 0
+
+    def scratch(self, *shape: int) -> torch.Tensor:
+        """Memory of each slot and head."""
+        device = self.inputs.q.device
+        return torch.empty(self.slots, self.heads, *shape, dtype=self.dtype, device=device)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        """The same in float32."""
+        device = self.inputs.q.device
+        return torch.empty(self.slots, self.heads, *shape, dtype=torch.float32, device=device)
+
+
+def start(kernel: Any, grid: tuple[int, ...]) -> Any:
+    """What takes the arguments of a kernel and starts it on a grid."""
+    return kernel[grid]
+
+
+def strides(x: torch.Tensor | None, dimensions: int) -> tuple[int, ...]:
+    """Zeros where there is no tensor."""
+    return (0,) * dimensions if x is None else x.stride()
+
+
+def forward(
+    inputs: Inputs,
+    before: torch.Tensor | None,
+    out: torch.Tensor,
+    after: torch.Tensor,
+    begin: Begin = start,
+) -> None:
+    """Write out, and the state after each sequence."""
+    chunks = Chunks(inputs)
+    with torch.cuda.device_of(out):  # Triton launches on the current device
+        found = _parts(chunks, begin)
+        _chain(chunks, found, before, (after, out, None, None), begin)
+
+
+def backward(
+    inputs: Inputs,
+    before: torch.Tensor | None,
+    grad_out: torch.Tensor | None,
+    grad_after: torch.Tensor | None,
+    begin: Begin = start,
+) -> Gradients:
+    """The gradients of all inputs."""
+    chunks = Chunks(inputs)
+    (q, k, v), heads, size = inputs[:3], inputs.heads, chunks.size
+    grad_out = torch.zeros_like(v) if grad_out is None else grad_out
+    # Packed rows of no sequence have gradients of 0.
+    make = torch.empty if inputs.cu_seqlens is None else torch.zeros
+    d_q, d_k = (make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    d_beta = make(v.shape[:3], dtype=inputs.beta.dtype, device=q.device)
+    d_g = None if inputs.g is None else make(v.shape[:3], dtype=inputs.g.dtype, device=q.device)
+    d_v = make(v.shape, dtype=chunks.dtype, device=q.device)
+    d_before = None
+    if before is not None:
+        d_before = torch.empty(before.shape, dtype=torch.float32, device=q.device)
+    states = chunks.scratch(q.shape[-1], v.shape[-1])
+    new = chunks.scratch(size, v.shape[-1])
+    d_states, d_new = torch.empty_like(states), torch.empty_like(new)
+    d_scores, d_gram = chunks.scratch(size, size), chunks.scratch(size, size)
+    d_sums, reads = chunks.floats(size), chunks.floats(size)
+    parts = [None if x is None else chunks.floats().zero_() for x in (inputs.a_log, inputs.dt_bias)]
+    rows = (*q.stride(), *k.stride())
+    of_out = strides(grad_out, 4)
+    place = strides(inputs.cu_seqlens, 1)
+    with torch.cuda.device_of(q):
+        found = _parts(chunks, begin)
+        _chain(chunks, found, before, (None, None, states, new), begin)
+        if chunks.chains[0]:
+            begin(reverse_kernel, chunks.chains)(
+                *(q, k, inputs.cu_seqlens, *found),
+                *(grad_out, grad_after, d_before, d_states, d_new, d_v),
+                *(*rows, *place, *of_out, *strides(grad_after, 4)),
+                chunks.seqlen,
+                **chunks.values,
+                **chunks.constants,
+                num_warps=_BACKWARD_WARPS,
+            )
+        if chunks.slots * heads:
+            begin(squares_kernel, (chunks.slots * heads,))(
+                *(k, v, inputs.cu_seqlens, *found, states, new),
+                *(grad_out, d_new, d_v, d_scores, d_gram, d_sums, reads, d_beta),
+                *(*k.stride(), *v.stride(), *place, *of_out, *chunks.search),
+                **chunks.beta,
+                **chunks.values,
+                **chunks.constants,
+                num_warps=_BACKWARD_WARPS,
+            )
+            begin(rows_kernel, (chunks.slots * q.shape[2],))(
+                *(q, k, inputs.g, inputs.a_log, inputs.dt_bias, inputs.cu_seqlens, found[2]),
+                *(states, new, grad_out, d_states, d_v, d_scores, d_gram, d_sums, reads),
+                *(d_q, d_k, d_g, *parts),
+                *(*rows, *strides(inputs.g, 3)),
+                *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1), *place, *of_out),
+                *chunks.search,
+                **chunks.norm,
+                **chunks.values,
+                **chunks.constants,
+                num_warps=_BACKWARD_WARPS,
+            )
+    d_a_log, d_dt_bias = (
+        None if part is None or x is None else part.sum(0).to(x.dtype)
+        for part, x in zip(parts, (inputs.a_log, inputs.dt_bias), strict=True)
+    )
+    return Gradients(d_q, d_k, d_v.to(v.dtype), d_g, d_beta, d_a_log, d_dt_bias, d_before)
+
+
+# T D and P of each slot and head, and four numbers of each row.
+_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _parts(chunks: Chunks, begin: Begin) -> _Parts:
+    """What no state enters."""
+    inputs, size = chunks.inputs, chunks.size
+    found = chunks.scratch(size, size), chunks.scratch(size, size), chunks.floats(4, size)
+    if chunks.slots * chunks.heads:
+        begin(chunk_kernel, (chunks.slots * chunks.heads,))(
+            *(inputs.q, inputs.k, *inputs[3:8], *found),
+            *(*inputs.q.stride(), *inputs.k.stride()),
+            *(*strides(inputs.g, 3), *inputs.beta.stride()),
+            *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1)),
+            *(*strides(inputs.cu_seqlens, 1), *chunks.search, inputs.scale),
+            **chunks.beta,
+            **chunks.norm,
+            **chunks.constants,
+            num_warps=_WARPS,
+        )
+    return found
+
+
+def _chain(
+    chunks: Chunks,
+    found: _Parts,
+    before: torch.Tensor | None,
+    written: tuple[torch.Tensor | None, ...],
+    begin: Begin,
+) -> None:
+    """From the first chunk of each sequence to its last."""
+    inputs = chunks.inputs
+    q, k, v = inputs[:3]
+    if chunks.chains[0] == 0:
+        return
+    begin(chain_kernel, chunks.chains)(
+        *(q, k, v, inputs.cu_seqlens, *found, before, *written),
+        *(*q.stride(), *k.stride(), *v.stride(), *strides(inputs.cu_seqlens, 1)),
+        *(*strides(before, 4), *strides(written[0], 4), *strides(written[1], 4)[:3]),
+        chunks.seqlen,
+        **chunks.values,
+        **chunks.constants,
+        num_warps=_WARPS,
+    )
