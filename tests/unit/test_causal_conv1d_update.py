@@ -131,7 +131,7 @@ def test_vmap_is_refused() -> None:
 def test_opcheck(pooled: bool) -> None:
     given = made(dtype=torch.float32)
     indices = torch.tensor([2, -1, 0]) if pooled else None
-    torch.library.opcheck(op, (*given.values(), indices, True, "btd", "auto"))
+    torch.library.opcheck(op, (*given.values(), indices, None, True, "btd", "auto"))
 
 
 def test_compiled() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Rebinding"]
+__all__ = ["Rebinding", "rebindable"]
 
 
 class Rebinding:
@@ -46,3 +47,13 @@ def _rebind(pairs: tuple[tuple[Any, Any], ...]) -> None:
         for name, value in list(names.items()):
             if id(value) in wanted:
                 names[name] = wanted[id(value)]
+
+
+def rebindable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the same calls and signature that no module has bound."""
+
+    @functools.wraps(function)
+    def rebound(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    return rebound

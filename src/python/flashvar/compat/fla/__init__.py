@@ -12,14 +12,29 @@ imported: transformers looks them up once.
 
 from __future__ import annotations
 
+import importlib
 from typing import Final
 
+from flashvar.compat.distribution import Finder
 from flashvar.compat.fla.rebound import replacements
+from flashvar.compat.fla.registry import register_backends
+from flashvar.compat.fla.shared_memory import check_shared_mem
+from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding
+from flashvar.compat.stand_in import StandIn, refuse_installed
 
-__all__ = ["install", "uninstall"]
+__all__ = ["check_shared_mem", "install", "provide", "register", "uninstall"]
 
+# The version whose functions `provide` stands in with.
+__version__ = "0.6.0+flashvar"
+
+_NAME: Final = "fla"
 _REBINDING: Final = Rebinding()
+_STAND_IN: Final = StandIn(
+    _NAME,
+    Finder(("flash-linear-attention", "fla-core"), _NAME, __version__),
+    Refusal(_NAME, {}, "flash-linear-attention itself, with install() in the place of provide()"),
+)
 
 
 def install(strict: bool = False) -> None:
@@ -39,6 +54,35 @@ def install(strict: bool = False) -> None:
     _REBINDING.replace(replacements(strict))
 
 
+def register() -> None:
+    """Add flashvar to flash-linear-attention's registry of backends, before its others.
+
+    Of 0.6.0 it then serves `chunk_gated_delta_rule` and the convolution, of 0.5.1 the convolution;
+    `install` serves all functions, in every version. FLA_FLASHVAR=0 switches it off, and what it
+    does not serve goes to the next backend. Another call does nothing.
+
+    Raises:
+        IntegrationError: flash-linear-attention is not installed, or too old.
+    """
+    register_backends()
+
+
+def provide() -> None:
+    """Let `import fla` find these functions and layers, where the package is not installed.
+
+    It is what models of transformers ask for. Importing any other part of flash-linear-attention is
+    a NotServedError, an ImportError.
+
+    Raises:
+        ConfigurationError: flash-linear-attention is installed.
+    """
+    if _STAND_IN.stands:
+        return
+    refuse_installed(_NAME, "flash-linear-attention")
+    _STAND_IN.put(importlib.import_module("flashvar.compat.fla.provided").modules())
+
+
 def uninstall() -> None:
-    """Undo `install`; nothing without it."""
+    """Undo `install` and `provide`; nothing without them."""
     _REBINDING.restore()
+    _STAND_IN.remove()

@@ -131,6 +131,7 @@ def causal_conv1d_update(
     *,
     residual: torch.Tensor | None = None,
     state_indices: torch.Tensor | None = None,
+    state_positions: torch.Tensor | None = None,
     layout: Layout = "btd",
     backend: BackendName = "auto",
 ) -> torch.Tensor:
@@ -149,6 +150,9 @@ def causal_conv1d_update(
         state_indices: The state of each sequence in the pool, int32 or int64, each state at most
             once. A sequence with a negative index has none: it gives 0. On a CUDA device, where
             indices are not read on the host, one beyond the pool gives NaN.
+        state_positions: Where the states are circular buffers: how many tokens each sequence has
+            seen, [batch], int32 or int64. The next token goes to that column, modulo the columns,
+            and the others stay where they are. They are not counted up.
         layout: "btd" for the shapes above, "bdt" for [batch, dim, seqlen] in x, residual and the
             output.
         backend: As in `causal_conv1d`.
@@ -162,7 +166,11 @@ def causal_conv1d_update(
         BinaryError: the driver refused a launch.
     """
     tensors = {"x": x, "state": state, "weight": weight, "bias": bias, "residual": residual}
-    given = {**tensors, "state_indices": state_indices}
+    given = {
+        **tensors,
+        "state_indices": state_indices,
+        "state_positions": state_positions,
+    }
     check_kinds(given, activation, layout, backend)
     return torch_library.causal_conv1d_update(
         *given.values(), activation is not None, layout, backend

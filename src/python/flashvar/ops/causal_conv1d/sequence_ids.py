@@ -65,3 +65,16 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
     ends = torch.full((total + 1,), total, device=seq_idx.device)
     # The first row of a sequence is the smallest of its rows.
     return ends.scatter_reduce(0, first.flatten().cumsum(0) - 1, rows, "amin")
+
+
+def last_tokens(x: torch.Tensor, cu_seqlens: torch.Tensor, count: int) -> torch.Tensor:
+    """The last tokens of each packed sequence of x [total, dim], [sequences, dim, count].
+
+    The newest is the last; zeros stand before the first of a sequence.
+    """
+    begins, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
+    rows = ends - count + torch.arange(count, device=x.device)
+    inside = (rows >= begins)[..., None]
+    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))  # so that there is a row to choose
+    found = padded[rows.clamp(0, x.shape[0])]
+    return torch.where(inside, found, 0).transpose(1, 2)
