@@ -3,14 +3,16 @@
     FLA_DISABLE_BACKEND_DISPATCH=1 python -m pytest -p upstream_fla tests/ops/test_gdn.py
 
 in a checkout of flash-linear-attention, with this folder on PYTHONPATH. Every call of its public
-functions that flashvar serves is flashvar's, and what it does not serve is an error. What flashvar
-leaves unwritten is NaN: flash-linear-attention's conftest.py fills empty tensors, and the plugin
-checks that it does so for flashvar. FLASHVAR_REHEARSE=1 runs the tests on the CPU, as far as they
-call no kernel of flash-linear-attention.
+functions that flashvar serves is flashvar's, and what it does not serve is an error. Where
+causal-conv1d is not installed flashvar stands in for it too. What flashvar leaves unwritten is NaN:
+flash-linear-attention's conftest.py fills empty tensors, and the plugin checks that it does so for
+flashvar. FLASHVAR_REHEARSE=1 runs the tests on the CPU, as far as they call no kernel of
+flash-linear-attention.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -20,9 +22,12 @@ import torch
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
     """Before flash-linear-attention's conftest.py, which binds names of the device."""
-    import fla.utils
-
+    import flashvar.compat.causal_conv1d
     import flashvar.compat.fla
+
+    if importlib.util.find_spec("causal_conv1d") is None:
+        flashvar.compat.causal_conv1d.provide()
+    import fla.utils
 
     if os.environ.get("FLASHVAR_REHEARSE"):
         fla.utils.device, fla.utils.device_torch_lib = "cpu", torch.cpu
