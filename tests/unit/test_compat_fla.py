@@ -249,6 +249,8 @@ def test_arguments_that_do_not_bind(fla: dict[str, ModuleType]) -> None:
     given = inputs()
     with pytest.raises(TypeError, match="multiple values"):
         fla["fla.ops"].chunk_gated_delta_rule(*given.values(), q=given["q"])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'beta'"):
+        fla["fla.ops"].chunk_gated_delta_rule(*list(given.values())[:4])
 
 
 def test_convolution(fla: dict[str, ModuleType]) -> None:

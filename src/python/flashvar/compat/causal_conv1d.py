@@ -12,8 +12,8 @@ imported: transformers looks them up once.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -21,7 +21,7 @@ import torch
 from flashvar.compat.distribution import Finder
 from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding, rebindable
-from flashvar.compat.stand_in import StandIn, modules_of, refuse_installed
+from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.sequence_ids import last_tokens
@@ -174,16 +174,17 @@ def provide() -> None:
     Raises:
         ConfigurationError: causal-conv1d is installed.
     """
-    if _STAND_IN.stands:
-        return
-    refuse_installed(_NAME, "causal-conv1d")
+    _STAND_IN.put_where_absent("causal-conv1d", _modules)
+
+
+def _modules() -> dict[str, ModuleType]:
     interface: dict[str, Any] = {name: _FUNCTIONS[name] for name in _INTERFACE}
     contents = {
         _NAME: {**interface, "__version__": __version__},
         f"{_NAME}.{_NAME}_interface": interface,
         f"{_NAME}.{_NAME}_varlen": {name: _FUNCTIONS[name] for name in _VARLEN},
     }
-    _STAND_IN.put(modules_of(contents))
+    return modules_of(contents)
 
 
 def uninstall() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
@@ -13,7 +13,7 @@ from typing import Any, Final
 from flashvar.compat.distribution import Finder
 from flashvar.errors import ConfigurationError
 
-__all__ = ["StandIn", "modules_of", "refuse_installed"]
+__all__ = ["StandIn", "modules_of"]
 
 
 class StandIn:
@@ -47,6 +47,26 @@ class StandIn:
             self._modules = dict(modules)
             sys.modules.update(self._modules)
 
+    def put_where_absent(
+        self, distribution: str, make: Callable[[], Mapping[str, ModuleType]]
+    ) -> None:
+        """As `put`, with what `make` returns, where the package is not installed.
+
+        Raises:
+            ConfigurationError: it is installed, or imported from elsewhere.
+        """
+        with self._lock:
+            if self.stands:
+                return
+            there = sys.modules.get(self._package) or importlib.util.find_spec(self._package)
+            if there is not None:
+                raise ConfigurationError(
+                    f"provide() must come where {distribution} is not installed, found a package "
+                    f"{self._package}: call install(), which replaces its functions, or uninstall "
+                    "it"
+                )
+            self.put(make())
+
     def remove(self) -> None:
         """Undo `put`; nothing without it."""
         with self._lock:
@@ -76,16 +96,3 @@ def modules_of(contents: Mapping[str, Mapping[str, Any]]) -> dict[str, ModuleTyp
         if package and last not in contents[package]:
             setattr(made[package], last, module)
     return made
-
-
-def refuse_installed(package: str, distribution: str) -> None:
-    """Refuse to stand in for a package that is there.
-
-    Raises:
-        ConfigurationError: it is installed, or imported from elsewhere.
-    """
-    if sys.modules.get(package) is not None or importlib.util.find_spec(package) is not None:
-        raise ConfigurationError(
-            f"provide() must come where {distribution} is not installed, found a package "
-            f"{package}: call install(), which replaces its functions, or uninstall it"
-        )

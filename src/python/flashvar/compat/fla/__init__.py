@@ -13,6 +13,7 @@ imported: transformers looks them up once.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Final
 
 from flashvar.compat.distribution import Finder
@@ -21,7 +22,7 @@ from flashvar.compat.fla.registry import register_backends
 from flashvar.compat.fla.shared_memory import check_shared_mem
 from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding
-from flashvar.compat.stand_in import StandIn, refuse_installed
+from flashvar.compat.stand_in import StandIn
 
 __all__ = ["check_shared_mem", "install", "provide", "register", "uninstall"]
 
@@ -76,10 +77,12 @@ def provide() -> None:
     Raises:
         ConfigurationError: flash-linear-attention is installed.
     """
-    if _STAND_IN.stands:
-        return
-    refuse_installed(_NAME, "flash-linear-attention")
-    _STAND_IN.put(importlib.import_module("flashvar.compat.fla.provided").modules())
+    _STAND_IN.put_where_absent("flash-linear-attention", _modules)
+
+
+def _modules() -> dict[str, ModuleType]:
+    made: dict[str, ModuleType] = importlib.import_module(f"{__name__}.provided").modules()
+    return made
 
 
 def uninstall() -> None:

@@ -58,11 +58,12 @@ def over(
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     names = tuple(parameter.name for parameter in ordered)
+    required = {parameter.name for parameter in ordered if parameter.default is parameter.empty}
 
     @functools.wraps(ours)
     def rebound(*arguments: Any, **options: Any) -> Any:
         given = {**dict(zip(names, arguments, strict=False)), **options}
-        if len(given) != len(arguments) + len(options):
+        if len(given) != len(arguments) + len(options) or not required <= given.keys():
             return original(*arguments, **options)  # raises TypeError
         reason = unserved(given)
         if reason is None:
