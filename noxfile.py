@@ -124,6 +124,12 @@ def ceiling(session: nox.Session) -> None:
     run_unit_tests(session, "ceiling", [*FLOOR, "triton_*"])
 
 
+@nox.session(reuse_venv=True)
+def fla(session: nox.Session) -> None:
+    """Test beside flash-linear-attention, whose functions compat.fla replaces."""
+    run_unit_tests(session, "fla", ["compat_fla_real"])
+
+
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Test on the GPU of this machine what build-dev built; `-- sanitize` under its sanitizer."""

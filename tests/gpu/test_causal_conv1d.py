@@ -156,6 +156,40 @@ def test_update(seqlen: int, columns: int, by: str, dtype: torch.dtype) -> None:
     assert torch.equal(pool, before)
 
 
+@DTYPES
+@pytest.mark.parametrize("by", BACKENDS)
+@pytest.mark.parametrize(("seqlen", "columns"), [(1, 3), (5, 4), (3, 9)])
+def test_circular_states(seqlen: int, columns: int, by: str, dtype: torch.dtype) -> None:
+    """As states whose newest token is the last, in another order of the columns."""
+    given = made((300, seqlen, 384), 4, columns, 300, dtype)
+    state = given.pop("initial_state")
+    seen = torch.randint(0, 2**20, (300,), device=DEVICE)
+    places = (torch.arange(columns, device=DEVICE) + seen[:, None]) % columns
+    circular = torch.empty_like(state)
+    circular.scatter_(2, places[:, None].expand(state.shape), state)
+    options = {"activation": "silu", "backend": by}
+    wanted = flashvar.causal_conv1d_update(**given, state=state, **options)
+    found = flashvar.causal_conv1d_update(**given, state=circular, state_positions=seen, **options)
+    assert torch.equal(found, wanted)
+    places = (places + seqlen) % columns
+    assert torch.equal(circular.gather(2, places[:, None].expand(state.shape)), state)
+
+
+@pytest.mark.parametrize("by", BACKENDS)
+def test_sequences_by_name(by: str) -> None:
+    given = made((2, 70, 40), 4, 0, 0, torch.float32)
+    given.pop("initial_state", None)
+    names = torch.arange(70, device=DEVICE).div(9, rounding_mode="floor").repeat(2, 1).int()
+    found = flashvar.causal_conv1d(**given, seq_idx=names, backend=by)
+    parts = [
+        flashvar.causal_conv1d(
+            **(given | {n: given[n][:, a : a + 9] for n in ("x", "residual")}), backend=by
+        )
+        for a in range(0, 70, 9)
+    ]
+    assert torch.equal(found, torch.cat(parts, 1))
+
+
 @ON_DEVICE
 def test_nothing_is_read_on_the_host_or_out_of_bounds() -> None:
     given = made((1, 1003, 64), 4, 3, 3, torch.bfloat16)
@@ -169,6 +203,8 @@ def test_nothing_is_read_on_the_host_or_out_of_bounds() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls the mode a prototype
             torch.cuda.set_sync_debug_mode("error")
+        plain = {name: x for name, x in given.items() if name != "initial_state"}
+        flashvar.causal_conv1d(**plain, seq_idx=(torch.arange(1003, device=DEVICE) // 40)[None])
         for one in (ends, wrong):
             found = flashvar.causal_conv1d(**given, cu_seqlens=one, **call)
             torch.autograd.grad(found, leaves, [torch.ones_like(x) for x in found])

@@ -49,7 +49,8 @@ def call(layout: str, packed: bool) -> None:
     causal_conv1d.forward(None, conv, x if packed else None, x, final)
     causal_conv1d.backward(None, conv, x, state, Gradients(x, weight, bias, state))
     if ends is not None:
-        causal_conv1d.update(None, conv, None, ends[:1], x)
+        for positions in (None, ends[:1]):
+            causal_conv1d.update(None, conv, None, ends[:1], positions, x)
 
 
 if __name__ == "__main__":

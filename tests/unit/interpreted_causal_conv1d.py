@@ -30,6 +30,7 @@ class Case:
     silu: bool = True
     sliced: bool = False
     slots: tuple[int, ...] = ()  # an update with a pool of 5 states
+    positions: tuple[int, ...] = ()  # of its states, which are circular buffers
 
     def __str__(self) -> str:
         plain = Case()
@@ -59,6 +60,9 @@ UPDATES = [
     Case(seqlen=6, slots=(1,), columns=9, dim=150, layout="bdt"),
     Case(seqlen=3, slots=(-1, 1), width=2, columns=1, rest=False),
     Case(seqlen=9, slots=(2, 1, 0), columns=13, width=3, dtype="float", sliced=True),
+    Case(seqlen=1, slots=(3, -1, 0), columns=5, positions=(0, 7, 12), dtype="float"),
+    Case(seqlen=7, slots=(1, 4), columns=4, positions=(3, 1), dim=150, layout="bdt"),
+    Case(seqlen=3, slots=(0, 2), columns=9, width=2, positions=(8, 1000), dtype="float"),
 ]
 
 
@@ -117,6 +121,7 @@ def updated(case: Case, given: dict[str, Any], backend: str) -> list[torch.Tenso
         state=state,
         activation="silu" if case.silu else None,
         state_indices=torch.tensor(case.slots),
+        state_positions=torch.tensor(case.positions) if case.positions else None,
         layout=case.layout,
         backend=backend,
     )

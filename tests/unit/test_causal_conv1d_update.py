@@ -95,6 +95,36 @@ def test_a_pool(layout: str, rank: int, index: torch.dtype) -> None:
         assert torch.equal(pool[i], expected)
 
 
+@pytest.mark.parametrize("pooled", [False, True], ids=["batch", "pool"])
+@pytest.mark.parametrize(("columns", "steps"), [(3, (1, 1, 1, 1)), (5, (2, 1, 9, 3)), (8, (1, 4))])
+def test_circular_states(columns: int, steps: tuple[int, ...], pooled: bool) -> None:
+    """Whatever the steps are, as one call without circular states, from zeros."""
+    given = made(seqlen=sum(steps), columns=columns)
+    given.pop("state")
+    wanted = causal_conv1d(**given, activation="silu")
+    state = torch.zeros(4 if pooled else 3, 5, columns, dtype=torch.float64)
+    indices = torch.tensor([2, 3, 0]) if pooled else None
+    seen = torch.tensor([0, 3, 2 * columns])  # what a sequence has seen, of which all is zeros
+    parts = []
+    for x, residual in zip(
+        given["x"].split(steps, 1), given["residual"].split(steps, 1), strict=True
+    ):
+        before, column = state.clone(), torch.arange(columns)
+        parts.append(
+            causal_conv1d_update(
+                x, state, given["weight"], given["bias"], "silu", residual=residual,
+                state_indices=indices, state_positions=seen,
+            )
+        )  # fmt: skip
+        for i, slot in enumerate(range(3) if indices is None else indices.tolist()):
+            written = (column - seen[i]) % columns < x.shape[1]
+            assert torch.equal(state[slot][:, ~written], before[slot][:, ~written])
+            newest = (seen[i] + x.shape[1] - 1) % columns
+            assert torch.equal(state[slot][:, newest], x[i, -1])
+        seen = seen + x.shape[1]
+    torch.testing.assert_close(torch.cat(parts, 1), wanted)
+
+
 def test_no_derivatives() -> None:
     given = made(dtype=torch.float32)
     given["weight"].requires_grad_()
@@ -131,7 +161,7 @@ def test_vmap_is_refused() -> None:
 def test_opcheck(pooled: bool) -> None:
     given = made(dtype=torch.float32)
     indices = torch.tensor([2, -1, 0]) if pooled else None
-    torch.library.opcheck(op, (*given.values(), indices, True, "btd", "auto"))
+    torch.library.opcheck(op, (*given.values(), indices, None, True, "btd", "auto"))
 
 
 def test_compiled() -> None:
@@ -160,6 +190,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no state": ({"state": None}, flashvar.InvalidInputError, "state must be a torch.Tensor"),
     "residual": ({"residual": torch.randn(3, 5)}, flashvar.ShapeError, "the shape of x, (3, 1, 5)"),
     "indices": ({"state_indices": torch.tensor([0])}, flashvar.ShapeError, "(3,), got (1,)"),
+    "positions": (
+        {"state_positions": torch.tensor([0])}, flashvar.ShapeError, "state_positions must be ["
+    ),
+    "dtype of positions": (
+        {"state_positions": torch.zeros(3)}, flashvar.DtypeError, "state_positions must be int32"
+    ),
     "their dtype": (
         {"state_indices": torch.zeros(3)}, flashvar.DtypeError, "int32 or int64, got torch.float32"
     ),

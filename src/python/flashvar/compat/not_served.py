@@ -1,9 +1,9 @@
-"""The parts of FlashAttention that the replacement does not have, with suggestions instead."""
+"""The parts of other packages that a stand-in does not have, with suggestions instead."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final, NoReturn
 
@@ -71,54 +71,59 @@ NAMES_NOT_SERVED: Final = {
     "flash_attn.utils.distributed.get_dim_for_local_rank": "torch.tensor_split",
     "flash_attn.utils.distributed.sync_shared_params": "torch.distributed.broadcast",
 }
-_PACKAGE: Final = "flash_attn"
 
 
 class Refusal:
-    """A module finder that finds nothing; importing a module of the table is a NotServedError."""
+    """A module finder that finds nothing; importing a module of the table is a NotServedError.
+
+    Args:
+        package: The package that is stood in for, of which every module is refused.
+        table: Module -> what to use instead; a line also covers its submodules.
+        otherwise: What to use instead of modules of the package that are not in the table.
+    """
+
+    def __init__(self, package: str, table: Mapping[str, str], otherwise: str) -> None:
+        self._package = package
+        self._table = table
+        self._otherwise = otherwise
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
         """None for `importlib.util.find_spec`; NotServedError for an import.
 
-        Packages call `importlib.util.find_spec` to find out whether FlashAttention 3 or 4 is
-        installed, which must not be an error. An import raises with a suggestion instead of "No
-        module named".
+        Packages call `importlib.util.find_spec` to find out what is installed, which must not be an
+        error. An import raises with a suggestion instead of "No module named".
         """
         del path, target
         if not _imports(sys._getframe(1)):
             return
-        served_by = _served_by(name)
+        served_by = self._served_by(name)
         if served_by is not None:
-            raise _refused(name, served_by)
+            raise _refused(self._package, name, served_by)
+
+    def _served_by(self, name: str) -> str | None:
+        parent = name
+        while parent:
+            if parent in self._table:
+                return self._table[parent]
+            parent = parent.rpartition(".")[0]
+        return self._otherwise if name.startswith(f"{self._package}.") else None
 
 
 def refuse_name(module: str, name: str) -> NoReturn:
     """Raise the error for a missing name of a module; called by the module's `__getattr__`."""
     full = f"{module.removeprefix('flashvar.compat.')}.{name}"
     if full in NAMES_NOT_SERVED:
-        raise _refused(full, NAMES_NOT_SERVED[full])
+        raise _refused("flash_attn", full, NAMES_NOT_SERVED[full])
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _refused(name: str, served_by: str) -> NotServedError:
+def _refused(package: str, name: str, served_by: str) -> NotServedError:
     return NotServedError(
-        f"{name} is not in flashvar's stand-in for flash_attn, got an import of it: use "
-        f"{served_by}",
+        f"{name} is not in flashvar's stand-in for {package}, got an import of it: use {served_by}",
         name=name,
     )
-
-
-def _served_by(name: str) -> str | None:
-    parent = name
-    while parent:
-        if parent in NOT_SERVED:
-            return NOT_SERVED[parent]
-        parent = parent.rpartition(".")[0]
-    if name.startswith(f"{_PACKAGE}."):
-        return "what the table of flashvar's reference lists, or leave the stand-in uninstalled"
-    return None
 
 
 def _imports(frame: object) -> bool:

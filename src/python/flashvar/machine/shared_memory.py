@@ -1,13 +1,15 @@
-"""Bytes of shared memory that a block may use, by capability.
+"""Bytes of shared memory that a block may use, by capability and of a device.
 
-From the CUDA C++ programming guide, table of technical specifications, less the 1 KiB per block
-that the system reserves.
+Those by capability are from the CUDA C++ programming guide, table of technical specifications, less
+the 1 KiB per block that the system reserves.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Final
+
+from flashvar.machine.system import gather
 
 SHARED_MEMORY: Final = MappingProxyType(
     {
@@ -23,3 +25,9 @@ SHARED_MEMORY: Final = MappingProxyType(
         (12, 1): 99 << 10,
     }
 )
+
+
+def of_device(index: int = 0) -> int:
+    """Bytes that a block may opt in to on torch's `cuda:index`; 0 where there is no such device."""
+    device = gather().device(index)
+    return 0 if device is None else device.shared_memory

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
 from typing import Final
 
-from flashvar.compat.flash_attn.distribution import Finder
+from flashvar.compat.distribution import Finder
 from flashvar.compat.flash_attn.flash_attn_interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -28,7 +27,8 @@ from flashvar.compat.flash_attn.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from flashvar.compat.not_served import Refusal
+from flashvar.compat.not_served import NOT_SERVED, Refusal
+from flashvar.compat.stand_in import StandIn
 from flashvar.errors import ConfigurationError
 
 __version__ = "2.8.3+flashvar"
@@ -58,10 +58,15 @@ _PARTS: Final = (
     ".utils",
     ".utils.distributed",
 )
-# Modules that `install` removed from sys.modules, to be restored.
-_replaced: dict[str, ModuleType] = {}
-_FINDER: Final = Finder(__version__)
-_REFUSAL: Final = Refusal()
+_STAND_IN: Final = StandIn(
+    _NAME,
+    Finder(("flash-attn",), _NAME, __version__),
+    Refusal(
+        _NAME,
+        NOT_SERVED,
+        "what the table of flashvar's reference lists, or leave the stand-in uninstalled",
+    ),
+)
 
 
 def install(*, replace: bool = False) -> None:
@@ -74,32 +79,16 @@ def install(*, replace: bool = False) -> None:
     Raises:
         ConfigurationError: another `flash_attn` is imported, and `replace` is False.
     """
-    ours = sys.modules[__name__]
     found = sys.modules.get(_NAME)
-    if found is ours:
-        return
-    if found is not None and not replace:
+    if found is not None and not (replace or _STAND_IN.stands):
         where = getattr(found, "__file__", None) or "an unknown place"
         raise ConfigurationError(
             f"install() must come before flash_attn is imported, found it imported from {where}: "
             "call it earlier, or pass replace=True"
         )
-    others = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
-    _replaced.update({name: sys.modules.pop(name) for name in others})
-    sys.meta_path.insert(0, _FINDER)
-    # Appended last: modules such as flash_attn_3 may be installed.
-    sys.meta_path.append(_REFUSAL)
-    for part in _PARTS:
-        sys.modules[_NAME + part] = importlib.import_module(__name__ + part)
+    _STAND_IN.put({_NAME + part: importlib.import_module(__name__ + part) for part in _PARTS})
 
 
 def uninstall() -> None:
     """Undo `install`; does nothing without it."""
-    if sys.modules.get(_NAME) is not sys.modules[__name__]:
-        return
-    sys.meta_path.remove(_FINDER)
-    sys.meta_path.remove(_REFUSAL)
-    for part in _PARTS:
-        sys.modules.pop(_NAME + part, None)
-    sys.modules.update(_replaced)
-    _replaced.clear()
+    _STAND_IN.remove()

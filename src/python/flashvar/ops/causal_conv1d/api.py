@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d import torch_library
 from flashvar.ops.causal_conv1d.inputs import check_kinds, check_state_len
+from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
@@ -26,6 +27,7 @@ def causal_conv1d(
     return_final_state: bool = False,
     state_len: int | None = None,
     cu_seqlens: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
     layout: Layout = "btd",
     backend: BackendName = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -56,6 +58,9 @@ def causal_conv1d(
         cu_seqlens: Where packed sequences begin and end: 0 and the cumulative sum of their lengths,
             int32 or int64. Lengths may be 0. It is not read on the host unless it lies there: on a
             CUDA device what it must be is not checked.
+        seq_idx: In place of cu_seqlens, and without states, the sequence of each token, [batch,
+            seqlen], int32 or int64, those of a sequence side by side. Where it is negative there is
+            padding, whose output is 0.
         layout: "btd" for the shapes above, "bdt" for [batch, dim, seqlen] or packed [dim, total] in
             x, residual and the output. Weight and states are the same in both.
         backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
@@ -79,6 +84,9 @@ def causal_conv1d(
             f"return_final_state must be True or False, got {return_final_state!r}: pass one of "
             "them, and the columns as state_len"
         )
+    if seq_idx is not None:
+        check_seq_idx(x, seq_idx, layout, {**others, "return_final_state": return_final_state})
+        return _of_named_sequences(tensors, seq_idx, activation is not None, layout, backend)
     columns = 0
     if return_final_state and weight.dim() == 2:  # of another weight the op says what is wrong
         default = weight.shape[1] - 1 if initial_state is None else initial_state.shape[-1]
@@ -95,6 +103,25 @@ def causal_conv1d(
     return (y, final_state) if return_final_state else y
 
 
+def _of_named_sequences(
+    tensors: dict[str, Any], seq_idx: torch.Tensor, silu: bool, layout: str, backend: str
+) -> torch.Tensor:
+    """The output where seq_idx names the sequences: all batches are packed into one."""
+    x, residual = (
+        one if one is None or layout == "btd" else one.transpose(1, 2)
+        for one in (tensors["x"], tensors["residual"])
+    )
+    y, _ = torch_library.causal_conv1d_fwd(
+        x.reshape(1, -1, x.shape[2]),
+        tensors["weight"],
+        tensors["bias"],
+        None if residual is None else residual.reshape(1, -1, x.shape[2]),
+        *(None, ends_of(seq_idx), silu, 0, "btd", backend),
+    )
+    y = torch.where(seq_idx[..., None] < 0, 0, y.view(x.shape))
+    return y if layout == "btd" else y.transpose(1, 2)
+
+
 def causal_conv1d_update(
     x: torch.Tensor,
     state: torch.Tensor,
@@ -104,6 +131,7 @@ def causal_conv1d_update(
     *,
     residual: torch.Tensor | None = None,
     state_indices: torch.Tensor | None = None,
+    state_positions: torch.Tensor | None = None,
     layout: Layout = "btd",
     backend: BackendName = "auto",
 ) -> torch.Tensor:
@@ -122,6 +150,9 @@ def causal_conv1d_update(
         state_indices: The state of each sequence in the pool, int32 or int64, each state at most
             once. A sequence with a negative index has none: it gives 0. On a CUDA device, where
             indices are not read on the host, one beyond the pool gives NaN.
+        state_positions: Where the states are circular buffers: how many tokens each sequence has
+            seen, [batch], int32 or int64. The next token goes to that column, modulo the columns,
+            and the others stay where they are. They are not counted up.
         layout: "btd" for the shapes above, "bdt" for [batch, dim, seqlen] in x, residual and the
             output.
         backend: As in `causal_conv1d`.
@@ -135,7 +166,11 @@ def causal_conv1d_update(
         BinaryError: the driver refused a launch.
     """
     tensors = {"x": x, "state": state, "weight": weight, "bias": bias, "residual": residual}
-    given = {**tensors, "state_indices": state_indices}
+    given = {
+        **tensors,
+        "state_indices": state_indices,
+        "state_positions": state_positions,
+    }
     check_kinds(given, activation, layout, backend)
     return torch_library.causal_conv1d_update(
         *given.values(), activation is not None, layout, backend

@@ -88,8 +88,9 @@ def check(
 
 
 def check_update(
-    x: Any, state: Any, weight: Any, bias: Any, residual: Any, indices: Any, layout: str
-) -> None:
+    x: Any, state: Any, weight: Any, bias: Any, residual: Any, indices: Any, positions: Any,
+    layout: str,
+) -> None:  # fmt: skip
     """Refuse tensors of an update that do not fit together, as `check`."""
     if x.dim() not in (2, 3):
         raise ShapeError(
@@ -101,20 +102,20 @@ def check_update(
         raise _residual_error(x, residual)
     check_channels(of_one, weight, bias, None, layout)
     check_state("state", state, of_one, weight, layout, x.shape[0] if indices is None else None)
-    if indices is not None:
-        if indices.dim() != 1 or indices.shape[0] != x.shape[0]:
+    for name, one in (("state_indices", indices), ("state_positions", positions)):
+        if one is None:
+            continue
+        if one.dim() != 1 or one.shape[0] != x.shape[0]:
             raise ShapeError(
-                f"state_indices must be [batch] beside x {tuple(x.shape)}, that is "
-                f"({x.shape[0]},), got {tuple(indices.shape)}: pass one index for each sequence"
+                f"{name} must be [batch] beside x {tuple(x.shape)}, that is ({x.shape[0]},), got "
+                f"{tuple(one.shape)}: pass one for each sequence"
             )
-        if indices.dtype not in _INDICES:
-            raise DtypeError(
-                f"state_indices must be int32 or int64, got {indices.dtype}: cast it with .int()"
-            )
+        if one.dtype not in _INDICES:
+            raise DtypeError(f"{name} must be int32 or int64, got {one.dtype}: cast it with .int()")
     _check_alike(
         x,
         {"weight": weight, "bias": bias, "residual": residual, "state": state},
-        {"state_indices": indices},
+        {"state_indices": indices, "state_positions": positions},
     )
 
 

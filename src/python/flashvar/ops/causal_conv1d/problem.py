@@ -86,10 +86,13 @@ class Backend(Protocol):
         conv: Convolution,
         residual: torch.Tensor | None,
         state_indices: torch.Tensor | None,
+        state_positions: torch.Tensor | None,
         y: torch.Tensor,
     ) -> None:
         """Write the output, and move the tokens of x into the state.
 
-        A sequence whose index is negative gives 0, one whose index is beyond the pool NaN.
+        With positions states are circular buffers: x[t] of a sequence goes to column
+        (position + t) % columns, and x[-c] stands in column (position - c) % columns. A sequence
+        whose index is negative gives 0, one whose index is beyond the pool NaN.
         """
         ...

@@ -94,12 +94,13 @@ def update(
     bias: Optional,
     residual: Optional,
     state_indices: Optional,
+    state_positions: Optional,
     silu: bool,
     layout: str,
     backend: str,
 ) -> torch.Tensor:
     """The output; the state is written."""
-    check_update(x, state, weight, bias, residual, state_indices, layout)
+    check_update(x, state, weight, bias, residual, state_indices, state_positions, layout)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
         check_indices(state_indices, state.shape[0])
@@ -117,7 +118,9 @@ def update(
     conv = convolution(of_tokens(x, layout), weight, bias, state, None, silu, layout)
     of_residual = None if residual is None else rows_first(of_tokens(residual, layout), layout)
     of_y = rows_first(of_tokens(y, layout), layout)
-    serves.update(chosen, conv, of_residual, state_indices, of_y)
+    if state_positions is not None:
+        state_positions = state_positions.contiguous()
+    serves.update(chosen, conv, of_residual, state_indices, state_positions, of_y)
     return y
 
 

@@ -35,7 +35,8 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "causal_conv1d_update(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, "
-    "Tensor? residual, Tensor? state_indices, bool silu, str layout, str backend) -> Tensor",
+    "Tensor? residual, Tensor? state_indices, Tensor? state_positions, bool silu, str layout, "
+    "str backend) -> Tensor",
     tags=_TAGS,
 )
 
@@ -55,9 +56,10 @@ def _backward_fake(
 
 
 def _update_fake(
-    x: Any, state: Any, weight: Any, bias: Any, residual: Any, indices: Any, *options: Any
+    x: Any, state: Any, weight: Any, bias: Any, residual: Any, *others: Any
 ) -> torch.Tensor:
-    check_update(x, state, weight, bias, residual, indices, options[1])
+    indices, positions, _, layout, _ = others
+    check_update(x, state, weight, bias, residual, indices, positions, layout)
     return torch.empty_like(x)
 
 

@@ -46,14 +46,14 @@ def update(
     conv: Convolution,
     residual: torch.Tensor | None,
     state_indices: torch.Tensor | None,
+    state_positions: torch.Tensor | None,
     y: torch.Tensor,
 ) -> None:
     """Write the output, and move the tokens of x into the state."""
     pool = conv.state
     assert pool is not None
-    columns = pool.shape[-1]
     if state_indices is None:
-        found, final = formula.forward(conv, residual, columns)
+        found, final = _moved(conv, residual, state_positions)
         y.copy_(found)
         pool.copy_(final)
         return
@@ -63,7 +63,28 @@ def update(
         gathered = pool.new_zeros(slots.shape[0], *pool.shape[1:])
     else:
         gathered = pool[slots]
-    found, final = formula.forward(replace(conv, state=gathered), residual, columns)
+    found, final = _moved(replace(conv, state=gathered), residual, state_positions)
     outside = torch.where(state_indices < 0, 0.0, torch.nan).to(found.dtype)[:, None, None]
     y.copy_(torch.where(inside[:, None, None], found, outside))
     pool[slots[inside]] = final[inside]
+
+
+def _moved(
+    conv: Convolution, residual: torch.Tensor | None, positions: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the states after it, which are circular where there are positions."""
+    state = conv.state
+    assert state is not None
+    columns = state.shape[-1]
+    if positions is None:
+        return formula.forward(conv, residual, columns)
+    ordered = replace(conv, state=_turned(state, positions))
+    found, final = formula.forward(ordered, residual, columns)
+    return found, _turned(final, -(positions + conv.x.shape[1]))
+
+
+def _turned(state: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """States whose column c is column (c + by) % columns, with a number for each state."""
+    column = torch.arange(state.shape[-1], device=state.device)
+    place = (column + by.long()[:, None]) % state.shape[-1]
+    return state.gather(2, place[:, None].expand(state.shape))

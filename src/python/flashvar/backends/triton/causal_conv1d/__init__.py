@@ -111,6 +111,7 @@ def update(
     conv: Convolution,
     residual: torch.Tensor | None,
     state_indices: torch.Tensor | None,
+    state_positions: torch.Tensor | None,
     y: torch.Tensor,
 ) -> None:
     """Write the output, and move the tokens of x into the state."""
@@ -120,7 +121,7 @@ def update(
     sizes = _sizes(dim, True) | {"BLOCK_ROWS": _UPDATE_ROWS}
     with torch.cuda.device_of(y):
         update_kernel[_grid(batch, dim, sizes)](
-            *(y, conv.x, conv.weight, conv.bias, residual, pool, state_indices),
+            *(y, conv.x, conv.weight, conv.bias, residual, pool, state_indices, state_positions),
             *(*y.stride(), *conv.x.stride(), *conv.weight.stride(), *_strides(conv.bias, 1)),
             *(*_strides(residual, 3), *pool.stride(), seqlen, pool.shape[0], dim),
             **_constants(conv),

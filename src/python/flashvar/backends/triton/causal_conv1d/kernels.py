@@ -55,8 +55,12 @@ def _of_sequence(p_ends, o_sequence, m_sequence, seqlen):
 def _tokens(
     p_x, p_state, o_at, o_sequence, o_batch, o_begin, o_length, o_dim, m_block,
     x_batch, x_row, x_dim, state_one, state_dim, state_column, seqlen, COLUMNS: tl.constexpr,
+    i_turn=None,
 ):  # fmt: skip
-    """Tokens at places of their sequences; 0 where there is none."""
+    """Tokens at places of their sequences; 0 where there is none.
+
+    In states that are circular buffers the oldest column is i_turn.
+    """
     o_row = o_begin + o_at
     m_x = (o_at >= 0) & (o_at < o_length) & (o_row >= 0) & (o_row < seqlen)
     p = p_x + (o_batch * x_batch + o_row * x_row)[:, None] + o_dim[None, :] * x_dim
@@ -64,6 +68,8 @@ def _tokens(
     if p_state is not None:
         o_column = o_at + COLUMNS
         m_state = (o_at < 0) & (o_column >= 0)
+        if i_turn is not None:
+            o_column = (o_column + i_turn) % COLUMNS
         o_state = o_sequence * state_one + o_column * state_column
         p = p_state + o_state[:, None] + o_dim[None, :] * state_dim
         b_x += tl.load(p, mask=m_state[:, None] & m_block, other=0.0).to(tl.float32)
@@ -75,6 +81,7 @@ def _convolved(
     p_x, p_weight, p_bias, p_state, o_at, SHIFT: tl.constexpr, o_sequence, o_batch, o_begin,
     o_length, o_dim, m_block, x_batch, x_row, x_dim, weight_dim, weight_tap, bias_dim,
     state_one, state_dim, state_column, seqlen, dim, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    i_turn=None,
 ):  # fmt: skip
     """What the activation gets, SHIFT tokens behind the places."""
     b_z = tl.zeros(m_block.shape, tl.float32)
@@ -82,7 +89,7 @@ def _convolved(
         b_x = _tokens(
             p_x, p_state, o_at + (SHIFT + j - (WIDTH - 1)), o_sequence, o_batch, o_begin, o_length,
             o_dim, m_block, x_batch, x_row, x_dim, state_one, state_dim, state_column, seqlen,
-            COLUMNS,
+            COLUMNS, i_turn,
         )  # fmt: skip
         p = p_weight + o_dim * weight_dim + j * weight_tap
         b_z += b_x * tl.load(p, mask=o_dim < dim, other=0.0).to(tl.float32)[None, :]
@@ -194,6 +201,7 @@ def update_kernel(
     p_residual,
     p_state,  # [pool, dim, COLUMNS], written
     p_indices,  # [batch]; None: the states are in the order of the batch
+    p_positions,  # [batch]; None: the newest token stands in the last column
     y_batch,
     y_row,
     y_dim,
@@ -230,13 +238,16 @@ def update_kernel(
     inside = (i_state >= 0) & (i_state < pool)
     # 0 of an index that says there is no state, NaN of one that is wrong.
     absent = tl.where(i_state < 0, 0.0, float("nan"))
+    i_turn = None
+    if p_positions is not None:
+        i_turn = (tl.load(p_positions + i_batch).to(tl.int64) % COLUMNS + COLUMNS) % COLUMNS
     for start in range(0, seqlen, BLOCK_ROWS):
         o_row = start + o_block
         m_block = (o_row < seqlen)[:, None] & m_dim
         b_y = _convolved(
             p_x, p_weight, p_bias, p_state, o_row, 0, i_state, i_batch, 0, seqlen,
             o_dim, m_block & inside, x_batch, x_row, x_dim, weight_dim, weight_tap, bias_dim,
-            state_one, state_dim, state_column, seqlen, dim, COLUMNS, WIDTH,
+            state_one, state_dim, state_column, seqlen, dim, COLUMNS, WIDTH, i_turn,
         )  # fmt: skip
         if SILU:
             b_y *= tl.sigmoid(b_y)
@@ -251,10 +262,14 @@ def update_kernel(
     for start in tl.static_range(0, COLUMNS, BLOCK_ROWS):
         o_column = start + o_block
         m_block = (o_column < COLUMNS)[:, None] & m_dim & inside
+        o_at = seqlen - COLUMNS + o_column
         b_x = _tokens(
-            p_x, p_state, seqlen - COLUMNS + o_column, i_state, i_batch, 0, seqlen, o_dim, m_block,
-            x_batch, x_row, x_dim, state_one, state_dim, state_column, seqlen, COLUMNS,
+            p_x, p_state, o_at, i_state, i_batch, 0, seqlen, o_dim, m_block,
+            x_batch, x_row, x_dim, state_one, state_dim, state_column, seqlen, COLUMNS, i_turn,
         )  # fmt: skip
+        if i_turn is not None:  # tokens of the state stay where they are
+            o_column = (o_column + seqlen + i_turn) % COLUMNS
+            m_block &= (o_at >= 0)[:, None]
         tl.debug_barrier()  # other threads have read what is written here
         p = p_state + i_state * state_one
         p += o_column[:, None] * state_column + o_dim[None, :] * state_dim

@@ -1,0 +1,193 @@
+"""The functions of the package causal-conv1d on flashvar.
+
+    import flashvar.compat.causal_conv1d
+
+    flashvar.compat.causal_conv1d.install()  # over the installed causal-conv1d
+    flashvar.compat.causal_conv1d.provide()  # or in its place, where it is not installed
+
+Importing the module changes nothing. Both come before the models that use the functions are
+imported: transformers looks them up once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from flashvar.compat.distribution import Finder
+from flashvar.compat.not_served import Refusal
+from flashvar.compat.rebinding import Rebinding, rebindable
+from flashvar.compat.stand_in import StandIn, modules_of
+from flashvar.errors import IntegrationError
+from flashvar.ops.causal_conv1d import api
+from flashvar.ops.causal_conv1d.sequence_ids import last_tokens
+
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "causal_conv1d_varlen_states",
+    "install",
+    "provide",
+    "uninstall",
+]
+
+# The version whose functions these are.
+__version__ = "1.6.1+flashvar"
+
+_NAME: Final = "causal_conv1d"
+
+
+def causal_conv1d_fn(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: torch.Tensor | None = None,
+    activation: Any = None,
+    *,
+    cu_seq_lens_q: torch.Tensor | None = None,
+) -> Any:
+    """Convolve x [batch, dim, seqlen] of any strides, with gradients.
+
+    Args:
+        x: The input.
+        weight: [dim, width].
+        bias: [dim].
+        seq_idx: The sequence of each token, [batch, seqlen]; negative: padding, whose output is 0.
+        initial_states: [batch, dim, width - 1].
+        return_final_states: Whether to return the states after it too.
+        final_states_out: Where to write them.
+        activation: None, "silu" or "swish".
+        cu_seq_lens_q: Offsets of packed sequences, which models of transformers pass under this
+            name; not used beside seq_idx. If they are of fewer tokens than x, the others stand in
+            front, before the first sequence.
+    """
+    options: dict[str, Any] = {"activation": activation, "layout": "bdt"}
+    if seq_idx is not None:
+        options["seq_idx"] = seq_idx
+    elif cu_seq_lens_q is not None:
+        ends = cu_seq_lens_q + (x.shape[-1] - cu_seq_lens_q[-1:])
+        options["cu_seqlens"] = torch.cat((torch.zeros_like(ends[:1]), ends[1:]))
+    found = api.causal_conv1d(
+        x,
+        weight,
+        bias,
+        initial_state=initial_states,
+        return_final_state=bool(return_final_states),
+        **options,
+    )
+    if not isinstance(found, tuple):
+        return found
+    y, final = found
+    if final_states_out is None:
+        return y, final.to(x.dtype)
+    return y, final_states_out.copy_(final)
+
+
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Any = None,
+    cache_seqlens: torch.Tensor | None = None,
+    conv_state_indices: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Convolve the next tokens, [batch, dim] or [batch, dim, seqlen], and write the states.
+
+    Args:
+        x: The tokens.
+        conv_state: [batch, dim, columns], width - 1 columns or more.
+        weight: [dim, width].
+        bias: [dim].
+        activation: None, "silu" or "swish".
+        cache_seqlens: How many tokens each sequence has seen, if states are circular buffers.
+        conv_state_indices: The state of each sequence in a pool; negative: it has none, and gives
+            0.
+    """
+    return api.causal_conv1d_update(
+        x,
+        conv_state,
+        weight,
+        bias,
+        activation,
+        state_indices=conv_state_indices,
+        state_positions=cache_seqlens,
+        layout="bdt",
+    )
+
+
+def causal_conv1d_varlen_states(
+    x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int
+) -> torch.Tensor:
+    """The last `state_len` tokens of each packed sequence of x [total, dim].
+
+    They are [sequences, dim, state_len], the newest token last; zeros where there are fewer.
+    """
+    return last_tokens(x, cu_seqlens, state_len)
+
+
+_FUNCTIONS: Final = {
+    f.__name__: f for f in (causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states)
+}
+_INTERFACE: Final = ("causal_conv1d_fn", "causal_conv1d_update")
+_VARLEN: Final = ("causal_conv1d_varlen_states",)
+_REBINDING: Final = Rebinding()
+_STAND_IN: Final = StandIn(
+    _NAME,
+    Finder(("causal-conv1d",), _NAME, __version__),
+    Refusal(_NAME, {}, "causal_conv1d_fn and causal_conv1d_update, or the package causal-conv1d"),
+)
+
+
+def install() -> None:
+    """Replace the functions of the installed causal-conv1d, wherever they are bound by name.
+
+    Raises:
+        IntegrationError: causal-conv1d is not installed.
+    """
+    _REBINDING.replace(_replacements())
+
+
+def _replacements() -> Iterator[tuple[Any, Any]]:
+    for part, names in (("interface", _INTERFACE), ("varlen", _VARLEN)):
+        try:
+            module = importlib.import_module(f"{_NAME}.{_NAME}_{part}")
+        except ImportError as error:
+            raise IntegrationError(
+                f"install() needs causal-conv1d 1.4 or newer, found that {error}: call provide(), "
+                "which does without it"
+            ) from error
+        for name in names:
+            yield getattr(module, name), rebindable(_FUNCTIONS[name])
+
+
+def provide() -> None:
+    """Let `import causal_conv1d` find these functions, where the package is not installed.
+
+    Raises:
+        ConfigurationError: causal-conv1d is installed.
+    """
+    _STAND_IN.put_where_absent("causal-conv1d", _modules)
+
+
+def _modules() -> dict[str, ModuleType]:
+    interface: dict[str, Any] = {name: _FUNCTIONS[name] for name in _INTERFACE}
+    contents = {
+        _NAME: {**interface, "__version__": __version__},
+        f"{_NAME}.{_NAME}_interface": interface,
+        f"{_NAME}.{_NAME}_varlen": {name: _FUNCTIONS[name] for name in _VARLEN},
+    }
+    return modules_of(contents)
+
+
+def uninstall() -> None:
+    """Undo `install` and `provide`; nothing without them."""
+    _REBINDING.restore()
+    _STAND_IN.remove()

@@ -1,0 +1,42 @@
+"""The states of layers between calls, as flash-linear-attention's caches keep them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StateCache:
+    """One dictionary for each layer: `recurrent_state`, `conv_state` and others by name.
+
+    flash-linear-attention's Cache, which transformers' models have, serves in its place.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[dict[str, Any]] = []
+        self._tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, layer_idx: int) -> dict[str, Any]:
+        return self._states[layer_idx]
+
+    def update(self, layer_idx: int = 0, offset: int = 1, **states: Any) -> dict[str, Any]:
+        """Replace states of a layer after `offset` tokens; those that are None stay."""
+        while len(self._states) <= layer_idx:
+            self._states.append({"recurrent_state": None, "conv_state": None})
+            self._tokens.append(0)
+        self._tokens[layer_idx] += offset
+        self._states[layer_idx].update(
+            {name: state for name, state in states.items() if state is not None}
+        )
+        return self._states[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many tokens a layer has seen."""
+        return self._tokens[layer_idx] if layer_idx < len(self) else 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._states.clear()
+        self._tokens.clear()

@@ -1,0 +1,81 @@
+"""Packed sequences that are named for each token, as causal-conv1d's `seq_idx` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
+from flashvar.ops.dispatch_modes import is_compiling
+
+
+def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, Any]) -> None:
+    """Refuse names of sequences that are none, and what they cannot stand beside."""
+    if not isinstance(seq_idx, torch.Tensor):
+        raise InvalidInputError(
+            f"seq_idx must be a torch.Tensor, got {type(seq_idx).__name__}: convert it with "
+            "torch.as_tensor()"
+        )
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    if given:
+        raise InvalidInputError(
+            f"seq_idx must come without {', '.join(others)}, got {given[0]} too: pass sequences "
+            "that have states with cu_seqlens"
+        )
+    rows = tuple(x.shape[:2] if layout == "btd" else x.shape[::2])
+    if x.dim() != 3 or tuple(seq_idx.shape) != rows:
+        raise ShapeError(
+            f"seq_idx must be [batch, seqlen] beside x of three dimensions, got "
+            f"{tuple(seq_idx.shape)} beside {tuple(x.shape)}: name the sequence of each token"
+        )
+    if seq_idx.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(
+            f"seq_idx must be int32 or int64, got {seq_idx.dtype}: cast it with .int()"
+        )
+    if seq_idx.device != x.device:
+        raise DeviceError(
+            f"seq_idx must be on the device of x, {x.device}, got {seq_idx.device}: move it with "
+            ".to(x.device)"
+        )
+    if seq_idx.device.type == "cpu" and not is_compiling():
+        _check_values(seq_idx)
+
+
+def _check_values(seq_idx: torch.Tensor) -> None:
+    for row in seq_idx.tolist():
+        runs = [one for one, before in zip(row, [None, *row], strict=False) if one != before]
+        again = [one for one in runs if one >= 0 and runs.count(one) > 1]
+        if again:
+            raise InvalidInputError(
+                f"seq_idx must have the tokens of a sequence side by side, got {again[0]} in two "
+                "places of a row: sort the tokens, or give the second part a name of its own"
+            )
+
+
+def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
+    """cu_seqlens of the rows of all batches one behind the other.
+
+    How many sequences there are is not read from the device: there are as many as tokens, of which
+    those at the end are empty.
+    """
+    first = torch.ones_like(seq_idx, dtype=torch.bool)
+    first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    total = seq_idx.numel()
+    rows = torch.arange(total, device=seq_idx.device)
+    ends = torch.full((total + 1,), total, device=seq_idx.device)
+    # The first row of a sequence is the smallest of its rows.
+    return ends.scatter_reduce(0, first.flatten().cumsum(0) - 1, rows, "amin")
+
+
+def last_tokens(x: torch.Tensor, cu_seqlens: torch.Tensor, count: int) -> torch.Tensor:
+    """The last tokens of each packed sequence of x [total, dim], [sequences, dim, count].
+
+    The newest is the last; zeros stand before the first of a sequence.
+    """
+    begins, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
+    rows = ends - count + torch.arange(count, device=x.device)
+    inside = (rows >= begins)[..., None]
+    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))  # so that there is a row to choose
+    found = padded[rows.clamp(0, x.shape[0])]
+    return torch.where(inside, found, 0).transpose(1, 2)

@@ -1,0 +1,130 @@
+"""Packed sequences that `seq_idx` names token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashvar
+from flashvar.ops.causal_conv1d.api import causal_conv1d
+from flashvar.ops.causal_conv1d.sequence_ids import last_tokens
+
+LENGTHS = ((4, 0, 1, 5), (10,), (1, 1, 8))
+IDS = torch.stack(
+    [torch.arange(len(x)).repeat_interleave(torch.tensor(x)) for x in LENGTHS]
+).int()  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def made() -> dict[str, torch.Tensor]:
+    shapes = {"x": (3, 10, 6), "weight": (6, 4), "bias": (6,), "residual": (3, 10, 6)}
+    return {
+        name: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for name, shape in shapes.items()
+    }
+
+
+def alone(given: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+    rows = []
+    for i, lengths in enumerate(LENGTHS):
+        parts = zip(
+            given["x"][i : i + 1].split(lengths, 1),
+            given["residual"][i : i + 1].split(lengths, 1),
+            strict=True,
+        )
+        rows += [
+            torch.cat(
+                [
+                    causal_conv1d(x, given["weight"], given["bias"], residual=r, **options)
+                    for x, r in parts
+                ],
+                1,
+            )
+        ]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+def test_each_sequence_is_alone(index: torch.dtype, layout: str) -> None:
+    given = made()
+    wanted = alone(given, activation="silu")
+    called = dict(given)
+    if layout == "bdt":
+        called |= {name: given[name].transpose(1, 2) for name in ("x", "residual")}
+    found = causal_conv1d(**called, activation="silu", seq_idx=IDS.to(index), layout=layout)
+    assert found.shape == called["x"].shape
+    found = found if layout == "btd" else found.transpose(1, 2)
+    torch.testing.assert_close(found, wanted)
+    grad = torch.randn_like(wanted)
+    of_found = torch.autograd.grad(found, list(given.values()), grad)
+    torch.testing.assert_close(of_found, torch.autograd.grad(wanted, list(given.values()), grad))
+
+
+def test_padding_gives_zeros_and_takes_no_gradient() -> None:
+    given = made()
+    ids = IDS.clone()
+    ids[0, :4] = -1
+    ids[2, 9] = -7
+    found = causal_conv1d(**given, seq_idx=ids)
+    assert (found[ids < 0] == 0).all()
+    kept = ids >= 0
+    kept[2, :] = True
+    kept[2, 9] = False
+    torch.testing.assert_close(found[kept], alone(given)[kept])
+    found.sum().backward()
+    assert given["residual"].grad is not None
+    assert (given["residual"].grad[ids < 0] == 0).all()
+
+
+def test_compiled_without_a_break() -> None:
+    torch._dynamo.reset()
+    given = {name: x.detach() for name, x in made().items()}
+
+    def call(ids: torch.Tensor, **tensors: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d(**tensors, seq_idx=ids) * 2
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(IDS, **given), call(IDS, **given))
+
+
+STATE = torch.zeros(3, 6, 3, dtype=torch.float64)
+REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "kind": ({"seq_idx": [0]}, flashvar.InvalidInputError, "got list"),
+    "shape": ({"seq_idx": IDS[:2]}, flashvar.ShapeError, "got (2, 10) beside (3, 10, 6)"),
+    "dtype": ({"seq_idx": IDS.float()}, flashvar.DtypeError, "got torch.float32"),
+    "offsets": (
+        {"cu_seqlens": torch.tensor([0, 10])}, flashvar.InvalidInputError, "got cu_seqlens too"
+    ),
+    "a state": ({"initial_state": STATE}, flashvar.InvalidInputError, "got initial_state too"),
+    "final": (
+        {"return_final_state": True}, flashvar.InvalidInputError, "got return_final_state too"
+    ),
+    "apart": (
+        {"seq_idx": torch.tensor([[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] * 3)},
+        flashvar.InvalidInputError,
+        "got 0 in two places",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "kind", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals(changed: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        causal_conv1d(**(made() | {"seq_idx": IDS} | changed))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_last_tokens(count: int) -> None:
+    x = torch.randn(9, 5)
+    found = last_tokens(x, torch.tensor([0, 4, 4, 9]), count)
+    for i, part in enumerate((x[:4], x[4:4], x[4:])):
+        padded = torch.cat((torch.zeros(count, 5), part))[len(part) :]
+        assert torch.equal(found[i], padded[-count:].T)

@@ -1,0 +1,216 @@
+"""`flashvar.compat.causal_conv1d`: the package's functions, over it and in its place."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import flashvar
+from flashvar.compat import causal_conv1d as ours
+from flashvar.compat.stand_in import modules_of
+
+LENGTHS = (4, 1, 6)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    ours.uninstall()
+
+
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor | None = None
+) -> torch.Tensor:
+    """By torch, of x [batch, dim, seqlen]."""
+    if state is None:
+        state = x.new_zeros(*x.shape[:2], weight.shape[1] - 1)
+    return functional.silu(
+        functional.conv1d(torch.cat((state, x), -1), weight[:, None], bias, groups=x.shape[1])
+    )
+
+
+def made(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(shape[1], 4, dtype=torch.float64, requires_grad=True)
+    return x, weight, torch.randn(shape[1], dtype=torch.float64, requires_grad=True)
+
+
+SIGNATURES = {
+    "causal_conv1d_fn": (
+        "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, "
+        "final_states_out=None, activation=None"
+    ),
+    "causal_conv1d_update": (
+        "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
+        "conv_state_indices=None"
+    ),
+    "causal_conv1d_varlen_states": "x, cu_seqlens, state_len",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    parameters = inspect.signature(getattr(ours, name)).parameters.values()
+    found = [
+        x.name if x.default is x.empty else f"{x.name}={x.default}"
+        for x in parameters
+        if x.kind is x.POSITIONAL_OR_KEYWORD
+    ]
+    assert ", ".join(found) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("last", ["tokens", "channels"])
+@pytest.mark.parametrize("given", [False, True], ids=["zeros", "states"])
+def test_values_and_gradients(given: bool, last: str) -> None:
+    x, weight, bias = made(2, 6, 9)
+    if last == "channels":
+        x = x.transpose(1, 2).contiguous().transpose(1, 2).detach().requires_grad_()
+    states = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True) if given else None
+    leaves = [one for one in (x, weight, bias, states) if one is not None]
+    wanted = convolved(x, weight, bias, states)
+    found, final = ours.causal_conv1d_fn(x, weight, bias, None, states, True, activation="silu")
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(final, x[..., -3:])
+    only = ours.causal_conv1d_fn(x, weight, bias, initial_states=states, activation="swish")
+    assert torch.equal(only, found)
+    grad = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, grad), torch.autograd.grad(wanted, leaves, grad)
+    )
+
+
+def test_final_states_are_written_where_they_are_wanted() -> None:
+    x, weight, bias = made(2, 6, 2)
+    states = torch.randn(2, 6, 3, dtype=torch.float64)
+    out = torch.empty(2, 3, 6, dtype=torch.float64).transpose(1, 2)
+    _, final = ours.causal_conv1d_fn(x, weight, bias, None, states, True, out)
+    assert final is out
+    assert torch.equal(out, torch.cat((states[..., 2:], x), -1))
+    (of_x,) = torch.autograd.grad(final.sum(), x)
+    assert torch.equal(of_x, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("by", ["seq_idx", "cu_seq_lens_q"])
+def test_packed(by: str, padding: int) -> None:
+    """Each sequence as if it were alone; tokens in front belong to the first."""
+    x, weight, bias = made(1, 6, padding + sum(LENGTHS))
+    parts = (LENGTHS[0] + padding, *LENGTHS[1:])
+    wanted = torch.cat([convolved(part, weight, bias) for part in x.split(parts, -1)], -1)
+    if by == "seq_idx":
+        names = torch.arange(3).repeat_interleave(torch.tensor(parts))[None].int()
+        options: dict[str, Any] = {"seq_idx": names}
+    else:
+        options = {by: torch.tensor([0, *LENGTHS]).cumsum(0).int()}
+    found = ours.causal_conv1d_fn(x, weight, bias, activation="silu", **options)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_tokens_one_by_one() -> None:
+    x, weight, bias = (one.detach() for one in made(2, 6, 7))
+    wanted = convolved(x, weight, bias)
+    for columns in (3, 4, 6):
+        pool = torch.zeros(5, 6, columns, dtype=torch.float64)
+        ring = pool.clone()
+        slots = torch.tensor([3, 0]).int()
+        seen = torch.tensor([5, 11]).int()
+        for t in range(7):
+            for state, positions in ((pool, None), (ring, seen + t)):
+                y = ours.causal_conv1d_update(
+                    x[..., t], state, weight, bias, "silu", positions, slots
+                )
+                torch.testing.assert_close(y, wanted[..., t])
+        several = torch.zeros(2, 6, columns, dtype=torch.float64)
+        y = ours.causal_conv1d_update(x, several, weight, bias, "silu")
+        torch.testing.assert_close(y, wanted)
+        assert torch.equal(several, pool[[3, 0]])
+
+
+def test_a_padding_slot_gives_zeros() -> None:
+    x, weight, bias = (one.detach() for one in made(2, 6, 1))
+    pool = torch.randn(3, 6, 3, dtype=torch.float64)
+    before = pool.clone()
+    slots = torch.tensor([-1, 1])
+    y = ours.causal_conv1d_update(x, pool, weight, bias, conv_state_indices=slots)
+    assert (y[0] == 0).all()
+    assert torch.equal(pool[[0, 2]], before[[0, 2]])
+
+
+def test_states_of_packed_sequences() -> None:
+    x = torch.randn(sum(LENGTHS), 6)
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0)
+    found = ours.causal_conv1d_varlen_states(x, ends, 4)
+    assert found.shape == (3, 6, 4)
+    for one, (a, b) in zip(found, pairwise(ends.tolist()), strict=True):
+        kept = min(b - a, 4)
+        assert torch.equal(one[:, 4 - kept :], x[b - kept : b].T)
+        assert (one[:, : 4 - kept] == 0).all()
+
+
+def test_refusals() -> None:
+    x, weight, bias = made(1, 6, 5)
+    names = torch.zeros(1, 5, dtype=torch.int32)
+    with pytest.raises(flashvar.InvalidInputError, match="got initial_state too"):
+        ours.causal_conv1d_fn(x, weight, bias, names, torch.zeros(1, 6, 3))
+    with pytest.raises(flashvar.InvalidInputError, match="activation must be one of"):
+        ours.causal_conv1d_fn(x, weight, bias, activation="gelu")
+
+
+def test_stands_in() -> None:
+    ours.provide()
+    ours.provide()
+    package = importlib.import_module("causal_conv1d")
+    assert package.causal_conv1d_fn is ours.causal_conv1d_fn
+    interface = importlib.import_module("causal_conv1d.causal_conv1d_interface")
+    assert interface.causal_conv1d_update is ours.causal_conv1d_update
+    assert package.__version__ == metadata.version("causal-conv1d") == ours.__version__
+    with pytest.raises(flashvar.NotServedError, match="cpp_functions is not in flashvar's"):
+        importlib.import_module("causal_conv1d.cpp_functions")
+    ours.uninstall()
+    assert not [name for name in sys.modules if name.split(".")[0] == "causal_conv1d"]
+
+
+def test_over_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(flashvar.IntegrationError, match="call provide"):
+        ours.install()
+
+    def original() -> None:
+        """Another one."""
+
+    names = dict.fromkeys(("causal_conv1d_fn", "causal_conv1d_update"), original)
+    functions = {name: type(original)(original.__code__, {}) for name in SIGNATURES}
+    interface = {name: functions[name] for name in names}
+    varlen = {"causal_conv1d_varlen_states": functions["causal_conv1d_varlen_states"]}
+    modules = modules_of(
+        {
+            "causal_conv1d": interface,
+            "causal_conv1d.causal_conv1d_interface": interface,
+            "causal_conv1d.causal_conv1d_varlen": varlen,
+            "a_model": {"conv": interface["causal_conv1d_fn"]},
+        }
+    )
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(flashvar.ConfigurationError, match=r"call install\(\)"):
+        ours.provide()
+    ours.install()
+    x, weight, bias = made(1, 6, 5)
+    wanted = ours.causal_conv1d_fn(x, weight, bias)
+    assert torch.equal(modules["a_model"].conv(x, weight, bias), wanted)
+    assert inspect.signature(modules["a_model"].conv) == inspect.signature(ours.causal_conv1d_fn)
+    ours.uninstall()
+    assert modules["a_model"].conv is functions["causal_conv1d_fn"]
+    assert (
+        modules["causal_conv1d.causal_conv1d_varlen"].__dict__["causal_conv1d_varlen_states"]
+        is functions["causal_conv1d_varlen_states"]
+    )
