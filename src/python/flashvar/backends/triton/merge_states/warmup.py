@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from flashvar.backends.triton import merge_states
 from flashvar.backends.triton.absent_device import set_target
+from flashvar.backends.triton.begin import compile_only
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
 
@@ -26,10 +26,6 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     outs = torch.zeros(kind.parts, 1, 2, 2, kind.head_dim, dtype=dtype)
     lses = torch.zeros(kind.parts, 1, 2, 2)
     parts = Parts(tuple(outs.clone().unbind()), tuple(lses.clone().unbind()), False)
-    merge_states.forward(None, parts, outs[0], lses[0], _compile)
+    merge_states.forward(None, parts, outs[0], lses[0], compile_only)
     if kind.training:
-        merge_states.backward(None, parts, outs[0], lses[0], outs, lses, _compile)
-
-
-def _compile(kernel: Any, grid: tuple[int, ...]) -> Any:
-    return partial(kernel.warmup, grid=grid)
+        merge_states.backward(None, parts, outs[0], lses[0], outs, lses, compile_only)
