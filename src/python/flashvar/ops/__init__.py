@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flashvar.ops.attention.api import attention
     from flashvar.ops.attention.varlen import attention_varlen
     from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
+    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
     from flashvar.ops.merge_states.api import merge_states
     from flashvar.ops.op import OpSpec
 
@@ -19,6 +20,7 @@ __all__ = [
     "attention_varlen",
     "causal_conv1d",
     "causal_conv1d_update",
+    "gated_delta_rule",
     "merge_states",
 ]
 
@@ -28,6 +30,7 @@ TABLE: Final = MappingProxyType(
         "attention": {"attention": "api", "attention_varlen": "varlen"},
         "merge_states": {"merge_states": "api"},
         "causal_conv1d": dict.fromkeys(("causal_conv1d", "causal_conv1d_update"), "api"),
+        "gated_delta_rule": {"gated_delta_rule": "api"},
     }
 )
 # Public function -> its module, which is imported on first use.

@@ -8,40 +8,25 @@ tensors, packed sequences count as if all had the same length.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flashvar.ops.attention.problem import Inputs, Options, Problem
 from flashvar.ops.attention.validate import inspect
+from flashvar.ops.flop_formulas import register
 
 _TENSORS: Final = len(Inputs._fields)
-_COUNTER: Final = "torch.utils.flop_counter"
 
 
 def register_flop_formulas() -> None:
-    """Register the formulas with torch, and with the counters that are already active.
-
-    Called where a dispatch mode is active. Does not import the counter: that takes 0.1 s, also in
-    programs that never count.
-    """
-    counter = sys.modules.get(_COUNTER)
-    if counter is None:
-        return
-    formulas = {
-        torch.ops.flashvar.attention_fwd: forward_flops,
-        torch.ops.flashvar.attention_bwd: backward_flops,
-    }
-    if torch.ops.flashvar.attention_fwd not in counter.flop_registry:
-        for op, formula in formulas.items():
-            counter.register_flop_formula(op, get_raw=True)(formula)
-    for mode in _get_current_dispatch_mode_stack():
-        registry = getattr(getattr(mode, "counter", mode), "flop_registry", None)
-        if registry is not None:
-            for op in formulas:
-                registry.setdefault(op, counter.flop_registry[op])
+    """Make the formulas known, where a dispatch mode is active."""
+    register(
+        {
+            torch.ops.flashvar.attention_fwd: forward_flops,
+            torch.ops.flashvar.attention_bwd: backward_flops,
+        }
+    )
 
 
 def forward_flops(*arguments: Any, **_: Any) -> int:

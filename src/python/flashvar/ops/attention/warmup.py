@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Any, Final
 
+from flashvar.cli.comma_lists import names, pairs, unique
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
 from flashvar.ops.op import value_text
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
     parser.add_argument(
         "--head-dim",
-        type=_dims,
+        type=pairs,
         nargs="+",
         default=[[(64, 64), (128, 128)]],
         metavar="N",
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        type=_dtypes,
+        type=names(_DTYPES),
         nargs="+",
         default=[["bf16"]],
         metavar="T",
@@ -99,7 +99,7 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     Raises:
         InvalidInputError: a head dim or a pair of features is not supported.
     """
-    dims = _unique(chosen.head_dim)
+    dims = unique(chosen.head_dim)
     for pair in dims:
         if not all(1 <= dim <= HEAD_DIM_MAX for dim in pair):
             raise InvalidInputError(
@@ -117,7 +117,7 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     return [
         Kind(dtype, head_dim, head_dim_v, one, gradients, features)
         for (head_dim, head_dim_v), dtype, one, gradients in product(
-            dims, _unique(chosen.dtype), causal, training
+            dims, unique(chosen.dtype), causal, training
         )
     ]
 
@@ -134,28 +134,3 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     from flashvar.backends.triton.attention import warmup
 
     warmup.compile_for(kind, capability)
-
-
-def _unique(lists: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(chain.from_iterable(lists)))
-
-
-def _dims(text: str) -> list[tuple[int, int]]:
-    """`64,192x128` as pairs."""
-    found = []
-    for word in text.split(","):
-        first, _, second = word.partition("x")
-        try:
-            found.append((int(first), int(second or first)))
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"expected head dims such as 64,192x128, found {text!r}"
-            ) from None
-    return found
-
-
-def _dtypes(text: str) -> list[str]:
-    words = text.split(",")
-    if wrong := [word for word in words if word not in _DTYPES]:
-        raise argparse.ArgumentTypeError(f"expected bf16 or fp16, found {wrong[0]!r}")
-    return words

@@ -16,4 +16,6 @@ SPEC: Final = OpSpec(
     (FORWARD, BACKWARD, UPDATE),
     usual_dtypes=("bf16", "fp16", "fp32"),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
+    warmup="flashvar.ops.causal_conv1d.warmup",
+    speed="flashvar.ops.causal_conv1d.speed",
 )

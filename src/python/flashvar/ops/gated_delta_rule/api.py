@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
 from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
 from flashvar.ops.gated_delta_rule.torch_library import (
     gated_delta_rule_fwd,
@@ -96,6 +97,8 @@ def gated_delta_rule(
     }
     check_kinds(tensors, switches, scale, backend)
     check_state_layout(state_layout)
+    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        register_flop_formulas()
     arguments = (
         *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
         *(scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend),

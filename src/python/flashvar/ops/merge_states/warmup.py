@@ -6,9 +6,10 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from flashvar.cli.comma_lists import names, numbers, unique
 from flashvar.errors import InvalidInputError
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
 from flashvar.selection.request import Request
@@ -79,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which calls are meant; every combination is."""
     parser.add_argument(
         "--head-dim",
-        type=_numbers,
+        type=numbers,
         nargs="+",
         default=[[64, 128]],
         metavar="N",
@@ -87,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--parts",
-        type=_numbers,
+        type=numbers,
         nargs="+",
         default=[[2]],
         metavar="N",
@@ -95,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        type=_dtypes,
+        type=names(_DTYPES),
         nargs="+",
         default=[["bf16"]],
         metavar="T",
@@ -114,10 +115,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     Raises:
         InvalidInputError: a head dim or a number of parts below 1.
     """
-    dtypes, head_dims, parts = (
-        dict.fromkeys(chain.from_iterable(given))
-        for given in (chosen.dtype, chosen.head_dim, chosen.parts)
-    )
+    dtypes = unique(chosen.dtype)
+    head_dims, parts = unique(chosen.head_dim), unique(chosen.parts)
     for name, number in (*(("head dim", n) for n in head_dims), *(("part", n) for n in parts)):
         if number < 1:
             raise InvalidInputError(f"expected at least one {name}, got {number}: correct it")
@@ -157,19 +156,3 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     from flashvar.backends.triton.merge_states import warmup
 
     warmup.compile_for(kind, capability)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected integers such as 64,128, found {text!r}"
-        ) from None
-
-
-def _dtypes(text: str) -> list[str]:
-    words = text.split(",")
-    if wrong := [word for word in words if word not in _DTYPES]:
-        raise argparse.ArgumentTypeError(f"expected {', '.join(_DTYPES)}, found {wrong[0]!r}")
-    return words

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import triton
 
+from flashvar.backends.triton.begin import Begin, start
 from flashvar.backends.triton.causal_conv1d.kernels import (
     bwd_kernel,
     bwd_state_kernel,
@@ -35,6 +36,7 @@ def forward(
     residual: torch.Tensor | None,
     y: torch.Tensor,
     final_state: torch.Tensor,
+    begin: Begin = start,
 ) -> None:
     """Write the output, and the final state, which is contiguous."""
     seqlen, dim = conv.x.shape[1:]
@@ -42,7 +44,7 @@ def forward(
         if y.numel():
             sizes = _sizes(dim, conv.x.stride(2) == 1)
             blocks = conv.x.shape[0] * -(-seqlen // sizes["BLOCK_ROWS"])
-            fwd_kernel[_grid(blocks, dim, sizes)](
+            begin(fwd_kernel, _grid(blocks, dim, sizes))(
                 *(y, conv.x, conv.weight, conv.bias, residual, conv.state, conv.cu_seqlens),
                 *(*y.stride(), *conv.x.stride(), *conv.weight.stride(), *_strides(conv.bias, 1)),
                 *(*_strides(residual, 3), *_strides(conv.state, 3)),
@@ -54,7 +56,7 @@ def forward(
         if final_state.numel():
             sizes = _sizes(dim, conv.x.stride(2) == 1)
             blocks = -(-conv.sequences * columns // sizes["BLOCK_ROWS"])
-            final_kernel[_grid(blocks, dim, sizes)](
+            begin(final_kernel, _grid(blocks, dim, sizes))(
                 *(final_state, conv.x, conv.state, conv.cu_seqlens),
                 *(*conv.x.stride(), *_strides(conv.state, 3), seqlen, conv.sequences, dim),
                 COLUMNS=columns,
@@ -68,6 +70,7 @@ def backward(
     grad_y: torch.Tensor,
     grad_final: torch.Tensor | None,
     grads: Gradients,
+    begin: Begin = start,
 ) -> None:
     """Write the gradients."""
     batch, seqlen, dim = conv.x.shape
@@ -85,7 +88,7 @@ def backward(
     with torch.cuda.device_of(grad_y):
         if conv.x.numel():
             sizes = _sizes(dim, conv.x.stride(2) == 1)
-            bwd_kernel[_grid(chunks, dim, sizes)](
+            begin(bwd_kernel, _grid(chunks, dim, sizes))(
                 *(grads.x, parts, *tensors, *grads.x.stride(), *strides),
                 *(seqlen, conv.sequences, conv.sequences.bit_length(), dim),
                 **constants,
@@ -95,7 +98,7 @@ def backward(
         if grads.state is not None and grads.state.numel():
             sizes = _sizes(dim, conv.x.stride(2) == 1)
             blocks = -(-conv.sequences * grads.state.shape[-1] // sizes["BLOCK_ROWS"])
-            bwd_state_kernel[_grid(blocks, dim, sizes)](
+            begin(bwd_state_kernel, _grid(blocks, dim, sizes))(
                 *(grads.state, *tensors, *strides, seqlen, conv.sequences, dim),
                 **constants,
                 **sizes,
@@ -113,6 +116,7 @@ def update(
     state_indices: torch.Tensor | None,
     state_positions: torch.Tensor | None,
     y: torch.Tensor,
+    begin: Begin = start,
 ) -> None:
     """Write the output, and move the tokens of x into the state."""
     batch, seqlen, dim = conv.x.shape
@@ -120,7 +124,7 @@ def update(
     assert pool is not None
     sizes = _sizes(dim, True) | {"BLOCK_ROWS": _UPDATE_ROWS}
     with torch.cuda.device_of(y):
-        update_kernel[_grid(batch, dim, sizes)](
+        begin(update_kernel, _grid(batch, dim, sizes))(
             *(y, conv.x, conv.weight, conv.bias, residual, pool, state_indices, state_positions),
             *(*y.stride(), *conv.x.stride(), *conv.weight.stride(), *_strides(conv.bias, 1)),
             *(*_strides(residual, 3), *pool.stride(), seqlen, pool.shape[0], dim),

@@ -7,8 +7,9 @@ from typing import Final
 import torch
 import triton
 
+from flashvar.backends.triton.begin import Begin, start
 from flashvar.backends.triton.gated_delta_rule import launch
-from flashvar.backends.triton.gated_delta_rule.launch import Begin, start, strides
+from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 

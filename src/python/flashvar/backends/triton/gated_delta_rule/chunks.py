@@ -119,7 +119,7 @@ def precise_dot(b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """
     b_high = b_y.to(OPERAND)
     b_z = tl.dot(b_x, b_high, input_precision=PRECISION)
-    if OPERAND != tl.float32:
+    if tl.float32 != OPERAND:
         b_low = (b_y - b_high.to(tl.float32)).to(OPERAND)
         b_z += tl.dot(b_x, b_low, input_precision=PRECISION)
     return b_z

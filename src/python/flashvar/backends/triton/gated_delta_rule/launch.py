@@ -7,13 +7,13 @@ K = V = 128 that is 2 KiB for each token and head of v.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
+from flashvar.backends.triton.begin import Begin, start
 from flashvar.backends.triton.gated_delta_rule.backward import (
     reverse_kernel,
     rows_kernel,
@@ -21,9 +21,6 @@ from flashvar.backends.triton.gated_delta_rule.backward import (
 )
 from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
-
-# Of a kernel and a grid makes what takes the arguments.
-Begin = Callable[[Any, "tuple[int, ...]"], Any]
 
 LEAST_TOKENS: Final = 16
 # Tokens of a chunk, and bytes of its q or k: several such fit into 99 KiB of shared memory.
@@ -44,12 +41,14 @@ class Chunks:
 
     def __init__(self, inputs: Inputs) -> None:
         q, v = inputs.q, inputs.v.shape[-1]
-        k, self.seqlen = q.shape[-1], q.shape[1]
-        self.inputs, self.heads, self.sequences = inputs, inputs.heads, inputs.sequences
+        k = q.shape[-1]
+        self.inputs = inputs
+        self.seqlen: int = q.shape[1]
+        self.heads, self.sequences = inputs.heads, inputs.sequences
         self.dtype, operand = _OPERANDS.get(q.dtype, _WIDE)
-        block_k = max(triton.next_power_of_2(k), 16)
-        self.size = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MOST_TOKENS)
-        self.constants = {
+        block_k: int = max(triton.next_power_of_2(k), 16)
+        self.size: int = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MOST_TOKENS)
+        self.constants: dict[str, Any] = {
             **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
             **{"BLOCK_K": block_k, "OPERAND": operand},
             # float32 leaves no shared memory for the next step's loads.
@@ -57,7 +56,7 @@ class Chunks:
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
         block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
-        self.values = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
+        self.values: dict[str, int] = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
         self.norm = {"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS}
         self.beta = {
             "SIGMOID": inputs.beta_sigmoid,
@@ -91,11 +90,6 @@ class Chunks:
         """The same in float32."""
         device = self.inputs.q.device
         return torch.empty(self.slots, self.heads, *shape, dtype=torch.float32, device=device)
-
-
-def start(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """What takes the arguments of a kernel and starts it on a grid."""
-    return kernel[grid]
 
 
 def strides(x: torch.Tensor | None, dimensions: int) -> tuple[int, ...]:

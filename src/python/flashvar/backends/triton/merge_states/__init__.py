@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
 
+from flashvar.backends.triton.begin import Begin, start
 from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
 
 if TYPE_CHECKING:
     from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
     from flashvar.selection.candidates import CandidateResult
-
-# Of a kernel and a grid makes what takes the arguments.
-Begin = Callable[[Any, "tuple[int, ...]"], Any]
 
 # Each number of pointers is a kernel of its own; more parts than this are stacked.
 _MOST_POINTERS: Final = 8
@@ -24,11 +21,6 @@ _ELEMENTS: Final = 128 * 8
 _MOST_COLUMNS: Final = 256
 _INT32_MAX: Final = 2**31 - 1
 _WARPS: Final = 4
-
-
-def start(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """What takes the arguments of a kernel and starts it on a grid."""
-    return kernel[grid]
 
 
 def prepare_forward(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from flashvar.backends.triton import merge_states
 from flashvar.backends.triton.absent_device import set_target
+from flashvar.backends.triton.begin import compile_only
 from flashvar.ops.merge_states.inputs import views_of
 from flashvar.ops.merge_states.problem import Wanted
 from flashvar.ops.merge_states.run import like_backward, like_forward
@@ -27,7 +27,7 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     parts = views_of(outs, lses, kind.stacked, "bshd")
     options = kind.stacked, "bshd"
     forward = (parts, *like_forward(outs, lses, *options))
-    merge_states.prepare_forward(None, *forward, _compile)(*forward)
+    merge_states.prepare_forward(None, *forward, compile_only)(*forward)
     _, out, lse = forward
     for has_grad_lse, wanted in kind.backwards() if kind.training else ():
         written = Wanted.of(wanted, len(outs), kind.stacked)
@@ -39,8 +39,4 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
             grad_outs if written.outs else None,
             grad_lses if written.lses else None,
         )
-        merge_states.prepare_backward(None, *backward, written.skipped, _compile)(*backward)
-
-
-def _compile(kernel: Any, grid: tuple[int, ...]) -> Any:
-    return partial(kernel.warmup, grid=grid)
+        merge_states.prepare_backward(None, *backward, written.skipped, compile_only)(*backward)

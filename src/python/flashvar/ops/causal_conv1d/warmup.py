@@ -1,0 +1,124 @@
+"""What `flashvar warmup causal_conv1d` may be asked: kinds of calls that share their kernels."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from flashvar.cli.comma_lists import names, numbers, unique
+from flashvar.errors import InvalidInputError
+from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, SPEC, UPDATE
+from flashvar.selection.request import Request
+
+_DTYPES: Final = tuple(SPEC.triton)
+_WIDTHS: Final = (2, 3, 4)
+_DIM: Final = 256
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Calls of one dtype and width with SiLU, of prompts and of tokens after them."""
+
+    dtype: str
+    width: int
+    bias: bool
+    packed: bool
+    training: bool
+
+    def __str__(self) -> str:
+        """In words."""
+        direction = "forward and backward" if self.training else "forward and update"
+        words = [*["bias"] * self.bias, *["packed"] * self.packed]
+        return " ".join((direction, self.dtype, f"width {self.width}", *words))
+
+    def requests(self, device: int) -> tuple[Request, ...]:
+        """What selection is asked."""
+        functions = (FORWARD, BACKWARD) if self.training else (FORWARD, UPDATE)
+        return tuple(Request.of(name, self.dtype, device) for name in functions)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return dict(vars(self))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which calls are meant; every combination is."""
+    parser.add_argument(
+        "--width",
+        type=numbers,
+        nargs="+",
+        default=[[4]],
+        metavar="N",
+        help="such as 2,4 (default: 4)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=names(_DTYPES),
+        nargs="+",
+        default=[["bf16"]],
+        metavar="T",
+        help=f"of {', '.join(_DTYPES)} (default: bf16)",
+    )
+    parser.add_argument("--bias", action="store_true", help="with a bias")
+    parser.add_argument("--varlen", action="store_true", help="packed sequences")
+    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+
+
+def kinds(chosen: argparse.Namespace) -> list[Kind]:
+    """The kinds of calls that the options mean.
+
+    Raises:
+        InvalidInputError: a width that no kernel has.
+    """
+    widths = unique(chosen.width)
+    for width in widths:
+        if width not in _WIDTHS:
+            raise InvalidInputError(f"expected a width from 2 to 4, got {width}: correct it")
+    return [
+        Kind(dtype, width, chosen.bias, chosen.varlen, training)
+        for width, dtype, training in product(
+            widths, unique(chosen.dtype), (False, True) if chosen.backward else (False,)
+        )
+    ]
+
+
+def tensors_of(kind: Kind, where: Any) -> dict[str, Any]:
+    """Arguments of a small call; places in memory as in calls of any size."""
+    import torch
+
+    from flashvar.ops.dtypes import DTYPES
+
+    dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
+    ends = torch.tensor([0, 64], dtype=torch.int32, device=where) if kind.packed else None
+    return {
+        "x": torch.zeros(1, 64, _DIM, dtype=dtype, device=where),
+        "weight": torch.zeros(_DIM, kind.width, dtype=dtype, device=where),
+        "bias": torch.zeros(_DIM, dtype=dtype, device=where) if kind.bias else None,
+        "cu_seqlens": ends,
+    }
+
+
+def compile_here(kind: Kind, device: int) -> None:
+    """Compile the kernels of a kind of call on `cuda:device`, by small calls."""
+    import torch
+
+    from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
+
+    given = tensors_of(kind, torch.device("cuda", device))
+    options: dict[str, Any] = {"activation": "silu", "backend": "triton"}
+    if kind.training:
+        given["x"].requires_grad_()
+        y = causal_conv1d(**given, **options)
+        torch.autograd.grad(y, given["x"], torch.zeros_like(y))
+        return
+    y, state = causal_conv1d(**given, **options, return_final_state=True)
+    causal_conv1d_update(y[:, 0], state, given["weight"], given["bias"], **options)
+
+
+def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
+    """Compile them for a device that is not here."""
+    from flashvar.backends.triton.causal_conv1d import warmup
+
+    warmup.compile_for(kind, capability)

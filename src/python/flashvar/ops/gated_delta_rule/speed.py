@@ -1,0 +1,84 @@
+"""What `doctor --bench` times of gated_delta_rule: layers of models, beside other packages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from flashvar.cli.speed import OURS, Call, Cell
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPE: Final = "bf16"
+HEAD_DIM: Final = 128
+_CHUNK: Final = 64
+
+TITLE: Final = "Speed of gated_delta_rule, TFLOP/s"
+NOTE: Final = f"K and V {HEAD_DIM}, {DTYPE}; the products of chunks of {_CHUNK} tokens count."
+PEERS: Final = {"fla": "FLA", "torch": "torch's functions"}
+
+
+@dataclass(frozen=True)
+class DeltaCell(Cell):
+    """A layer's call: sequences of one length."""
+
+    direction: str = "forward"
+    heads: tuple[int, int] = (16, 32)  # of q and k, of v
+    batch: int = 1
+    seqlen: int = 8192
+
+
+def _cell(direction: str, heads: tuple[int, int], batch: int, seqlen: int) -> DeltaCell:
+    # Products with a state, of squares with K and with V, and of squares, for each token.
+    products = (3, 2, 2, 1 / 3) if direction == "forward" else (9, 6, 5, 2)
+    sizes = HEAD_DIM**2, _CHUNK * HEAD_DIM, _CHUNK * HEAD_DIM, _CHUNK**2
+    token = 2 * sum(count * size for count, size in zip(products, sizes, strict=True))
+    name = f"{direction}, {heads[0]}/{heads[1]} heads, {batch} x {seqlen}"
+    function = FORWARD if direction == "forward" else BACKWARD
+    work = batch * seqlen * heads[1] * token
+    return DeltaCell(name, function, DTYPE, (), work, direction, heads, batch, seqlen)
+
+
+CELLS: Final = tuple(
+    _cell(direction, *shape)
+    for shape in (((16, 64), 1, 8192), ((16, 32), 1, 32768), ((16, 32), 8, 1024))
+    for direction in ("forward", "backward")
+)
+
+
+def call(cell: DeltaCell, contender: str, device: torch.device) -> Call:
+    """A call of flashvar (OURS) or of a peer, with its inputs."""
+    import torch
+
+    few, many = cell.heads
+    rows = (cell.batch, cell.seqlen)
+
+    def made(heads: int) -> torch.Tensor:
+        return torch.randn(*rows, heads, HEAD_DIM, dtype=torch.bfloat16, device=device)
+
+    given = {
+        **{"q": made(few), "k": made(few), "v": made(many)},
+        "g": -torch.rand(*rows, many, device=device),
+        "beta": torch.rand(*rows, many, device=device).bfloat16(),
+    }
+    rule = _rule(contender)
+    if cell.direction == "forward":
+        return lambda: rule(given)
+    leaves = [tensor.requires_grad_() for tensor in given.values()]
+    out = rule(given)
+    grad = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+
+def _rule(contender: str) -> Any:
+    """Out of a contender, for the arguments by name; q and k are normalised inside."""
+    if contender == "fla":
+        of_fla = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+        return lambda given: of_fla(**given, use_qk_l2norm_in_kernel=True)[0]
+    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
+    backend: Any = "auto" if contender == OURS else "reference"
+    return lambda given: gated_delta_rule(**given, qk_l2norm=True, backend=backend)[0]

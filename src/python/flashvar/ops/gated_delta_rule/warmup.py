@@ -1,0 +1,143 @@
+"""What `flashvar warmup gated_delta_rule` may be asked: kinds of calls that share their kernels."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from flashvar.cli.comma_lists import names, pairs, unique
+from flashvar.errors import InvalidInputError
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, MOST_K, SPEC, UPDATE
+from flashvar.selection.request import Request
+
+_DTYPES: Final = tuple(SPEC.triton)
+# Tokens of a small call that goes by chunks.
+_TOKENS: Final = 64
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Calls of one dtype and of one K and V, of prompts and of tokens after them."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    raw: bool  # gates, beta, q and k are activated by the kernels
+    packed: bool
+    training: bool
+
+    def __str__(self) -> str:
+        """In words."""
+        direction = "forward and backward" if self.training else "forward and update"
+        words = [*["raw"] * self.raw, *["packed"] * self.packed]
+        dims = f"K {self.head_dim} V {self.head_dim_v}"
+        return " ".join((direction, self.dtype, dims, *words))
+
+    def requests(self, device: int) -> tuple[Request, ...]:
+        """What selection is asked."""
+        functions = (FORWARD, BACKWARD) if self.training else (FORWARD, UPDATE)
+        return tuple(Request.of(name, self.dtype, device) for name in functions)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return dict(vars(self))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which calls are meant; every combination is."""
+    parser.add_argument(
+        "--head-dim",
+        type=pairs,
+        nargs="+",
+        default=[[(128, 128)]],
+        metavar="N",
+        help="e.g. 64,128, or 96x192 for K and V (default: 128)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=names(_DTYPES),
+        nargs="+",
+        default=[["bf16"]],
+        metavar="T",
+        help=f"of {', '.join(_DTYPES)} (default: bf16)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="with qk_l2norm, beta_sigmoid, A_log and dt_bias"
+    )
+    parser.add_argument("--varlen", action="store_true", help="packed sequences")
+    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+
+
+def kinds(chosen: argparse.Namespace) -> list[Kind]:
+    """The kinds of calls that the options mean.
+
+    Raises:
+        InvalidInputError: a head dim that no kernel takes.
+    """
+    dims = unique(chosen.head_dim)
+    for k, v in dims:
+        if min(k, v) < 1 or (chosen.backward and k > MOST_K):
+            raise InvalidInputError(
+                f"expected K and V from 1, and K to {MOST_K} for gradients, got {k}x{v}: correct it"
+            )
+    return [
+        Kind(dtype, k, v, chosen.raw, chosen.varlen, training)
+        for (k, v), dtype, training in product(
+            dims, unique(chosen.dtype), (False, True) if chosen.backward else (False,)
+        )
+    ]
+
+
+def inputs_of(kind: Kind, tokens: int, where: Any) -> dict[str, Any]:
+    """Arguments of a small call; rows and places in memory as in calls of any size."""
+    import torch
+
+    from flashvar.ops.dtypes import DTYPES
+
+    dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
+    given: dict[str, Any] = {
+        "q": torch.zeros(1, tokens, 2, kind.head_dim, dtype=dtype, device=where),
+        "k": torch.zeros(1, tokens, 2, kind.head_dim, dtype=dtype, device=where),
+        "v": torch.zeros(1, tokens, 4, kind.head_dim_v, dtype=dtype, device=where),
+        "g": torch.zeros(1, tokens, 4, device=where),
+        "beta": torch.zeros(1, tokens, 4, dtype=dtype, device=where),
+        "cu_seqlens": None,
+    }
+    if kind.packed:
+        given["cu_seqlens"] = torch.tensor([0, tokens], dtype=torch.int32, device=where)
+    if kind.raw:
+        heads = torch.zeros(4, device=where)
+        given.update(A_log=heads, dt_bias=heads.clone(), qk_l2norm=True, beta_sigmoid=True)
+    return given
+
+
+def compile_here(kind: Kind, device: int) -> None:
+    """Compile the kernels of a kind of call on `cuda:device`, by small calls."""
+    import torch
+
+    from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
+    where = torch.device("cuda", device)
+    given = inputs_of(kind, _TOKENS, where)
+    if kind.training:
+        given["v"].requires_grad_()
+        out, _ = gated_delta_rule(**given, backend="triton")
+        torch.autograd.grad(out, given["v"], torch.zeros_like(out))
+        return
+    gated_delta_rule(**given, backend="triton")
+    states = torch.zeros(1, 4, kind.head_dim, kind.head_dim_v, device=where)
+    gated_delta_rule(
+        **inputs_of(kind, 1, where),
+        initial_state=states,
+        state_indices=torch.zeros(1, dtype=torch.int32, device=where),
+        backend="triton",
+    )
+
+
+def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
+    """Compile them for a device that is not here."""
+    from flashvar.backends.triton.gated_delta_rule import warmup
+
+    warmup.compile_for(kind, _TOKENS, capability)
