@@ -535,7 +535,7 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
         "require no gradient",
     ),
     "no kernels": (
-        lambda x: {"backend": "cuda"}, flashvar.BackendUnavailableError, "no compiled kernels"
+        lambda x: {"backend": "cuda"}, flashvar.BackendUnavailableError, "expected backend 'cuda' that serves it"
     ),
     "no device": (
         lambda x: {"backend": "triton"}, flashvar.BackendUnavailableError, "on the CPU"

@@ -41,6 +41,12 @@ class Inputs(NamedTuple):
     allow_neg_eigval: bool
 
     @property
+    def head_dim(self) -> int:
+        """K, the axis of the op's kernels."""
+        head_dim: int = self.q.shape[3]
+        return head_dim
+
+    @property
     def heads(self) -> int:
         """Heads of v, the gates and the states."""
         heads: int = self.v.shape[2]
@@ -74,7 +80,10 @@ class Gradients(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a backend module holds. States are views [sequences, heads, K, V] of any strides."""
+    """What a backend module holds. States are views [sequences, heads, K, V] of any strides.
+
+    Binaries have a forward alone, which takes the chosen candidate first.
+    """
 
     def forward(
         self,

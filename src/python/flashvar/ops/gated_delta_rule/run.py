@@ -5,20 +5,18 @@ Arguments come in the order of the schemas: tensors, then options.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 
-from flashvar.backends import backend as backend_of
 from flashvar.errors import BackendUnavailableError
-from flashvar.machine.system import gather_for_cpu
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import Backend, Inputs
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, MOST_K, SPEC
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FEW, FORWARD, MOST_K, STEP, UPDATE
+from flashvar.ops.serving import serving
+from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides
-
-_TRITON: Final = find_spec("triton") is not None
 
 
 def given(arguments: tuple[Any, ...]) -> Inputs:
@@ -45,8 +43,11 @@ def forward(
     checks.check_values(inputs)
     out, final_state = like_forward(inputs, layout)
     if out.numel() or final_state.numel():
-        serving = _serving("forward", inputs, backend)
-        serving.forward(inputs, _k_first(initial_state, layout), out, _view(final_state, layout))
+        chosen, serves = _serving(FORWARD, inputs, backend)
+        launch: Any = serves.forward
+        if chosen.binary is not None:
+            launch = partial(launch, chosen)
+        launch(inputs, _k_first(initial_state, layout), out, _view(final_state, layout))
     return out, final_state
 
 
@@ -59,8 +60,8 @@ def update(pool: torch.Tensor, indices: torch.Tensor, *arguments: Any) -> torch.
     checks.check_indices(pool, indices)
     out = like_forward(inputs, layout)[0]
     if out.numel():
-        serving = _serving("update", inputs, backend)
-        serving.update(inputs, _view(pool, layout), indices, out)
+        _, serves = _serving(UPDATE, inputs, backend)
+        serves.update(inputs, _view(pool, layout), indices, out)
         if not pool.is_inference():
             torch.autograd.graph.increment_version(pool)
     return out
@@ -75,9 +76,9 @@ def backward(
     """The gradients of all tensors that are differentiable; empty where there is no tensor."""
     *of_inputs, layout, backend = arguments
     inputs = given(tuple(of_inputs))
-    serving = _serving("backward", inputs, backend)
+    _, serves = _serving(BACKWARD, inputs, backend)
     states = _k_first(initial_state, layout), _k_first(grad_final_state, layout)
-    found = serving.backward(inputs, states[0], grad_out, states[1])
+    found = serves.backward(inputs, states[0], grad_out, states[1])
     grads = list(found)
     if found.initial_state is not None:
         grads[-1] = _view(found.initial_state, layout).contiguous()
@@ -107,33 +108,46 @@ def _k_first(state: torch.Tensor | None, layout: str) -> torch.Tensor | None:
     return None if state is None else _view(state, layout)
 
 
-def _serving(direction: str, inputs: Inputs, backend: str) -> Backend:
-    """The backend of a call: Triton where it has kernels, else the reference.
+def _serving(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResult, Backend]:
+    """The candidate that serves a call, and its module.
 
     Raises:
-        BackendUnavailableError: the named backend does not serve the call.
+        BackendUnavailableError: no candidate serves the call, or not the named one.
     """
-    name = Overrides.from_environment(backend).backend
-    reason = _not_in_triton(direction, inputs)
-    if name == "cuda" or (name == "triton" and reason is not None):
-        missing = "there are no compiled kernels of it" if name == "cuda" else reason
-        raise BackendUnavailableError(
-            f"{SPEC.name}, {direction}: expected backend {name!r} to serve it, found that "
-            f'{missing}: leave backend out, or name "reference"'
-        )
-    if name == "auto":
-        name = "triton" if reason is None else "reference"
-    return cast("Backend", backend_of(name, SPEC.name))
+    named = Overrides.from_environment(backend).backend
+    unsuited = _unsuited(function, inputs, named)
+    if unsuited is not None:
+        other, reason = unsuited
+        if named != "auto":
+            raise BackendUnavailableError(
+                f"{function}: expected backend {named!r} to serve it, found that {reason}: leave "
+                f'backend out, or name "{other}"'
+            )
+        backend = other
+    return cast("tuple[CandidateResult, Backend]", serving(function, inputs.q, backend, inputs))
 
 
-def _not_in_triton(direction: str, inputs: Inputs) -> str | None:
-    """Why Triton does not serve a call; None where it does."""
-    if direction == "backward" and inputs.q.shape[-1] > MOST_K:
-        return f"Triton's kernels of {BACKWARD} take q and k of head dims up to {MOST_K}"
-    if inputs.q.dtype == torch.float64:
-        return "Triton's kernels take no float64"
-    if not _TRITON:
-        return "triton is not installed"
-    if not inputs.q.is_cuda and not gather_for_cpu().interpreted:
-        return "the tensors are on the CPU"
+def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | None:
+    """Where the backend that selection would take does not serve a call: another, and why."""
+    if not inputs.q.is_cuda:
+        return None
+    if function == BACKWARD and named in ("auto", "triton") and inputs.head_dim > MOST_K:
+        return "reference", f"Triton's kernels take q and k of head dims up to {MOST_K}"
+    if function == FORWARD and named in ("auto", "cuda"):
+        dims = inputs.head_dim, inputs.v.shape[3]
+        if any(dim % STEP for dim in dims):
+            return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
+        if not all(map(_rows_are_aligned, inputs[:3])):
+            return "triton", "binaries take rows of q, k and v that begin at 16 bytes' multiples"
+        if named == "auto" and inputs.q.shape[0] * inputs.q.shape[1] < FEW * inputs.sequences:
+            return "triton", "few tokens are faster one by one"
     return None
+
+
+def _rows_are_aligned(x: torch.Tensor) -> bool:
+    strides = (stride for stride, size in zip(x.stride()[:3], x.shape, strict=False) if size > 1)
+    return (
+        x.stride(3) == 1
+        and x.data_ptr() % 16 == 0
+        and all(stride * x.element_size() % 16 == 0 for stride in strides)
+    )

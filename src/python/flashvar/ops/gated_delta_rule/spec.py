@@ -5,17 +5,26 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from flashvar.ops.op import OpSpec
+from flashvar.ops.op import Axis, OpSpec
 
 FORWARD: Final = "gated_delta_rule_fwd"
 BACKWARD: Final = "gated_delta_rule_bwd"
 UPDATE: Final = "gated_delta_rule_update"
 # Of q and k in Triton's backward, which holds whole rows.
 MOST_K: Final = 256
+# Sequences of fewer tokens, on average where they are packed, go token by token.
+FEW: Final = 32
+# What head dims of binaries are multiples of: they read rows 16 bytes at a time.
+STEP: Final = 8
+
+# That of q and k. Kernels of binaries serve any of v.
+HEAD_DIM: Final = Axis("head_dim", "head dim", at_least=True, usual=((64,), (128,)))
 
 SPEC: Final = OpSpec(
     "gated_delta_rule",
     (FORWARD, BACKWARD, UPDATE),
+    (HEAD_DIM,),
+    compiled=(FORWARD,),
     usual_dtypes=("bf16", "fp16", "fp32"),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.gated_delta_rule.warmup",

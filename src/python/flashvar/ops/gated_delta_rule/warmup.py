@@ -38,7 +38,9 @@ class Kind:
     def requests(self, device: int) -> tuple[Request, ...]:
         """What selection is asked."""
         functions = (FORWARD, BACKWARD) if self.training else (FORWARD, UPDATE)
-        return tuple(Request.of(name, self.dtype, device) for name in functions)
+        return tuple(
+            Request.of(name, self.dtype, device, head_dim=self.head_dim) for name in functions
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
