@@ -535,7 +535,9 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
         "require no gradient",
     ),
     "no kernels": (
-        lambda x: {"backend": "cuda"}, flashvar.BackendUnavailableError, "expected backend 'cuda' that serves it"
+        lambda x: {"backend": "cuda"},
+        flashvar.BackendUnavailableError,
+        "expected backend 'cuda' that serves it",
     ),
     "no device": (
         lambda x: {"backend": "triton"}, flashvar.BackendUnavailableError, "on the CPU"
