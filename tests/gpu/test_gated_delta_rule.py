@@ -168,6 +168,7 @@ def test_more_heads_than_an_axis_of_the_grid_has() -> None:
     compared(made(40, (16386, 65544), (8, 8), batch=1))
 
 
+@pytest.mark.large
 def test_more_than_2_to_the_31_elements() -> None:
     """The last head's results are those of the head alone, to the bit."""
     seqlen, heads = 16448, 256

@@ -1,0 +1,193 @@
+"""gated_delta_rule's compiled forward on a device: beside the recurrence in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from device_call import DEVICE, skip_unless_compiled
+from test_gated_delta_rule import GATES, LIMITS, PACKED, made
+
+from flashvar.backends.reference import gated_delta_rule as reference
+from flashvar.backends.reference.gated_delta_rule import recurrence
+from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
+pytestmark = [
+    pytest.mark.usefixtures("seed"),
+    pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernels"),
+]
+# float16 rounds to 2^-11, bfloat16 to 2^-8.
+SMALLER = {torch.bfloat16: 1.0, torch.float16: 0.25}
+DTYPES = pytest.mark.parametrize("dtype", SMALLER, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binaries serve, and the reference goes token by token, whatever the length."""
+    skip_unless_compiled("cuda", torch.bfloat16, 64, "gated_delta_rule_fwd")
+    monkeypatch.setattr(reference, "_form", lambda terms: recurrence)
+
+
+def call(given: dict[str, Any], backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+    out, final = gated_delta_rule(**given, return_final_state=True, backend=backend)
+    assert final is not None
+    return out, final
+
+
+def compared(given: dict[str, Any]) -> None:
+    found = call(given, "cuda")
+    wide = {
+        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in given.items()
+    }
+    limit = SMALLER[given["q"].dtype]
+    for name, one, other in zip(("out", "final"), found, call(wide, "reference"), strict=True):
+        assert torch.isfinite(one).all(), name
+        error = float((one.double() - other).norm() / other.norm().clamp(min=1e-30))
+        assert error <= limit * LIMITS[name], name
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", [(2, 2), (1, 4), (3, 6)], ids=str)
+@pytest.mark.parametrize("seqlen", [1, 15, 63, 64, 65, 127, 1000])
+@pytest.mark.parametrize(
+    "dims", [(8, 16), (16, 8), (40, 64), (64, 64), (96, 192), (128, 128), (128, 512)], ids=str
+)
+def test_values(
+    dims: tuple[int, int], seqlen: int, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    compared(made(seqlen, heads, dims, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("packed", [*PACKED, (0,), (700, 3)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+def test_packed(dims: tuple[int, int], packed: tuple[int, ...], dtype: torch.dtype) -> None:
+    compared(made(0, (2, 4), dims, dtype, packed))
+
+
+@pytest.mark.parametrize("gate", [*GATES, "mixed"], ids=str)
+def test_gates(gate: float | str) -> None:
+    given = made(fused=False)
+    if gate == "mixed":
+        kinds = torch.tensor(GATES, device=DEVICE)
+        given["g"] = kinds[torch.randint(len(GATES), given["g"].shape, device=DEVICE)]
+    else:
+        given["g"].fill_(gate)
+    compared(given)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 1.5, 1.9, 2.0])
+@pytest.mark.parametrize("gate", [0.0, -1e-3])
+def test_equal_keys(gate: float, beta: float) -> None:
+    given = made(1000, (2, 4), (128, 128), fused=False)
+    given["k"] = torch.nn.functional.normalize(given["k"][:, :1].float(), dim=-1).bfloat16()
+    given["k"] = given["k"].expand_as(given["q"]).contiguous()
+    given["beta"].fill_(beta)
+    given["g"].fill_(gate)
+    compared(given)
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 1.2])
+def test_keys_of_any_length(length: float) -> None:
+    """beta |k|^2 is at most 2, beyond which states grow without bound."""
+    given = made(500, (1, 2), (64, 128), fused=False)
+    given["k"] = (given["k"].float() * length).bfloat16()
+    given["beta"].clamp_(max=2 / max(length, 1) ** 2)
+    compared(given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gates_of_other_dtypes_and_strides(dtype: torch.dtype) -> None:
+    given = made(200, (2, 4), (64, 64), torch.bfloat16 if dtype == torch.float32 else dtype)
+    for name in ("g", "beta"):
+        wide = given[name][..., None].expand(*given[name].shape, 3).contiguous().to(dtype)
+        given[name] = wide[..., 1]
+    for name in ("A_log", "dt_bias"):
+        given[name] = given[name].to(dtype)
+    compared(given)
+
+
+def test_states_with_values_first() -> None:
+    given = made(200, (2, 4), (64, 96))
+    out, final = call(given, "cuda")
+    turned = {**given, "initial_state": given["initial_state"].transpose(-1, -2).contiguous()}
+    other, last = gated_delta_rule(
+        **turned, return_final_state=True, state_layout="vk", backend="cuda"
+    )
+    assert last is not None
+    assert torch.equal(out, other)
+    assert torch.equal(final, last.transpose(-1, -2))
+
+
+def test_views_of_one_projection() -> None:
+    """q, k and v as slices of one tensor: rows are not contiguous."""
+    qkv = torch.randn(2, 150, 4, 64, device=DEVICE).bfloat16()
+    given = made(150, (1, 2), (64, 64))
+    given["q"], given["k"], given["v"] = qkv[:, :, :1], qkv[:, :, 1:2], qkv[:, :, 2:]
+    compared(given)
+
+
+def test_the_same_bits_again() -> None:
+    given = made(1000, (2, 4), (128, 128))
+    for one, other in zip(call(given, "cuda"), call(given, "cuda"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_are_those_of_a_shorter_call() -> None:
+    given = made(640, (2, 4), (128, 128))
+    short = {name: x[:, :320] if name in "qkvgbeta" else x for name, x in given.items()}
+    assert torch.equal(call(given, "cuda")[0][:, :320], call(short, "cuda")[0])
+
+
+def test_auto_takes_the_binary() -> None:
+    given = made(300, (2, 4), (128, 128))
+    for one, other in zip(call(given, "auto"), call(given, "cuda"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_lengths_in_a_graph() -> None:
+    """Nothing waits for the device: other lengths come with a replay."""
+    given = made(0, packed=(100, 28), dims=(64, 64))
+    call(given, "cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call(given, "cuda")
+    given["cu_seqlens"].copy_(torch.tensor([0, 3, 128]))
+    graph.replay()
+    for one, other in zip(found, call(given, "cuda"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_offsets_outside_the_tensor() -> None:
+    """Inconsistent offsets give no access outside of tensors; sequences in order are right."""
+    given = made(0, packed=(100, 28, 64), dims=(64, 64))
+    given["cu_seqlens"] = torch.tensor([-7, 100, 10**6, 50], device=DEVICE)
+    call(given, "cuda")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("seqlen", "heads", "dims", "batch"),
+    [(33, (6, 6), (8, 8), 10923), (40, (16386, 65544), (8, 8), 1), (16448, (1, 256), (16, 512), 1)],
+    ids=["batches", "heads", "elements"],
+)
+def test_large(seqlen: int, heads: tuple[int, int], dims: tuple[int, int], batch: int) -> None:
+    """The last head's results are those of the head alone, to the bit."""
+    given = made(seqlen, heads, dims, batch=batch)
+    last = {
+        name: x
+        if not isinstance(x, torch.Tensor)
+        else x[-1:]
+        if name in ("A_log", "dt_bias")
+        else x[-1:, -1:].contiguous()
+        if name == "initial_state"
+        else x[-1:, :, -1:].contiguous()
+        for name, x in given.items()
+    }
+    out, final = call(given, "cuda")
+    other, of_last = call(last, "cuda")
+    assert torch.equal(out[-1:, :, -1:], other)
+    assert torch.equal(final[-1:, -1:], of_last)
