@@ -47,18 +47,17 @@ __device__ __forceinline__ float beta_of(const FwdProblem& problem, const GatePl
   return problem.beta_scale * beta;
 }
 
-// The sum of the values of threads 0 to i of the block's first two warps, for thread i of them. All
-// threads of the block call it. `shared`: one float.
-__device__ __forceinline__ float sum_up_to(float value, float* shared) {
-  int const thread = static_cast<int>(threadIdx.x);
+// The sum of the values of the warp's lanes below this one.
+__device__ __forceinline__ float sum_before(float value) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    float const before = __shfl_up_sync(0xffffffffu, value, step);
-    if (thread % 32 >= step) value += before;
+    float const before = __shfl_up_sync(0xffffffffu, sum, step);
+    if (lane >= step) sum += before;
   }
-  if (thread == 31) *shared = value;
-  __syncthreads();  // the first warp's sum is there
-  return thread < 32 ? value : value + *shared;
+  float const before = __shfl_up_sync(0xffffffffu, sum, 1);
+  return lane == 0 ? 0.f : before;
 }
 
 }  // namespace flashvar::gated_delta_rule

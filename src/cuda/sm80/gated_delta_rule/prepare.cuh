@@ -19,6 +19,24 @@ struct PrepareArgs {
   ChunkRecord* records;  // [chunk][head]
 };
 
+// Heads of v whose gates are found at once, one by each warp.
+inline constexpr int kHeadsAtOnce = 4;
+
+// The gates of a chunk of a head.
+struct HeadRows {
+  float sums[kChunk];  // G, in log2 units
+  float beta[kChunk];  // 0 beyond the sequence, as all other rows are
+  int growth;          // as the bits of a float
+  int unused[3];
+};
+
+// The chunk's shared memory behind the tiles.
+struct ChunkRows {
+  float scratch[1024];
+  float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
+  HeadRows heads[kHeadsAtOnce];
+};
+
 template <class Dtype_, int kDim_>
 struct PrepareConfig {
   using Dtype = Dtype_;
@@ -29,17 +47,7 @@ struct PrepareConfig {
   static constexpr int kTiles = 2 * Layout::kBytes;
   static constexpr int kMatrices = 2 * Matrix::kFloats * 4;
   static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
-  static constexpr int kSharedMemory = kFirst + 4 * (1024 + 4 * kChunk + 2);
-};
-
-// The chunk's shared memory behind the tiles.
-struct ChunkRows {
-  float scratch[1024];
-  float sums[kChunk];                    // G, in log2 units
-  float beta[kChunk];                    // 0 beyond the sequence, as all other rows are
-  float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
-  float half;                            // G of token 31
-  int growth;                            // as the bits of a float
+  static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(ChunkRows));
 };
 
 // 1 / sqrt(sum of squares + 1e-6) of rows 0 to 63, two threads to a row.
@@ -68,29 +76,38 @@ __device__ __forceinline__ float row_norm(uint32_t tile) {
   return rsqrtf(sum + 1e-6f);
 }
 
-// Finds G and beta of a head, and writes the record's vectors. Ends with a barrier.
-__device__ __forceinline__ void write_rows(const FwdProblem& problem, const GatePlace& first,
-                                           int32_t count, ChunkRows& rows, ChunkRecord& record) {
-  int const row = static_cast<int>(threadIdx.x);
-  bool const exists = row < count;
-  GatePlace const place{first.batch, first.row + row, first.head};
-  float const decay = exists ? decay_log(problem, place) * (1.f / kLn2) : 0.f;
-  float const sum = sum_up_to(decay, &rows.half);
-  if (row < kChunk) {
-    rows.sums[row] = sum;
-    rows.beta[row] = exists ? beta_of(problem, place) : 0.f;
+// Finds G and beta of a head, by one warp: each lane has two tokens in a row.
+__device__ __forceinline__ void find_gates(const FwdProblem& problem, const GatePlace& first,
+                                           int32_t count, HeadRows& rows) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  float decay[2], beta[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    GatePlace const place{first.batch, first.row + 2 * lane + i, first.head};
+    bool const exists = 2 * lane + i < count;
+    decay[i] = exists ? decay_log(problem, place) * (1.f / kLn2) : 0.f;
+    beta[i] = exists ? beta_of(problem, place) : 0.f;
   }
-  __syncthreads();  // G and beta are known to all
-  if (row < kChunk) {
-    float const last = rows.sums[kChunk - 1];
+  float const before = sum_before(decay[0] + decay[1]);
+  rows.sums[2 * lane] = before + decay[0];
+  rows.sums[2 * lane + 1] = before + (decay[0] + decay[1]);
+  rows.beta[2 * lane] = beta[0];
+  rows.beta[2 * lane + 1] = beta[1];
+  rows.growth = 0;
+}
+
+// Writes the record's vectors of a head, by one warp.
+__device__ __forceinline__ void write_vectors(const ChunkRows& rows, const HeadRows& head,
+                                              float scale, ChunkRecord& record) {
+  float const last = head.sums[kChunk - 1];
+#pragma unroll
+  for (int row = static_cast<int>(threadIdx.x) % 32; row < kChunk; row += 32) {
+    float const sum = head.sums[row];
     record.a[row] = exp2_approx(sum) * rows.norm_k[row];
     record.b[row] = exp2_approx(last - sum) * rows.norm_k[row];
-    record.c[row] = problem.scale * exp2_approx(sum) * rows.norm_q[row];
-    if (row == 0) {
-      record.decay = exp2_approx(last);
-      rows.growth = 0;
-    }
+    record.c[row] = scale * exp2_approx(sum) * rows.norm_q[row];
   }
+  if (threadIdx.x % 32 == 0) record.decay = exp2_approx(last);
 }
 
 // The element's place of a 16-byte chunk of a record's matrix.
@@ -109,12 +126,12 @@ __device__ __forceinline__ float2 pair_of(const float* vector, int first) {
 
 // A, of the warp's 16 rows; what it writes on and above the diagonal is not read.
 __device__ __forceinline__ void write_a(const Accumulator<16, kChunk>& kk, const ChunkRows& rows,
-                                        const Matrix& a) {
+                                        const HeadRows& head, const Matrix& a) {
   Quad const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
-    float const factor = rows.beta[i] * rows.norm_k[i];
+    float const factor = head.beta[i] * rows.norm_k[i];
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
       if (!reaches_below(n)) break;
@@ -125,25 +142,25 @@ __device__ __forceinline__ void write_a(const Accumulator<16, kChunk>& kk, const
   }
 }
 
-// The record's matrices, of the warp's 16 rows: (T o D) diag(beta) and P. `growth`: takes the
-// largest sum of absolute values of a row of the first.
+// The record's matrices, of the warp's 16 rows: (T o D) diag(beta) and P. The head's growth takes
+// the largest sum of absolute values of a row of the first.
 template <class Dtype>
 __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk,
                                                const Matrix& inverse, float scale,
-                                               const ChunkRows& rows, ChunkRecord& record,
-                                               int* growth) {
+                                               const ChunkRows& rows, HeadRows& head,
+                                               ChunkRecord& record) {
   Quad const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
-    float const sum = rows.sums[i], factor = scale * rows.norm_q[i];
+    float const sum = head.sums[i], factor = scale * rows.norm_q[i];
     uint32_t update[kChunk / 8] = {}, scores[kChunk / 8] = {};
     float total = 0.f;
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
       if (!reaches_below(n)) break;
       int const j = 8 * n + 2 * at.t;
-      float2 const sums = pair_of(rows.sums, j), beta = pair_of(rows.beta, j);
+      float2 const sums = pair_of(head.sums, j), beta = pair_of(head.beta, j);
       float2 const norm = pair_of(rows.norm_k, j), t = inverse.pair(i, j);
       float const decay[2] = {exp2_approx(sum - sums.x), exp2_approx(sum - sums.y)};
       const float (&tile)[4] = qk.tile[0][n];
@@ -156,7 +173,8 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
                               j < i ? tile[2 * half + 1] * (factor * norm.y) * decay[1] : 0.f);
     }
     total = quad_sum(total);
-    if (at.t == 0) atomicMax(growth, __float_as_int(total));  // positive floats sort as integers
+    if (at.t == 0)
+      atomicMax(&head.growth, __float_as_int(total));  // positive floats sort as integers
 #pragma unroll
     for (int n = 0; n < 8; n += 4) {
       uint32_t first[4] = {update[n], update[n + 1], update[n + 2], update[n + 3]};
@@ -193,6 +211,14 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
+  int const warp = static_cast<int>(threadIdx.x) / 32;
+  int32_t const first_head = head * problem.group;
+  auto find = [&](int32_t first) {
+    if (first + warp < problem.group) {
+      find_gates(problem, {batch, row, first_head + first + warp}, count, rows.heads[warp]);
+    }
+  };
+  find(0);  // while Q and K are under way
   ptx::cp_async_wait<0>();
   __syncthreads();  // Q and K are there
 
@@ -205,22 +231,31 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
     rows.norm_k[threadIdx.x / 2] = norm_k;
   }
   Accumulator<16, kChunk> qk, kk;
-  uint32_t const mine = threadIdx.x / 32 * 16 * Layout::kRowBytes;
+  uint32_t const mine = warp * 16 * Layout::kRowBytes;
   gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(qk, q + mine, k);
   gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(kk, k + mine, k);
 
   Matrix const a{reinterpret_cast<float*>(shared)}, inverse{a.data + Matrix::kFloats};
-  for (int32_t of_v = 0; of_v < problem.group; ++of_v) {
-    int32_t const head_v = head * problem.group + of_v;
-    ChunkRecord& record = args.records[int64_t{slot} * problem.heads + head_v];
-    if (of_v == 0) __syncthreads();  // the tiles have been read
-    write_rows(problem, {batch, row, head_v}, count, rows, record);
-    write_a(kk, rows, a);
-    __syncthreads();  // A is there
-    invert(a, inverse, rows.scratch);
-    write_matrices<typename Config::Dtype>(qk, inverse, problem.scale, rows, record, &rows.growth);
-    __syncthreads();  // the last head's matrices have been read, and all rows' growth is known
-    if (threadIdx.x == 0) record.growth = __int_as_float(rows.growth);
+  ChunkRecord* const records = args.records + int64_t{slot} * problem.heads + first_head;
+  for (int32_t first = 0; first < problem.group; first += kHeadsAtOnce) {
+    int32_t const heads = min(problem.group - first, kHeadsAtOnce);
+    if (first > 0) find(first);
+    __syncthreads();  // the gates are found; the tiles have been read
+    if (warp < heads) {
+      write_vectors(rows, rows.heads[warp], problem.scale, records[first + warp]);
+    }
+    for (int32_t i = 0; i < heads; ++i) {
+      write_a(kk, rows, rows.heads[i], a);
+      __syncthreads();  // A is there, and the last head's inverse has been read
+      invert(a, inverse, rows.scratch);
+      write_matrices<typename Config::Dtype>(qk, inverse, problem.scale, rows, rows.heads[i],
+                                             records[first + i]);
+    }
+    __syncthreads();  // every head's growth is known
+    if (warp < heads && threadIdx.x % 32 == 0) {
+      records[first + warp].growth = __int_as_float(rows.heads[warp].growth);
+    }
+    __syncwarp();  // the next gates take its place
   }
 }
 
