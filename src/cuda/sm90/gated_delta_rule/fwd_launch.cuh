@@ -5,6 +5,7 @@
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
+#include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
 #include "sm90/clipped_map.h"
