@@ -114,10 +114,9 @@ __device__ __forceinline__ uint32_t transposed(uint32_t tile, int n) {
   return tile + token * 128 + ((chunk ^ (token & 7)) * 16);
 }
 
-// W^T, packed: V^T - a o d.
+// W^T in the place of S^T K^T: d = V^T - a o d.
 template <class Dtype>
-__device__ __forceinline__ void pack_rest(uint32_t (&a)[4][4], const float (&d)[32], uint32_t tile,
-                                          uint32_t vector) {
+__device__ __forceinline__ void subtract_known(float (&d)[32], uint32_t tile, uint32_t vector) {
 #pragma unroll
   for (int n = 0; n < 8; n += 2) {
     uint32_t words[4];
@@ -128,14 +127,42 @@ __device__ __forceinline__ void pack_rest(uint32_t (&a)[4][4], const float (&d)[
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t const v = words[2 * m + half];
-        const float* const mine = d + 4 * (n + m) + 2 * half;
-        float const low = Dtype::unpack(static_cast<uint16_t>(v));
-        float const high = Dtype::unpack(static_cast<uint16_t>(v >> 16));
-        a[n / 2][2 * m + half] =
-            Dtype::pack(fmaf(-left.x, mine[0], low), fmaf(-left.y, mine[1], high));
+        float* const mine = d + 4 * (n + m) + 2 * half;
+        mine[0] = fmaf(-left.x, mine[0], Dtype::unpack(static_cast<uint16_t>(v)));
+        mine[1] = fmaf(-left.y, mine[1], Dtype::unpack(static_cast<uint16_t>(v >> 16)));
       }
     }
   }
+}
+
+// Operand A in fp16, whose digits W needs whatever the inputs are: each row times a power of two
+// that takes its largest element to 2^10. The factors that undo it are in `undo`, for rows g and
+// g + 8.
+__device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d)[32],
+                                            float (&undo)[2]) {
+  constexpr uint32_t kExponent = 0x7f800000, kOne = 127u << 23, kTarget = 10u << 23;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float largest = 0.f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      largest = fmaxf(largest, fabsf(d[i / 2 * 4 + 2 * half + i % 2]));
+    }
+    uint32_t exponent = __float_as_uint(quad_max(largest)) & kExponent;
+    exponent = exponent > (32u << 23) ? exponent : (32u << 23);  // rows of zeros
+    undo[half] = __uint_as_float(exponent - kTarget);
+    float const scale = __uint_as_float(2 * kOne + kTarget - exponent);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      a[n / 2][n % 2 * 2 + half] =
+          dtype::fp16::pack(d[4 * n + 2 * half] * scale, d[4 * n + 2 * half + 1] * scale);
+    }
+  }
+}
+
+__device__ __forceinline__ void scale_rows(float (&d)[32], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d[i] *= factors[i / 2 % 2];
 }
 
 // Copies the warp's 16 columns of a tile [token][column of V] to out.

@@ -26,8 +26,8 @@ inline constexpr float kMostGrowth = 32.f;
 // 64 x 64 matrices of 16-bit elements, in rows of 128 bytes permuted as by SWIZZLE_128B: what a
 // kernel that copies the record into shared memory gives to ldmatrix or wgmma.
 struct ChunkRecord {
-  uint16_t update[kChunk * kChunk];  // (T o D) diag(beta)
-  uint16_t scores[kChunk * kChunk];  // P
+  uint16_t update[kChunk * kChunk];  // (T o D) diag(beta), in fp16: at most kMostGrowth where used
+  uint16_t scores[kChunk * kChunk];  // P, in the dtype of q
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
   float unused[kChunk - 2];

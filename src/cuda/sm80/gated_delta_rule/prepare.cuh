@@ -168,7 +168,7 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
       float const first = j <= i ? t.x * beta.x * decay[0] : 0.f;
       float const second = j < i ? t.y * beta.y * decay[1] : 0.f;
       total += fabsf(first) + fabsf(second);
-      update[n] = Dtype::pack(first, second);
+      update[n] = dtype::fp16::pack(first, second);
       scores[n] = Dtype::pack(j <= i ? tile[2 * half] * (factor * norm.x) * decay[0] : 0.f,
                               j < i ? tile[2 * half + 1] * (factor * norm.y) * decay[1] : 0.f);
     }

@@ -137,8 +137,10 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const FwdSmem<C
     ptx::wgmma_wait<1>();
     ptx::wgmma_fence_operand(known);
     uint32_t packed[4][4], packed_kept[4][4];
-    pack_rest<Dtype>(packed, known, tile_v, vectors);
-    gemm_rs<Dtype, 64, 4, Rows, false>(update, packed, Rows(record));
+    float undo[2];
+    subtract_known<Dtype>(known, tile_v, vectors);
+    pack_scaled(packed, known, undo);
+    gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(record));
     // Beside the product: the state decays, and what it gives to out is scaled.
     float const decay = decay_of(vectors);
 #pragma unroll
@@ -148,6 +150,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const FwdSmem<C
     scale_columns(out, vectors + 2 * 4 * kChunk);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(update);
+    scale_rows(update, undo);
     pack<Dtype>(packed, update);
     scale_columns(update, vectors + 4 * kChunk);
     pack<Dtype>(packed_kept, update);
