@@ -110,8 +110,7 @@ def _chunk_backward(
 
     The gradient of G has no sum over [C, C]: the sums of dP P and dT T over rows and columns are
     products of rows that are there anyway. What a token has to do with itself is left out of both
-    sums, and the last token out of those to the end: no gate is between, and where gates are strong
-    the difference of such terms would be rounding alone.
+    sums: no gate is between, and where gates are strong their difference would be rounding alone.
     """
     strictly = (c.inverse * c.decay).tril(-1)
     scaled = c.beta * c.rest
@@ -139,9 +138,9 @@ def _chunk_backward(
         + (strictly @ scaled * d_written).sum(-1)
         - (scaled * d_scaled_before).sum(-1)
     )
-    to_end = (c.k * d_k_state).sum(-1)[..., :-1]
-    d_sums[..., :-1] -= to_end
-    d_sums[..., -1] += to_end.sum(-1) + (c.whole * c.state * d_state).sum((-2, -1))
-    d_g = torch.where(c.gated, d_sums.flip(-1).cumsum(-1).flip(-1), 0)
+    # A gate scales what the tokens before it, and the state, leave in the state after the chunk.
+    to_end = pad((c.k * d_k_state).sum(-1), (1, -1)).cumsum(-1)
+    to_end += (c.whole * c.state * d_state).sum((-2, -1)).unsqueeze(-1)
+    d_g = torch.where(c.gated, d_sums.flip(-1).cumsum(-1).flip(-1) + to_end, 0)
     before = c.whole * d_state + c.q.mT @ (c.left * d_out) + c.k.mT @ d_read
     return Terms(d_q, d_k, d_rest, d_g, d_beta), before
