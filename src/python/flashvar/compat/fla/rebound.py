@@ -62,7 +62,9 @@ def over(
 
     @functools.wraps(ours)
     def rebound(*arguments: Any, **options: Any) -> Any:
-        given = {**dict(zip(names, arguments, strict=False)), **options}
+        # Of one length, which torch 2.8 compiles.
+        known = min(len(names), len(arguments))
+        given = {**dict(zip(names[:known], arguments[:known], strict=True)), **options}
         if len(given) != len(arguments) + len(options) or not required <= given.keys():
             return original(*arguments, **options)  # raises TypeError
         reason = unserved(given)
