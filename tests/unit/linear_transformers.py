@@ -155,7 +155,9 @@ def checks(name: str) -> dict[str, Callable[[], None]]:
         for one, other in zip(found, wanted, strict=True):
             assert one.shape == other.shape
             error = float((one - other).norm() / other.norm().clamp(min=1e-30))
-            assert error < 1e-4, f"relative error {error} of {tuple(one.shape)}"
+            # Gradients of a gate's parameters are sums of both signs over all tokens.
+            limit = 1e-4 if one.dim() > 1 else 1e-3
+            assert error < limit, f"relative error {error} of {tuple(one.shape)}"
 
     def whole(model: Any) -> torch.Tensor:
         logits: torch.Tensor = model(ids(2, TOTAL), use_cache=False).logits

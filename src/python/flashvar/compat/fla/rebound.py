@@ -58,12 +58,15 @@ def over(
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     names = tuple(parameter.name for parameter in ordered)
-    required = {parameter.name for parameter in ordered if parameter.default is parameter.empty}
+    required = [parameter.name for parameter in ordered if parameter.default is parameter.empty]
 
     @functools.wraps(ours)
     def rebound(*arguments: Any, **options: Any) -> Any:
-        given = {**dict(zip(names, arguments, strict=False)), **options}
-        if len(given) != len(arguments) + len(options) or not required <= given.keys():
+        # Of one length, which torch 2.8 compiles.
+        known = min(len(names), len(arguments))
+        given = {**dict(zip(names[:known], arguments[:known], strict=True)), **options}
+        bound = len(given) == len(arguments) + len(options)
+        if not bound or not all(name in given for name in required):
             return original(*arguments, **options)  # raises TypeError
         reason = unserved(given)
         if reason is None:

@@ -109,31 +109,38 @@ def _chunk_backward(
     """The gradients of a chunk's terms, and of the state before it.
 
     The gradient of G has no sum over [C, C]: the sums of dP P and dT T over rows and columns are
-    products of rows that are there anyway.
+    products of rows that are there anyway. What a token has to do with itself is left out of both
+    sums: no gate is between, and where gates are strong their difference would be rounding alone.
     """
+    strictly = (c.inverse * c.decay).tril(-1)
+    scaled = c.beta * c.rest
     d_written = c.scores.mT @ d_out + c.right * (c.k @ d_state)
-    d_scaled = (c.inverse * c.decay).mT @ d_written
+    d_scaled_before = strictly.mT @ d_written
+    d_scaled = d_scaled_before + d_written
     d_rest = c.beta * d_scaled
     d_read = -c.left * d_rest
     d_product = (d_out @ c.written.mT).tril() * c.decay
-    d_q_within, d_q_state = d_product @ c.k, c.left * (d_out @ c.state.mT)
-    d_inverse = (d_written @ (c.beta * c.rest).mT).tril() * c.decay
+    itself = d_product.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    d_before = d_product.tril(-1)
+    d_q_before, d_q_state = d_before @ c.k, c.left * (d_out @ c.state.mT)
+    d_inverse = (d_written @ scaled.mT).tril() * c.decay
     d_system = -(c.inverse.mT @ d_inverse @ c.inverse.mT).tril(-1)
     d_gram = c.beta * d_system
-    d_k_within = d_product.mT @ c.q
+    d_k_later = d_before.mT @ c.q
     d_k_state = c.right * (c.written @ d_state.mT)
     d_k_read = d_read @ c.state.mT
-    d_q = d_q_within + d_q_state
-    d_k = d_k_within + d_k_state + d_k_read + d_gram @ c.k + d_gram.mT @ c.k
+    d_q = d_q_before + itself * c.k + d_q_state
+    d_k = d_k_later + itself * c.q + d_k_state + d_k_read + d_gram @ c.k + d_gram.mT @ c.k
     d_beta = (c.rest * d_scaled).sum(-1) + (d_system * (c.k @ c.k.mT)).sum(-1)
     d_sums = (
-        (c.q * d_q).sum(-1)
-        - (c.k * (d_k_within + d_k_state - d_k_read)).sum(-1)
-        + (c.written * d_written).sum(-1)
-        - (c.rest * d_rest).sum(-1)
+        (c.q * (d_q_before + d_q_state)).sum(-1)
+        - (c.k * (d_k_later - d_k_read)).sum(-1)
+        + (strictly @ scaled * d_written).sum(-1)
+        - (scaled * d_scaled_before).sum(-1)
     )
-    d_last = (c.k * d_k_state).sum((-2, -1)) + (c.whole * c.state * d_state).sum((-2, -1))
-    d_sums[..., -1] += d_last
-    d_g = torch.where(c.gated, d_sums.flip(-1).cumsum(-1).flip(-1), 0)
+    # A gate scales what the tokens before it, and the state, leave in the state after the chunk.
+    to_end = pad((c.k * d_k_state).sum(-1), (1, -1)).cumsum(-1)
+    to_end += (c.whole * c.state * d_state).sum((-2, -1)).unsqueeze(-1)
+    d_g = torch.where(c.gated, d_sums.flip(-1).cumsum(-1).flip(-1) + to_end, 0)
     before = c.whole * d_state + c.q.mT @ (c.left * d_out) + c.k.mT @ d_read
     return Terms(d_q, d_k, d_rest, d_g, d_beta), before
