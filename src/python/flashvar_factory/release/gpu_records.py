@@ -50,6 +50,7 @@ class Record:
     platform: str
     architecture: str  # whose binary served: the device's own, or the one that was forced
     forced: bool
+    native: bool  # its machine code ran; else the driver translated its PTX
     whole: bool  # no part of the tests was left to another run
     passed: Mapping[str, int]  # tests by backend
     failed: int
@@ -104,12 +105,14 @@ def _read(path: Path, name: str) -> Record | None:
         passed: Counter[str] = Counter()
         for row, counts in found["counts_by_file"].items():
             passed[row.rpartition(" ")[2]] += counts.get("passed", 0)
+        own = Architecture(*device["capability"]).name
         return Record(
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),
-            architecture=_text(forced) or Architecture(*device["capability"]).name,
+            architecture=_text(forced) or own,
             forced=forced is not None,
+            native=forced in (None, own),
             whole=found.get("left_to_other_shards") == 0 and not system["interpreted"],
             passed=passed,
             failed=sum(found["counts"].get(outcome, 0) for outcome in _FAILURES),
