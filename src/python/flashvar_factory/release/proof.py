@@ -234,8 +234,8 @@ def prove(candidate: Candidate) -> dict[str, Any]:
     if faults:
         lines = "\n".join(f"{name}: {message}" for name, message in faults.items())
         raise ReleaseError(
-            f"expected a release with nothing against it, found {len(faults)} checks that fail; "
-            f"publish nothing of it\n{lines}"
+            f"expected a release with nothing against it, found faults by {len(faults)} of "
+            f"{len(CHECKS) + len(LAST)} checks; publish nothing of it\n{lines}"
         )
     return {
         "schema": SCHEMA,
