@@ -314,6 +314,11 @@ TREES: dict[str, tuple[str, Fault, str]] = {
         changed("CMakeLists.txt"),
         "changed CMakeLists.txt; renew it",
     ),
+    "kernels were added since the record": (
+        "GPU records",
+        changed("variants.toml"),
+        "changed variants.toml; renew it",
+    ),
     "Triton changed since the record": (
         "GPU records",
         changed("src/python/flashvar/backends/triton/__init__.py"),

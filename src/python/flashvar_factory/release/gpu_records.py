@@ -17,6 +17,7 @@ from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import FlashvarError
 from flashvar_factory.build import source
+from flashvar_factory.config import schema
 from flashvar_factory.errors import ReleaseError
 
 # By convention of a project, as its sources are.
@@ -83,7 +84,8 @@ def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
     by_name: dict[str, list[Manifest]] = {}
     for described in released:
         by_name.setdefault(described.architecture.name, []).append(described)
-    found = [Need(name, source.PARTS, tuple(every)) for name, every in sorted(by_name.items())]
+    built_of = (*source.PARTS, schema.FILE_NAME)
+    found = [Need(name, built_of, tuple(every)) for name, every in sorted(by_name.items())]
     triton = _TRITON_SOURCES.format(project=project)
     return [*found, Need(TRITON, (triton,))] if (root / triton).is_dir() else found
 
