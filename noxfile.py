@@ -34,7 +34,7 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 # Their files in locks/ say what is installed, with hashes: what reaches the files of a release.
-LOCKED = "audit binary build ci cibuildwheel nox release smoke toolchain".split()
+LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
 # What `nox -s bench` measures of kernels, in the environment that build-dev made.
 ON_WHAT_IS_BUILT = {"attention", "ops", "models", "forms", "host", "integrations", "build", "audit"}
 # With these settings an example takes seconds on a CPU.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,8 +40,8 @@ def test_a_lock_has_the_pins_of_its_group(path: Path) -> None:
 
 def test_the_sessions_install_what_is_locked() -> None:
     text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    (names,) = re.findall(r'^LOCKED = "([\w ]+)"\.split\(\)$', text, re.MULTILINE)
-    assert names.split() == list(LOCKS)
+    (names,) = re.findall(r"^LOCKED = (\[[^]]+\])$", text, re.MULTILINE)
+    assert ast.literal_eval(names) == list(LOCKS)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS.values(), ids=WORKFLOWS)
