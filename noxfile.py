@@ -318,18 +318,24 @@ def check_selection(session: nox.Session) -> None:
         sys.exit(error.exit_code)
 
 
+def pinned(group: str) -> tuple[list[str], list[str]]:
+    """What an installer is told of a group, and the pins that this means: of its lock, if any."""
+    file = ROOT / "locks" / f"{group}.txt"
+    if file.is_file():
+        told = ["--require-hashes", "--requirement", str(file)]
+        return told, file.read_text(encoding="utf-8").splitlines()
+    pins = list(nox.project.dependency_groups(PYPROJECT, group))
+    return pins, pins
+
+
 def install(session: nox.Session, group: str, *, editable: bool = False) -> None:
     """Install a dependency group of pyproject.toml (and flashvar), unless it is there already."""
-    requirements = nox.project.dependency_groups(PYPROJECT, group)
+    requirements, locked = pinned(group)
     # What decides the metadata of an editable flashvar, beside its requirements.
     sources = ["pyproject.toml", "variants.toml", "src/python/flashvar/_version.py"]
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in sources] if editable else []
     folder = Path(session.virtualenv.location)
-    locked = ROOT / "locks" / f"{group}.txt"
-    if group in LOCKED:
-        requirements = ["--require-hashes", "--requirement", str(locked)]
-        texts.append(locked.read_text(encoding="utf-8"))
-    pins = "\n".join([*requirements, *texts])
+    pins = "\n".join([*locked, *texts])
     if environment.holds(folder, pins):
         return
     stamp = folder / environment.STAMP
@@ -346,8 +352,8 @@ def install_toolkit(session: nox.Session) -> None:
     Again where it would take one from there of other pins.
     """
     folder = ROOT / nvcc.PYPI_FOLDER
-    locked = ROOT / "locks" / f"{nvcc.GROUP}.txt"
-    pins = locked.read_text(encoding="utf-8")
+    requirements, locked = pinned(nvcc.GROUP)
+    pins = "\n".join(locked)
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
         found = nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
@@ -361,7 +367,6 @@ def install_toolkit(session: nox.Session) -> None:
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-    requirements = ("--require-hashes", "--requirement", str(locked))
     session.install("--target", str(folder), *requirements, env=PIP_AND_UV)
     (folder / environment.STAMP).write_text(pins, encoding="utf-8")
 
