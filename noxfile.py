@@ -34,7 +34,7 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 # Their files in locks/ say what is installed, with hashes: what reaches the files of a release.
-LOCKED = ("audit", "binary", "build", "ci", "cibuildwheel", "release", "smoke", "toolchain")
+LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
 # What `nox -s bench` measures of kernels, in the environment that build-dev made.
 ON_WHAT_IS_BUILT = {"attention", "ops", "models", "forms", "host", "integrations", "build", "audit"}
 # With these settings an example takes seconds on a CPU.
@@ -327,18 +327,24 @@ def check_selection(session: nox.Session) -> None:
         sys.exit(error.exit_code)
 
 
+def pinned(group: str) -> tuple[list[str], list[str]]:
+    """What an installer is told of a group, and the pins that this means: of its lock, if any."""
+    file = ROOT / "locks" / f"{group}.txt"
+    if file.is_file():
+        told = ["--require-hashes", "--requirement", str(file)]
+        return told, file.read_text(encoding="utf-8").splitlines()
+    pins = list(nox.project.dependency_groups(PYPROJECT, group))
+    return pins, pins
+
+
 def install(session: nox.Session, group: str, *, editable: bool = False) -> None:
     """Install a dependency group of pyproject.toml (and flashvar), unless it is there already."""
-    requirements = nox.project.dependency_groups(PYPROJECT, group)
+    requirements, locked = pinned(group)
     # What decides the metadata of an editable flashvar, beside its requirements.
     sources = ["pyproject.toml", "variants.toml", "src/python/flashvar/_version.py"]
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in sources] if editable else []
     folder = Path(session.virtualenv.location)
-    locked = ROOT / "locks" / f"{group}.txt"
-    if group in LOCKED:
-        requirements = ["--require-hashes", "--requirement", str(locked)]
-        texts.append(locked.read_text(encoding="utf-8"))
-    pins = "\n".join([*requirements, *texts])
+    pins = "\n".join([*locked, *texts])
     if environment.holds(folder, pins):
         return
     stamp = folder / environment.STAMP
@@ -355,8 +361,8 @@ def install_toolkit(session: nox.Session) -> None:
     Again where it would take one from there of other pins.
     """
     folder = ROOT / nvcc.PYPI_FOLDER
-    locked = ROOT / "locks" / f"{nvcc.GROUP}.txt"
-    pins = locked.read_text(encoding="utf-8")
+    requirements, locked = pinned(nvcc.GROUP)
+    pins = "\n".join(locked)
     forced = next((word for word in session.posargs if word.startswith("toolkit=")), "auto")
     try:
         found = nvcc.find(forced.removeprefix("toolkit="), os.environ, ROOT)
@@ -370,7 +376,6 @@ def install_toolkit(session: nox.Session) -> None:
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-    requirements = ("--require-hashes", "--requirement", str(locked))
     session.install("--target", str(folder), *requirements, env=PIP_AND_UV)
     (folder / environment.STAMP).write_text(pins, encoding="utf-8")
 

@@ -128,6 +128,13 @@ def put_binary(folder: Path, root: Path, **changes: Any) -> Path:
     return Wheel(manifest, more={metadata: text.encode(), **licenses}).write(folder)
 
 
+def put_own(case: Case) -> None:
+    """The sdist and the project's own wheel of both builds, made again."""
+    for make_one in (wheel.sdist, wheel.pure):
+        made = make_one(case.config, root=case.root, output=case.one)
+        shutil.copyfile(made, case.two / made.name)
+
+
 def record_of(made: Source) -> dict[str, Any]:
     """What a run of every test on a device of capability 8.0 left behind."""
     device = {"name": "NVIDIA A100", "capability": [8, 0]}
@@ -175,9 +182,9 @@ def make(folder: Path) -> Case:
     git(root, "commit", "--quiet", "--message", "Its record")
     git(root, "tag", f"v{release}")
     case = Case(root, folder / "one", folder / "two", release)
-    for make_one in (wheel.sdist, wheel.pure):
-        make_one(case.config, root=root, output=case.one)
-    shutil.copytree(case.one, case.two)
+    case.one.mkdir()
+    case.two.mkdir()
+    put_own(case)
     case.put_binary()
     return case
 

@@ -68,6 +68,7 @@ def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[st
     assert "* sm_80: 12 tests passed on NVIDIA A100, at commit " in notes
     assert "* Triton: 7 tests passed on NVIDIA A100, at commit " in notes
     assert f"(`{RECORD.as_posix()}`)" in notes
+    assert "on no GPU" not in notes
     assert all(f"{digest}  {name}" in notes for name, digest in hashes.items())
     (bill,) = (output / proof.SBOMS).iterdir()
     assert bill.name == "flashvar-sm80-x86_64.cdx.json"
@@ -313,6 +314,11 @@ TREES: dict[str, tuple[str, Fault, str]] = {
         changed("CMakeLists.txt"),
         "changed CMakeLists.txt; renew it",
     ),
+    "kernels were added since the record": (
+        "GPU records",
+        changed("variants.toml"),
+        "changed variants.toml; renew it",
+    ),
     "Triton changed since the record": (
         "GPU records",
         changed("src/python/flashvar/backends/triton/__init__.py"),
@@ -357,6 +363,20 @@ def test_checkout_that_is_no_release(
     plant(case)
     assert check(case) == 9
     refused(capsys.readouterr().err, name, words)
+
+
+def test_notes_say_what_ran_nowhere(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(proof, "LAST", {})
+    device = {"name": "NVIDIA H200", "capability": [9, 0]}
+    system = {"devices": [device], "platform": "linux_x86_64", "interpreted": False}
+    case.record(system=system, forced_architecture="sm_80")
+    release_set.put_own(case)
+    assert check(case) == 0, capsys.readouterr().err
+    notes = (case.root / "build" / "proof" / proof.NOTES).read_text(encoding="utf-8")
+    assert "* sm_80: 12 tests passed on NVIDIA H200, whose driver translated its PTX" in notes
+    assert "* the machine code of sm_80 for linux_x86_64: on no GPU yet" in notes
 
 
 @pytest.mark.parametrize("tag", ["v9.9", "0.1.0", "v0.1.0.post1", "main"])

@@ -429,7 +429,10 @@ OF_METADATA: Mapping[str, Fault] = {
     "older Python": (edited(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
     "no Python": (edited(METADATA, "Requires-Python: >=3.10\n", ""), "expected Python '>=3.10'"),
     "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "found 'Buy now"),
-    "no description": (edited(METADATA, "# flashvar-sm80", ""), "expected description '# flash"),
+    "half a description": (
+        edited(METADATA, "# flashvar-sm80", ""),
+        "expected description '# flash",
+    ),
     "description of another kind": (
         edited(METADATA, "text/markdown", "text/x-rst"),
         "expected content type of the description 'text/markdown', found 'text/x-rst'",

@@ -157,3 +157,8 @@ def test_a_toolkit_of_other_pins_is_renewed(
     shutil.rmtree(tmp_path / "build")
     fake_nvcc(tmp_path / "build" / "toolkit" / "nvidia" / "cu13", "13.0.88")
     assert installed("cuda-toolkit==13.1.0") == ["cuda-toolkit==13.1.0"]  # who knows what that was
+    lock = tmp_path / "locks" / f"{nvcc.GROUP}.txt"
+    lock.parent.mkdir()
+    lock.write_text("cuda-toolkit==13.1.0 --hash=sha256:0", encoding="utf-8")
+    assert installed("") == ["--require-hashes", "--requirement", str(lock)]
+    assert installed("") == []

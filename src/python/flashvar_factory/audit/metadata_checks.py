@@ -71,11 +71,14 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
 
 
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
-    """The texts that an index shows; `twine check --strict` asks for the second."""
+    """The texts that an index shows; a wheel without a description claims nothing in it."""
     project, architecture = described.project, described.architecture
     yield "summary", binary_project.summary_of(project, architecture), read.summary
+    found = (read.description or "").strip()
+    if not found and read.description_content_type is None:
+        return
     readme = binary_project.readme_of(project, described.distribution, architecture)
-    yield "description", readme.strip(), (read.description or "").strip()
+    yield "description", readme.strip(), found
     kind = (read.description_content_type or "").partition(";")[0]
     yield "content type of the description", binary_project.README_TYPE, kind
 

@@ -24,6 +24,7 @@ thread_local throw true try typedef typeid typename union unsigned using virtual
 wchar_t while xor xor_eq
 """
 
+_LONGEST: Final = 64  # of several the names of functions and files are made
 _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 
 
@@ -33,8 +34,8 @@ _SHORT: Final = re.compile(r"[a-z]dim")
 
 def why_not(word: str) -> str | None:
     """What is expected of a word instead of `word`; None where it is fine."""
-    if not _WORD.fullmatch(word):
-        return "words of a-z and 0-9, joined by single _"
+    if not _WORD.fullmatch(word) or len(word) > _LONGEST:
+        return f"words of a-z and 0-9, joined by single _, of at most {_LONGEST} characters"
     return "no word that C++ has a meaning for" if word in _CPP.split() else None
 
 

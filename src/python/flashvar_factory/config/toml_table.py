@@ -21,6 +21,8 @@ Value = str | int
 _SHOWN: Final = 200
 # Bytes of a file; ours has 3,000.
 LIMIT: Final = 1 << 20
+# Bytes of a text, of which file names are made: these may have 255.
+LONGEST: Final = 200
 # What an `int` of C++ holds: an axis ends up there.
 LARGEST: Final = 2**31 - 1
 
@@ -103,11 +105,14 @@ class Table:
             raise ConfigurationError(f"{self.path(key)}: expected this key, found {found}")
         return self.rest.pop(key)
 
-    def text(self, key: str, pattern: str, meaning: str) -> str:
+    def text(self, key: str, pattern: str, meaning: str, longest: int = LONGEST) -> str:
         """A string that matches `pattern` whole; `meaning` describes that."""
         value = self.take(key)
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise self.wrong(key, meaning, value)
+        if len(value.encode()) > longest:
+            found = f"{value[:_SHOWN]}..., {len(value.encode()):,} bytes"
+            raise self.wrong(key, f"{meaning} of at most {longest} bytes", found)
         return value
 
     def name(self, key: str) -> str:

@@ -22,6 +22,7 @@ from flashvar_factory.config.toml_table import Table
 from flashvar_factory.index.entries import Entry
 
 FILE_NAME: Final = "yanked.toml"
+_LONGEST: Final = 4096  # bytes of a reason
 
 Yanks = Mapping[str, Mapping[str, str]]  # project -> version or file name -> reason
 
@@ -38,7 +39,9 @@ def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
                 f"{path.name}: unknown project {name!r}, expected {listed(known)}"
                 f"{did_you_mean(project, known)}"
             )
-        yanks[project] = {key: table.text(key, r".*\S.*", "a reason") for key in list(table.rest)}
+        yanks[project] = {
+            key: table.text(key, r".*\S.*", "a reason", _LONGEST) for key in list(table.rest)
+        }
     return yanks
 
 

@@ -17,6 +17,7 @@ from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import FlashvarError
 from flashvar_factory.build import source
+from flashvar_factory.config import schema
 from flashvar_factory.errors import ReleaseError
 
 # By convention of a project, as its sources are.
@@ -50,6 +51,7 @@ class Record:
     platform: str
     architecture: str  # whose binary served: the device's own, or the one that was forced
     forced: bool
+    native: bool  # its machine code ran; else the driver translated its PTX
     whole: bool  # no part of the tests was left to another run
     passed: Mapping[str, int]  # tests by backend
     failed: int
@@ -82,7 +84,8 @@ def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
     by_name: dict[str, list[Manifest]] = {}
     for described in released:
         by_name.setdefault(described.architecture.name, []).append(described)
-    found = [Need(name, source.PARTS, tuple(every)) for name, every in sorted(by_name.items())]
+    built_of = (*source.PARTS, schema.FILE_NAME)
+    found = [Need(name, built_of, tuple(every)) for name, every in sorted(by_name.items())]
     triton = _TRITON_SOURCES.format(project=project)
     return [*found, Need(TRITON, (triton,))] if (root / triton).is_dir() else found
 
@@ -104,12 +107,14 @@ def _read(path: Path, name: str) -> Record | None:
         passed: Counter[str] = Counter()
         for row, counts in found["counts_by_file"].items():
             passed[row.rpartition(" ")[2]] += counts.get("passed", 0)
+        own = Architecture(*device["capability"]).name
         return Record(
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),
-            architecture=_text(forced) or Architecture(*device["capability"]).name,
+            architecture=_text(forced) or own,
             forced=forced is not None,
+            native=forced in (None, own),
             whole=found.get("left_to_other_shards") == 0 and not system["interpreted"],
             passed=passed,
             failed=sum(found["counts"].get(outcome, 0) for outcome in _FAILURES),

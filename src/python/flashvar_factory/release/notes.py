@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release.gpu_records import Record
 
@@ -41,14 +42,19 @@ def text(
     changed: str,
     revision: str,
     records: Mapping[str, Sequence[Record]],
+    released: Iterable[Manifest],
     hashes: Mapping[str, str],
 ) -> str:
-    """The notes as Markdown."""
+    """The notes as Markdown; of what is `released` they say what ran nowhere."""
     lines = [changed, "", "## Tried on", ""]
     lines.append(f"Released is commit {revision}. Its kernels ran on these GPUs:")
     lines.append("")
     for need, found in records.items():
         lines += [f"* {_what(need)}: {_run(need, record)}" for record in found]
+    for one in released:
+        name, platform = one.architecture.name, one.platform
+        if not any(record.native and record.platform == platform for record in records[name]):
+            lines.append(f"* the machine code of {name} for {platform}: on no GPU yet")
     lines += ["", "## Files", "", "```text"]
     lines += [f"{digest}  {name}" for name, digest in sorted(hashes.items())]
     return "\n".join([*lines, "```", ""])
@@ -60,7 +66,8 @@ def _what(need: str) -> str:
 
 def _run(need: str, record: Record) -> str:
     backend = "cuda" if need.startswith("sm_") else need
-    how = ", which was given this binary" if record.forced else ""
+    translated = need == record.architecture and not record.native
+    how = ", whose driver translated its PTX" if translated else ""
     binaries = [one for one in record.binaries if one.architecture == need] or record.binaries
     commits = ", ".join(dict.fromkeys((one.revision or "")[:12] for one in binaries))
     return (

@@ -234,8 +234,8 @@ def prove(candidate: Candidate) -> dict[str, Any]:
     if faults:
         lines = "\n".join(f"{name}: {message}" for name, message in faults.items())
         raise ReleaseError(
-            f"expected a release with nothing against it, found {len(faults)} checks that fail; "
-            f"publish nothing of it\n{lines}"
+            f"expected a release with nothing against it, found faults by {len(faults)} of "
+            f"{len(CHECKS) + len(LAST)} checks; publish nothing of it\n{lines}"
         )
     return {
         "schema": SCHEMA,
@@ -271,7 +271,13 @@ def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> li
     made = [output / FILE, output / NOTES]
     made[0].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     changed = notes.changes(candidate.root, candidate.version) if candidate.tag else "A rehearsal."
-    text = notes.text(changed, document["revision"], candidate.leaned_on, document["files"])
+    text = notes.text(
+        changed,
+        document["revision"],
+        candidate.leaned_on,
+        candidate.manifests.values(),
+        document["files"],
+    )
     made[1].write_text(text, encoding="utf-8")
     for file, described in candidate.manifests.items():
         (bill,) = sbom.read(file).values()

@@ -66,6 +66,7 @@ def hashes(index: str, project: str) -> dict[str, str]:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
             kind, content = answer.headers.get_content_type(), answer.read(_LIMIT + 1)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 404:
             return {}
         raise _unreadable(address, f"status {error.code}") from error
