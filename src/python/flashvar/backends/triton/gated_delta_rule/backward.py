@@ -26,10 +26,10 @@ import triton.language as tl
 from flashvar.backends.triton.gated_delta_rule.activations import gate_backward
 from flashvar.backends.triton.gated_delta_rule.chunks import (
     RUNTIME,
+    add_halves,
+    add_left,
+    add_right,
     decays,
-    dot_halves,
-    dot_left,
-    dot_right,
     ends,
     first_slot,
     halves,
@@ -137,11 +137,13 @@ def reverse_kernel(
         b_grad_new = tl.dot(b_k, b_operand, input_precision=PRECISION)
         b_grad_new *= (tl.exp(b_last - b_sums) * b_one_k)[:, None]
         b_high, b_low = tl.trans(b_scores), tl.trans(b_scores_low)
-        b_grad_new += dot_left(b_high, b_low, b_grad_out, OPERAND, PRECISION)
+        b_grad_new = add_left(b_grad_new, b_high, b_low, b_grad_out, OPERAND, PRECISION)
         tl.store(p_grad_new + place * V + o_values, b_grad_new, mask=m_v[None, :])
         b_mixed, b_mixed_low = tl.trans(b_mixed), tl.trans(b_mixed_low)
         b_high, b_low = halves(b_grad_new, OPERAND)
-        b_grad_v = dot_halves(b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION) * b_beta
+        b_grad_v = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        b_grad_v = add_halves(b_grad_v, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
+        b_grad_v *= b_beta
         p_chunk = p_grad_v + o_row[:, None] * (heads * V)
         tl.store(p_chunk, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
 
@@ -149,7 +151,7 @@ def reverse_kernel(
         b_grad_read = -(b_left * b_one_k)[:, None] * b_grad_v
         b_grad *= tl.exp(b_last)
         b_grad += tl.dot(tl.trans(b_q), b_scaled, input_precision=PRECISION)
-        b_grad += dot_right(tl.trans(b_k), b_grad_read, OPERAND, PRECISION)
+        b_grad = add_right(b_grad, tl.trans(b_k), b_grad_read, OPERAND, PRECISION)
 
     if p_grad_before is not None:
         p_grad_before += (i_sequence * heads + i_head) * K * V
@@ -252,11 +254,15 @@ def squares_kernel(
         b_reads += tl.sum((-b_left * b_grad_v).to(OPERAND).to(tl.float32) * b_read, 1)
         b_rest = b_v - b_left * b_read
         b_high, b_low = halves(b_new, OPERAND)
-        b_grad_scores += dot_left(b_high, b_low, tl.trans(b_grad_out), OPERAND, PRECISION)
+        b_grad_scores = add_left(
+            b_grad_scores, b_high, b_low, tl.trans(b_grad_out), OPERAND, PRECISION
+        )
         b_high, b_low = halves(b_rest, OPERAND)
         b_high_y, b_low_y = halves(b_grad_new, OPERAND)
         b_high_y, b_low_y = tl.trans(b_high_y), tl.trans(b_low_y)
-        b_grad_mixed += dot_halves(b_high, b_low, b_high_y, b_low_y, OPERAND, PRECISION)
+        b_grad_mixed = add_halves(
+            b_grad_mixed, b_high, b_low, b_high_y, b_low_y, OPERAND, PRECISION
+        )
 
     b_decay = decays(b_sums, o_c, True)
     o_turned = place * 2 * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
@@ -270,9 +276,10 @@ def squares_kernel(
     b_grad_beta = tl.sum(b_grad_mixed * whole(b_high, b_low, OPERAND), 1)
     b_mixed, b_mixed_low = load_halves(p_mixed + o_square, CHUNK, OPERAND)
     b_high, b_low = halves(b_grad_mixed * b_beta[:, None], OPERAND)
-    b_system = dot_halves(b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
+    b_zeros = tl.zeros([CHUNK, CHUNK], tl.float32)
+    b_system = add_halves(b_zeros, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
     b_high, b_low = halves(b_system, OPERAND)
-    b_system = -dot_halves(b_high, b_low, b_mixed, b_mixed_low, OPERAND, PRECISION)
+    b_system = -add_halves(b_zeros, b_high, b_low, b_mixed, b_mixed_low, OPERAND, PRECISION)
     b_decay *= b_one_k[:, None] * b_one_k[None, :]
     b_system = tl.where(o_c[:, None] < o_c[None, :], b_system * b_decay, 0.0)
     b_gram = b_system * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
@@ -435,11 +442,11 @@ def rows_kernel(
 
         o_square = place * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
         b_high, b_low = load_halves(p_grad_scores + o_square, CHUNK, OPERAND)
-        b_grad_q += dot_left(tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
-        b_grad_k += dot_left(b_high, b_low, b_q, OPERAND, PRECISION)
+        b_grad_q = add_left(b_grad_q, tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
+        b_grad_k = add_left(b_grad_k, b_high, b_low, b_q, OPERAND, PRECISION)
         b_high, b_low = load_halves(p_grad_gram + o_square, CHUNK, OPERAND)
-        b_grad_k += dot_left(tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
-        b_grad_k += dot_left(b_high, b_low, b_k, OPERAND, PRECISION)
+        b_grad_k = add_left(b_grad_k, tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
+        b_grad_k = add_left(b_grad_k, b_high, b_low, b_k, OPERAND, PRECISION)
         b_product_q = tl.sum(b_q.to(tl.float32) * b_grad_q, 1)
         b_product_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1)
 

@@ -20,9 +20,9 @@ import triton.language as tl
 from flashvar.backends.triton.gated_delta_rule.activations import LOWEST_GATE, beta_of, gate_of
 from flashvar.backends.triton.gated_delta_rule.chunks import (
     RUNTIME,
+    add_halves,
+    add_right,
     decays,
-    dot_halves,
-    dot_right,
     ends,
     first_slot,
     halves,
@@ -264,7 +264,8 @@ def chain_kernel(
         b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
         b_rest = b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)
         b_high, b_low = halves(b_rest, OPERAND)
-        b_new = dot_halves(b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
+        b_new = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        b_new = add_halves(b_new, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
         if p_new is not None:
             tl.store(p_new + place * V + o_values, b_new, mask=m_v[None, :])
         if p_out is not None:
@@ -275,12 +276,12 @@ def chain_kernel(
             b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
             b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
             b_high, b_low = halves(b_new, OPERAND)
-            b_out += dot_halves(b_scores, b_scores_low, b_high, b_low, OPERAND, PRECISION)
+            b_out = add_halves(b_out, b_scores, b_scores_low, b_high, b_low, OPERAND, PRECISION)
             b_out = b_out.to(p_out.dtype.element_ty)
             tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_values)
         b_kept = (tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new
         b_state *= tl.exp(b_last)
-        b_state += dot_right(tl.trans(b_k), b_kept, OPERAND, PRECISION)
+        b_state = add_right(b_state, tl.trans(b_k), b_kept, OPERAND, PRECISION)
         slot += 1
 
     if p_after is not None:

@@ -145,34 +145,34 @@ def whole(b_high, b_low, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def dot_halves(
-    b_high_x, b_low_x, b_high_y, b_low_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+def add_halves(
+    b_z, b_high_x, b_low_x, b_high_y, b_low_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """A product of float32 matrices in halves.
+    """A sum and a product of float32 matrices in halves.
 
     For sums over tokens: where keys are alike their terms cancel, and with them 16 bits.
     """
-    b_z = tl.dot(b_high_x, b_high_y, input_precision=PRECISION)
+    b_z = tl.dot(b_high_x, b_high_y, b_z, input_precision=PRECISION)
     if OPERAND != tl.float32:
-        b_z += tl.dot(b_low_x, b_high_y)
-        b_z += tl.dot(b_high_x, b_low_y)
+        b_z = tl.dot(b_low_x, b_high_y, b_z)
+        b_z = tl.dot(b_high_x, b_low_y, b_z)
     return b_z
 
 
 @triton.jit
-def dot_left(b_high, b_low, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+def add_left(b_z, b_high, b_low, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """The same where the second matrix is of operands already."""
-    b_z = tl.dot(b_high, b_y, input_precision=PRECISION)
+    b_z = tl.dot(b_high, b_y, b_z, input_precision=PRECISION)
     if OPERAND != tl.float32:
-        b_z += tl.dot(b_low, b_y)
+        b_z = tl.dot(b_low, b_y, b_z)
     return b_z
 
 
 @triton.jit
-def dot_right(b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+def add_right(b_z, b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """The same where the first is."""
     b_high, b_low = halves(b_y, OPERAND)
-    b_z = tl.dot(b_x, b_high, input_precision=PRECISION)
+    b_z = tl.dot(b_x, b_high, b_z, input_precision=PRECISION)
     if OPERAND != tl.float32:
-        b_z += tl.dot(b_x, b_low)
+        b_z = tl.dot(b_x, b_low, b_z)
     return b_z
