@@ -1,8 +1,8 @@
 """Launches of the kernels that go by chunks, forward and backward.
 
-The scratch memory of a backward is, for each chunk and head of v, two states, two blocks of the
-size of its v and four squares [chunk, chunk], in the dtype of what is multiplied: with bfloat16 and
-K = V = 128 that is 2 KiB for each token and head of v.
+The scratch memory of a backward is, for each chunk and head of v, two states and eight squares
+[chunk, chunk] in the dtype of what is multiplied, and two blocks of the size of its v in float32:
+with bfloat16 and K = V = 128 that is 3 KiB for each token and head of v.
 """
 
 from __future__ import annotations
