@@ -272,6 +272,34 @@ def triton_backward() -> Drawing:
     return drawing
 
 
+def delta_chunks() -> Drawing:
+    """Which kernels of the gated delta rule go through chunks all at once, and which in order."""
+    drawing = Drawing(
+        860, 330, "Chunks are prepared all at once; only a state passes from one to the next"
+    )
+    rows = (
+        ("chunk", "all at once", "T D, P", "product"),
+        ("chain", "in order", "S, N, out", "state"),
+        ("reverse", "in order, back", "dS, dN, dV", "state"),
+        ("squares", "all at once", "dP, dA, dβ", "product"),
+        ("rows", "all at once", "dQ, dK, dG", "product"),
+    )
+    for row, (kernel, how, says, tone) in enumerate(rows):
+        y = 34 + 58 * row
+        drawing.words(8, y + 16, kernel)
+        drawing.words(8, y + 33, how)
+        for chunk in range(5):
+            drawing.box(130 + 146 * chunk, y, 112, 40, says, tone)
+            if tone == "state" and chunk < 4:
+                ends = [(130 + 146 * chunk + 114, y + 20), (130 + 146 * (chunk + 1) - 2, y + 20)]
+                drawing.arrow(*(ends if kernel == "chain" else reversed(ends)))
+    for chunk in range(5):
+        drawing.words(186 + 146 * chunk, 22, f"64 tokens ({chunk})", "middle")
+    drawing.line((8, 144), (850, 144))
+    drawing.words(850, 158, "forward above, backward: all five", "end")
+    return drawing
+
+
 DRAWINGS: Final[dict[str, Callable[[], Drawing]]] = {
     "walk": walk,
     "mma.sync": mma_sync,
@@ -282,4 +310,5 @@ DRAWINGS: Final[dict[str, Callable[[], Drawing]]] = {
     "wgmma backward": wgmma_backward,
     "triton keys": triton_keys,
     "triton backward": triton_backward,
+    "delta chunks": delta_chunks,
 }

@@ -332,6 +332,34 @@ def test_autocast_casts_nothing() -> None:
     assert torch.equal(out, expected)
 
 
+def test_autocast_leaves_gradients_alone() -> None:
+    given = made(dtype=torch.float32, raw=True)
+    results = []
+    for enabled in (False, True):
+        leaves = differentiable(given)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out, _ = flashvar.gated_delta_rule(**{**given, **leaves})
+        results.append(torch.autograd.grad(out.square().sum(), list(leaves.values())))
+    for plain, cast in zip(*results, strict=True):
+        assert torch.equal(plain, cast)
+
+
+def test_operations_are_counted() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    given = made(batch=2, seqlen=5, heads=(1, 2), dims=(8, 6))
+    product = 2 * (2 * 5 * 2) * 8 * 6
+    with FlopCounterMode(display=False) as counter:
+        out, _ = flashvar.gated_delta_rule(**{**given, "v": given["v"].requires_grad_()})
+        assert counter.get_total_flops() == 3 * product
+        out.sum().backward()
+    assert counter.get_total_flops() == (3 + 7) * product
+    decoded = {**given, "v": given["v"].detach(), "initial_state": torch.randn(4, 2, 8, 6).double()}
+    with FlopCounterMode(display=False) as counter:
+        flashvar.gated_delta_rule(**decoded, state_indices=torch.tensor([2, 0]))
+    assert counter.get_total_flops() == 3 * product
+
+
 def positional(given: Tensors, layout: str = "kv") -> tuple[Any, ...]:
     names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "scale")
     flags = (given.get(x, False) for x in ("qk_l2norm", "beta_sigmoid", "allow_neg_eigval"))

@@ -26,12 +26,18 @@ import triton.language as tl
 from flashvar.backends.triton.gated_delta_rule.activations import gate_backward
 from flashvar.backends.triton.gated_delta_rule.chunks import (
     RUNTIME,
+    add_halves,
+    add_left,
+    add_right,
     decays,
     ends,
     first_slot,
+    halves,
     lengths,
+    load_halves,
     place_of,
-    precise_dot,
+    store_halves,
+    whole,
 )
 
 
@@ -114,8 +120,10 @@ def reverse_kernel(
         b_grad_out = tl.load(p_grad_out + o_row[:, None] * grad_out_row, mask=m_values, other=0.0)
         b_grad_out = b_grad_out.to(OPERAND)
         place = (slot * heads + i_head) * CHUNK
-        b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
-        b_scores = tl.load(p_scores + place * CHUNK + o_square)
+        p_chunk = p_mixed + place * 2 * CHUNK + o_square
+        b_mixed, b_mixed_low = load_halves(p_chunk, CHUNK, OPERAND)
+        p_chunk = p_scores + place * 2 * CHUNK + o_square
+        b_scores, b_scores_low = load_halves(p_chunk, CHUNK, OPERAND)
         b_sums = tl.load(p_rows + place * 4 + o_c)
         b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
         b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
@@ -128,9 +136,14 @@ def reverse_kernel(
 
         b_grad_new = tl.dot(b_k, b_operand, input_precision=PRECISION)
         b_grad_new *= (tl.exp(b_last - b_sums) * b_one_k)[:, None]
-        b_grad_new += tl.dot(tl.trans(b_scores), b_grad_out, input_precision=PRECISION)
-        tl.store(p_grad_new + place * V + o_values, b_grad_new.to(OPERAND), mask=m_v[None, :])
-        b_grad_v = b_beta * precise_dot(tl.trans(b_mixed), b_grad_new, OPERAND, PRECISION)
+        b_high, b_low = tl.trans(b_scores), tl.trans(b_scores_low)
+        b_grad_new = add_left(b_grad_new, b_high, b_low, b_grad_out, OPERAND, PRECISION)
+        tl.store(p_grad_new + place * V + o_values, b_grad_new, mask=m_v[None, :])
+        b_mixed, b_mixed_low = tl.trans(b_mixed), tl.trans(b_mixed_low)
+        b_high, b_low = halves(b_grad_new, OPERAND)
+        b_grad_v = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        b_grad_v = add_halves(b_grad_v, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
+        b_grad_v *= b_beta
         p_chunk = p_grad_v + o_row[:, None] * (heads * V)
         tl.store(p_chunk, b_grad_v.to(p_grad_v.dtype.element_ty), mask=m_values)
 
@@ -138,7 +151,7 @@ def reverse_kernel(
         b_grad_read = -(b_left * b_one_k)[:, None] * b_grad_v
         b_grad *= tl.exp(b_last)
         b_grad += tl.dot(tl.trans(b_q), b_scaled, input_precision=PRECISION)
-        b_grad += precise_dot(tl.trans(b_k), b_grad_read, OPERAND, PRECISION)
+        b_grad = add_right(b_grad, tl.trans(b_k), b_grad_read, OPERAND, PRECISION)
 
     if p_grad_before is not None:
         p_grad_before += (i_sequence * heads + i_head) * K * V
@@ -158,7 +171,7 @@ def squares_kernel(
     p_grad_out,  # [batch, seqlen, heads, V]
     p_grad_new,  # of reverse_kernel
     p_grad_v,
-    p_grad_scores,  # of Q K^T, turned [slots, heads, CHUNK, CHUNK], contiguous, written
+    p_grad_scores,  # of Q K^T, turned, in halves [slots, heads, 2, CHUNK, CHUNK], written
     p_grad_gram,  # of K K^T, turned, like that
     p_grad_sums,  # of G [slots, heads, CHUNK], in part, contiguous, written
     p_reads,  # sums of K S times its gradient over V, like that
@@ -239,28 +252,40 @@ def squares_kernel(
         b_grad_new = tl.load(p_grad_new + o_values, mask=m_v, other=0.0)
         b_read = tl.dot(b_k, b_state, input_precision=PRECISION)
         b_reads += tl.sum((-b_left * b_grad_v).to(OPERAND).to(tl.float32) * b_read, 1)
-        b_rest = (b_v - b_left * b_read).to(OPERAND)
-        b_grad_scores += tl.dot(b_new, tl.trans(b_grad_out), input_precision=PRECISION)
-        b_grad_mixed += tl.dot(b_rest, tl.trans(b_grad_new), input_precision=PRECISION)
+        b_rest = b_v - b_left * b_read
+        b_high, b_low = halves(b_new, OPERAND)
+        b_grad_scores = add_left(
+            b_grad_scores, b_high, b_low, tl.trans(b_grad_out), OPERAND, PRECISION
+        )
+        b_high, b_low = halves(b_rest, OPERAND)
+        b_high_y, b_low_y = halves(b_grad_new, OPERAND)
+        b_high_y, b_low_y = tl.trans(b_high_y), tl.trans(b_low_y)
+        b_grad_mixed = add_halves(
+            b_grad_mixed, b_high, b_low, b_high_y, b_low_y, OPERAND, PRECISION
+        )
 
     b_decay = decays(b_sums, o_c, True)
-    o_turned = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
-    o_square = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
-    b_products = b_grad_scores * tl.load(p_scores + o_turned).to(tl.float32)
+    o_turned = place * 2 * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
+    o_square = place * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+    b_high, b_low = load_halves(p_scores + o_turned, CHUNK, OPERAND)
+    b_products = b_grad_scores * whole(b_high, b_low, OPERAND)
     b_grad_scores *= b_one_k[:, None] * b_one_q[None, :] * b_decay
-    tl.store(p_grad_scores + o_square, b_grad_scores.to(OPERAND))
+    store_halves(p_grad_scores + o_square, b_grad_scores, CHUNK, OPERAND)
 
-    b_grad_beta = tl.sum(b_grad_mixed * tl.load(p_mixed + o_turned).to(tl.float32), 1)
-    b_mixed = tl.load(p_mixed + o_square)
-    b_grad_mixed = (b_grad_mixed * b_beta[:, None]).to(OPERAND)
-    b_system = tl.dot(b_mixed, b_grad_mixed, input_precision=PRECISION)
-    b_system = -tl.dot(b_system.to(OPERAND), b_mixed, input_precision=PRECISION)
+    b_high, b_low = load_halves(p_mixed + o_turned, CHUNK, OPERAND)
+    b_grad_beta = tl.sum(b_grad_mixed * whole(b_high, b_low, OPERAND), 1)
+    b_mixed, b_mixed_low = load_halves(p_mixed + o_square, CHUNK, OPERAND)
+    b_high, b_low = halves(b_grad_mixed * b_beta[:, None], OPERAND)
+    b_zeros = tl.zeros([CHUNK, CHUNK], tl.float32)
+    b_system = add_halves(b_zeros, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
+    b_high, b_low = halves(b_system, OPERAND)
+    b_system = -add_halves(b_zeros, b_high, b_low, b_mixed, b_mixed_low, OPERAND, PRECISION)
     b_decay *= b_one_k[:, None] * b_one_k[None, :]
     b_system = tl.where(o_c[:, None] < o_c[None, :], b_system * b_decay, 0.0)
     b_gram = b_system * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
     b_grad_beta += tl.sum(b_gram, 0)
     b_products += b_gram * b_beta[None, :]
-    tl.store(p_grad_gram + o_square, (b_system * b_beta[None, :]).to(OPERAND))
+    store_halves(p_grad_gram + o_square, b_system * b_beta[None, :], CHUNK, OPERAND)
     tl.store(p_grad_sums + place + o_c, tl.sum(b_products, 0) - tl.sum(b_products, 1))
     tl.store(p_reads + place + o_c, b_reads)
     if SIGMOID:
@@ -415,14 +440,13 @@ def rows_kernel(
                 b_grad_dt_bias = tl.sum(tl.where(m_row, b_grad_g, 0.0), 0)
                 tl.store(p_grad_dt_bias + slot * heads + i_head, b_grad_dt_bias)
 
-        o_turned = place * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
-        o_square = place * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
-        b_x = tl.load(p_grad_scores + o_square)
-        b_grad_q += tl.dot(b_x, b_k, input_precision=PRECISION)
-        b_x = tl.load(p_grad_scores + o_turned)
-        b_grad_k += tl.dot(b_x, b_q, input_precision=PRECISION)
-        b_x = tl.load(p_grad_gram + o_square) + tl.load(p_grad_gram + o_turned)
-        b_grad_k += tl.dot(b_x, b_k, input_precision=PRECISION)
+        o_square = place * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+        b_high, b_low = load_halves(p_grad_scores + o_square, CHUNK, OPERAND)
+        b_grad_q = add_left(b_grad_q, tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
+        b_grad_k = add_left(b_grad_k, b_high, b_low, b_q, OPERAND, PRECISION)
+        b_high, b_low = load_halves(p_grad_gram + o_square, CHUNK, OPERAND)
+        b_grad_k = add_left(b_grad_k, tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
+        b_grad_k = add_left(b_grad_k, b_high, b_low, b_k, OPERAND, PRECISION)
         b_product_q = tl.sum(b_q.to(tl.float32) * b_grad_q, 1)
         b_product_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1)
 

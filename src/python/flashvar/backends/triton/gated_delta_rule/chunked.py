@@ -20,12 +20,16 @@ import triton.language as tl
 from flashvar.backends.triton.gated_delta_rule.activations import LOWEST_GATE, beta_of, gate_of
 from flashvar.backends.triton.gated_delta_rule.chunks import (
     RUNTIME,
+    add_halves,
+    add_right,
     decays,
     ends,
     first_slot,
+    halves,
     lengths,
+    load_halves,
     place_of,
-    precise_dot,
+    store_halves,
 )
 
 _BLOCK: Final = tl.constexpr(16)
@@ -70,7 +74,7 @@ def chunk_kernel(
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
-    p_mixed,  # T D [slots, heads, CHUNK, CHUNK], contiguous, written
+    p_mixed,  # T D in halves [slots, heads, 2, CHUNK, CHUNK], contiguous, written
     p_scores,  # P, times scale, like that
     p_rows,  # four numbers of each row [slots, heads, 4, CHUNK], contiguous, written
     q_batch,
@@ -148,11 +152,11 @@ def chunk_kernel(
     b_decay = decays(b_sums, o_c, False)
     b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_scores *= b_one_q[:, None] * b_one_k[None, :] * b_decay
-    tl.store(p_scores + place * CHUNK + o_square, b_scores.to(OPERAND))
+    store_halves(p_scores + place * 2 * CHUNK + o_square, b_scores, CHUNK, OPERAND)
     b_a = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
     b_a *= (b_beta * b_one_k)[:, None] * b_one_k[None, :]
     b_mixed = _inverse(tl.where(o_c[:, None] > o_c[None, :], b_a, 0.0), CHUNK) * b_decay
-    tl.store(p_mixed + place * CHUNK + o_square, b_mixed.to(OPERAND))
+    store_halves(p_mixed + place * 2 * CHUNK + o_square, b_mixed, CHUNK, OPERAND)
     p_rows += place * 4 + o_c
     tl.store(p_rows, b_sums)
     tl.store(p_rows + CHUNK, b_beta)
@@ -247,7 +251,8 @@ def chain_kernel(
         b_v = tl.load(p_v + o_row[:, None] * v_row, mask=m_values, other=0.0).to(tl.float32)
         b_k = b_k.to(OPERAND)
         place = (slot * heads + i_head) * CHUNK
-        b_mixed = tl.load(p_mixed + place * CHUNK + o_square)
+        p_chunk = p_mixed + place * 2 * CHUNK + o_square
+        b_mixed, b_mixed_low = load_halves(p_chunk, CHUNK, OPERAND)
         b_sums = tl.load(p_rows + place * 4 + o_c)
         b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
         b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
@@ -258,21 +263,25 @@ def chain_kernel(
 
         b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
         b_rest = b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)
-        b_new = precise_dot(b_mixed, b_rest, OPERAND, PRECISION)
+        b_high, b_low = halves(b_rest, OPERAND)
+        b_new = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        b_new = add_halves(b_new, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
         if p_new is not None:
-            tl.store(p_new + place * V + o_values, b_new.to(OPERAND), mask=m_v[None, :])
+            tl.store(p_new + place * V + o_values, b_new, mask=m_v[None, :])
         if p_out is not None:
             b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_row & m_k[None, :], other=0.0)
-            b_scores = tl.load(p_scores + place * CHUNK + o_square)
+            p_chunk = p_scores + place * 2 * CHUNK + o_square
+            b_scores, b_scores_low = load_halves(p_chunk, CHUNK, OPERAND)
             b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
             b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
             b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
-            b_out += precise_dot(b_scores, b_new, OPERAND, PRECISION)
+            b_high, b_low = halves(b_new, OPERAND)
+            b_out = add_halves(b_out, b_scores, b_scores_low, b_high, b_low, OPERAND, PRECISION)
             b_out = b_out.to(p_out.dtype.element_ty)
             tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_values)
         b_kept = (tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new
         b_state *= tl.exp(b_last)
-        b_state += precise_dot(tl.trans(b_k), b_kept, OPERAND, PRECISION)
+        b_state = add_right(b_state, tl.trans(b_k), b_kept, OPERAND, PRECISION)
         slot += 1
 
     if p_after is not None:

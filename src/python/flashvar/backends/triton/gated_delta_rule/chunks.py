@@ -7,7 +7,7 @@ Of each row of a chunk four numbers are kept: G, beta, scale times the factor th
 of q 1, and that of k; without qk_l2norm the factors are 1.
 """
 # Constants of the compiler are upper case, as in all of Triton.
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM300
 # Triton's own language: no annotations that mypy could check.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
@@ -112,14 +112,67 @@ def decays(b_sums, o_c, TURNED: tl.constexpr):
 
 
 @triton.jit
-def precise_dot(b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """The product with a float32 matrix, of which 16 bits an element are not enough.
+def halves(b_x, OPERAND: tl.constexpr):
+    """What the operand dtype holds of a float32 matrix, and the rest, which is 0 for float32."""
+    b_high = b_x.to(OPERAND)
+    return b_high, (b_x - b_high.to(tl.float32)).to(OPERAND)
 
-    A state changes by sums over tokens whose terms cancel where keys are alike.
+
+@triton.jit
+def store_halves(p_x, b_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
+    """Both halves [2, CHUNK, CHUNK], contiguous; the first alone where it is float32."""
+    b_high, b_low = halves(b_x, OPERAND)
+    tl.store(p_x, b_high)
+    if OPERAND != tl.float32:
+        tl.store(p_x + CHUNK * CHUNK, b_low)
+
+
+@triton.jit
+def load_halves(p_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
+    """What `store_halves` stored."""
+    b_high = tl.load(p_x)
+    b_low = b_high
+    if OPERAND != tl.float32:
+        b_low = tl.load(p_x + CHUNK * CHUNK)
+    return b_high, b_low
+
+
+@triton.jit
+def whole(b_high, b_low, OPERAND: tl.constexpr):
+    """The float32 matrix of two halves."""
+    b_x = b_high.to(tl.float32)
+    return b_x + b_low.to(tl.float32) if OPERAND != tl.float32 else b_x
+
+
+@triton.jit
+def add_halves(
+    b_z, b_high_x, b_low_x, b_high_y, b_low_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+):
+    """A sum and a product of float32 matrices in halves.
+
+    For sums over tokens: where keys are alike their terms cancel, and with them 16 bits.
     """
-    b_high = b_y.to(OPERAND)
-    b_z = tl.dot(b_x, b_high, input_precision=PRECISION)
-    if tl.float32 != OPERAND:
-        b_low = (b_y - b_high.to(tl.float32)).to(OPERAND)
-        b_z += tl.dot(b_x, b_low, input_precision=PRECISION)
+    b_z = tl.dot(b_high_x, b_high_y, b_z, input_precision=PRECISION)
+    if OPERAND != tl.float32:
+        b_z = tl.dot(b_low_x, b_high_y, b_z)
+        b_z = tl.dot(b_high_x, b_low_y, b_z)
+    return b_z
+
+
+@triton.jit
+def add_left(b_z, b_high, b_low, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """The same where the second matrix is of operands already."""
+    b_z = tl.dot(b_high, b_y, b_z, input_precision=PRECISION)
+    if OPERAND != tl.float32:
+        b_z = tl.dot(b_low, b_y, b_z)
+    return b_z
+
+
+@triton.jit
+def add_right(b_z, b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """The same where the first is."""
+    b_high, b_low = halves(b_y, OPERAND)
+    b_z = tl.dot(b_x, b_high, b_z, input_precision=PRECISION)
+    if OPERAND != tl.float32:
+        b_z = tl.dot(b_x, b_low, b_z)
     return b_z

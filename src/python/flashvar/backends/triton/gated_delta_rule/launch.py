@@ -1,8 +1,8 @@
 """Launches of the kernels that go by chunks, forward and backward.
 
-The scratch memory of a backward is, for each chunk and head of v, two states, two blocks of the
-size of its v and four squares [chunk, chunk], in the dtype of what is multiplied: with bfloat16 and
-K = V = 128 that is 2 KiB for each token and head of v.
+The scratch memory of a backward is, for each chunk and head of v, two states and eight squares
+[chunk, chunk] in the dtype of what is multiplied, and two blocks of the size of its v in float32:
+with bfloat16 and K = V = 128 that is 3 KiB for each token and head of v.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def backward(
     if before is not None:
         d_before = torch.empty(before.shape, dtype=torch.float32, device=q.device)
     states = chunks.scratch(q.shape[-1], v.shape[-1])
-    new = chunks.scratch(size, v.shape[-1])
+    new = chunks.floats(size, v.shape[-1])
     d_states, d_new = torch.empty_like(states), torch.empty_like(new)
-    d_scores, d_gram = chunks.scratch(size, size), chunks.scratch(size, size)
+    d_scores, d_gram = chunks.scratch(2, size, size), chunks.scratch(2, size, size)
     d_sums, reads = chunks.floats(size), chunks.floats(size)
     parts = [None if x is None else chunks.floats().zero_() for x in (inputs.a_log, inputs.dt_bias)]
     rows = (*q.stride(), *k.stride())
@@ -189,7 +189,8 @@ _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _parts(chunks: Chunks, begin: Begin) -> _Parts:
     """What no state enters."""
     inputs, size = chunks.inputs, chunks.size
-    found = chunks.scratch(size, size), chunks.scratch(size, size), chunks.floats(4, size)
+    squares = chunks.scratch(2, size, size), chunks.scratch(2, size, size)
+    found = *squares, chunks.floats(4, size)
     if chunks.slots * chunks.heads:
         begin(chunk_kernel, (chunks.slots * chunks.heads,))(
             *(inputs.q, inputs.k, *inputs[3:8], *found),
