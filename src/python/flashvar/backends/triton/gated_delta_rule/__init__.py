@@ -12,7 +12,7 @@ from flashvar.backends.triton.gated_delta_rule import launch
 from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
-from flashvar.ops.gated_delta_rule.spec import FEW
+from flashvar.ops.gated_delta_rule.spec import FEW, LEAST_K
 
 # Elements of a state in a program: 32 registers for each thread of 4 warps.
 _ELEMENTS: Final = 4096
@@ -29,7 +29,8 @@ def forward(
 ) -> None:
     """Write out, and the state after each sequence."""
     rows = inputs.q.shape[0] * inputs.q.shape[1]
-    if rows < FEW * inputs.sequences or launch.Chunks(inputs).size < launch.LEAST_TOKENS:
+    few = rows < FEW * inputs.sequences or inputs.head_dim < LEAST_K
+    if few or launch.Chunks(inputs).size < launch.LEAST_TOKENS:
         _recurrent(inputs, initial_state, None, final_state, out, begin)
     else:
         launch.forward(inputs, initial_state, out, final_state, begin)
