@@ -275,7 +275,7 @@ def triton_backward() -> Drawing:
 def delta_chunks() -> Drawing:
     """Which kernels of the gated delta rule go through chunks all at once, and which in order."""
     drawing = Drawing(
-        860, 330, "Chunks are prepared all at once; only a state passes from one to the next"
+        860, 352, "Chunks are prepared all at once; only a state passes from one to the next"
     )
     rows = (
         ("chunk", "all at once", "T D, P", "product"),
@@ -295,8 +295,10 @@ def delta_chunks() -> Drawing:
                 drawing.arrow(*(ends if kernel == "chain" else reversed(ends)))
     for chunk in range(5):
         drawing.words(186 + 146 * chunk, 22, f"64 tokens ({chunk})", "middle")
-    drawing.line((8, 144), (850, 144))
-    drawing.words(850, 158, "forward above, backward: all five", "end")
+    drawing.line((8, 141), (850, 141))
+    drawing.words(
+        130, 342, "a forward is what is above the line; a backward is all five, without out"
+    )
     return drawing
 
 

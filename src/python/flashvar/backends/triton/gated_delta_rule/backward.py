@@ -425,7 +425,8 @@ def rows_kernel(
             b_g = tl.load(
                 p_g + i_batch * g_batch + o_row * g_row + i_head * g_head, mask=m_row, other=0.0
             ).to(tl.float32)
-            p_a_log_head, p_dt_bias_head = p_a_log, p_dt_bias
+            p_a_log_head = p_a_log
+            p_dt_bias_head = p_dt_bias
             if p_a_log is not None:
                 p_a_log_head += i_head * a_log_head
             if p_dt_bias is not None:

@@ -40,12 +40,11 @@ def _inverse(b_a, CHUNK: tl.constexpr):
     """inverse(I + a) of a strictly lower matrix, by forward substitution in two levels.
 
     Diagonal blocks of 16 go row by row, all at once. Of the blocks below, each iteration makes one
-    more row final, from rows that are: x = d (I - l x).
+    more row final, from rows that are: x = d - (d l) x.
     """
     blocks: tl.constexpr = CHUNK // _BLOCK
     o_c = tl.arange(0, CHUNK)
     same = (o_c // _BLOCK)[:, None] == (o_c // _BLOCK)[None, :]
-    one = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)
     b_whole = tl.reshape(tl.where(same, b_a, 0.0), [blocks, _BLOCK, blocks, _BLOCK])
     b_diagonal = tl.sum(b_whole, 2)  # [block, row, column]: the others are 0
     o_b = tl.arange(0, _BLOCK)
@@ -57,11 +56,10 @@ def _inverse(b_a, CHUNK: tl.constexpr):
         b_x = tl.where(m_row, b_x - b_new[:, None, :], b_x)
     b_spread = tl.broadcast_to(b_x[:, :, None, :], [blocks, _BLOCK, blocks, _BLOCK])
     b_d = tl.where(same, tl.reshape(b_spread, [CHUNK, CHUNK]), 0.0)
-    b_l = tl.where(same, 0.0, b_a)
+    b_l = tl.dot(b_d, tl.where(same, 0.0, b_a), input_precision="tf32x3")
     b_x = b_d
     for _ in range(1, blocks):
-        b_y = one - tl.dot(b_l, b_x, input_precision="tf32x3")
-        b_x = tl.dot(b_d, b_y, input_precision="tf32x3")
+        b_x = b_d - tl.dot(b_l, b_x, input_precision="tf32x3")
     return b_x
 
 
