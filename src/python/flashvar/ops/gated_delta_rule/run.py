@@ -131,9 +131,9 @@ def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | No
     """Where the backend that selection would take does not serve a call: another, and why."""
     if not inputs.q.is_cuda:
         return None
-    if function == BACKWARD and named in ("auto", "triton"):
-        if not LEAST_K <= inputs.head_dim <= MOST_K:
-            return "reference", f"Triton's take q and k of head dims {LEAST_K} to {MOST_K}"
+    held = LEAST_K <= inputs.head_dim <= MOST_K
+    if function == BACKWARD and named in ("auto", "triton") and not held:
+        return "reference", f"Triton's kernels take q and k of head dims {LEAST_K} to {MOST_K}"
     if function == FORWARD and named in ("auto", "cuda"):
         dims = inputs.head_dim, inputs.v.shape[3]
         if any(dim % STEP for dim in dims):

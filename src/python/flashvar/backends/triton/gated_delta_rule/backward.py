@@ -454,8 +454,10 @@ def rows_kernel(
     if L2NORM:
         b_q = tl.load(p_q, mask=m_rows, other=0.0)
         b_k = tl.load(p_k, mask=m_rows, other=0.0)
-        b_product_q *= lengths(b_q, L2NORM, EPS) * lengths(b_q, L2NORM, EPS)
-        b_product_k *= lengths(b_k, L2NORM, EPS) * lengths(b_k, L2NORM, EPS)
+        b_one_q = lengths(tl.trans(b_q), L2NORM, EPS)
+        b_one_k = lengths(tl.trans(b_k), L2NORM, EPS)
+        b_product_q *= b_one_q * b_one_q
+        b_product_k *= b_one_k * b_one_k
         b_grad_q -= b_product_q[:, None] * b_q.to(tl.float32)
         b_grad_k -= b_product_k[:, None] * b_k.to(tl.float32)
     o_rows = (row_of_all * qk_heads + i_qk_head)[:, None] * K + o_k[None, :]

@@ -129,8 +129,8 @@ def chunk_kernel(
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
     b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
-    b_one_q = scale * lengths(b_q, L2NORM, EPS)
-    b_one_k = lengths(b_k, L2NORM, EPS)
+    b_one_q = scale * lengths(tl.trans(b_q), L2NORM, EPS)
+    b_one_k = lengths(tl.trans(b_k), L2NORM, EPS)
     p_beta += i_batch * beta_batch + o_row * beta_row + i_head * beta_head
     b_beta = beta_of(tl.load(p_beta, mask=m_row, other=0.0).to(tl.float32), SIGMOID, BETA_SCALE)
     b_beta = tl.where(m_row, b_beta, 0.0)

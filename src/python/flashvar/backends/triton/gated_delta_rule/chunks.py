@@ -87,15 +87,17 @@ def place_of(
 
 @triton.jit
 def lengths(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
-    """The factor of each row [C, K] that makes its length 1, or 1.
+    """The factor of each row that makes its length 1, or 1; of the rows turned, [K, C].
+
+    Triton 3.6 fails to compile sums along rows of [C, K] at some K that are no multiples of 16.
 
     Products take the rows as they are and are scaled: rows of length 1, rounded to 16 bits, would
     have another length, which equal keys raise to the power of the number of tokens.
     """
-    b_factor = tl.full([b_x.shape[0]], 1.0, tl.float32)
+    b_factor = tl.full([b_x.shape[1]], 1.0, tl.float32)
     if L2NORM:
         b_x = b_x.to(tl.float32)
-        b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) + EPS)
+        b_factor = tl.rsqrt(tl.sum(b_x * b_x, 0) + EPS)
     return b_factor
 
 
