@@ -11,6 +11,7 @@ from device_call import DEVICE
 from flashvar.backends.reference import gated_delta_rule as reference
 from flashvar.backends.reference.gated_delta_rule import recurrence
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+from flashvar.ops.gated_delta_rule.spec import LEAST_K
 
 pytestmark = [
     pytest.mark.usefixtures("seed"),

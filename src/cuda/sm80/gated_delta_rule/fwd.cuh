@@ -184,8 +184,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     float known[32], update[32];
     multiply_registers<Dtype, Tile, false, false>(known, packed_state, tiles);
     uint32_t packed[4][4], packed_kept[4][4];
-    pack_rest<Dtype>(packed, known, tile_v, vectors);
-    multiply_registers<Dtype, Square, false, false>(update, packed, tiles + Config::kUpdate);
+    float undo[2];
+    subtract_known<Dtype>(known, tile_v, vectors);
+    pack_scaled(packed, known, undo);
+    multiply_registers<dtype::fp16, Square, false, false>(update, packed, tiles + Config::kUpdate);
+    scale_rows(update, undo);
     pack<Dtype>(packed, update);
     scale_columns(update, vectors + 4 * kChunk);
     pack<Dtype>(packed_kept, update);
