@@ -168,11 +168,13 @@ def test_equal_keys_that_are_normalised() -> None:
     compared(given)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("seqlen", [1, 33])
 def test_more_programs_than_an_axis_of_the_grid_has(seqlen: int) -> None:
     compared(made(seqlen, (6, 6), (8, 8), batch=10923))
 
 
+@pytest.mark.large
 def test_more_heads_than_an_axis_of_the_grid_has() -> None:
     compared(made(40, (16386, 65544), (8, 8), batch=1))
 

@@ -237,6 +237,7 @@ def test_attentions_over_parts_of_the_keys(backend: str) -> None:
 
 
 @ON_DEVICE
+@pytest.mark.large
 @pytest.mark.parametrize("stacked", [False, True], ids=["listed", "stacked"])
 def test_more_than_2_to_31_elements(stacked: bool, backend: str) -> None:
     """A part of 2^31 + elements, and strides that pass 2^31 between parts; the last rows count."""
@@ -268,6 +269,7 @@ def test_more_than_2_to_31_elements(stacked: bool, backend: str) -> None:
         assert torch.allclose(of_lses[0], -of_lses[1], atol=1e-3)
 
 
+@pytest.mark.large
 @ON_DEVICE
 def test_more_rows_than_2_to_31(backend: str) -> None:
     """One element each."""

@@ -1,0 +1,169 @@
+"""The struct of gated_delta_rule that Python packs for a binary, and which calls go to one."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from abi_structs import declared
+
+from flashvar.backends.cuda import gated_delta_rule as cuda
+from flashvar.binaries import loader
+from flashvar.binaries.registry import Binary
+from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.problem import Inputs
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.selection.candidates import CandidateResult
+
+CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
+PARAMS = "flashvar_gated_delta_rule_fwd_params"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collects what is handed to a library that does nothing, and what asked for its workspace."""
+    collected: list[Any] = []
+    structure = declared(PARAMS)
+
+    def given(packed: bytes) -> Any:
+        assert len(packed) == ctypes.sizeof(structure)
+        return structure.from_buffer_copy(packed)
+
+    def workspace(packed: bytes) -> int:
+        assert given(packed).call.workspace in (0, None)
+        return 512
+
+    function = SimpleNamespace(
+        launch=lambda packed: collected.append(given(packed)), workspace=workspace
+    )
+    library = SimpleNamespace(function=lambda name: function)
+    monkeypatch.setattr(loader, "load", lambda binary: library)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False
+    )
+    real = cuda.function_of
+    monkeypatch.setattr(cuda, "function_of", lambda name, chosen, device: real(name, chosen, 3))
+    return collected
+
+
+def made(packed: bool = False, dtype: torch.dtype = torch.half, **changes: Any) -> Inputs:
+    batch, seqlen = (1, 15) if packed else (3, 5)
+    inputs = Inputs(
+        torch.empty(batch, seqlen, 2, 24, dtype=dtype),
+        torch.empty(batch, seqlen, 2, 24, dtype=dtype),
+        torch.empty(batch, seqlen, 4, 40, dtype=dtype),
+        torch.empty(batch, seqlen, 4),
+        torch.empty(batch, seqlen, 4, dtype=dtype),
+        torch.empty(4),
+        None,
+        torch.tensor([0, 5, 15]) if packed else None,
+        0.5,
+        True,
+        False,
+        True,
+    )
+    return inputs._replace(**changes)
+
+
+def tensor(found: Any) -> tuple[int, ...]:
+    return (found.data, found.batch_stride, found.seq_stride, found.head_stride)
+
+
+def gate(found: Any) -> tuple[int | None, ...]:
+    return (*tensor(found), found.dtype, found.reserved)
+
+
+def state(found: Any) -> tuple[int | None, ...]:
+    return (
+        found.data,
+        found.sequence_stride,
+        found.head_stride,
+        found.k_stride,
+        found.v_stride,
+    )
+
+
+def test_batch(calls: list[Any]) -> None:
+    inputs, out = made(), torch.empty(3, 5, 4, 40, dtype=torch.half)
+    before = torch.empty(3, 4, 40, 24).transpose(-1, -2)
+    after = torch.empty(3, 4, 24, 40)
+    cuda.forward(CHOSEN, inputs, before, out, after)
+    (params,) = calls
+    assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
+    assert params.call.workspace_size == 512
+    assert tensor(params.out) == (out.data_ptr(), 800, 160, 40)
+    assert state(params.final_state) == (after.data_ptr(), 3840, 960, 40, 1)
+    problem = params.problem
+    assert (problem.sequences, problem.seqlen) == (3, 5)
+    sizes = (problem.heads_qk, problem.heads, problem.head_dim, problem.head_dim_v)
+    assert sizes == (2, 4, 24, 40)
+    assert (problem.dtype, problem.flags, problem.scale, problem.reserved) == (1, 5, 0.5, 0)
+    assert not problem.cu_seqlens
+    assert tensor(problem.q) == (inputs.q.data_ptr(), 240, 48, 24)
+    assert tensor(problem.v) == (inputs.v.data_ptr(), 800, 160, 40)
+    assert inputs.g is not None
+    assert inputs.a_log is not None
+    assert gate(problem.g) == (inputs.g.data_ptr(), 20, 4, 1, 2, 0)
+    assert gate(problem.beta) == (inputs.beta.data_ptr(), 20, 4, 1, 1, 0)
+    assert gate(problem.a_log) == (inputs.a_log.data_ptr(), 0, 0, 1, 2, 0)
+    assert not problem.dt_bias.data
+    assert state(problem.initial_state) == (before.data_ptr(), 3840, 960, 1, 24)
+
+
+def test_packed(calls: list[Any]) -> None:
+    inputs = made(packed=True, g=None, dtype=torch.bfloat16)
+    cuda.forward(CHOSEN, inputs, None, torch.empty(1, 15, 4, 40, dtype=torch.bfloat16), None)
+    problem = calls[0].problem
+    assert (problem.sequences, problem.seqlen, problem.dtype) == (2, 15, 0)
+    assert problem.cu_seqlens
+    assert not problem.g.data
+    assert not problem.initial_state.data
+    assert not calls[0].final_state.data
+    assert tensor(problem.q)[1:] == (0, 48, 24)  # a batch of one
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of which the rules believe that it is on a device."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def on_device(**changes: Any) -> Inputs:
+    inputs = made(**changes)
+    rows = inputs.q.new_empty(3, 64, 2, 24)
+    values = inputs.v.new_empty(3, 64, 4, 40)
+    q = changes.get("q", rows).as_subclass(OnDevice)
+    return inputs._replace(q=q, k=changes.get("k", rows), v=changes.get("v", values))
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "named", "expected"),
+    [
+        (FORWARD, {}, "auto", None),
+        (FORWARD, {"q": torch.empty(3, 31, 2, 24).half()}, "auto", "triton"),
+        (FORWARD, {"q": torch.empty(3, 31, 2, 24).half()}, "cuda", None),
+        (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "auto", "triton"),
+        (FORWARD, {"v": torch.empty(3, 64, 4, 36).half()}, "cuda", "triton"),
+        (FORWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "auto", "triton"),
+        (FORWARD, {"k": torch.empty(3, 64, 24, 2).half().transpose(2, 3)}, "auto", "triton"),
+        (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "triton", None),
+        (UPDATE, {"q": torch.empty(3, 1, 2, 20).half()}, "auto", None),
+        (BACKWARD, {}, "auto", None),
+        (BACKWARD, {"q": torch.empty(3, 64, 2, 8).half()}, "auto", "reference"),
+        (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "triton", "reference"),
+        (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "reference", None),
+    ],
+)
+def test_calls_that_go_elsewhere(
+    function: str, changes: dict[str, Any], named: str, expected: str | None
+) -> None:
+    found = run._unsuited(function, on_device(**changes), named)
+    assert (None if found is None else found[0]) == expected
+
+
+def test_tensors_of_the_cpu_go_where_selection_says() -> None:
+    for function in (FORWARD, BACKWARD, UPDATE):
+        assert run._unsuited(function, made(), "auto") is None
