@@ -27,7 +27,7 @@ BIG_TILE_WHEEL = replace(
                     for dtype in ("bf16", "fp16")
                     for head_dim, needed in ((128, 64), (256, 160))
                 ),
-                *sim.of_ops_without_axes(),
+                *sim.of_other_ops(),
             ),
         ),
     ),

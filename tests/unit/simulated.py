@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from flashvar.binaries.registry import Binary, Candidate, Inventory
 from flashvar.binaries.variant import Architecture, Kernel
 from flashvar.machine.system import Device, System, platform_tag
 from flashvar.ops import specs
+from flashvar.ops.op import Value
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.request import Request
 
@@ -86,15 +88,22 @@ def manifest(
     )
 
 
-def of_ops_without_axes() -> tuple[KernelRow, ...]:
-    """A kernel per function and dtype of every op that has no axes beside the dtype."""
+def of_other_ops() -> tuple[KernelRow, ...]:
+    """A kernel per function, dtype and usual value of the axes of every op but attention."""
     return tuple(
-        kernel(function, dtype=dtype)
+        kernel(function, dtype=dtype, **dict(zip(names, values, strict=True)))
         for spec in specs()
-        if not spec.axes
+        if spec.name != "attention"
         for function in spec.functions
+        for names in (tuple(axis.name for axis in spec.axes),)
         for dtype in spec.usual_dtypes
+        for values in product(*([_usual(one) for one in axis.usual] for axis in spec.axes))
     )
+
+
+def _usual(value: Value) -> str | int:
+    """A value as manifests have it."""
+    return value if isinstance(value, str) else value[0]
 
 
 def binary(code: str, **changes: Any) -> Binary:
@@ -102,7 +111,7 @@ def binary(code: str, **changes: Any) -> Binary:
     extra = Architecture.parse(code).extra
     candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
     made = manifest(code)
-    made = replace(made, kernels=made.kernels + of_ops_without_axes())
+    made = replace(made, kernels=made.kernels + of_other_ops())
     return Binary(candidate, replace(made, **changes))
 
 

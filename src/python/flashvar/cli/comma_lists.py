@@ -1,4 +1,4 @@
-"""Values of options that are lists, such as `--head-dim 64,192x128`, for argparse's `type`."""
+"""Values of options that are lists, such as `64,192x128`, for argparse's `type`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def numbers(text: str) -> list[int]:
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
-    """`64,192x128` as pairs of head dims; one number stands for two."""
+    """`64,192x128` as pairs; one number stands for two."""
     found = []
     for word in text.split(","):
         first, _, second = word.partition("x")
@@ -29,7 +29,7 @@ def pairs(text: str) -> list[tuple[int, int]]:
             found.append((int(first), int(second or first)))
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"expected head dims such as 64,192x128, found {text!r}"
+                f"expected sizes such as 64,192x128, found {text!r}"
             ) from None
     return found
 

@@ -138,7 +138,8 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
             values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
     words = [f"arch={binary.architecture.name}"]
     words += [
-        f"{short_axis(name)}={','.join(map(value_text, sorted(held)))}"
+        # Of two ops 64 may be one integer and two: one text.
+        f"{short_axis(name)}={','.join(dict.fromkeys(map(value_text, sorted(held))))}"
         for name, held in values.items()
         if held
     ]

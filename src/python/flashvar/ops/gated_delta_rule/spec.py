@@ -27,7 +27,6 @@ SPEC: Final = OpSpec(
     (FORWARD, BACKWARD, UPDATE),
     (HEAD_DIM,),
     compiled=(FORWARD,),
-    usual_dtypes=("bf16", "fp16", "fp32"),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.gated_delta_rule.warmup",
     speed="flashvar.ops.gated_delta_rule.speed",

@@ -31,4 +31,4 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
         launches.backward(None, conv, x.clone(), None, grads, compile_only)
     else:
         one = Convolution(x[:, :1], weight, bias, state, None, True)
-        launches.update(None, one, None, None, torch.empty_like(one.x), compile_only)
+        launches.update(None, one, None, None, None, torch.empty_like(one.x), compile_only)
