@@ -46,12 +46,13 @@ def all_of(*changes: Change) -> Change:
 
 
 def params() -> bytearray:
-    """One query and one key, with one head of 64; pointers are null."""
+    """One query and one key, with one head of 64; no pointer is followed."""
     made = bytearray(SIZE)
     for layout, offset, value in (
         *(("<I", STRUCT_SIZE, SIZE), ("<I", ABI_VERSION, ABI)),
         *(("<q", BATCH + 8 * i, 1) for i in range(3)),
         *(("<i", HEADS_Q, 1), ("<i", HEADS_KV, 1), ("<i", HEAD_DIM, 64), ("<f", SCALE, 1.0)),
+        *(("<Q", tensor, POINTER) for tensor in (Q, K, V, OUT)),
     ):
         put(layout, offset, value)(made)
     return made
@@ -223,7 +224,7 @@ def test_a_machine_without_a_driver_is_told_so(library: ctypes.CDLL) -> None:
         assert status == CUDA_ERROR
         assert "no usable NVIDIA driver" in message
     else:
-        pytest.skip("this machine has a driver, and the pointers of this call are null")
+        pytest.skip("this machine has a driver, and the pointers of this call lead nowhere")
 
 
 def test_the_call_of_the_page(unpacked: Path, tmp_path: Path) -> None:

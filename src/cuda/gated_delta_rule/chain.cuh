@@ -211,79 +211,82 @@ __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, in
          in_block % 8 * 2;
 }
 
-// A row's elements 8 n + 2 t and the next, for the lane's n, as they lie in the state's columns.
-template <class Dtype, int kDim>
-__device__ __forceinline__ void load_row(float (&values)[kDim / 4], uint32_t tile, int token) {
+// Calls f(i, value) for the lane's elements of a row: element 8 n + 2 t is the 2 n-th, the next the
+// one behind it, as they lie in the state's columns. Loaded each time: the state takes the
+// registers.
+template <class Dtype, int kDim, class F>
+__device__ __forceinline__ void each_of_row(uint32_t tile, int token, F f) {
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
     uint32_t pair;
     asm volatile("ld.shared.u32 %0, [%1];"
                  : "=r"(pair)
                  : "r"(element_address(tile, token, 8 * n + 2 * Lane().t)));
-    values[2 * n] = Dtype::unpack(static_cast<uint16_t>(pair));
-    values[2 * n + 1] = Dtype::unpack(static_cast<uint16_t>(pair >> 16));
+    f(2 * n, Dtype::unpack(static_cast<uint16_t>(pair)));
+    f(2 * n + 1, Dtype::unpack(static_cast<uint16_t>(pair >> 16)));
   }
 }
 
-// 1 / sqrt(sum of squares + 1e-6) of a row that the quad holds; 1 where rows are not normalised.
-template <int kCount>
-__device__ __forceinline__ float norm_of(const FwdProblem& problem, const float (&row)[kCount]) {
+// 1 / sqrt(sum of squares + 1e-6) of a row; 1 where rows are not normalised.
+template <class Dtype, int kDim>
+__device__ __forceinline__ float norm_of(const FwdProblem& problem, uint32_t tile, int token) {
   float sum = 0.f;
-#pragma unroll
-  for (float const value : row) sum = fmaf(value, value, sum);
+  each_of_row<Dtype, kDim>(tile, token, [&](int, float x) { sum = fmaf(x, x, sum); });
   sum = quad_sum(sum);
   return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
 }
 
 // A chunk token by token, in fp32: the state, and out^T in V's tile.
 template <class Dtype, int kDim>
-__device__ void step_by_tokens(const FwdProblem& problem, const Work& work,
-                               float (&state)[kDim / 2], uint32_t tile_k, uint32_t tile_q,
-                               uint32_t tile_v, int32_t row) {
+__device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const Work& work,
+                                               float (&state)[kDim / 2], uint32_t tile_k,
+                                               uint32_t tile_q, uint32_t tile_v, int32_t row) {
   Lane const lane;
   int32_t const count = min(work.span.count - row, kChunk);
+  // Element i of a row meets this one of the state's row g + 8 half.
+  auto const of_state = [&](int i, int half) -> float& {
+    return state[i / 2 * 4 + 2 * half + i % 2];
+  };
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
     GatePlace const place{work.batch, int64_t{work.span.first} + row + token, work.head};
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
     float const beta = beta_of(problem, place);
-    float values[kDim / 4];
-    load_row<Dtype, kDim>(values, tile_k, token);
-    float const norm = norm_of(problem, values);
+    float const norm = norm_of<Dtype, kDim>(problem, tile_k, token);
+    float known[2] = {}, out[2] = {}, update[2];
+    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        of_state(i, half) *= decay;
+        known[half] = fmaf(of_state(i, half), x, known[half]);
+      }
+    });
+    int const column = 16 * lane.warp + lane.g;
+    uint32_t const addresses[2] = {element_address(tile_v, token, column),
+                                   element_address(tile_v, token, column + 8)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float known = 0.f;
-#pragma unroll
-      for (int i = 0; i < kDim / 4; ++i) {
-        float& element = state[i / 2 * 4 + 2 * half + i % 2];
-        element *= decay;
-        known = fmaf(element, values[i], known);
-      }
       uint16_t v;
-      asm volatile("ld.shared.u16 %0, [%1];"
-                   : "=h"(v)
-                   : "r"(element_address(tile_v, token, 16 * lane.warp + lane.g + 8 * half)));
-      float const update = beta * (Dtype::unpack(v) - norm * quad_sum(known)) * norm;
-#pragma unroll
-      for (int i = 0; i < kDim / 4; ++i) {
-        float& element = state[i / 2 * 4 + 2 * half + i % 2];
-        element = fmaf(update, values[i], element);
-      }
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addresses[half]));
+      update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(known[half])) * norm;
     }
-    load_row<Dtype, kDim>(values, tile_q, token);
-    float const factor = problem.scale * norm_of(problem, values);
+    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        of_state(i, half) = fmaf(update[half], x, of_state(i, half));
+      }
+    });
+    float const factor = problem.scale * norm_of<Dtype, kDim>(problem, tile_q, token);
+    each_of_row<Dtype, kDim>(tile_q, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) out[half] = fmaf(of_state(i, half), x, out[half]);
+    });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float out = 0.f;
-#pragma unroll
-      for (int i = 0; i < kDim / 4; ++i) {
-        out = fmaf(state[i / 2 * 4 + 2 * half + i % 2], values[i], out);
-      }
-      uint32_t const packed = Dtype::pack(factor * quad_sum(out), 0.f);
+      uint32_t const packed = Dtype::pack(factor * quad_sum(out[half]), 0.f);
       __syncwarp();  // the quad has read V's element
       if (lane.t == 0) {
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(
-                         element_address(tile_v, token, 16 * lane.warp + lane.g + 8 * half)),
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(addresses[half]),
                      "h"(static_cast<uint16_t>(packed))
                      : "memory");
       }

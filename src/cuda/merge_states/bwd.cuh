@@ -75,15 +75,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   bool const one_window = args.parts <= split.window();
   if (one_window) tile.weigh(args, 0);
 
-  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce * split.row_step()) {
+  for (int first_row = 0; first_row < rows; first_row += kBwdRowsAtOnce * split.row_step()) {
     auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
     for (int start = 0; start == 0 || start < args.head_dim;
          start += split.lanes() * C::kElements) {
       int const column = start + at.lane * C::kElements;
       auto count_of = [&](int r) { return row_of(r) < rows ? args.head_dim - column : 0; };
-      C grad_out[kRowsAtOnce];
+      C grad_out[kBwdRowsAtOnce];
 #pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
+      for (int r = 0; r < kBwdRowsAtOnce; ++r) {
         int64_t const offset = tile.offset[kGradOut][min(row_of(r), rows - 1)];
         grad_out[r].template load<kAligned>(args.grad_out.data + offset + column, count_of(r));
       }
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(kThreads, 2)
         // The same number of steps in all groups, for the shuffles.
         for (int step = 0; step < end; step += kPartsAtOnce * split.groups()) {
           auto part_of = [&](int p) { return step + at.group + p * split.groups(); };
-          C chunks[kPartsAtOnce][kRowsAtOnce];
+          C chunks[kPartsAtOnce][kBwdRowsAtOnce];
 #pragma unroll
           for (int p = 0; p < kPartsAtOnce; ++p) {
             bool const wanted = of_lses && part_of(p) < end;
             const auto* const from = args.outs.part(first + min(part_of(p), end - 1)) + column;
 #pragma unroll
-            for (int r = 0; r < kRowsAtOnce; ++r) {
+            for (int r = 0; r < kBwdRowsAtOnce; ++r) {
               int64_t const offset = tile.offset[kOuts][min(row_of(r), rows - 1)];
               chunks[p][r].template load<kAligned>(from + offset, wanted ? count_of(r) : 0);
             }
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             bool const writes = exists && args.writes(first + part);
             auto* const to = writes ? args.grad_of(first + part) + column : nullptr;
 #pragma unroll
-            for (int r = 0; r < kRowsAtOnce; ++r) {
+            for (int r = 0; r < kBwdRowsAtOnce; ++r) {
               int const row = min(row_of(r), rows - 1);
               Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
               float grads[C::kElements];

@@ -13,8 +13,9 @@ namespace flashvar::sm80::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
-  using Prepare = PrepareConfig<Dtype, kHeadDim>;
-  using Config = FwdConfig<Target, Dtype, kHeadDim>;
+  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
+  using Prepare = PrepareConfig<Dtype, kDim>;
+  using Config = FwdConfig<Target, Dtype, kDim>;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};

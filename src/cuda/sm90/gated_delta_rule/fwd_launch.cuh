@@ -15,9 +15,10 @@ namespace flashvar::sm90::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
-  using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kHeadDim>;
+  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
+  using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kDim>;
   template <int kWarpgroups>
-  using Config = FwdConfig<Target, Dtype, kHeadDim, kWarpgroups>;
+  using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
