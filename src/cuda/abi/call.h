@@ -82,8 +82,9 @@ flashvar_status check_pointers(const char* op, const Pointers& required) {
 
 inline flashvar_status check_workspace(const char* op, const flashvar_call& call, uint64_t wanted) {
   constexpr uintptr_t kAlignment = 256;  // bytes, as flashvar_call promises
-  if (wanted == 0 || (call.workspace != nullptr && call.workspace_size >= wanted &&
-                      reinterpret_cast<uintptr_t>(call.workspace) % kAlignment == 0)) {
+  bool const is_there = wanted == 0 || call.workspace != nullptr;
+  if (is_there && call.workspace_size >= wanted &&
+      reinterpret_cast<uintptr_t>(call.workspace) % kAlignment == 0) {
     return FLASHVAR_OK;
   }
   return fail(FLASHVAR_INVALID_ARGUMENT,
