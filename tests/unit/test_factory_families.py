@@ -51,7 +51,7 @@ MISTAKES = {
         "families.sm80.min: expected a compute capability",
     ),
     "spills as text": (
-        TEXT.replace("\nsmoke = ", '\nspill_bytes = "x"\nsmoke = '),
+        TEXT.replace("\nspill_bytes = 64", '\nspill_bytes = "x"'),
         "project.spill_bytes: expected an integer",
     ),
 }
