@@ -1,4 +1,7 @@
-"""A release in a fresh clone is proved; one with a fault between build and publish is refused."""
+"""A release in a fresh clone is proved; one with a fault between build and publish is refused.
+
+The file is long because it is a table, with one row per fault.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ struct Work {
     first_chunk = problem.rows.first_tile(sequence, kChunk);
     batch = problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0;
   }
-  __device__ __forceinline__ int32_t chunks() const { return (span.count + kChunk - 1) / kChunk; }
 };
 
 // A thread's part of 64 columns of V: of the warpgroup's accumulators rows g and g + 8.
@@ -67,7 +66,7 @@ __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const S
   }
 }
 
-// Operand A of the accumulators of 16 kSteps columns, each column times its factor.
+// Accumulators of 16 kSteps columns as operand A.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[8 * kSteps]) {
 #pragma unroll

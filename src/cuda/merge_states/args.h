@@ -12,9 +12,9 @@ namespace flashvar::merge_states {
 inline constexpr int kThreads = 256;
 inline constexpr int kTileRows = 256;     // rows of a block, at most
 inline constexpr int kWindow = 2048;      // weights that a block keeps: of its rows and some parts
-inline constexpr int kRowsAtOnce = 4;     // that a thread has in flight,
-inline constexpr int kBwdRowsAtOnce = 2;  // of the backward, which keeps more of a row
-inline constexpr int kPartsAtOnce = 2;    // each with so many parts
+inline constexpr int kRowsAtOnce = 4;     // rows that a thread of the forward has in flight
+inline constexpr int kBwdRowsAtOnce = 2;  // of the backward, which keeps more of each
+inline constexpr int kPartsAtOnce = 2;    // parts of each of these rows
 inline constexpr int kLsesPerLane = 4;    // at least, before another lane finds the sum of a row
 inline constexpr int kPartsPerGroup = 8;  // at least, before another group shares a row
 inline constexpr int kMaxGroups = 8;      // groups that share the parts of a row

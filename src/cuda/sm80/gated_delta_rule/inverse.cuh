@@ -42,8 +42,8 @@ struct Quad {
       : g(static_cast<int>(threadIdx.x) % 32 / 4), t(static_cast<int>(threadIdx.x) % 4) {}
 };
 
-// c[16 x 8] += a[16 x 8 kSteps] b[8 kSteps x 8]; b(k, n) gives an element. Rows 8 to 15 are not
-// read where `upper_half` is all that is wanted.
+// c[16 x 8] += a[16 x 8 kSteps] b[8 kSteps x 8]; b(k, n) gives an element. With kUpperHalf rows 8
+// to 15 of a are not read, and those of c mean nothing.
 template <int kSteps, bool kUpperHalf = false, class B>
 __device__ __forceinline__ void multiply(float (&c)[4], const Matrix& a, B b) {
   Quad const at;

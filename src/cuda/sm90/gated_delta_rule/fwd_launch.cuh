@@ -82,10 +82,10 @@ struct FwdLaunch {
     return launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
   }
 
-  static void explain_call(const FwdProblem& problem, Text& text) {
+  static void explain_call(const FwdProblem&, Text& text) {
     text.print(
-        "wgmma: chunks of %d tokens, %d columns of v at a time", kChunk,
-        problem.head_dim_v <= Config<1>::kColumns ? Config<1>::kColumns : Config<2>::kColumns);
+        "wgmma: chunks of %d tokens, %d columns of v at a time, or %d where that fills the device",
+        kChunk, Config<2>::kColumns, Config<1>::kColumns);
   }
 };
 

@@ -139,7 +139,7 @@ def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | No
         if any(dim % STEP for dim in dims):
             return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
         if not all(map(_rows_are_aligned, inputs[:3])):
-            return "triton", "binaries take rows of q, k and v that begin at 16 bytes' multiples"
+            return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
         if named == "auto" and inputs.q.shape[0] * inputs.q.shape[1] < FEW * inputs.sequences:
             return "triton", "few tokens are faster one by one"
     return None
