@@ -60,10 +60,35 @@ struct FwdSmem {
   __device__ __forceinline__ uint32_t empty(uint32_t i) const { return full(i) + 8; }
 };
 
+// Column blocks of the stages' tiles that a block of the grid loads.
+template <class Config>
+struct LoadedBlocks {
+  int32_t keys, values;  // of K and of Q; of V
+
+  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, const Work& work)
+      : keys(col_blocks_of(problem.head_dim)),
+        values(min(col_blocks_of(problem.head_dim_v - work.column), Config::kWarpgroups)) {}
+
+  __device__ __forceinline__ uint32_t bytes() const {
+    return (2 * keys + values) * Config::kColBlockBytes + sizeof(ChunkRecord);
+  }
+  __device__ __forceinline__ bool all() const { return bytes() == Config::kStageBytes; }
+};
+
+// Zeros the stages where some column blocks are never loaded. Called by all threads.
+template <class Config>
+__device__ __forceinline__ void zero_stages(const FwdSmem<Config>& smem) {
+  for (uint32_t at = threadIdx.x * 16; at < Config::kStages * Config::kStageBytes;
+       at += Config::kThreads * 16) {
+    ptx::store_zeros_16(smem.base + at);
+  }
+  ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
+}
+
 // Loads every chunk; one lane of the producer warp.
 template <class Config>
 __device__ __forceinline__ void fwd_produce(const FwdArgs& args, const FwdSmem<Config>& smem,
-                                            const Work& work) {
+                                            const Work& work, const LoadedBlocks<Config>& blocks) {
   const FwdProblem& problem = args.problem;
   int32_t const end = work.span.first + work.span.count;
   int32_t const shift = problem.rows.seqlen - work.span.count;  // of clipped maps
@@ -76,14 +101,16 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args, const FwdSmem<C
   for (int32_t row = 0; row < work.span.count; row += kChunk) {
     uint32_t const full = smem.full(stage.stage()), to = smem.stage(stage.stage());
     ptx::mbarrier_wait(smem.empty(stage.stage()), stage.phase() ^ 1);  // consumers have left it
-    ptx::mbarrier_arrive_expect(full, Config::kStageBytes);
+    ptx::mbarrier_arrive_expect(full, blocks.bytes());
 #pragma unroll
     for (int i = 0; i < Config::kColBlocks; ++i) {
+      if (i >= blocks.keys) break;
       load(to + i * Config::kColBlockBytes, &args.k, 64 * i, row, work.head_qk);
       load(to + Config::kQ + i * Config::kColBlockBytes, &args.q, 64 * i, row, work.head_qk);
     }
 #pragma unroll
     for (int i = 0; i < Config::kWarpgroups; ++i) {
+      if (i >= blocks.values) break;
       load(to + Config::kV + i * Config::kColBlockBytes, &args.v, work.column + 64 * i, row,
            work.head);
     }
@@ -186,11 +213,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();  // mbarriers are initialised
   Work const work(args.problem, args.column_tiles, Config::kColumns);
+  LoadedBlocks<Config> const blocks(args.problem, work);
+  if (!blocks.all()) zero_stages(smem);
+  __syncthreads();  // mbarriers are initialised, stages zeroed
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<24>();
-    if (threadIdx.x < 32 && ptx::elect_one()) fwd_produce<Config>(args, smem, work);
+    if (threadIdx.x < 32 && ptx::elect_one()) fwd_produce<Config>(args, smem, work, blocks);
   } else {
     ptx::setmaxnreg_inc<240>();
     // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
