@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interpreter import patch_once
+
 if TYPE_CHECKING:
     from oracle import Call
 
@@ -240,5 +242,6 @@ def said(call: Callable[[], None]) -> str:
 
 
 if __name__ == "__main__":
+    patch_once()
     found = {name: said(call) for name, call in CALLS.items()}
     json.dump(found | {str(case): run(case) for case in CASES}, sys.stdout)
