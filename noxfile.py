@@ -36,7 +36,9 @@ WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 # Their files in locks/ say what is installed, with hashes: what reaches the files of a release.
 LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
 # What `nox -s bench` measures of kernels, in the environment that build-dev made.
-ON_WHAT_IS_BUILT = {"attention", "ops", "models", "forms", "host", "integrations", "build", "audit"}
+ON_WHAT_IS_BUILT = {
+    *("attention", "audit", "build", "host", "integrations", "models", "ops", "shapes"),
+}
 # With these settings an example takes seconds on a CPU.
 SMALL_EXAMPLES = {
     "finetune_packed": ["--steps", "3", "--tokens", "256"],

@@ -64,12 +64,12 @@ def dims_of(row: KernelRow) -> tuple[int, ...]:
     return held
 
 
-def assert_served_by(backend: str, verdict: CandidateResult) -> None:
+def assert_served_by(backend: str, result: CandidateResult) -> None:
     """The decision that a call goes by names this backend and, for cuda, the right binary."""
-    assert verdict.backend == backend
+    assert result.backend == backend
     if backend == "cuda":
-        assert verdict.binary is not None
-        assert verdict.binary.architecture.name == expected_architecture()
+        assert result.binary is not None
+        assert result.binary.architecture.name == expected_architecture()
 
 
 def require(call: Call, backend: str, op: str = "attention_fwd") -> None:

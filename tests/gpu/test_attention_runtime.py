@@ -41,9 +41,9 @@ def test_every_kernel_of_the_expected_binary_serves() -> None:
     (binary,) = (one for one in registry.installed().binaries if one.architecture.name == wanted)
     for row in binary.manifest.kernels:
         assert row.dtype is not None
-        verdict = choose(Request.of(row.op, row.dtype, 0, **row.values), "cuda")
-        assert_served_by("cuda", verdict)
-        assert verdict.kernel == row
+        result = choose(Request.of(row.op, row.dtype, 0, **row.values), "cuda")
+        assert_served_by("cuda", result)
+        assert result.kernel == row
 
 
 @needs_cuda

@@ -178,7 +178,7 @@ def system(*devices: Device, **changes: Any) -> System:
     return replace(healthy, **changes)
 
 
-def verdict(decision: Decision, candidate: str) -> CandidateResult:
+def result_of(decision: Decision, candidate: str) -> CandidateResult:
     (found,) = [one for one in decision.results if one.candidate == candidate]
     return found
 

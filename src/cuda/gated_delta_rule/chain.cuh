@@ -39,16 +39,6 @@ struct Work {
   }
 };
 
-// A thread's part of 64 columns of V: of the warpgroup's accumulators rows g and g + 8.
-struct Lane {
-  int warp, g, t;
-
-  __device__ __forceinline__ Lane()
-      : warp(static_cast<int>(threadIdx.x) / 32 % 4),
-        g(static_cast<int>(threadIdx.x) % 32 / 4),
-        t(static_cast<int>(threadIdx.x) % 4) {}
-};
-
 // Calls f(element of the thread's accumulators, address) for each that exists.
 template <int kDim, class F>
 __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const State& state,

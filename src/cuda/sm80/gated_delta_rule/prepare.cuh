@@ -128,7 +128,7 @@ __device__ __forceinline__ float2 pair_of(const float* vector, int first) {
 // A, of the warp's 16 rows; what it writes on and above the diagonal is not read.
 __device__ __forceinline__ void write_a(const Accumulator<16, kChunk>& kk, const ChunkRows& rows,
                                         const HeadRows& head, const Matrix& a) {
-  Quad const at;
+  Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
                                                const Matrix& inverse, float scale,
                                                const ChunkRows& rows, HeadRows& head,
                                                ChunkRecord& record) {
-  Quad const at;
+  Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;

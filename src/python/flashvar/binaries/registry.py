@@ -159,9 +159,9 @@ def take_stock(
         missing_functions = (missing or {}).get(candidate.directory, {})
         binary = Binary(candidate, manifest, tuple(missing_functions.items()))
         name = binary.architecture.name
-        fault = _fault(binary) or (refused or {}).get(candidate.directory)
-        if fault is not None:
-            refusals.append(Refusal(candidate, name, fault, candidate.repair))
+        reason = _rejection_reason(binary) or (refused or {}).get(candidate.directory)
+        if reason is not None:
+            refusals.append(Refusal(candidate, name, reason, candidate.repair))
         else:
             usable.append(binary)
     binaries: dict[str, list[Binary]] = {}
@@ -191,7 +191,7 @@ def _preference(binary: Binary) -> tuple[bool, bool]:
     return not binary.candidate.named, binary.skew is not None
 
 
-def _fault(binary: Binary) -> str | None:
+def _rejection_reason(binary: Binary) -> str | None:
     """The reason why a binary cannot be used, found without opening its library; None if none."""
     manifest = binary.manifest
     if manifest.abi != manifests.ABI:

@@ -20,7 +20,7 @@ from typing import Final
 
 from benchmarks.report import Row, reason
 
-# Compiling in a process of the crew shall not start a crew of its own.
+# Compiling in a worker must not start workers of its own.
 _ALONE: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
@@ -44,21 +44,21 @@ def run(
         return [row for name in names for row in _try(partial(_both, prepare, measure), name, lost)]
     os.environ.update({name: os.environ.get(name, value) for name, value in _ALONE.items()})
     with ExitStack() as stack:
-        crew = []
+        workers = []
         for share in shares(names, processes):
             context = get_context("spawn")  # CUDA does not survive a fork
             worker = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
-            crew.append((worker, share, worker.submit(prepare, share)))
+            workers.append((worker, share, worker.submit(prepare, share)))
         start = perf_counter()
-        wait([prepared for _, _, prepared in crew])
+        wait([prepared for _, _, prepared in workers])
         seconds = perf_counter() - start
         print(
-            f"prepared {len(names)} cases in {len(crew)} processes: {seconds:.0f} s",
+            f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
             file=sys.stderr,
         )
         return [
             row
-            for worker, share, prepared in crew
+            for worker, share, prepared in workers
             for name in share
             for row in _try(partial(_next, worker, prepared, measure), name, lost)
         ]

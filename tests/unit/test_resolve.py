@@ -11,7 +11,7 @@ from installed import COMPILER, compile_library, library_source, put_binary
 
 from flashvar.binaries import advice
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
-from flashvar.selection import resolve as decide
+from flashvar.selection import resolve
 from flashvar.selection.request import Request
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
@@ -22,7 +22,7 @@ BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
 @pytest.fixture
 def lib_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An A100 that looks for binaries in an empty folder, and where that folder is."""
-    monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
     return tmp_path / "lib"
 
@@ -31,10 +31,10 @@ def lib_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_good_binary_is_chosen_and_open(lib_dir: Path, tmp_path: Path) -> None:
     library = compile_library(library_source(), tmp_path)
     put_binary(lib_dir / "good", sim.manifest("80"), library)
-    verdict = decide.choose(BF16_64)
-    assert verdict.binary is not None
-    assert verdict.kernel is not None
-    assert (verdict.candidate, verdict.kernel.name) == (
+    result = resolve.choose(BF16_64)
+    assert result.binary is not None
+    assert result.kernel is not None
+    assert (result.candidate, result.kernel.name) == (
         "cuda sm_80",
         "attention_fwd_bf16_hdim64",
     )
@@ -45,7 +45,7 @@ def test_binary_that_does_not_open_is_replaced_and_said_so(
 ) -> None:
     put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
     with caplog.at_level(logging.INFO, "flashvar"):
-        assert decide.choose(BF16_64).backend == "triton"
+        assert resolve.choose(BF16_64).backend == "triton"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "triton serves, not cuda sm_80" in record.getMessage()
@@ -55,12 +55,12 @@ def test_binary_that_does_not_open_is_replaced_and_said_so(
 def test_missing_wheel_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.A100))
-    monkeypatch.setattr(decide, "registry", SimpleNamespace(installed=sim.inventory))
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(resolve, "registry", SimpleNamespace(installed=sim.inventory))
     with caplog.at_level(logging.INFO, "flashvar"):
-        assert decide.choose(BF16_64).backend == "triton"
+        assert resolve.choose(BF16_64).backend == "triton"
         assert (
-            decide.choose(Request.of("attention_fwd", "bf16", 0, head_dim=128)).backend == "triton"
+            resolve.choose(Request.of("attention_fwd", "bf16", 0, head_dim=128)).backend == "triton"
         )
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -74,11 +74,11 @@ def test_damaged_binary_is_said_though_another_serves(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(decide, "gather", lambda: sim.system(sim.RTX_3090))
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.RTX_3090))
     put_binary(lib_dir / "bad", sim.manifest("86"), b"text")
     put_binary(lib_dir / "good", sim.manifest("80"), compile_library(library_source(), tmp_path))
     with caplog.at_level(logging.INFO, "flashvar"):
-        assert decide.choose(BF16_64).candidate == "cuda sm_80"
+        assert resolve.choose(BF16_64).candidate == "cuda sm_80"
     (record,) = caplog.records
     assert "cuda sm_80 serves, not cuda sm_86" in record.getMessage()
 
@@ -86,7 +86,7 @@ def test_damaged_binary_is_said_though_another_serves(
 def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Path) -> None:
     put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
     with pytest.raises(BackendUnavailableError) as caught:
-        decide.choose(BF16_64, "cuda")
+        resolve.choose(BF16_64, "cuda")
     message = str(caught.value)
     assert "attention_fwd bf16 head dim 64 on cuda:0: expected backend 'cuda'" in message
     assert "expected an ELF library" in message
@@ -96,21 +96,22 @@ def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Pat
 @pytest.mark.usefixtures("lib_dir")
 def test_environment_names_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
-    assert decide.choose(BF16_64).backend == "reference"
-    assert decide.choose(BF16_64, "triton").backend == "triton"
-    decide.choose.cache_clear()
+    assert resolve.choose(BF16_64).backend == "reference"
+    assert resolve.choose(BF16_64, "triton").backend == "triton"
+    resolve.choose.cache_clear()
     monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
     with pytest.raises(ConfigurationError, match="FLASHVAR_BACKEND"):
-        decide.choose(BF16_64)
+        resolve.choose(BF16_64)
 
 
 def test_cpu_tensors_ask_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise AssertionError("devices were asked")
 
-    monkeypatch.setattr(decide, "gather", fail)
+    monkeypatch.setattr(resolve, "gather", fail)
     assert (
-        decide.choose(Request.of("attention_fwd", "fp32", None, head_dim=64)).backend == "reference"
+        resolve.choose(Request.of("attention_fwd", "fp32", None, head_dim=64)).backend
+        == "reference"
     )
 
 
@@ -120,6 +121,6 @@ def test_other_version_is_an_error_when_strict(
     put_binary(lib_dir / "old", replace(sim.manifest("80"), version="0.0.9"))
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
     with pytest.raises(ManifestError, match=r"FLASHVAR_STRICT=1 makes this an error.*0\.0\.9"):
-        decide.choose(BF16_64)
-    assert decide.choose(BF16_64, "triton").backend == "triton"
-    assert decide.choose(replace(BF16_64, device=None)).backend == "reference"
+        resolve.choose(BF16_64)
+    assert resolve.choose(BF16_64, "triton").backend == "triton"
+    assert resolve.choose(replace(BF16_64, device=None)).backend == "reference"

@@ -29,5 +29,5 @@ def test_metadata_of_a_release_says_what_is_had_where(platform: str) -> None:
 
 
 def test_extra_without_a_marker_is_for_every_platform() -> None:
-    offers = read(["sm70", "cli"], ["flashvar-sm70==1; extra == 'sm70'"], "linux_x86_64")
-    assert offers == Extras(frozenset({"sm70"}))
+    available = read(["sm70", "cli"], ["flashvar-sm70==1; extra == 'sm70'"], "linux_x86_64")
+    assert available == Extras(frozenset({"sm70"}))

@@ -1,7 +1,7 @@
 """Special calls beside plain ones: grouped key heads, packed sequences, features, other head dims.
 
-Rates count what the form's own result needs, for padded sequences the padding too: at a ratio of 1
-the special form does as many useful operations a second as a plain call full of them.
+Rates count what a call's own result needs, for padded sequences the padding too: at a ratio of 1
+the special call does as many useful operations a second as a plain call full of them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from benchmarks import cases, crew
+from benchmarks import cases, worker_pool
 from benchmarks.attention import Prepared, describe, describe_timing, number, ready
+from benchmarks.contenders import named
 from benchmarks.ratios import REFERENCE
 from benchmarks.report import Options, Report, Row, chosen
-from benchmarks.roster import named
 from benchmarks.timing import Measurement, measure
 
 Pairs: TypeAlias = Mapping[str, Mapping[str, cases.Cell]]
@@ -29,24 +29,24 @@ def run(options: Options) -> Report:
         BenchmarkError: for an unknown pair or contender.
     """
     contenders = tuple(named(options.contenders or DEFAULT))
-    pairs = dict(cases.forms())
+    pairs = dict(cases.shapes())
     names = chosen(list(pairs), options.only)
-    rows = crew.run(
+    rows = worker_pool.run(
         names,
         options.processes,
         prepare=partial(_prepare, pairs, contenders),
         measure=partial(_measure, pairs, contenders, options.seconds),
         lost=partial(_lost, pairs, contenders),
     )
-    forms = {name: next(iter(pair)) for name, pair in pairs.items()}
+    shapes = {name: next(iter(pair)) for name, pair in pairs.items()}
     special = {
         (row["cell"], row["contender"]): row
         for row in rows
-        if row["form"] == forms[str(row["cell"])]
+        if row["shape"] == shapes[str(row["cell"])]
     }
     return Report(
         rows=rows,
-        columns=("rate of special form / plain form (time of plain / special)", *contenders),
+        columns=("rate of special call / plain call (time of plain / special)", *contenders),
         lines=[(name, *(_shown(special[name, who]) for who in contenders)) for name in names],
     )
 
@@ -58,9 +58,9 @@ def _prepare(pairs: Pairs, contenders: Sequence[str], names: Sequence[str]) -> N
     for name in names:
         _held[name] = ready(
             {
-                f"{who} {form}": (one, cell)
+                f"{who} {shape}": (one, cell)
                 for who, one in named(contenders).items()
-                for form, cell in pairs[name].items()
+                for shape, cell in pairs[name].items()
             }
         )
 
@@ -72,7 +72,7 @@ def _measure(pairs: Pairs, contenders: Sequence[str], seconds: float, name: str)
 
 
 def _lost(pairs: Pairs, contenders: Sequence[str], name: str, why: str) -> list[Row]:
-    skipped = {f"{who} {form}": why for who in contenders for form in pairs[name]}
+    skipped = {f"{who} {shape}": why for who in contenders for shape in pairs[name]}
     return _rows(name, pairs[name], contenders, Measurement({}, {}), skipped)
 
 
@@ -86,11 +86,11 @@ def _rows(
     rows: list[Row] = []
     for who in contenders:
         both: list[Row] = []
-        for form, cell in pair.items():
-            row: Row = {"cell": name, "contender": who, "form": form, **describe(cell)}
-            timing = measured.timings.get(f"{who} {form}")
+        for shape, cell in pair.items():
+            row: Row = {"cell": name, "contender": who, "shape": shape, **describe(cell)}
+            timing = measured.timings.get(f"{who} {shape}")
             if timing is None:
-                row["skipped"] = skipped[f"{who} {form}"]
+                row["skipped"] = skipped[f"{who} {shape}"]
             else:
                 row |= describe_timing(timing)
                 row["tflops"] = cell.operations / timing.median_ms / 1e9

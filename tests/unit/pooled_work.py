@@ -1,4 +1,4 @@
-"""What the processes of a benchmark's crew are given to do in tests; they import it by name."""
+"""Work for the processes of a benchmark's worker pool in tests; they import it by name."""
 
 from __future__ import annotations
 
