@@ -11,10 +11,10 @@ namespace flashvar {
 struct Lane {
   int warp, g, t;  // warp: of its warpgroup
 
-  __device__ __forceinline__ Lane()
-      : warp(static_cast<int>(threadIdx.x) / 32 % 4),
-        g(static_cast<int>(threadIdx.x) % 32 / 4),
-        t(static_cast<int>(threadIdx.x) % 4) {}
+  explicit __device__ __forceinline__ Lane(uint32_t thread = threadIdx.x)
+      : warp(static_cast<int>(thread) / 32 % 4),
+        g(static_cast<int>(thread) % 32 / 4),
+        t(static_cast<int>(thread) % 4) {}
 };
 
 __device__ __forceinline__ float quad_max(float x) {
