@@ -87,20 +87,21 @@ FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_workspace(
 FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_explain(
     const flashvar_gated_delta_rule_fwd_params* params, char* text, uint64_t size);
 
-/* Out and the states after each sequence, token by token: for decoding. */
+/* Out and the states after each sequence, token by token: for decoding. The problem's rows may
+ * start anywhere, and its head dims are any from 1. In place where final_state is
+ * problem.initial_state.
+ *
+ * With state_indices, sequence i has state state_indices[i] of both tensors of states. An index
+ * outside of 0 to states - 1 stands for zeros, and nothing is written for it. No two sequences may
+ * have one state: which of them stays is not defined. */
 typedef struct flashvar_gated_delta_rule_update_params {
   flashvar_call call;
   flashvar_tensor out;        /* like v; written. Varlen: rows of no sequence stay as they are */
-  flashvar_state final_state; /* of state_dtype; written. data may be NULL: not wanted; and it may
-                                 be that of problem.initial_state with its strides: in place */
-  flashvar_gated_delta_rule_problem problem; /* initial_state: of state_dtype; rows of q and k start
-                                                anywhere, and head dims are any from 1 */
-  const void*
-      state_indices; /* [sequences] or NULL: sequence i has state i. An index outside of 0 to
-                        states - 1 stands for zeros, and that state is not written. No two
-                        sequences may have one state: which of them stays is not defined */
+  flashvar_state final_state; /* of state_dtype; written; data may be NULL: not wanted */
+  flashvar_gated_delta_rule_problem problem; /* initial_state: of state_dtype */
+  const void* state_indices;                 /* [sequences] or NULL: sequence i has state i */
   int64_t state_index_stride;
-  int64_t states;       /* with state_indices: of initial_state and of final_state */
+  int64_t states;       /* of a tensor of states, with state_indices */
   uint32_t state_dtype; /* flashvar_dtype: FLASHVAR_FP32 or that of the problem */
   uint32_t index_bytes; /* of an index, a signed integer: 4 or 8; 0 without state_indices */
 } flashvar_gated_delta_rule_update_params;
