@@ -12,6 +12,7 @@ from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
 from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
 from flashvar.ops.gated_delta_rule.torch_library import (
+    differentiable,
     gated_delta_rule_fwd,
     gated_delta_rule_update,
 )
@@ -93,10 +94,11 @@ def gated_delta_rule(
     states = (initial_state, state_indices)
     if not is_compiling() and no_dispatch_mode_active() and type(return_final_state) is bool:
         found = run.known(*states, arguments)
-        if found is not None and not (
-            torch.is_grad_enabled() and _requires_grad(arguments, states)
-        ):
+        if found is not None and not _has_gradients(arguments, states):
             out, final_state = found.run(*states, arguments, return_final_state)
+            return out, final_state if return_final_state else None
+        if found is not None and state_indices is None:
+            out, final_state = differentiable(initial_state, arguments)
             return out, final_state if return_final_state else None
     tensors = {
         **{"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias},
@@ -121,7 +123,7 @@ def gated_delta_rule(
             "initial_state must be given with state_indices, which are its rows, got None: pass "
             "the pool of states"
         )
-    if torch.is_grad_enabled() and _requires_grad(arguments, states):
+    if _has_gradients(arguments, states):
         raise InvalidInputError(
             "tensors must require no gradient with state_indices, which updates states in place, "
             "got one that does: call it under torch.no_grad(), or pass the states themselves"
@@ -130,6 +132,8 @@ def gated_delta_rule(
     return out, initial_state if return_final_state else None
 
 
-def _requires_grad(arguments: tuple[Any, ...], states: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether any tensor of a call does."""
-    return any(x is not None and x.requires_grad for x in (*states, *arguments[:8]))
+def _has_gradients(arguments: tuple[Any, ...], states: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether autograd wants gradients of any tensor of a call."""
+    return torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*states, *arguments[:8])
+    )
