@@ -27,7 +27,7 @@ struct UpdateLaunch {
 
   static constexpr KernelFactsList<1> facts(const char* row) {
     using C = Config<dtype::fp32, true>;
-    return {{KernelFactsMaker{row, "simt", "every call"}.make("update_kernel", C::kThreads, 0, 1,
+    return {{KernelFactsMaker{row, "simt", "every call"}.make("update_kernel", 32 * C::kWarps, 0, 1,
                                                               C::kWarps * C::kWarpColumns)}};
   }
 
@@ -56,30 +56,21 @@ struct UpdateLaunch {
     int64_t inner, outer, length;
   };
 
-  static bool inputs_aligned(const UpdateProblem& problem) {
-    return problem.head_dim % 8 == 0 && rows_are_aligned(problem.q) && rows_are_aligned(problem.k);
-  }
-
   template <class C>
-  static cudaError_t launch_warps(const UpdateProblem& problem, int device, cudaStream_t stream) {
-    int64_t const tiles = (problem.head_dim_v + C::kWarpColumns - 1) / C::kWarpColumns;
-    int64_t const warps = problem.sequences * problem.heads * tiles;
-    if (warps > INT32_MAX) return cudaErrorInvalidConfiguration;
-    UpdateArgs const args{problem,
-                          static_cast<int32_t>(tiles),
-                          static_cast<int32_t>(warps),
-                          inputs_aligned(problem),
-                          aligned<C>(problem, problem.initial_state),
+  static cudaError_t launch_blocks(const UpdateProblem& problem, int device, cudaStream_t stream) {
+    int const warps = (problem.head_dim_v + C::kWarpColumns - 1) / C::kWarpColumns;
+    int const tiles = (warps + C::kWarps - 1) / C::kWarps;
+    UpdateArgs const args{problem, tiles, aligned<C>(problem, problem.initial_state),
                           aligned<C>(problem, problem.final_state)};
-    LaunchShape const shape{(warps + C::kWarps - 1) / C::kWarps, C::kThreads, 0,
-                            Target::kArchitecture >= 90};
+    LaunchShape const shape{problem.sequences * problem.heads * tiles,
+                            32 * ((warps + tiles - 1) / tiles), 0, Target::kArchitecture >= 90};
     return launch_kernel<update_kernel<C>>(args, shape, device, stream);
   }
 
   template <class StateDtype>
   static cudaError_t launch_of(const UpdateProblem& problem, int device, cudaStream_t stream) {
-    return k_first(problem) ? launch_warps<Config<StateDtype, true>>(problem, device, stream)
-                            : launch_warps<Config<StateDtype, false>>(problem, device, stream);
+    return k_first(problem) ? launch_blocks<Config<StateDtype, true>>(problem, device, stream)
+                            : launch_blocks<Config<StateDtype, false>>(problem, device, stream);
   }
 
   static cudaError_t launch(const UpdateProblem& problem, int device, cudaStream_t stream) {
