@@ -24,7 +24,7 @@ from flashvar.selection.request import Overrides
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
 _ROW_ALIGNMENT: Final = 16
-_ABSENT: Final = (None,)
+_PLAIN_OR_ABSENT: Final = {*PLAIN, type(None)}
 _empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
 
@@ -135,9 +135,10 @@ def known(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> Plan | None:
     """The plan of a call of plain tensors that has been made before; arguments of any kind."""
-    for x in (states, indices, *arguments[:8]):
-        if x is not None and type(x) not in PLAIN:
-            return None
+    q, k, v, g, beta, a_log, dt_bias, cu_seqlens = arguments[:8]
+    tensors = {type(x) for x in (q, k, v, g, beta, a_log, dt_bias, cu_seqlens, states, indices)}
+    if not tensors <= _PLAIN_OR_ABSENT:
+        return None
     try:
         return _plans.get(_key(states, indices, arguments))
     # What has no strides, or cannot be hashed, is invalid: the checks of a first call say why.
@@ -149,26 +150,34 @@ def _key(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """What plans depend on: one expression, as calls of functions cost half of its time."""
-    q, k, v, g, beta, a_log, dt_bias, cu_seqlens, *options = arguments
+    q, k, v, g, beta, a, b, cu, scale, l2norm, sigmoid, negative, layout, backend = arguments
+    kinds = None
+    # hash(1) == hash(True): equal options of other types may be invalid.
+    if not (
+        (scale is None or type(scale) is float)
+        and (l2norm is False or l2norm is True)
+        and (sigmoid is False or sigmoid is True)
+        and (negative is False or negative is True)
+        and type(layout) is str
+        and type(backend) is str
+    ):
+        kinds = tuple(map(type, arguments[8:]))
     return (
         *(q.shape, q.stride(), q.dtype, q.device),
         *(k.shape, k.stride(), k.dtype, k.device),
         *(v.shape, v.stride(), v.dtype, v.device),
         *(beta.shape, beta.stride(), beta.dtype, beta.device),
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ROW_ALIGNMENT,
-        *_facts(g),
-        *_facts(a_log),
-        *_facts(dt_bias),
-        *_facts(cu_seqlens),
-        *_facts(states),
-        *_facts(indices),
-        *options,
-        *map(type, options),  # hash(1) == hash(True): equal options of other types may be invalid
+        None if g is None else (g.shape, g.stride(), g.dtype, g.device),
+        None if a is None else (a.shape, a.stride(), a.dtype, a.device),
+        None if b is None else (b.shape, b.stride(), b.dtype, b.device),
+        None if cu is None else (cu.shape, cu.stride(), cu.dtype, cu.device),
+        None if states is None else (states.shape, states.stride(), states.dtype, states.device),
+        None
+        if indices is None
+        else (indices.shape, indices.stride(), indices.dtype, indices.device),
+        *(scale, l2norm, sigmoid, negative, layout, backend, kinds),
     )
-
-
-def _facts(x: torch.Tensor | None) -> tuple[Any, ...]:
-    return _ABSENT if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
 def _make(
