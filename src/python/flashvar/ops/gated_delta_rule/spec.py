@@ -14,8 +14,10 @@ UPDATE: Final = "gated_delta_rule_update"
 # backward, which holds whole rows.
 LEAST_K: Final = 16
 MOST_K: Final = 256
-# Sequences of fewer tokens, on average where they are packed, go token by token.
+# Sequences of fewer tokens, on average where they are packed, go token by token: in Triton, and
+# where binaries serve.
 FEW: Final = 32
+FEW_COMPILED: Final = 16
 # What head dims of binaries are multiples of: they read rows 16 bytes at a time.
 STEP: Final = 8
 
