@@ -118,17 +118,30 @@ struct UpdateTile {
     int64_t const k_stride = C::kKFirst && aligned ? 1 : states.k_stride;
     int64_t const v_stride = !C::kKFirst && aligned ? 1 : states.v_stride;
     int32_t const first_k = row(0), first_v = first_column + column;
-    Word* const state = static_cast<Word*>(states.data) + place * states.sequence_stride +
-                        head * states.head_stride + first_k * k_stride + first_v * v_stride;
+    // Addresses are added up: products of strides would be kept in registers.
+    int64_t const next_run = C::kRun * C::kLanesK * k_stride;
+    int64_t const next_run_row = next_run - (C::kRun - 1) * k_stride;
+    Word* start = static_cast<Word*>(states.data) + place * states.sequence_stride +
+                  head * states.head_stride + first_k * k_stride + first_v * v_stride;
+    Word* at = start;
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
+      if (i > 0) {
+        if constexpr (!C::kKFirst) {
+          at += i % C::kRun == 0 ? next_run_row : k_stride;
+        } else if (i % C::kRuns == 0) {
+          at = start += v_stride;
+        } else {
+          at += next_run;
+        }
+      }
       // Of the lane's first: rows are the same distance apart in every lane.
       int const rows = C::kKFirst ? i % C::kRuns * (C::kRun * C::kLanesK)
                                   : i / C::kRun * (C::kRun * C::kLanesK) + i % C::kRun;
       int const columns = C::kKFirst ? i / C::kRuns : 0;
       int32_t const k = problem.head_dim - first_k - rows;
       int32_t const v = problem.head_dim_v - first_v - columns;
-      f(i, state + rows * k_stride + columns * v_stride, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
+      f(i, at, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
     }
   }
 };
@@ -152,8 +165,8 @@ __device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChun
   tile.each_chunk(problem, states, false, [&](int i, const Word* from, int32_t count) {
     Word words[kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      words[e] = exists && e < count ? from[e * stride] : Word{0};
+    for (int e = 0; e < kElements; ++e, from += stride) {
+      words[e] = exists && e < count ? *from : Word{0};
     }
     memcpy(&chunks[i].bits, words, sizeof(words));
   });
@@ -192,8 +205,8 @@ struct UpdateState {
       Word words[kElements];
       memcpy(words, &chunk.bits, sizeof(words));
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) {
-        if (e < count) to[e * stride] = words[e];
+      for (int e = 0; e < kElements; ++e, to += stride) {
+        if (e < count) *to = words[e];
       }
     });
   }
