@@ -29,6 +29,8 @@ _OPS = {
     "AttentionBwd": "64, 64,",
     "MergeStatesFwd": "",
     "MergeStatesBwd": "",
+    "GatedDeltaRuleFwd": "64,",
+    "GatedDeltaRuleUpdate": "64,",
 }
 
 PROGRAM = """
@@ -40,6 +42,8 @@ namespace flashvar { int launches = 0; }
 #include "abi/attention_bwd.cc"
 #include "abi/merge_states_fwd.cc"
 #include "abi/merge_states_bwd.cc"
+#include "abi/gated_delta_rule_fwd.cc"
+#include "abi/gated_delta_rule_update.cc"
 #include "abi/error.cc"
 
 flashvar::DeviceGuard::DeviceGuard(int) : status_(FLASHVAR_OK) {}
@@ -102,6 +106,25 @@ void fill(flashvar_merge_states_bwd_params& p) {
   p.problem = merge();
 }
 
+flashvar_gated_delta_rule_problem rule() {
+  flashvar_gated_delta_rule_problem p{};
+  p.sequences = p.seqlen = p.heads_qk = p.heads = 1;
+  p.head_dim = p.head_dim_v = 64;
+  p.scale = 1.f;
+  p.q = p.k = p.v = tensor();
+  p.beta.data = memory;
+  return p;
+}
+
+template <class Params>
+void fill_rule(Params& p) {
+  begin(p);
+  p.out = tensor();
+  p.problem = rule();
+}
+void fill(flashvar_gated_delta_rule_fwd_params& p) { fill_rule(p); }
+void fill(flashvar_gated_delta_rule_update_params& p) { fill_rule(p); }
+
 void say(const std::string& name, int status) {
   std::printf("%s\\t%d\\t%d\\t%s\\n", name.c_str(), status, flashvar::launches,
               status == FLASHVAR_OK ? "" : flashvar_last_error());
@@ -148,6 +171,8 @@ int main() {
   COMMON(attention_bwd);
   COMMON(merge_states_fwd);
   COMMON(merge_states_bwd);
+  COMMON(gated_delta_rule_fwd);
+  COMMON(gated_delta_rule_update);
   call("q", flashvar_attention_fwd, [](Fwd& p) { p.q.data = nullptr; });
   call("v", flashvar_attention_fwd, [](Fwd& p) { p.v.data = nullptr; });
   call("no keys", flashvar_attention_fwd, [](Fwd& p) {
@@ -180,6 +205,35 @@ int main() {
     p.grad_outs.data = nullptr;
     p.grad_lses = nullptr;
   });
+  using Update = flashvar_gated_delta_rule_update_params;
+  auto update = [](const char* name, auto change) {
+    call(name, flashvar_gated_delta_rule_update, change);
+  };
+  update("beta", [](Update& p) { p.problem.beta.data = nullptr; });
+  update("no tokens", [](Update& p) {
+    p.problem.q.data = p.problem.k.data = p.problem.v.data = p.out.data = nullptr;
+    p.problem.seqlen = 0;
+  });
+  update("no sequences", [](Update& p) { p.problem.sequences = 0; });
+  update("any head dims", [](Update& p) {
+    p.problem.head_dim = 33;
+    p.problem.head_dim_v = 1000001;
+  });
+  update("no head dim", [](Update& p) { p.problem.head_dim = 0; });
+  update("heads", [](Update& p) { p.problem.heads_qk = 2; });
+  update("states of fp32", [](Update& p) { p.state_dtype = FLASHVAR_FP32; });
+  update("states of another dtype", [](Update& p) { p.state_dtype = FLASHVAR_FP16; });
+  update("a pool", [](Update& p) {
+    p.state_indices = memory;
+    p.index_bytes = 8;
+    p.states = 3;
+  });
+  update("indices", [](Update& p) {
+    p.state_indices = memory;
+    p.index_bytes = 2;
+  });
+  update("bytes of no index", [](Update& p) { p.index_bytes = 4; });
+  update("states", [](Update& p) { p.states = -1; });
 }
 """
 
@@ -197,7 +251,10 @@ _OF_EVERY_OP: dict[str, str | None] = {
     " explain, reserved": "flashvar_call.reserved must be 0, found 7",
     " no parameters": "params must point to the op's parameters, found NULL",
 }
-_NAMES = ("attention_fwd", "attention_bwd", "merge_states_fwd", "merge_states_bwd")
+_NAMES = (
+    *("attention_fwd", "attention_bwd", "merge_states_fwd", "merge_states_bwd"),
+    *("gated_delta_rule_fwd", "gated_delta_rule_update"),
+)
 EXPECTED: dict[str, str | None] = {
     **{name + case: said for name in _NAMES for case, said in _OF_EVERY_OP.items()},
     "q": "attention_fwd needs the address of q.data, found NULL",
@@ -212,6 +269,18 @@ EXPECTED: dict[str, str | None] = {
     "a part": "merge_states_fwd needs the address of every part in out_parts, found NULL",
     "outs that are not read": "",
     "no gradient": None,
+    "beta": "gated_delta_rule_update needs the address of beta.data, found NULL",
+    "no tokens": "",
+    "no sequences": None,
+    "any head dims": "",
+    "no head dim": "head dims must be at least 1 and multiples of 1, found 0 and 64",
+    "heads": "heads must be a multiple of heads_qk, found 1 and 2",
+    "states of fp32": "",
+    "states of another dtype": "state_dtype must be 2 or the problem's, 0, found 1",
+    "a pool": "",
+    "indices": "index_bytes must be 4 or 8 with state_indices and 0 without, found 2",
+    "bytes of no index": "index_bytes must be 4 or 8 with state_indices and 0 without, found 4",
+    "states": "states must be at least 0, found -1",
 }
 
 

@@ -48,3 +48,15 @@ static_assert(offsetof(Fwd, call) == 0);
 static_assert(offsetof(Fwd, out) == 40);
 static_assert(offsetof(Fwd, final_state) == 72);
 static_assert(offsetof(Fwd, problem) == 112);
+
+using Update = flashvar_gated_delta_rule_update_params;
+static_assert(sizeof(Update) == 496);
+static_assert(offsetof(Update, call) == 0);
+static_assert(offsetof(Update, out) == 40);
+static_assert(offsetof(Update, final_state) == 72);
+static_assert(offsetof(Update, problem) == 112);
+static_assert(offsetof(Update, state_indices) == 464);
+static_assert(offsetof(Update, state_index_stride) == 472);
+static_assert(offsetof(Update, states) == 480);
+static_assert(offsetof(Update, state_dtype) == 488);
+static_assert(offsetof(Update, index_bytes) == 492);
