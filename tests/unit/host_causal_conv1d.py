@@ -1,4 +1,4 @@
-"""The library of causal_conv1d with its own kernels and C functions, for every dtype, on the host."""
+"""causal_conv1d on the host: its own kernels and C functions, for every dtype."""
 
 from __future__ import annotations
 

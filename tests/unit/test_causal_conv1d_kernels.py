@@ -80,9 +80,7 @@ def forward(
     return y, final
 
 
-def backward(
-    conv: Convolution, grad_y: torch.Tensor, grad_final: torch.Tensor | None
-) -> Gradients:
+def backward(conv: Convolution, grad_y: torch.Tensor, grad_final: torch.Tensor | None) -> Gradients:
     found = Gradients(
         *(
             None if one is None else torch.empty_like(one).fill_(NAN)

@@ -20,7 +20,6 @@ template <int kElements>
 __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Span& span,
                                                int64_t channel, int64_t left,
                                                float (&grads)[kElements]) {
-  if (problem.grad_final.data == nullptr || left > problem.final_columns) return;
   for (int e = 0; e < kElements; ++e) {
     grads[e] += load(problem.grad_final, offset(problem.grad_final, span.index, channel + e,
                                                 problem.final_columns - left));
@@ -43,12 +42,11 @@ __device__ __forceinline__ void add_groups(const ChannelPlace& at, const Channel
   }
 }
 
-// kElements: of a thread. With one, strides may be any.
-template <class Dtype, int kWidth, int kElements>
+// kElements: of a thread, kRows: in flight. With one element, strides may be any.
+template <class Dtype, int kWidth, int kElements, int kRows>
 __global__ void __launch_bounds__(kThreads, 2)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
-  constexpr int kRows = 4;  // in flight
   using Rows = RowPointer<Dtype, kElements>;
   __shared__ SharedFilters<kWidth, 32 * kElements> shared;
   __shared__ float shared_sums[kElements * kThreads];
@@ -68,20 +66,26 @@ __global__ void __launch_bounds__(kThreads, 2)
   at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
     float past[kPast][kElements];
     load_past(args, segment, channel, past);
-    // Row `last` - 1 and those before it; `rows` and `ahead` are counted from the first.
+    // Counted from the first row: the thread's, those that it sees, and those that final states
+    // have.
+    int64_t const left = segment.span.end - segment.first;
     int const rows = static_cast<int>(segment.last - segment.first);
-    int const ahead = rows + static_cast<int>(min(segment.span.end - segment.last, int64_t{kPast}));
-    Rows const from(args.x, segment, channel), grads(args.grad_y, segment, channel);
-    Rows const to(args.grad_x, segment, channel);
+    int const ahead = static_cast<int>(min(left, int64_t{rows} + kPast));
+    bool const has_final = args.grad_final.data != nullptr;
+    int const first_kept = has_final && left - args.final_columns < rows
+                               ? static_cast<int>(max(left - args.final_columns, int64_t{0}))
+                               : rows;
+    Rows from(args.x, segment, channel), grads(args.grad_y, segment, channel);
+    Rows to(args.grad_x, segment, channel);
     auto finish = [&](float (&grad)[kElements], int row) {
-      add_grad_final(args, segment.span, channel, segment.span.end - (segment.first + row), grad);
-      to.store(grad, row);
+      if (row >= first_kept) add_grad_final(args, segment.span, channel, left - row, grad);
+      to.store(grad);
     };
     float pending[kPast][kElements] = {};  // gradients of the last rows
     for (int row = 0; row < ahead; row += kRows) {
       Chunk<Dtype, kElements> chunks[kRows], grad_chunks[kRows];
-      from.load(chunks, row, ahead);
-      grads.load(grad_chunks, row, ahead);
+      from.load(chunks, ahead - row);
+      grads.load(grad_chunks, ahead - row);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
         if (row + u >= ahead) break;

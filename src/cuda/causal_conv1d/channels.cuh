@@ -63,7 +63,7 @@ struct ChannelPlace {
   }
 };
 
-// Chunks of rows that follow each other: kRows of them are in flight at a time.
+// A thread's channels of the rows of a segment, one row after the other.
 template <class Dtype, int kElements>
 struct RowPointer {
   using C = Chunk<Dtype, kElements>;
@@ -76,17 +76,21 @@ struct RowPointer {
              offset(tensor, segment.span.batch, segment.first, channel)),
         stride(tensor.strides[1]) {}
 
+  // The next kRows rows; those behind the next `rows` are 0.
   template <int kRows>
-  __device__ __forceinline__ void load(C (&chunks)[kRows], int row, int rows) const {
+  __device__ __forceinline__ void load(C (&chunks)[kRows], int rows) {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
-      chunks[u].template load<true>(data + (row + u) * stride, rows - (row + u));
+      chunks[u].template load<true>(data, rows - u);
+      data += stride;
     }
   }
-  __device__ __forceinline__ void store(const float (&values)[kElements], int row) const {
+  // Writes the next row.
+  __device__ __forceinline__ void store(const float (&values)[kElements]) {
     C chunk;
     chunk.pack(values);
-    chunk.template store<true>(data + row * stride, 1);
+    chunk.template store<true>(data, 1);
+    data += stride;
   }
 };
 

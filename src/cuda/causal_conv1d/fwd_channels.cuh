@@ -14,12 +14,12 @@ struct FwdChannelsArgs : FwdProblem {
   ChannelTiles tiles;  // blocks behind them write the final states
 };
 
-// kElements: of a thread. With one, strides and the dtype of the residual may be any.
-template <class Dtype, int kWidth, int kElements>
+// kElements: of a thread, kRows: in flight. With one element, strides and the dtype of the residual
+// may be any.
+template <class Dtype, int kWidth, int kElements, int kRows>
 __global__ void __launch_bounds__(kThreads, 2)
     fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
-  constexpr int kRows = kElements == 1 ? 8 : 4;  // in flight
   using Rows = RowPointer<Dtype, kElements>;
   __shared__ SharedFilters<kWidth, 32 * kElements> shared;
   ptx::griddepcontrol_launch_dependents();
@@ -38,25 +38,26 @@ __global__ void __launch_bounds__(kThreads, 2)
     float past[kPast][kElements];
     load_past(args, segment, channel, past);
     int const rows = static_cast<int>(segment.last - segment.first);
-    Rows const from(args.x, segment, channel), to(args.y, segment, channel);
-    Rows const beside(args.residual, segment, channel);
-    bool const has_residual = args.residual.data != nullptr;
+    Rows from(args.x, segment, channel), to(args.y, segment, channel);
+    Rows beside(args.residual, segment, channel);
     for (int row = 0; row < rows; row += kRows) {
-      Chunk<Dtype, kElements> chunks[kRows], residuals[kRows];
-      from.load(chunks, row, rows);
-      if (kElements > 1 && has_residual) beside.load(residuals, row, rows);
+      Chunk<Dtype, kElements> chunks[kRows];
+      from.load(chunks, rows - row);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
         if (row + u >= rows) break;
-        float newest[kElements], y[kElements], added[kElements];
+        float newest[kElements], y[kElements];
         chunks[u].unpack(newest);
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
           y[e] = activated(convolved<kWidth>(filters, past, newest[e], e), args.silu);
         }
-        if (has_residual) {
+        if (args.residual.data != nullptr) {
+          float added[kElements];
           if constexpr (kElements > 1) {
-            residuals[u].unpack(added);
+            Chunk<Dtype, kElements> chunk[1];
+            beside.load(chunk, 1);
+            chunk[0].unpack(added);
           } else {
             added[0] = load(args.residual, offset(args.residual, segment.span.batch,
                                                   segment.first + row + u, channel));
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
           for (int e = 0; e < kElements; ++e) y[e] += added[e];
         }
-        to.store(y, row + u);
+        to.store(y);
         shift(past, newest);
       }
     }

@@ -30,8 +30,9 @@ struct Chunk {
       set(count > 0 ? __ldcs(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0});
     } else if constexpr (kBytes == 8) {
       set(count > 0 ? __ldcs(reinterpret_cast<const uint2*>(from)) : uint2{0, 0});
+    } else if constexpr (kBytes == 4) {
+      set(count > 0 ? __ldcs(reinterpret_cast<const uint32_t*>(from)) : uint32_t{0});
     } else {
-      static_assert(kElements == 1);
       set(count > 0 ? __ldcs(from) : Word{0});
     }
   }
@@ -50,9 +51,10 @@ struct Chunk {
         *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
       } else if constexpr (kBytes == 8) {
         *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+      } else if constexpr (kBytes == 4) {
+        *reinterpret_cast<uint32_t*>(to) = words[0];
       } else {
-        static_assert(kElements == 1);
-        memcpy(to, words, kBytes);
+        *to = static_cast<Word>(words[0]);
       }
     }
   }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -41,9 +41,9 @@ _BACKWARD: Final = struct.Struct(f"<{CALL}{6 * _STRIDED}iI{_PROBLEM}")
 _UPDATE: Final = struct.Struct(f"<{CALL}{2 * _STRIDED}QQ{_PROBLEM}")
 _SILU, _WIDE_SEQLENS, _WIDE_INDICES, _WIDE_POSITIONS = 1, 2, 4, 8
 
-Optional = torch.Tensor | None
+Optional: TypeAlias = torch.Tensor | None
 # The fields of a call's problem.
-_Pack = Callable[["Convolution"], "tuple[bytes | int, ...]"]
+_Pack: TypeAlias = Callable[["Convolution"], "tuple[bytes | int, ...]"]
 
 
 def prepare_forward(
@@ -120,7 +120,7 @@ def prepare_backward(
         workspace: Optional, conv: Convolution, grad_y: torch.Tensor, grad_final: Optional,
         grads: Gradients,
     ) -> bytes:  # fmt: skip
-        written = []
+        written: list[int | bytes] = []
         for one, of_one in zip(grads, of_grads, strict=True):
             written += (_address(one), of_one)
         stream = torch._C._cuda_getCurrentRawStream(device)

@@ -5,8 +5,9 @@ What depends on shapes, strides, dtypes, devices and options alone is in a plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -15,6 +16,7 @@ from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
     check_indices,
+    check_kinds,
     check_state_len,
     check_update,
     check_values,
@@ -64,17 +66,35 @@ class UpdatePlan:
     y_like: torch.Tensor = field(repr=False)
 
 
+_P = TypeVar("_P", Plan, BackwardPlan, UpdatePlan)
 _plans: dict[tuple[Any, ...], Plan] = {}
 _backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
 _update_plans: dict[tuple[Any, ...], UpdatePlan] = {}
 _empty_like = torch.empty_like
 
 
-def _key(*tensors: Optional) -> tuple[Any, ...]:
-    """What plans of these tensors depend on."""
-    return tuple(
-        [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors]
-    )
+def _plan(
+    plans: dict[tuple[Any, ...], _P], make: Callable[..., _P], given: dict[str, Any], *options: Any
+) -> _P:
+    """The plan of calls with such tensors and options, whose last are the layout and the backend."""
+    try:
+        key = (
+            *[
+                None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+                for x in given.values()
+            ],
+            options,
+        )
+        found = plans.get(key)
+    # What has no strides, or cannot be hashed, is invalid: the checks say why.
+    except (AttributeError, TypeError, RuntimeError):
+        check_kinds(given, None, *options[-2:])
+        raise
+    if found is None:
+        check_kinds(given, None, *options[-2:])
+        found = make(*given.values(), *options)
+        keep(plans, key, found)
+    return found
 
 
 def forward(
@@ -90,12 +110,11 @@ def forward(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the final state, which has `columns`."""
-    tensors = x, weight, bias, residual, state, cu_seqlens
-    key = (_key(*tensors), silu, columns, layout, backend)
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _make(*tensors, silu, columns, layout, backend)
-        keep(_plans, key, plan)
+    given = {
+        "x": x, "weight": weight, "bias": bias, "residual": residual, "initial_state": state,
+        "cu_seqlens": cu_seqlens,
+    }  # fmt: skip
+    plan = _plan(_plans, _make, given, silu, columns, layout, backend)
     if cu_seqlens is not None:
         check_values(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
     y, final_state = _empty_like(plan.y_like), _empty_like(plan.final_like)
@@ -123,7 +142,7 @@ def _make(
         check_state_len(columns, weight, state)
     y, final_state = like_forward(x, state, cu_seqlens, columns, layout)
     launch = None
-    if y.numel() or final_state.numel():
+    if (y.numel() or final_state.numel()) and not x.is_meta:
         chosen, serves = _serving(FORWARD, x, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         of_residual = None if residual is None else rows_first(residual, layout)
@@ -147,12 +166,11 @@ def backward(
     """The gradients of x, weight, bias and state. An absent gradient counts as zeros."""
     if grad_y is None:
         grad_y = torch.zeros_like(x)
-    tensors = grad_y, grad_final, x, weight, bias, state, cu_seqlens
-    key = (_key(*tensors), silu, layout, backend)
-    plan = _backward_plans.get(key)
-    if plan is None:
-        plan = _make_backward(*tensors, silu, layout, backend)
-        keep(_backward_plans, key, plan)
+    given = {
+        "grad_y": grad_y, "grad_final": grad_final, "x": x, "weight": weight, "bias": bias,
+        "initial_state": state, "cu_seqlens": cu_seqlens,
+    }  # fmt: skip
+    plan = _plan(_backward_plans, _make_backward, given, silu, layout, backend)
     found = cast("Four", tuple([_empty_like(one) for one in plan.likes]))
     if plan.launch is None:
         for one in found:
@@ -179,7 +197,7 @@ def _make_backward(
     check(x, weight, bias, None, state, cu_seqlens, layout)
     found = like_backward(x, weight, bias, state)
     launch = None
-    if x.numel() or found[3].numel():
+    if (x.numel() or found[3].numel()) and not x.is_meta:
         chosen, serves = _serving(BACKWARD, x, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         grads = _gradients(found, bias, state, layout)
@@ -212,12 +230,11 @@ def update(
     backend: str,
 ) -> torch.Tensor:
     """The output; the state is written."""
-    tensors = x, state, weight, bias, residual, state_indices, state_positions
-    key = (_key(*tensors), silu, layout, backend)
-    plan = _update_plans.get(key)
-    if plan is None:
-        plan = _make_update(*tensors, silu, layout, backend)
-        keep(_update_plans, key, plan)
+    given = {
+        "x": x, "state": state, "weight": weight, "bias": bias, "residual": residual,
+        "state_indices": state_indices, "state_positions": state_positions,
+    }  # fmt: skip
+    plan = _plan(_update_plans, _make_update, given, silu, layout, backend)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
         check_indices(state_indices, state.shape[0])
@@ -252,7 +269,7 @@ def _make_update(
             f"{tuple(state.shape)}: make it contiguous first, it is written in place"
         )
     y, launch = torch.empty_like(x), None
-    if x.numel():
+    if x.numel() and not x.is_meta:
         chosen, serves = _serving(UPDATE, x, backend)
         conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
         launch = serves.prepare_update(
