@@ -42,12 +42,13 @@ __device__ __forceinline__ void add_groups(const ChannelPlace& at, const Channel
   }
 }
 
-// kElements: of a thread, kRows: in flight. With one element, strides may be any.
-template <class Dtype, int kWidth, int kElements, int kRows>
+// kElements: of a thread, kStages: rows that are read ahead. With one element, strides may be any.
+template <class Dtype, int kWidth, int kElements, int kStages>
 __global__ void __launch_bounds__(kThreads, 2)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
-  using Rows = RowPointer<Dtype, kElements>;
+  using Reader = RowReader<Dtype, kElements, kStages>;
+  __shared__ typename Reader::Shared shared_rows, shared_grads;
   __shared__ SharedFilters<kWidth, 32 * kElements> shared;
   __shared__ float shared_sums[kElements * kThreads];
   ptx::griddepcontrol_launch_dependents();
@@ -64,8 +65,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's
 
   at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
-    float past[kPast][kElements];
-    load_past(args, segment, channel, past);
     // Counted from the first row: the thread's, those that it sees, and those that final states
     // have.
     int64_t const left = segment.span.end - segment.first;
@@ -75,29 +74,40 @@ __global__ void __launch_bounds__(kThreads, 2)
     int const first_kept = has_final && left - args.final_columns < rows
                                ? static_cast<int>(max(left - args.final_columns, int64_t{0}))
                                : rows;
-    Rows from(args.x, segment, channel), grads(args.grad_y, segment, channel);
-    Rows to(args.grad_x, segment, channel);
+    Reader from(shared_rows, args.x, segment, channel);
+    Reader grads(shared_grads, args.grad_y, segment, channel);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      from.start(stage, stage < ahead);
+      grads.start(stage, stage < ahead);
+      ptx::cp_async_commit();
+    }
+    float past[kPast][kElements];
+    load_past<Dtype>(args, segment, channel, past);
+    auto* to = first_row<Dtype>(args.grad_x, segment, channel);
     auto finish = [&](float (&grad)[kElements], int row) {
       if (row >= first_kept) add_grad_final(args, segment.span, channel, left - row, grad);
-      to.store(grad);
+      Chunk<Dtype, kElements> chunk;
+      chunk.pack(grad);
+      chunk.template store<true>(to, 1);
+      to += args.grad_x.strides[1];
     };
     float pending[kPast][kElements] = {};  // gradients of the last rows
-    for (int row = 0; row < ahead; row += kRows) {
-      Chunk<Dtype, kElements> chunks[kRows], grad_chunks[kRows];
-      from.load(chunks, ahead - row);
-      grads.load(grad_chunks, ahead - row);
+    for (int row = 0; row < ahead; row += kStages) {
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-        if (row + u >= ahead) break;
+      for (int stage = 0; stage < kStages; ++stage) {
+        if (row + stage >= ahead) break;
         float newest[kElements], grad[kElements], done[kElements];
-        chunks[u].unpack(newest);
-        grad_chunks[u].unpack(grad);
+        ptx::cp_async_wait<kStages - 1>();
+        from.read(stage, ahead - (row + stage), newest);
+        grads.read(stage, ahead - (row + stage), grad);
+        ptx::cp_async_commit();
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
           grad[e] =
               grad_activated(grad[e], convolved<kWidth>(filters, past, newest[e], e), args.silu);
         }
-        if (row + u < rows) {
+        if (row + stage < rows) {
 #pragma unroll
           for (int e = 0; e < kElements; ++e) {
 #pragma unroll
@@ -115,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           }
           pending[kPast - 1][e] = filters.taps[kPast][e] * grad[e];
         }
-        if (row + u >= kPast) finish(done, row + u - kPast);
+        if (row + stage >= kPast) finish(done, row + stage - kPast);
         shift(past, newest);
       }
     }

@@ -16,7 +16,7 @@ struct BwdLaunch {
   static constexpr int kWordBytes = sizeof(typename Dtype::Word);
   // Of channels a thread keeps much more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
-  static constexpr int kRowsAtOnce = 4;
+  static constexpr int kStages = 8;
   static constexpr int kLeastRows = 16, kMostRows = 64;
   static constexpr int kMostTiles = 8;
 
@@ -89,7 +89,7 @@ struct BwdLaunch {
       return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens>, Target>(
           BwdTokensArgs{problem, chosen.tokens}, chosen.tokens.blocks + others, device, stream);
     }
-    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kRowsAtOnce>, Target>(
+    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages>, Target>(
         BwdChannelsArgs{problem, chosen.channels}, chosen.channels.blocks + others, device, stream);
   }
 

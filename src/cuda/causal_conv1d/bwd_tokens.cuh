@@ -38,46 +38,65 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   at.each_chunk(args, args.tiles, kElements, [&](Span span, int64_t token) {
     float values[kPast + kGrads], grads[kGrads], results[kElements] = {};
-    Tokens(args, args.x, span.batch, at.channel).template load_around<kPast, kPast>(token, values);
-    Tokens(args, args.grad_y, span.batch, at.channel).template load_around<0, kPast>(token, grads);
-    bool const inside = span.begin <= token - kPast &&
-                        token + kElements + max(int64_t{kPast}, final_columns) <= span.end;
-    int begins[kGrads];  // where the token's sequence begins: a place among them, or below 0
-    Span of = span;
+    Tokens(args, args.x, span.batch, at.channel).template load<kPast, kPast>(token, values);
+    Tokens(args, args.grad_y, span.batch, at.channel).template load<0, kPast>(token, grads);
+    if (span.begin <= token - kPast &&
+        token + kElements + max(int64_t{kPast}, final_columns) <= span.end) {
 #pragma unroll
-    for (int e = 0; e < kGrads; ++e) {
-      bool const exists = inside || token + e < args.seqlen;
-      if (!inside && exists && token + e >= of.end) of = find(args, token + e, of.index);
-      begins[e] = inside ? -1 : static_cast<int>(max(of.begin - token, int64_t{-1}));
-      float z = of_bias, inputs[kWidth];
+      for (int e = 0; e < kGrads; ++e) {
+        float z = of_bias;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        inputs[j] = values[e + j];
-        // Only tokens of the same sequence count, and what its state holds.
-        int64_t const back = of.begin - (token + e - (kPast - j));
-        if (!inside && back > 0) inputs[j] = before(args, of, at.channel, back);
-        z = fmaf(taps[j], inputs[j], z);
+        for (int j = 0; j < kWidth; ++j) z = fmaf(taps[j], values[e + j], z);
+        grads[e] = grad_activated(grads[e], z, args.silu);
+        if (e >= kElements) continue;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sums[j] = fmaf(grads[e], values[e + j], sums[j]);
+        sums[kWidth] += grads[e];
       }
-      grads[e] = grad_activated(grads[e], z, args.silu);
-      if (e >= kElements || !exists) continue;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) sums[j] = fmaf(grads[e], inputs[j], sums[j]);
-      sums[kWidth] += grads[e];
-      int64_t const column = token + e - of.end + final_columns;
-      if (!inside && column >= 0) {
-        results[e] = load(args.grad_final, offset(args.grad_final, of.index, at.channel, column));
+      for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          results[e] = fmaf(taps[kPast - i], grads[e + i], results[e]);
+        }
       }
-    }
+    } else {
+      int begins[kGrads];  // where the token's sequence begins: a place among them, or below 0
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      float result = taps[kPast] * grads[e];
+      for (int e = 0; e < kGrads; ++e) {
+        bool const exists = token + e < args.seqlen;
+        if (exists && token + e >= span.end) span = find(args, token + e, span.index);
+        begins[e] = static_cast<int>(max(span.begin - token, int64_t{-1}));
+        float z = of_bias, inputs[kWidth];
 #pragma unroll
-      for (int i = 1; i < kWidth; ++i) {
-        // Weights may be infinite: they count for nothing where there is no token of the sequence.
-        bool const follows = inside || (token + e + i < args.seqlen && begins[e + i] <= e);
-        if (follows) result = fmaf(taps[kPast - i], grads[e + i], result);
+        for (int j = 0; j < kWidth; ++j) {
+          // Only tokens of the same sequence count, and what its state holds.
+          int64_t const back = span.begin - (token + e - (kPast - j));
+          inputs[j] = back > 0 ? before(args, span, at.channel, back) : values[e + j];
+          z = fmaf(taps[j], inputs[j], z);
+        }
+        grads[e] = grad_activated(grads[e], z, args.silu);
+        if (e >= kElements || !exists) continue;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sums[j] = fmaf(grads[e], inputs[j], sums[j]);
+        sums[kWidth] += grads[e];
+        int64_t const column = token + e - span.end + final_columns;
+        if (column >= 0 && final_columns > 0) {
+          results[e] =
+              load(args.grad_final, offset(args.grad_final, span.index, at.channel, column));
+        }
       }
-      results[e] += result;
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        float result = 0.f;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          // Weights may be infinite: they count for nothing where no token of the sequence is.
+          bool const follows = token + e + i < args.seqlen && begins[e + i] <= e;
+          if (follows) result = fmaf(taps[kPast - i], grads[e + i], result);
+        }
+        results[e] += result;
+      }
     }
     Tokens(args, args.grad_x, span.batch, at.channel).store(token, results);
   });

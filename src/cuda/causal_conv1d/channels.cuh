@@ -5,6 +5,7 @@
 #include "causal_conv1d/sequences.cuh"
 #include "causal_conv1d/tiles.h"
 #include "core/chunk.cuh"
+#include "ptx/cp_async.cuh"
 
 namespace flashvar::causal_conv1d {
 
@@ -63,47 +64,94 @@ struct ChannelPlace {
   }
 };
 
-// A thread's channels of the rows of a segment, one row after the other.
-template <class Dtype, int kElements>
-struct RowPointer {
+template <class Dtype>
+__device__ __forceinline__ typename Dtype::Word* first_row(const Tensor& tensor,
+                                                           const Segment& segment,
+                                                           int64_t channel) {
+  return static_cast<typename Dtype::Word*>(tensor.data) +
+         offset(tensor, segment.span.batch, segment.first, channel);
+}
+
+// Reads a thread's channels of rows that follow each other, kStages of them ahead: into shared
+// memory, where a thread has places of its own, or of chunks that are too small for that, into
+// registers. The kernel closes a group of copies for each row that it starts or reads.
+template <class Dtype, int kElements, int kStages>
+class RowReader {
   using C = Chunk<Dtype, kElements>;
-  typename Dtype::Word* data;
-  int64_t stride;
+  using Word = typename Dtype::Word;
+  static constexpr bool kCopies = C::kBytes >= 4;
 
-  __device__ __forceinline__ RowPointer(const Tensor& tensor, const Segment& segment,
-                                        int64_t channel)
-      : data(static_cast<typename Dtype::Word*>(tensor.data) +
-             offset(tensor, segment.span.batch, segment.first, channel)),
-        stride(tensor.strides[1]) {}
+ public:
+  struct alignas(16) Shared {
+    uint32_t words[kCopies ? kStages * kThreads * C::kBytes / 4 : 1];
+  };
 
-  // The next kRows rows; those behind the next `rows` are 0.
-  template <int kRows>
-  __device__ __forceinline__ void load(C (&chunks)[kRows], int rows) {
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      chunks[u].template load<true>(data, rows - u);
-      data += stride;
-    }
+  __device__ __forceinline__ RowReader(Shared& shared, const Tensor& tensor, const Segment& segment,
+                                       int64_t channel)
+      : shared_(shared.words),
+        next_(first_row<Dtype>(tensor, segment, channel)),
+        stride_(tensor.strides[1]) {}
+
+  // Called for each of the first kStages rows, before any is read.
+  __device__ __forceinline__ void start(int stage, bool exists) {
+    if constexpr (kCopies) copy(stage, exists);
   }
-  // Writes the next row.
-  __device__ __forceinline__ void store(const float (&values)[kElements]) {
+
+  // The next row, whose number is `stage` modulo kStages; `left`: rows from it on.
+  __device__ __forceinline__ void read(int stage, int left, float (&values)[kElements]) {
     C chunk;
-    chunk.pack(values);
-    chunk.template store<true>(data, 1);
-    data += stride;
+    if constexpr (kCopies) {
+      memcpy(chunk.words, place(stage), C::kBytes);
+    } else {
+      if (stage == 0) {
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+          chunks_[i].template load<true>(next_, left - i);
+          next_ += stride_;
+        }
+      }
+      chunk = chunks_[stage];
+    }
+    chunk.unpack(values);
+    if constexpr (kCopies) copy(stage, left > kStages);
   }
+
+ private:
+  __device__ __forceinline__ uint32_t* place(int stage) const {
+    uint32_t* const words = shared_ + (stage * kThreads + threadIdx.x) * (C::kBytes / 4);
+    return static_cast<uint32_t*>(__builtin_assume_aligned(words, C::kBytes));
+  }
+  __device__ __forceinline__ void copy(int stage, bool exists) {
+    if (exists) ptx::cp_async<C::kBytes>(place(stage), next_);
+    next_ += stride_;
+  }
+
+  uint32_t* shared_;
+  const Word* next_;
+  int64_t stride_;
+  C chunks_[kCopies ? 1 : kStages];
 };
 
 // The kPast tokens before a segment, the oldest first.
-template <int kPast, int kElements>
+template <class Dtype, int kPast, int kElements>
 __device__ __forceinline__ void load_past(const Problem& problem, const Segment& segment,
                                           int64_t channel, float (&past)[kPast][kElements]) {
+  Chunk<Dtype, kElements> chunks[kPast];
+  int64_t const seen = segment.first - segment.span.begin;
+  const auto* const first = first_row<Dtype>(problem.x, segment, channel);
 #pragma unroll
   for (int k = 0; k < kPast; ++k) {
-    int64_t const at = segment.first - segment.span.begin - (kPast - k);
+    int const back = kPast - k;
+    chunks[k].template load<true>(first - back * problem.x.strides[1], seen >= back);
+  }
+#pragma unroll
+  for (int k = 0; k < kPast; ++k) {
+    int const back = kPast - k;
+    chunks[k].unpack(past[k]);
+    if (seen >= back || problem.state.data == nullptr) continue;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      past[k][e] = token(problem, segment.span, channel + e, at);
+      past[k][e] = before(problem, segment.span, channel + e, back - seen);
     }
   }
 }

@@ -13,7 +13,7 @@ template <class Target, class Dtype>
 struct FwdLaunch {
   static constexpr int kChunk = 16;  // bytes
   static constexpr int kElements = kChunk / sizeof(typename Dtype::Word);
-  static constexpr int kRowsAtOnce = 4;
+  static constexpr int kStages = 8;
   static constexpr int kLeastRows = 8, kMostRows = 64;
   static constexpr int kMostTiles = 8;
 
@@ -54,7 +54,7 @@ struct FwdLaunch {
           args, args.tiles.blocks + others, device, stream);
     }
     FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kCount, kLeastRows, kMostRows)};
-    return launch_blocks<fwd_channels_kernel<Dtype, kWidth, kCount, kRowsAtOnce>, Target>(
+    return launch_blocks<fwd_channels_kernel<Dtype, kWidth, kCount, kStages>, Target>(
         args, args.tiles.blocks + others, device, stream);
   }
 

@@ -34,29 +34,35 @@ __global__ void __launch_bounds__(kThreads, 3)
 
   at.each_chunk(args, args.tiles, kElements, [&](Span span, int64_t token) {
     float values[kPast + kElements], y[kElements], added[kElements] = {};
-    Tokens(args, args.x, span.batch, at.channel).template load_around<kPast, 0>(token, values);
+    Tokens(args, args.x, span.batch, at.channel).template load<kPast, 0>(token, values);
     if (args.residual.data != nullptr) {
       if constexpr (kElements > 1) {
-        Tokens(args, args.residual, span.batch, at.channel).load(token, added);
+        Tokens(args, args.residual, span.batch, at.channel).template load<0, 0>(token, added);
       } else {
         added[0] = load(args.residual, offset(args.residual, span.batch, token, at.channel));
       }
     }
-    bool const inside = span.begin <= token - kPast && token + kElements <= span.end;
-    Span of = span;
+    if (span.begin <= token - kPast && token + kElements <= span.end) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      if (!inside && token + e >= of.end && token + e < args.seqlen) {
-        of = find(args, token + e, of.index);
+      for (int e = 0; e < kElements; ++e) {
+        y[e] = of_bias;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) y[e] = fmaf(taps[j], values[e + j], y[e]);
       }
-      y[e] = of_bias;
+    } else {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        float value = values[e + j];
-        // Only tokens of the same sequence count, and what its state holds.
-        int64_t const back = of.begin - (token + e - (kPast - j));
-        if (!inside && back > 0) value = before(args, of, at.channel, back);
-        y[e] = fmaf(taps[j], value, y[e]);
+      for (int e = 0; e < kElements; ++e) {
+        if (token + e >= span.end && token + e < args.seqlen) {
+          span = find(args, token + e, span.index);
+        }
+        y[e] = of_bias;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          // Only tokens of the same sequence count, and what its state holds.
+          int64_t const back = span.begin - (token + e - (kPast - j));
+          float const value = back > 0 ? before(args, span, at.channel, back) : values[e + j];
+          y[e] = fmaf(taps[j], value, y[e]);
+        }
       }
     }
 #pragma unroll

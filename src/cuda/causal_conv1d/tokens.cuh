@@ -68,18 +68,6 @@ struct TokenPointer {
         stride(tensor.strides[1]),
         seqlen(problem.seqlen) {}
 
-  // The elements from `token` on, which is a multiple of kElements; 0 where there are none.
-  __device__ __forceinline__ void load(int64_t token, float (&values)[kElements]) const {
-    C chunk;
-    int64_t const count = token < 0 ? 0 : seqlen - token;
-    if (count >= kElements || count <= 0) {
-      chunk.template load<true>(data + token * stride, count > 0);
-    } else {
-      chunk.template load<false>(data + token * stride, static_cast<int>(count));
-    }
-    chunk.unpack(values);
-  }
-
   __device__ __forceinline__ void store(int64_t token, const float (&values)[kElements]) const {
     C chunk;
     chunk.pack(values);
@@ -91,19 +79,40 @@ struct TokenPointer {
     }
   }
 
-  // values[i]: the element i - kBefore places from `token`, up to kElements + kAfter of them.
+  // values[i]: the element i - kBefore places from `token`, a multiple of kElements, up to
+  // kElements
+  // + kAfter of them; 0 where there are none. All loads are made before one is waited for.
   template <int kBefore, int kAfter>
-  __device__ __forceinline__ void load_around(int64_t token,
-                                              float (&values)[kBefore + kElements + kAfter]) const {
+  __device__ __forceinline__ void load(int64_t token,
+                                       float (&values)[kBefore + kElements + kAfter]) const {
     constexpr int kChunksBefore = (kBefore + kElements - 1) / kElements;
-    constexpr int kChunksAfter = (kAfter + kElements - 1) / kElements;
+    constexpr int kChunks = kChunksBefore + 1 + (kAfter + kElements - 1) / kElements;
+    C chunks[kChunks];
+    const auto* const first = data + token * stride;
+    auto left = [&](int i) { return seqlen - token - (i - kChunksBefore) * kElements; };
+    bool const whole = left(kChunks - 1) >= kElements;
 #pragma unroll
-    for (int i = -kChunksBefore; i <= kChunksAfter; ++i) {
+    for (int i = 0; i < kChunks; ++i) {
+      int const place = (i - kChunksBefore) * kElements;
+      bool const begun = token + place >= 0;
+      chunks[i].template load<true>(first + place * stride,
+                                    begun && (whole || left(i) >= kElements));
+    }
+    if (!whole) {
+#pragma unroll
+      for (int i = kChunksBefore; i < kChunks; ++i) {
+        if (0 >= left(i) || left(i) >= kElements) continue;
+        chunks[i].template load<false>(first + (i - kChunksBefore) * kElements * stride,
+                                       static_cast<int>(left(i)));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
       float chunk[kElements];
-      load(token + i * kElements, chunk);
+      chunks[i].unpack(chunk);
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        int const place = kBefore + i * kElements + e;
+        int const place = kBefore + (i - kChunksBefore) * kElements + e;
         if (0 <= place && place < kBefore + kElements + kAfter) values[place] = chunk[e];
       }
     }
