@@ -76,7 +76,7 @@ _empty_like = torch.empty_like
 def _plan(
     plans: dict[tuple[Any, ...], _P], make: Callable[..., _P], given: dict[str, Any], *options: Any
 ) -> _P:
-    """The plan of calls with such tensors and options, whose last are the layout and the backend."""
+    """The plan of calls with such tensors and options, the last of which are layout and backend."""
     try:
         key = (
             *[
