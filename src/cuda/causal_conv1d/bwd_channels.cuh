@@ -3,6 +3,7 @@
 // too. Behind its last row it goes on as far as these need.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "causal_conv1d/channels.cuh"
 #include "causal_conv1d/filter.cuh"
@@ -85,48 +86,66 @@ __global__ void __launch_bounds__(kThreads, 2)
     float past[kPast][kElements];
     load_past<Dtype>(args, segment, channel, past);
     auto* to = first_row<Dtype>(args.grad_x, segment, channel);
-    auto finish = [&](float (&grad)[kElements], int row) {
-      if (row >= first_kept) add_grad_final(args, segment.span, channel, left - row, grad);
+    auto write = [&](const float (&grad)[kElements]) {
       Chunk<Dtype, kElements> chunk;
       chunk.pack(grad);
       chunk.template store<true>(to, 1);
       to += args.grad_x.strides[1];
     };
+    auto finish = [&](float (&grad)[kElements], int row) {
+      if (row >= first_kept) add_grad_final(args, segment.span, channel, left - row, grad);
+      write(grad);
+    };
     float pending[kPast][kElements] = {};  // gradients of the last rows
+    // One row; kInner: it is the thread's, and the row that it completes has no final state.
+    auto step = [&](auto inner, bool silu, int stage, int row) {
+      constexpr bool kInner = decltype(inner)::value;
+      float newest[kElements], grad[kElements], done[kElements];
+      ptx::cp_async_wait<kStages - 1>();
+      from.read(stage, ahead - row, newest);
+      grads.read(stage, ahead - row, grad);
+      ptx::cp_async_commit();
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        grad[e] = grad_activated(grad[e], convolved<kWidth>(filters, past, newest[e], e), silu);
+      }
+      if (kInner || row < rows) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+          for (int j = 0; j < kPast; ++j) sums[j][e] = fmaf(grad[e], past[j][e], sums[j][e]);
+          sums[kPast][e] = fmaf(grad[e], newest[e], sums[kPast][e]);
+          sums[kWidth][e] += grad[e];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        done[e] = fmaf(filters.taps[0][e], grad[e], pending[0][e]);
+#pragma unroll
+        for (int k = 0; k + 1 < kPast; ++k) {
+          pending[k][e] = fmaf(filters.taps[k + 1][e], grad[e], pending[k + 1][e]);
+        }
+        pending[kPast - 1][e] = filters.taps[kPast][e] * grad[e];
+      }
+      if constexpr (kInner) {
+        write(done);
+      } else if (row >= kPast) {
+        finish(done, row - kPast);
+      }
+      shift(past, newest);
+    };
     for (int row = 0; row < ahead; row += kStages) {
+      bool const inner = row >= kPast && row + kStages <= min(rows, first_kept + kPast);
+      if (inner && args.silu) {
 #pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) {
-        if (row + stage >= ahead) break;
-        float newest[kElements], grad[kElements], done[kElements];
-        ptx::cp_async_wait<kStages - 1>();
-        from.read(stage, ahead - (row + stage), newest);
-        grads.read(stage, ahead - (row + stage), grad);
-        ptx::cp_async_commit();
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          grad[e] =
-              grad_activated(grad[e], convolved<kWidth>(filters, past, newest[e], e), args.silu);
+        for (int stage = 0; stage < kStages; ++stage) {
+          step(std::true_type(), true, stage, row + stage);
         }
-        if (row + stage < rows) {
+      } else {
 #pragma unroll
-          for (int e = 0; e < kElements; ++e) {
-#pragma unroll
-            for (int j = 0; j < kPast; ++j) sums[j][e] = fmaf(grad[e], past[j][e], sums[j][e]);
-            sums[kPast][e] = fmaf(grad[e], newest[e], sums[kPast][e]);
-            sums[kWidth][e] += grad[e];
-          }
+        for (int stage = 0; stage < kStages; ++stage) {
+          if (row + stage < ahead) step(std::false_type(), args.silu, stage, row + stage);
         }
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          done[e] = fmaf(filters.taps[0][e], grad[e], pending[0][e]);
-#pragma unroll
-          for (int k = 0; k + 1 < kPast; ++k) {
-            pending[k][e] = fmaf(filters.taps[k + 1][e], grad[e], pending[k + 1][e]);
-          }
-          pending[kPast - 1][e] = filters.taps[kPast][e] * grad[e];
-        }
-        if (row + stage >= kPast) finish(done, row + stage - kPast);
-        shift(past, newest);
       }
     }
     // Where the sequence ends, nothing is added to its last rows.

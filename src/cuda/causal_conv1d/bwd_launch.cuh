@@ -16,9 +16,9 @@ struct BwdLaunch {
   static constexpr int kWordBytes = sizeof(typename Dtype::Word);
   // Of channels a thread keeps much more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
-  static constexpr int kStages = 8;
-  static constexpr int kLeastRows = 16, kMostRows = 64;
-  static constexpr int kMostTiles = 8;
+  static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
+  static constexpr int kLeastRows = 32, kMostRows = 128;
+  static constexpr int kMostTiles = 16;
 
   static constexpr CausalConv1dBwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};

@@ -17,7 +17,7 @@ struct BwdTokensArgs : BwdProblem {
 
 // kElements: of a chunk. With one, strides may be any.
 template <class Dtype, int kWidth, int kElements>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kElements > 1 ? 2 : 3)
     bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
   constexpr int kGrads = kElements + kPast;

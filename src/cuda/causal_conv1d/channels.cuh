@@ -19,7 +19,8 @@ struct ChannelPlace {
   int32_t lane, group;
   int64_t row_block;
   int64_t first_channel;  // of the block
-  int64_t row, last_row;  // of the thread: rows of all of the batch
+  int64_t row;            // the thread's first, of the rows of all of the batch
+  int32_t rows;
 
   __device__ __forceinline__ ChannelPlace(const Problem& problem, const ChannelTiles& tiles,
                                           int elements)
@@ -29,7 +30,8 @@ struct ChannelPlace {
         first_channel(int64_t{blockIdx.x % tiles.column_blocks} *
                       (int64_t{elements} << tiles.lanes_log2)),
         row(row_of(tiles, group)),
-        last_row(min(row + tiles.rows, problem.batch * problem.seqlen)) {}
+        rows(static_cast<int>(
+            min(int64_t{tiles.rows}, max(problem.batch * problem.seqlen - row, int64_t{0})))) {}
 
   // Calls f(segment) for each of the thread's sequences, in order. All threads of a warp call it.
   template <class F>
@@ -41,7 +43,8 @@ struct ChannelPlace {
       index = find_together(problem, row_of(tiles, first_of_warp));
     }
     if (!exists) return;
-    for (int64_t next = row; next < last_row;) {
+    int64_t next = row;
+    for (int left = rows; left > 0;) {
       Segment segment{};
       if (is_packed(problem)) {
         segment.span = find(problem, next, index);
@@ -52,9 +55,11 @@ struct ChannelPlace {
         segment.first = next - batch * problem.seqlen;
       }
       index = segment.span.index;
-      segment.last = min(segment.first + (last_row - next), segment.span.end);
+      segment.last = min(segment.first + left, segment.span.end);
       f(segment);
-      next += segment.last - segment.first;
+      int const done = static_cast<int>(segment.last - segment.first);
+      next += done;
+      left -= done;
     }
   }
 

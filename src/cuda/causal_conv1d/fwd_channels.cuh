@@ -34,7 +34,7 @@ __device__ __forceinline__ void add_residual(const FwdProblem& problem, const Se
 // kElements: of a thread, kStages: rows that are read ahead. With one element, strides and the
 // dtype of the residual may be any.
 template <class Dtype, int kWidth, int kElements, int kStages>
-__global__ void __launch_bounds__(kThreads, kElements > 4 ? 2 : 3)
+__global__ void __launch_bounds__(kThreads, 2)
     fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;

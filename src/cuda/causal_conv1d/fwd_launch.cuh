@@ -13,9 +13,9 @@ template <class Target, class Dtype>
 struct FwdLaunch {
   static constexpr int kChunk = 16;  // bytes
   static constexpr int kElements = kChunk / sizeof(typename Dtype::Word);
-  static constexpr int kStages = 8;
-  static constexpr int kLeastRows = 8, kMostRows = 64;
-  static constexpr int kMostTiles = 8;
+  static constexpr int kStages = 4;
+  static constexpr int kLeastRows = 16, kMostRows = 128;
+  static constexpr int kMostTiles = 16;
 
   static constexpr CausalConv1dFwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
