@@ -68,17 +68,18 @@ struct BwdLaunch {
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     Plan const chosen = plan(problem);
-    cudaError_t const error = with_width(problem.width, [&](auto width) {
-      return chosen.layout.chunks
-                 ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
-                 : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
+    return with_width(problem.width, [&](auto width) {
+      cudaError_t const error =
+          chosen.layout.chunks
+              ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
+              : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
+      if (error != cudaSuccess) return error;
+      SumsArgs const args{problem.parts, chosen.parts, problem.dim, problem.grad_weight,
+                          problem.grad_bias};
+      int64_t const columns = (width + 1) * problem.dim;
+      return launch_blocks<sums_kernel<width>, Target>(args, (columns + kSumLanes - 1) / kSumLanes,
+                                                       device, stream);
     });
-    if (error != cudaSuccess) return error;
-    SumsArgs const args{problem.parts, chosen.parts,        problem.dim,
-                        problem.width, problem.grad_weight, problem.grad_bias};
-    int64_t const columns = (problem.width + 1) * problem.dim;
-    return launch_blocks<sums_kernel, Target>(args, (columns + kSumLanes - 1) / kSumLanes, device,
-                                              stream);
   }
 
   template <int kWidth, int kOfChannels, int kOfTokens>
