@@ -283,7 +283,7 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
     [
         pytest.param(sim.A100, lacking("merge_states_fwd", "0.1.0+part"), id="a part was built"),
         pytest.param(sim.A100, lacking("merge_states_fwd", "0.0.9"), id="an older release"),
-        pytest.param(sim.A100, lacking("causal_conv1d_fwd"), id="no binary has the function"),
+        pytest.param(sim.A100, lacking("gated_delta_rule_update"), id="no binary has the function"),
         pytest.param(sim.GB200, ALL, id="no binary is for the device"),
     ],
 )

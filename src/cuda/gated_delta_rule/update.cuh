@@ -168,7 +168,7 @@ __device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChun
     for (int e = 0; e < kElements; ++e, from += stride) {
       words[e] = exists && e < count ? *from : Word{0};
     }
-    memcpy(&chunks[i].bits, words, sizeof(words));
+    memcpy(&chunks[i].words, words, sizeof(words));
   });
 }
 
@@ -203,7 +203,7 @@ struct UpdateState {
     tile.each_chunk(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
       typename C::States const chunk = packed(i);
       Word words[kElements];
-      memcpy(words, &chunk.bits, sizeof(words));
+      memcpy(words, &chunk.words, sizeof(words));
 #pragma unroll
       for (int e = 0; e < kElements; ++e, to += stride) {
         if (e < count) *to = words[e];
