@@ -34,7 +34,9 @@ struct UpdateConfig {
   static constexpr int kDim = kDim_;  // rows of a state that there is room for: a power of two
   // Neighbouring rows of a lane: of one load of the state.
   static constexpr int kRun = kKFirst ? States::kElements : 8;
-  static constexpr int kMostLanes = kDim == 256 && (kKFirst || States::kElements == 8) ? 16 : 8;
+  // Fewer lanes along K are more along V: 128 bytes of neighbours where registers hold the rows.
+  static constexpr int kMostLanes = kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
+                                                : (!kKFirst && States::kElements == 4 ? 4 : 8);
   static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
   static constexpr int kLanesV = 32 / kLanesK;
   static constexpr int kRows = kDim / kLanesK, kRuns = kRows / kRun;  // of a lane
