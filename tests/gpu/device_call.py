@@ -14,7 +14,7 @@ from oracle import Call, assert_gradients_right, assert_right
 import flashvar
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import KernelRow
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.ops.attention.spec import HEAD_DIM
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
@@ -30,7 +30,7 @@ def expected_architecture() -> str:
     """The binary that has to serve: the forced one, else the one made for this device."""
     forced = os.environ.get("FLASHVAR_FORCE_ARCH")
     if forced:
-        return Architecture.parse(forced).name
+        return BinaryKind.parse(forced).name
     return Architecture(*torch.cuda.get_device_capability()).name
 
 
@@ -43,7 +43,7 @@ def skip_unless_compiled(
     """
     if backend != "cuda":
         return
-    binaries = {one.architecture.name: one for one in registry.installed().binaries}
+    binaries = {one.kind.name: one for one in registry.installed().binaries}
     wanted = expected_architecture()
     if wanted not in binaries:
         named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
