@@ -68,7 +68,7 @@ def test_cpu_tensors_run_on_the_reference(system: System) -> None:
         pytest.param(sim.system(sim.H100), "cuda sm_80", "runs on 8.0 and higher", id="major"),
         pytest.param(sim.system(sim.A100), "cuda sm_86", "the device is 8.0", id="minor"),
         pytest.param(sim.system(sim.GB200), "cuda sm_90", "runs on exactly 9.0", id="specific"),
-        pytest.param(sim.system(sim.ORIN), "cuda sm_80", "Tegra", id="tegra"),
+        pytest.param(sim.system(sim.ORIN), "cuda sm_80", "8.7 inside a Tegra chip", id="tegra"),
         pytest.param(sim.system(sim.MI210, torch_hip="6.4"), "cuda sm_90", "ROCm 6.4", id="rocm"),
         pytest.param(
             sim.system(sim.L40S, **OLD_DRIVER),
