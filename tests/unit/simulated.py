@@ -82,7 +82,7 @@ def manifest(
         toolkit=Toolkit("nvcc", "13.0.88", "12.9.86" if older else None),
         minimum_driver=MinimumDriver((12, 0), "525") if older else MinimumDriver((13, 0), "580"),
         platform=platform_tag(),
-        library=LibraryFile(f"lib{kind.extra}.so", 4, "0" * 64),
+        library=LibraryFile(f"libflashvar_{kind.extra.replace('-', '_')}.so", 4, "0" * 64),
         kernels=tuple(
             kernel(op, dtype=dtype, head_dim=head_dim)
             for op in ops

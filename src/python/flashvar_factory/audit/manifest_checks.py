@@ -89,6 +89,9 @@ def _derived(
     toolkit = described.toolkit.machine_code
     if _TOOLKIT.fullmatch(toolkit):
         major, minor = (int(part[:6]) for part in toolkit.split(".")[:2])
+        formats = {image.before_13 for image in library.images if image.before_13 is not None}
+        if formats:
+            yield "device code in the format of CUDA 12", {major < 13}, formats
         if (major, minor) >= min(driver.BRANCHES):
             oldest = driver.minimum((major, minor), described.code_kinds)
             yield "minimum driver of that toolkit", oldest, described.minimum_driver
