@@ -92,6 +92,18 @@ def test_a_call_that_raises_fails() -> None:
     assert (found.passed, found.failure) == (False, "misaligned address")
 
 
+def test_gradients_without_a_kernel_leave_the_forward_to_check() -> None:
+    def call(given: Tensors) -> tuple[torch.Tensor, ...]:
+        if any(one.requires_grad and one.dtype is torch.bfloat16 for one in given.values()):
+            raise BackendUnavailableError("expected a backend that serves it")
+        return whole.call(given)
+
+    whole = next(cases("attention", "bf16"))
+    found = verification.judge("attention", replace(whole, call=call), "cuda sm_90", CPU)
+    assert found.passed
+    assert found.case == f"{whole.name} forward"
+
+
 def report(system: System, inventory: Inventory = WHEEL) -> diagnosis.Report:
     return diagnosis.examine(system, inventory, Overrides())
 

@@ -187,8 +187,8 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"
-        "with --bench also 1 when nothing could be timed. With --verify 0 when every checked\n"
-        "call is right, 1 when one is wrong or raises, or when there is no GPU to check.",
+        "with --bench also 1 when nothing could be timed. With --verify 0 when every\n"
+        "checked call is right, 1 when one is wrong or raises, or no GPU is there.",
         _doctor,
     ),
     "show": (

@@ -30,7 +30,7 @@ SECONDS: Final = 60.0
 class Case:
     """One call, with its inputs on the CPU in the dtypes of the call."""
 
-    name: str  # for people, e.g. "causal, bf16, head dim 64"
+    name: str  # for people, e.g. "packed bf16 64"
     inputs: Tensors
     call: Callable[[Tensors], tuple[torch.Tensor, ...]]
     leaves: tuple[str, ...] = ()  # the inputs that are differentiated

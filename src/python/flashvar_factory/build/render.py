@@ -152,7 +152,7 @@ def plan_json(build: Build, facts: Facts, config: Config) -> str:
         "source": vars(facts.source),
         "code": build.code,
         "code_kinds": build.code_kinds,
-        "toolkit": vars(facts.toolkit),
+        "toolkit": {key: value for key, value in vars(facts.toolkit).items() if value},
         "minimum_driver": vars(driver.minimum((major, minor), build.code_kinds)),
         "ran": build.ran,
         "platform": f"linux_{build.platform}",
