@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashvar import ops
 from flashvar.binaries.manifest import KernelRow, Rule
+from flashvar.binaries.variant import BinaryKind
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import OURS, Result, Speed, timed_ops
@@ -108,7 +109,7 @@ def _binaries(report: Report) -> tuple[Table, ...]:
 def _no_binary(report: Report) -> tuple[str, ...]:
     """A note, if there is no binary, that pip ignores unknown extras."""
     found, available = report.inventory, report.inventory.extras
-    extras = sorted(available.here | available.elsewhere)
+    extras = sorted(available.here | available.elsewhere, key=BinaryKind.parse)
     if not extras or found.binaries or found.refusals:
         return ()
     return (f"pip ignores unknown extras; flashvar has the extras {', '.join(extras)}.",)
