@@ -20,7 +20,7 @@ Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 LINE = """
 [architectures]
-sm_88 = { code = "88", family = "sm80", shared_memory = 166912, distribution = "flashvar-sm88" }"""
+sm_88 = { code = "88", family = "sm80", shared_memory = 101376, distribution = "flashvar-sm88" }"""
 NAME = "attention_fwd_bf16_hdim112"
 WORDS = ("sm88", "hdim=112", "dtype=bf16")
 

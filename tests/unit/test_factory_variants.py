@@ -274,3 +274,12 @@ def test_experimental_is_said(wheels: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (wheels.parent / "out").exists()
     assert main([*command, "--experimental"]) == 0
     assert "uv pip install --preview-features wheel-variants" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_a_variant_for_older_drivers_asks_for_less(name: str, wheels: Path) -> None:
+    kind = CONFIG.targets[name].kind
+    label = kind.extra.replace("-", "_")
+    (properties,) = metadata(made(wheels)[label])["variants"].values()
+    assert properties["nvidia"]["cuda_version_lower_bound"] == [f"{kind.cuda}.0"]
+    assert f"flashvar/_binaries/{name}/manifest.json" in archive.read(made(wheels)[label])
