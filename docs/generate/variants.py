@@ -115,9 +115,10 @@ def _asked(
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     """The keys of one table that are values, as the reader knows them."""
     here = _at(document, path)
+    tables = {_general(document, one) for one in _paths(document)}
     for key in _valid_keys(document, path) or list(here):
         value = here.get(key)
-        if isinstance(value, dict):
+        if isinstance(value, dict) or _general(document, (*path, key)) in tables:
             continue
         if key in document["ops"] and path == ("defaults",):
             continue  # another op of which the file says nothing
