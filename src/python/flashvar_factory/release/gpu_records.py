@@ -190,7 +190,7 @@ def _differences(one: Binary, described: Manifest, platform: str) -> Iterator[st
     """What the binary that ran and the one that is released do not share."""
     if one.toolkit != described.toolkit.machine_code:
         made = described.toolkit.machine_code
-        yield f"its binary is of CUDA {one.toolkit}, the release's of {made}"
+        yield f"its binary is of nvcc {one.toolkit}, the release's of {made}"
     built = (one.version, one.code_kinds, platform)
     if built != (described.version, described.code_kinds, described.platform):
         return  # a build of other parts, e.g. with PTX: its hash covers these
