@@ -253,7 +253,7 @@ int main() {
     p.final_columns = 3;
     p.final_state.data = nullptr;
   });
-  call("no tokens", flashvar_causal_conv1d_fwd, [](ConvFwd& p) {
+  call("no rows of x", flashvar_causal_conv1d_fwd, [](ConvFwd& p) {
     p.problem.seqlen = 0;
     p.problem.x.data = p.y.data = nullptr;
   });
@@ -363,7 +363,7 @@ EXPECTED: dict[str, str | None] = {
     "dtype of y": "y must have the problem's dtype, 0, found 2",
     "dtype of residual": "the dtype of residual must be 0 to 2, found 3",
     "final state": "causal_conv1d_fwd needs the address of final_state.data, found NULL",
-    "no tokens": None,
+    "no rows of x": None,
     "final state alone": "",
     "sequences": "sequences must be the batch without cu_seqlens, found 2 and 1",
     "packed batch": "batch must be 1 beside cu_seqlens, found 2",

@@ -13,7 +13,7 @@ REQUIREMENTS = [
     "torch>=2.8",
     *(f'{one} and extra == "{name}"' for name, found in STATED.items() for one in found),
 ]
-EVERY = frozenset(target.architecture.extra for target in CONFIG.targets.values())
+EVERY = frozenset(target.kind.extra for target in CONFIG.targets.values())
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,17 @@ EVERY = frozenset(target.architecture.extra for target in CONFIG.targets.values(
 )
 def test_metadata_of_a_release_says_what_is_had_where(platform: str) -> None:
     here = frozenset(
-        target.architecture.extra
+        target.kind.extra
         for target in CONFIG.targets.values()
         if platform in {f"linux_{machine}" for machine in target.platforms}
     )
     assert read(STATED, REQUIREMENTS, platform) == Extras(here, EVERY - here)
+
+
+def test_an_extra_of_a_shared_wheel_is_no_binary_of_its_own() -> None:
+    assert {"sm120", "sm121"} <= STATED.keys()
+    assert STATED["sm121"] == STATED["sm120"]
+    assert "sm121" not in EVERY
 
 
 def test_extra_without_a_marker_is_for_every_platform() -> None:

@@ -399,3 +399,20 @@ def test_nothing_installed_says_what_installers_do_with_other_extras() -> None:
     text = rendered(report(sim.system(sim.T4), NOTHING))
     assert "pip ignores unknown extras; flashvar has the extras sm80, sm86" in text
     assert "passes over" not in rendered(report(sim.system(sim.T4)))
+
+
+@pytest.mark.parametrize(
+    ("ran", "words"),
+    [
+        ("never", "The code of sm_90 has never run on a GPU; `flashvar doctor --verify`"),
+        ("ptx", "The code of sm_90 has run on no GPU of its own architecture, only as PTX"),
+        ("own", None),
+        (None, None),
+    ],
+)
+def test_a_binary_that_never_ran_says_so(ran: str | None, words: str | None) -> None:
+    found = report(sim.system(sim.H100), Inventory((sim.binary("90a", ran=ran),)))
+    text = str(doctor_page.page(found))
+    assert ("--verify" in text) is (words is not None)
+    assert words is None or words in text
+    assert json.loads(found.to_json())["binaries"][0]["ran"] == ran

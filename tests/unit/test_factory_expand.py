@@ -30,7 +30,8 @@ def developed(words: str, *capabilities: native.Capability) -> tuple[Build, ...]
 @pytest.mark.parametrize("config", [CONFIG, SHIPPED], ids=["these tests'", "the project's"])
 def test_everything_is_every_architecture_by_every_value_of_every_axis(config: Config) -> None:
     builds = released(config)
-    assert [build.architecture.name for build in builds] == list(config.targets)
+    here = [name for name, target in config.targets.items() if native.MACHINE in target.platforms]
+    assert [build.kind.name for build in builds] == here
     for build in builds:
         for op in config.default_ops:
             mine = [kernel.words for kernel in build.kernels if kernel.op == op]

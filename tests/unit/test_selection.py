@@ -68,7 +68,7 @@ def test_cpu_tensors_run_on_the_reference(system: System) -> None:
         pytest.param(sim.system(sim.H100), "cuda sm_80", "runs on 8.0 and higher", id="major"),
         pytest.param(sim.system(sim.A100), "cuda sm_86", "the device is 8.0", id="minor"),
         pytest.param(sim.system(sim.GB200), "cuda sm_90", "runs on exactly 9.0", id="specific"),
-        pytest.param(sim.system(sim.ORIN), "cuda sm_80", "Tegra", id="tegra"),
+        pytest.param(sim.system(sim.ORIN), "cuda sm_80", "8.7 inside a Tegra chip", id="tegra"),
         pytest.param(sim.system(sim.MI210, torch_hip="6.4"), "cuda sm_90", "ROCm 6.4", id="rocm"),
         pytest.param(
             sim.system(sim.L40S, **OLD_DRIVER),
@@ -275,12 +275,15 @@ def test_refused_binary_stands_where_it_would_have_served(
     assert found.fix == fix
 
 
-@pytest.mark.parametrize("device", [sim.ORIN, sim.MI210], ids=["Tegra", "ROCm"])
-def test_repairing_a_binary_is_not_suggested_where_none_can_run(device: Device) -> None:
-    hip = "6.4" if device is sim.MI210 else None
+def test_repairing_a_binary_is_not_suggested_where_none_can_run() -> None:
     inventory = Inventory((), (refused(None), refused("sm_80")))
-    decision = select(BF16_64, sim.system(device, torch_hip=hip), inventory)
+    decision = select(BF16_64, sim.system(sim.MI210, torch_hip="6.4"), inventory)
     assert {one.fix for one in decision.results} == {None}
+
+
+def test_repairing_another_binary_is_not_suggested_on_tegra() -> None:
+    decision = select(BF16_64, sim.system(sim.ORIN), Inventory((), (refused("sm_80"),)))
+    assert result_of(decision, "cuda sm_80").fix is None
 
 
 def test_explanation_has_a_line_per_candidate_with_the_fix() -> None:

@@ -61,6 +61,6 @@ def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
 
 
 def _serving(capability: Capability, config: Config) -> str | None:
-    architectures = (target.architecture for target in config.targets.values())
-    candidates = [one for one in architectures if one.runs_on(capability)]
+    targets = (target for target in config.targets.values() if target.toolkit is None)
+    candidates = [one.architecture for one in targets if one.architecture.runs_on(capability)]
     return max(candidates).name if candidates else None

@@ -19,4 +19,5 @@ SPEC: Final = OpSpec(
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.causal_conv1d.warmup",
     speed="flashvar.ops.causal_conv1d.speed",
+    verify="flashvar.ops.causal_conv1d.verify",
 )

@@ -30,4 +30,5 @@ SPEC: Final = OpSpec(
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.gated_delta_rule.warmup",
     speed="flashvar.ops.gated_delta_rule.speed",
+    verify="flashvar.ops.gated_delta_rule.verify",
 )
