@@ -15,8 +15,8 @@ from typing import Final
 from flashvar.binaries.variant import Architecture
 
 # Markers of the requirements that flashvar_factory.config.extras writes, all for Linux.
-_EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
-_MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
+EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
+MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> E
     """The architectures among extras; the markers of the requirements give their platforms."""
     served: dict[str, set[str]] = {}
     for requirement in requirements:
-        platforms = {f"linux_{machine}" for machine in _MACHINE.findall(requirement)}
-        for extra in _EXTRA.findall(requirement):
+        platforms = {f"linux_{machine}" for machine in MACHINE.findall(requirement)}
+        for extra in EXTRA.findall(requirement):
             served.setdefault(extra, set()).update(platforms)
     every = frozenset(extra for extra in extras if _is_architecture(extra))
     # An extra without a marker is for every platform.

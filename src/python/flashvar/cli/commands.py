@@ -13,6 +13,7 @@ from flashvar._version import __version__
 
 _EPILOG: Final = """\
 start here:
+  flashvar install           bring the binaries of the GPUs here
   flashvar doctor            what runs here, why, and how to improve it
   flashvar doctor --bench    ten seconds on the GPU, beside recorded rates
   flashvar warmup            compile Triton kernels before the first request
@@ -115,6 +116,23 @@ def _doctor(parser: Parser, _op: str) -> None:
     )
 
 
+def _install(parser: Parser, _op: str) -> None:
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="PLACE",
+        help="a folder of wheels, or the address of an index (default: FLASHVAR_INDEX)",
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="sm_XY,...",
+        help="install for these GPUs, or all, and not for those of this machine",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="fetch and check everything, install nothing"
+    )
+
+
 def _show(parser: Parser, _op: str) -> None:
     parser.add_argument("architecture", nargs="*", help="sm_XY (default: all installed)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -175,6 +193,13 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"
         "with --bench also 1 when nothing could be timed.",
         _doctor,
+    ),
+    "install": (
+        "install the binaries of this machine's GPUs, after checking them",
+        "Exit code 0 when they are installed. Else nothing was changed, and it says why: 12 the\n"
+        "environment, 13 no GPU or no binary for it, 14 the driver is too old, 15 no source has\n"
+        "the wheel, 16 a hash differs.",
+        _install,
     ),
     "show": (
         "list the installed binaries and their kernels",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow, Manifest
 from flashvar.binaries.registry import Binary
 from flashvar.binaries.variant import short_axis
 from flashvar.machine.system import Device, System
@@ -70,13 +70,9 @@ def rejections(
             f"{'' if architecture.specific else ' and higher minors'}, "
             f"the device is {dotted(device.capability)}"
         )
-    minimum = manifest.minimum_driver
-    if system.driver_cuda is None or system.driver_cuda < minimum.cuda:
-        yield Rejection(
-            f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
-            f"found {_driver(system)}",
-            f"update the NVIDIA driver to {minimum.display} or newer",
-        )
+    too_old = driver_rejection(manifest, system)
+    if too_old is not None:
+        yield too_old
     for axis, asked in request.by_axis:
         if axis.off_step(asked):
             yield Rejection(
@@ -94,6 +90,18 @@ def rejections(
             f"{kernel.name} needs {kernel.shared_memory} bytes of shared memory, "
             f"a block may have {device.shared_memory}"
         )
+
+
+def driver_rejection(manifest: Manifest, system: System) -> Rejection | None:
+    """The reason why a machine's driver cannot load a binary; None if it can."""
+    minimum = manifest.minimum_driver
+    if system.driver_cuda is not None and system.driver_cuda >= minimum.cuda:
+        return None
+    return Rejection(
+        f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
+        f"found {_driver(system)}",
+        f"update the NVIDIA driver to {minimum.display} or newer",
+    )
 
 
 def _wasteful_axes(request: Request, binary: Binary, kernel: KernelRow) -> Iterator[Rejection]:
