@@ -19,6 +19,7 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError  # noqa: E402
+from flashvar_factory.build import example  # noqa: E402
 from flashvar_factory.cli.selected import Selected  # noqa: E402
 from flashvar_factory.config import native, schema, selection_arguments  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
@@ -86,7 +87,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    folders = (ROOT / "src" / "cuda", ROOT / "cmake", ROOT / "tests" / "packaging")
+    folders = (ROOT / "src" / "cuda", ROOT / "cmake", example.TEMPLATE)
     files = [file for folder in folders for file in sorted(folder.rglob("*.*"))]
     cpp = [str(file) for file in files if file.suffix in {".cu", ".cuh", ".cc", ".h"}]
     session.run("clang-format", "--dry-run", "--Werror", *cpp)

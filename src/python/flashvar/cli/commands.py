@@ -196,9 +196,9 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     ),
     "install": (
         "install the binaries of this machine's GPUs, after checking them",
-        "Exit code 0 when they are installed. Else nothing was changed, and it says why: 12 the\n"
-        "environment, 13 no GPU or no binary for it, 14 the driver is too old, 15 no source has\n"
-        "the wheel, 16 a hash differs.",
+        "Exit code 0 when they are installed; `flashvar doctor` shows what runs then. Else\n"
+        "nothing was changed: 12 the environment is not whole, 13 no GPU or no binary for\n"
+        "it, 14 the driver is too old, 15 no source has the wheel, 16 a hash differs.",
         _install,
     ),
     "show": (
