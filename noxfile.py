@@ -286,6 +286,15 @@ def cibuildwheel(session: nox.Session) -> None:
     session.run(*command, env=WITH_SOURCES)
 
 
+@nox.session(name="foreign-wheels", reuse_venv=True)
+def foreign_wheels(session: nox.Session) -> None:
+    """Build wheels of another project's kernels, from its sdist: `-- causal_conv1d sm_90`."""
+    install(session, "foreign")
+    install_toolkit(session)
+    words = session.posargs or ["causal_conv1d"]
+    session.run("python", "tests/foreign/wheels.py", *words, env=WITH_SOURCES)
+
+
 def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
     """Run the unit tests of these names in the environment of a group."""
     install(session, group)
