@@ -20,8 +20,12 @@ from flashvar_factory.build import example
 ROOT = Path(__file__).parents[2]
 PROJECT = example.TEMPLATE
 PAGE = (ROOT / "docs" / "other-kernels.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^python (-m flashvar_factory .+)$", PAGE, re.MULTILINE)
-QUOTED = re.findall(r"^```(?:cmake|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    f"-m flashvar_factory {words}"
+    for words in re.findall(r"^wheel-factory (.+)$", PAGE, re.MULTILINE)
+    if not words.startswith("init ")
+]
+QUOTED = re.findall(r"^```(?:cmake|cpp|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 # What a loader of that project would do, with nothing but its wheel and the standard library.
 ASK = """
@@ -104,7 +108,8 @@ def test_the_page_has_a_command_for_each_step() -> None:
 
 @pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.splitlines()[0])
 def test_the_page_quotes_the_project(block: str) -> None:
-    files = [PROJECT / "variants.toml", *PROJECT.rglob("CMakeLists.txt")]
+    cuda = [*PROJECT.rglob("CMakeLists.txt"), *PROJECT.rglob("*.cuh")]
+    files = [PROJECT / "variants.toml", *cuda]
     assert any(block in file.read_text(encoding="utf-8") for file in files)
 
 
