@@ -87,7 +87,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    folders = (ROOT / "src" / "cuda", ROOT / "cmake", example.TEMPLATE)
+    folders = (ROOT / "src" / "cuda", ROOT / "cmake", example.TEMPLATE, ROOT / "tests" / "foreign")
     files = [file for folder in folders for file in sorted(folder.rglob("*.*"))]
     cpp = [str(file) for file in files if file.suffix in {".cu", ".cuh", ".cc", ".h"}]
     session.run("clang-format", "--dry-run", "--Werror", *cpp)

@@ -19,6 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+# What stands in for torch's own headers in the sources of all projects.
+HEADERS = "torch_headers"
 
 # What a fresh environment tries, with nothing but the wheels: every library loads, says what its
 # manifest says, and refuses what it has no kernel for.
@@ -82,7 +84,9 @@ def prepare(name: str, project: Path) -> None:
     run(sys.executable, "-m", "pip", *pip, "--dest", str(sdists), environ=skipped)
     (sdist,) = sdists.glob(f"{name}-*.tar.gz")
     shutil.copytree(HERE / name, project, dirs_exist_ok=True)
-    upstream = project / "src" / "cuda" / "upstream"
+    sources = project / "src" / "cuda"
+    upstream = sources / "upstream"
+    shutil.copytree(HERE / HEADERS, sources / HEADERS, dirs_exist_ok=True)
     fresh = project.parent / f"{name}.unpacked"
     shutil.rmtree(fresh, ignore_errors=True)
     with tarfile.open(sdist) as archive:

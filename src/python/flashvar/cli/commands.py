@@ -196,9 +196,10 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     ),
     "install": (
         "install the binaries of this machine's GPUs, after checking them",
-        "Exit code 0 when they are installed; `flashvar doctor` shows what runs then. Else\n"
-        "nothing was changed: 12 the environment is not whole, 13 no GPU or no binary for\n"
-        "it, 14 the driver is too old, 15 no source has the wheel, 16 a hash differs.",
+        "Exit code 0 when they are installed; `flashvar doctor` shows what runs then.\n"
+        "Else nothing was changed: 12 the environment is not whole, 13 no GPU or no\n"
+        "binary for it, 14 the driver is too old, 15 no source has the wheel, 16 a\n"
+        "hash differs.",
         _install,
     ),
     "show": (

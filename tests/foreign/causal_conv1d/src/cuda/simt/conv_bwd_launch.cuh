@@ -23,13 +23,13 @@ struct ConvBwdLaunch {
   static cudaError_t launch(const causalconv1d_call& call) {
     auto params = *static_cast<const ConvParamsBwd*>(call.params);
     auto const stream = static_cast<cudaStream_t>(call.stream);
-    first_error = cudaSuccess;
+    foreign::first_error = cudaSuccess;
     if (call.channel_last != 0) {
       causal_conv1d_channellast_bwd_cuda<Element, Weight>(params, stream);
     } else {
       causal_conv1d_bwd_cuda<Element, Weight>(params, stream);
     }
-    return first_error;
+    return foreign::first_error;
   }
 };
 

@@ -20,9 +20,9 @@ struct ConvUpdateLaunch {
  private:
   static cudaError_t launch(const causalconv1d_call& call) {
     auto params = *static_cast<const ConvParamsBase*>(call.params);
-    first_error = cudaSuccess;
+    foreign::first_error = cudaSuccess;
     causal_conv1d_update_cuda<Element, Weight>(params, static_cast<cudaStream_t>(call.stream));
-    return first_error;
+    return foreign::first_error;
   }
 };
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-namespace causalconv1d {
+namespace foreign {
 
 inline thread_local cudaError_t first_error = cudaSuccess;
 
@@ -14,7 +14,7 @@ inline void keep(cudaError_t error) {
   if (first_error == cudaSuccess) first_error = error;
 }
 
-}  // namespace causalconv1d
+}  // namespace foreign
 
-#define C10_CUDA_CHECK(call) ::causalconv1d::keep(call)
-#define C10_CUDA_KERNEL_LAUNCH_CHECK() ::causalconv1d::keep(cudaGetLastError())
+#define C10_CUDA_CHECK(call) ::foreign::keep(call)
+#define C10_CUDA_KERNEL_LAUNCH_CHECK() ::foreign::keep(cudaGetLastError())
