@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,21 @@ def test_a_folder_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(InstallError, match="no permission"):
         installer.find({})
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_python_of_the_system_is_left_alone(
+    allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    environ = {"PATH": "", "PIP_BREAK_SYSTEM_PACKAGES": "1" if allowed else ""}
+    if allowed:
+        assert isinstance(installer.find(environ), installer.Pip)
+    else:
+        with pytest.raises(InstallError, match="which the system manages"):
+            installer.find(environ)
 
 
 def test_other_places_do_not_reach_the_installer(monkeypatch: pytest.MonkeyPatch) -> None:

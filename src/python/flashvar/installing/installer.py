@@ -71,10 +71,12 @@ def find(environ: Mapping[str, str]) -> Installer:
     """
     site = Path(sysconfig.get_path("purelib"))
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
-    if sys.prefix == sys.base_prefix and marker.exists():
+    allowed = any(environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES") for tool in ("PIP", "UV"))
+    if sys.prefix == sys.base_prefix and marker.exists() and not allowed:
         raise InstallError(
             f"expected an environment of your own, found {sys.prefix}, which the system manages: "
-            "make one with `python -m venv`, and install flashvar there"
+            "make one with `python -m venv`, and install flashvar there; in an image, set "
+            "PIP_BREAK_SYSTEM_PACKAGES=1"
         )
     if not site.is_dir() or not os.access(site, os.W_OK | os.X_OK):
         raise InstallError(
