@@ -10,6 +10,7 @@ import pytest
 from matrix import CONFIG, TEXT
 
 from flashvar.errors import ConfigurationError
+from flashvar.machine import driver
 from flashvar_factory.config import extras, native, schema, version
 from flashvar_factory.config.expand import Build, expand, select_all, select_dev
 from flashvar_factory.config.schema import Config
@@ -155,5 +156,7 @@ def test_no_cuda_driver_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(sys.modules["flashvar_factory.config.native"].ctypes, "CDLL", refuse)
+    monkeypatch.setattr(sys.modules["flashvar.machine.driver"].ctypes, "CDLL", refuse)
+    driver._library.cache_clear()
     assert native.capabilities() == ()
+    driver._library.cache_clear()

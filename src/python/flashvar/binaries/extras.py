@@ -15,8 +15,8 @@ from typing import Final
 from flashvar.binaries.variant import BinaryKind
 
 # Markers of the requirements that flashvar_factory.config.extras writes, all for Linux.
-_EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
-_MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
+EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
+MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> E
     served: dict[str, set[str]] = {}
     installed: dict[str, str] = {}
     for requirement in requirements:
-        platforms = {f"linux_{machine}" for machine in _MACHINE.findall(requirement)}
-        for extra in _EXTRA.findall(requirement):
+        platforms = {f"linux_{machine}" for machine in MACHINE.findall(requirement)}
+        for extra in EXTRA.findall(requirement):
             served.setdefault(extra, set()).update(platforms)
             installed[extra] = requirement.partition(";")[0].strip()
     binaries = sorted(filter(_names_binary, extras), key=BinaryKind.parse, reverse=True)

@@ -102,6 +102,12 @@ def _warmup(chosen: argparse.Namespace) -> int:
     return warmup.run(asked, as_json=chosen.json)
 
 
+def _install(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import install
+
+    return install.run(chosen)
+
+
 def _tune(chosen: argparse.Namespace) -> int:
     from flashvar.cli import tune
 
@@ -110,6 +116,7 @@ def _tune(chosen: argparse.Namespace) -> int:
 
 _RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "doctor": _doctor,
+    "install": _install,
     "show": _show,
     "tune": _tune,
     "warmup": _warmup,

@@ -13,6 +13,7 @@ from flashvar._version import __version__
 
 _EPILOG: Final = """\
 start here:
+  flashvar install           bring the binaries of the GPUs here
   flashvar doctor            what runs here, why, and how to improve it
   flashvar doctor --verify   a minute of checks on the GPU
   flashvar doctor --bench    ten seconds on the GPU, beside recorded rates
@@ -129,6 +130,23 @@ def _doctor(parser: Parser, _op: str) -> None:
     )
 
 
+def _install(parser: Parser, _op: str) -> None:
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="PLACE",
+        help="a folder of wheels, or the address of an index (default: FLASHVAR_INDEX)",
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="sm_XY,...",
+        help="install for these GPUs, or all, and not for those of this machine",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="fetch and check everything, install nothing"
+    )
+
+
 def _show(parser: Parser, _op: str) -> None:
     parser.add_argument("architecture", nargs="*", help="sm_XY (default: all installed)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -190,6 +208,14 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
         "with --bench also 1 when nothing could be timed. With --verify 0 when every\n"
         "checked call is right, 1 when one is wrong or raises, or no GPU is there.",
         _doctor,
+    ),
+    "install": (
+        "install the binaries of this machine's GPUs, after checking them",
+        "Exit code 0 when they are installed; `flashvar doctor` shows what runs then.\n"
+        "Else nothing was changed: 12 the environment is not whole, 13 no GPU or no\n"
+        "binary for it, 14 the driver is too old, 15 no source has the wheel, 16 a\n"
+        "hash differs.",
+        _install,
     ),
     "show": (
         "list the installed binaries and their kernels",

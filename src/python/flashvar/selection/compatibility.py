@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow, Manifest
 from flashvar.binaries.registry import Binary
 from flashvar.binaries.variant import Architecture, short_axis
 from flashvar.machine.system import Device, System
@@ -69,15 +69,9 @@ def rejections(
     if not translated and not runs:
         of_device = dotted(device.capability) + (" inside a Tegra chip" if device.tegra else "")
         yield Rejection(f"runs on {_served(architecture)}, the device is {of_device}")
-    minimum = manifest.minimum_driver
-    if system.driver_cuda is None or system.driver_cuda < minimum.cuda:
-        yield Rejection(
-            f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
-            f"found {_driver(system)}",
-            f"update JetPack to one that serves CUDA {dotted(minimum.cuda)}"
-            if device.tegra
-            else f"update the NVIDIA driver to {minimum.display} or newer",
-        )
+    too_old = driver_rejection(manifest, system, device.tegra)
+    if too_old is not None:
+        yield too_old
     for axis, asked in request.by_axis:
         if axis.off_step(asked):
             yield Rejection(
@@ -101,6 +95,20 @@ def _served(architecture: Architecture) -> str:
     """The capabilities that machine code of an architecture runs on, in words."""
     own = dotted(architecture.capability)
     return f"exactly {own}" if architecture.exact else f"{own} and higher minors"
+
+
+def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) -> Rejection | None:
+    """The reason why a machine's driver cannot load a binary; None if it can."""
+    minimum = manifest.minimum_driver
+    if system.driver_cuda is not None and system.driver_cuda >= minimum.cuda:
+        return None
+    return Rejection(
+        f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
+        f"found {_driver(system)}",
+        f"update JetPack to one that serves CUDA {dotted(minimum.cuda)}"
+        if tegra
+        else f"update the NVIDIA driver to {minimum.display} or newer",
+    )
 
 
 def _wasteful_axes(request: Request, binary: Binary, kernel: KernelRow) -> Iterator[Rejection]:
