@@ -1,14 +1,18 @@
-// Rows of the generated kernel table of gated_delta_rule_fwd.
+// Rows of the generated kernel tables of gated_delta_rule: one type per op, named <Op>Kernel.
 #pragma once
 #include "core/launcher.h"
 #include "gated_delta_rule/problem.h"
 
 namespace flashvar {
 
-struct GatedDeltaRuleFwdKernel {
+template <class Problem>
+struct GatedDeltaRuleKernel {
   unsigned dtype;  // flashvar_dtype
   int head_dim;    // largest of q and k that the kernel supports
-  Launcher<gated_delta_rule::FwdProblem> launcher;
+  Launcher<Problem> launcher;
 };
+
+using GatedDeltaRuleFwdKernel = GatedDeltaRuleKernel<gated_delta_rule::FwdProblem>;
+using GatedDeltaRuleBwdKernel = GatedDeltaRuleKernel<gated_delta_rule::BwdProblem>;
 
 }  // namespace flashvar

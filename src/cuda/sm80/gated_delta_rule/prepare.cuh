@@ -14,9 +14,10 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
+template <class Record>
 struct PrepareArgs {
   FwdProblem problem;
-  ChunkRecord* records;  // [chunk][head]
+  Record* records;  // [chunk][head]
 };
 
 // Heads of v whose gates are found at once, one by each warp.
@@ -37,9 +38,12 @@ struct ChunkRows {
   HeadRows heads[kHeadsAtOnce];
 };
 
-template <class Dtype_, int kDim_>
+// Record_: ChunkRecord or GradRecord, for which write_a(), write_vectors() and write_matrices() are
+// overloaded.
+template <class Dtype_, int kDim_, class Record_ = ChunkRecord>
 struct PrepareConfig {
   using Dtype = Dtype_;
+  using Record = Record_;
   static constexpr int kDim = kDim_;
   using Layout = SmemLayout<kChunk, kDim>;
   static constexpr int kThreads = 128;
@@ -125,8 +129,9 @@ __device__ __forceinline__ float2 pair_of(const float* vector, int first) {
 }
 
 // A, of the warp's 16 rows; what it writes on and above the diagonal is not read.
-__device__ __forceinline__ void write_a(const Accumulator<16, kChunk>& kk, const ChunkRows& rows,
-                                        const HeadRows& head, const Matrix& a) {
+__device__ __forceinline__ void write_a(const ChunkRecord&, const Accumulator<16, kChunk>& kk,
+                                        const ChunkRows& rows, const HeadRows& head,
+                                        const Matrix& a) {
   Quad const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -188,7 +193,7 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
 // The grid: chunks of all sequences times heads of q and k, on one axis.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 4)
-    prepare_kernel(const __grid_constant__ PrepareArgs args) {
+    prepare_kernel(const __grid_constant__ PrepareArgs<typename Config::Record> args) {
   using Layout = typename Config::Layout;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
@@ -236,7 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(kk, k + mine, k);
 
   Matrix const a{reinterpret_cast<float*>(shared)}, inverse{a.data + Matrix::kFloats};
-  ChunkRecord* const records = args.records + int64_t{slot} * problem.heads + first_head;
+  auto* const records = args.records + int64_t{slot} * problem.heads + first_head;
   for (int32_t first = 0; first < problem.group; first += kHeadsAtOnce) {
     int32_t const heads = min(problem.group - first, kHeadsAtOnce);
     if (first > 0) find(first);
@@ -245,7 +250,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
       write_vectors(rows, rows.heads[warp], problem.scale, records[first + warp]);
     }
     for (int32_t i = 0; i < heads; ++i) {
-      write_a(kk, rows, rows.heads[i], a);
+      write_a(records[first + i], kk, rows, rows.heads[i], a);
       __syncthreads();  // A is there, and the last head's inverse has been read
       invert(a, inverse, rows.scratch);
       write_matrices<typename Config::Dtype>(qk, inverse, problem.scale, rows, rows.heads[i],

@@ -14,7 +14,8 @@ inline int64_t record_count(const FwdProblem& problem) {
 
 template <class Config>
 cudaError_t launch_prepare(const FwdProblem& problem, int device, cudaStream_t stream) {
-  PrepareArgs const args{problem, static_cast<ChunkRecord*>(problem.workspace)};
+  using Record = typename Config::Record;
+  PrepareArgs<Record> const args{problem, static_cast<Record*>(problem.workspace)};
   LaunchShape const shape{problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk,
                           Config::kThreads, Config::kSharedMemory};
   if (shape.blocks == 0) return cudaSuccess;

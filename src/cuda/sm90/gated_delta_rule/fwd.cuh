@@ -126,7 +126,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const FwdSmem<C
     ptx::mbarrier_wait(smem.full(stage.stage()), stage.phase());  // the chunk is loaded
     if (growth_of(vectors) > kMostGrowth) {
       step_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kQ, tile_v, row);
-      copy_out(problem, work, tile_v, row, column);
+      copy_out(problem, problem.out, work, tile_v, row, column);
       pack<Dtype>(packed_state, state);
       release();
       continue;
