@@ -11,7 +11,6 @@ from device_call import DEVICE
 from flashvar.backends.reference import gated_delta_rule as reference
 from flashvar.backends.reference.gated_delta_rule import recurrence
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
-from flashvar.ops.gated_delta_rule.spec import LEAST_K
 
 pytestmark = [
     pytest.mark.usefixtures("seed"),
@@ -97,9 +96,7 @@ def compared(given: dict[str, Any], **factors: float) -> None:
 
     Gradients of a root mean square below 1e-4, beside others of about 1, are rounding.
     """
-    # What Triton hands on, binaries and the reference serve.
-    backend = "triton" if given["q"].shape[3] >= LEAST_K else "auto"
-    found = of_backend(given, backend, wide=False)
+    found = of_backend(given, "triton", wide=False)
     expected = of_backend(given, "reference", wide=True)
     errors = {}
     for name, limit in LIMITS.items():

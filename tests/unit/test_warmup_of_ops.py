@@ -61,7 +61,7 @@ def test_kinds(words: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch)
     [
         ("causal_conv1d --width 5", "from 2 to 4, got 5"),
         ("gated_delta_rule --head-dim 0", "got 0x0"),
-        ("gated_delta_rule --head-dim 512x64 --backward", "K 16 to 256 for gradients, got 512x64"),
+        ("gated_delta_rule --head-dim 512x64 --backward", "K to 256 for gradients, got 512x64"),
     ],
 )
 def test_calls_that_cannot_be(words: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,35 +73,43 @@ __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[
   for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// The factors of accumulator columns 8 n + 2 t and the next, from a vector of the record.
-__device__ __forceinline__ float2 factors(uint32_t vector, int n) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(pair.x), "=f"(pair.y)
-               : "r"(vector + 4 * (8 * n + 2 * (threadIdx.x % 4))));
-  return pair;
-}
+// A value of each token of the chunk, for the accumulator columns of the lane: 8 n + 2 t and the
+// next.
+struct TokenFactors {
+  float2 pairs[8];
 
-// Multiplies the accumulators of 64 columns by a vector of the record.
-__device__ __forceinline__ void scale_columns(float (&d)[32], uint32_t vector) {
+  // `vector`: its address.
+  explicit __device__ __forceinline__ TokenFactors(uint32_t vector) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    float2 const factor = factors(vector, n);
-    d[4 * n] *= factor.x;
-    d[4 * n + 1] *= factor.y;
-    d[4 * n + 2] *= factor.x;
-    d[4 * n + 3] *= factor.y;
+    for (int n = 0; n < 8; ++n) {
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(pairs[n].x), "=f"(pairs[n].y)
+                   : "r"(vector + 4 * (8 * n + 2 * (threadIdx.x % 4))));
+    }
   }
-}
 
-// The record's decay and growth; `vectors`: the address of a.
-__device__ __forceinline__ float decay_of(uint32_t vectors) {
-  float decay;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(decay) : "r"(vectors + 3 * 4 * kChunk));
-  return decay;
-}
-__device__ __forceinline__ float growth_of(uint32_t vectors) {
-  return decay_of(vectors + sizeof(float));
+  // Multiplies the accumulators of 64 columns.
+  __device__ __forceinline__ void scale(float (&d)[32]) const {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      d[4 * n] *= pairs[n].x;
+      d[4 * n + 1] *= pairs[n].y;
+      d[4 * n + 2] *= pairs[n].x;
+      d[4 * n + 3] *= pairs[n].y;
+    }
+  }
+};
+
+// Where a record's vectors lie behind a, its first.
+inline constexpr int kVectorB = offsetof(ChunkRecord, b) - offsetof(ChunkRecord, a);
+inline constexpr int kVectorC = offsetof(ChunkRecord, c) - offsetof(ChunkRecord, a);
+inline constexpr int kDecay = offsetof(ChunkRecord, decay) - offsetof(ChunkRecord, a);
+inline constexpr int kGrowth = offsetof(ChunkRecord, growth) - offsetof(ChunkRecord, a);
+
+__device__ __forceinline__ float load_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
 }
 
 // The lane's address in a tile of 64 tokens x 64 columns of V for ldmatrix or stmatrix, transposed:
@@ -113,26 +121,30 @@ __device__ __forceinline__ uint32_t transposed(uint32_t tile, int n) {
   return tile + token * 128 + ((chunk ^ (token & 7)) * 16);
 }
 
-// W^T in the place of S^T K^T: d = V^T - a o d.
-template <class Dtype>
-__device__ __forceinline__ void subtract_known(float (&d)[32], uint32_t tile, uint32_t vector) {
+// The warp's 16 columns of a tile of V, transposed as accumulators lie.
+struct ValueTile {
+  uint32_t words[4][4];
+
+  explicit __device__ __forceinline__ ValueTile(uint32_t tile) {
 #pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    uint32_t words[4];
-    ptx::ldmatrix_x4_trans(words, transposed(tile, n));
+    for (int i = 0; i < 4; ++i) ptx::ldmatrix_x4_trans(words[i], transposed(tile, 2 * i));
+  }
+
+  // W^T in the place of S^T K^T: d = V^T - a o d.
+  template <class Dtype>
+  __device__ __forceinline__ void subtract(float (&d)[32], const TokenFactors& a) const {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      float2 const left = factors(vector, n + m);
+    for (int n = 0; n < 8; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        uint32_t const v = words[2 * m + half];
-        float* const mine = d + 4 * (n + m) + 2 * half;
-        mine[0] = fmaf(-left.x, mine[0], Dtype::unpack(static_cast<uint16_t>(v)));
-        mine[1] = fmaf(-left.y, mine[1], Dtype::unpack(static_cast<uint16_t>(v >> 16)));
+        uint32_t const v = words[n / 2][n % 2 * 2 + half];
+        float* const mine = d + 4 * n + 2 * half;
+        mine[0] = fmaf(-a.pairs[n].x, mine[0], Dtype::unpack(static_cast<uint16_t>(v)));
+        mine[1] = fmaf(-a.pairs[n].y, mine[1], Dtype::unpack(static_cast<uint16_t>(v >> 16)));
       }
     }
   }
-}
+};
 
 // Operand A in fp16, whose digits W needs whatever the inputs are: each row times a power of two
 // that takes its largest element to 2^10. The factors that undo it are in `undo`, for rows g and
@@ -159,9 +171,10 @@ __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d
   }
 }
 
-__device__ __forceinline__ void scale_rows(float (&d)[32], const float (&factors)[2]) {
+template <int kElements>
+__device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&factors)[2]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] *= factors[i / 2 % 2];
+  for (int i = 0; i < kElements; ++i) d[i] *= factors[i / 2 % 2];
 }
 
 // Copies the warp's 16 columns of a tile [token][column of V] to memory where `rows` and `columns`

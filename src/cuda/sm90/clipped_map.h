@@ -13,7 +13,8 @@ namespace flashvar::sm90 {
 // it. The map's base address lies R rows in front of the tensor. Row r of a sequence of n rows that
 // ends at tensor row `end` has the coordinates {column, R - n + r, head, end, batch}: tensor row
 // (R - n + r) + end - R = end - n + r. Boxes are one column block (128 bytes) of `box_rows` rows of
-// one head.
+// one head, and at least one element of a box must be in the tensor (col_blocks_of in
+// pipeline.cuh).
 template <class Element>
 cudaError_t encode_clipped_map(CUtensorMap& map, CUtensorMapDataType type,
                                const TensorView<Element>& tensor, int64_t rows, int64_t heads,

@@ -36,14 +36,14 @@ struct MnMajor {
   }
 };
 
-// d = A B over kSteps k-steps of 16, both operands in shared memory.
-template <class Dtype, int kN, int kSteps, class A, class B>
+// d = A B or, with kAdd, d += A B over kSteps k-steps of 16, both operands in shared memory.
+template <class Dtype, int kN, int kSteps, bool kAdd = false, class A, class B>
 __device__ __forceinline__ void gemm_ss(float (&d)[kN / 2], const A& a, const B& b) {
   ptx::wgmma_fence_operand(d);
   ptx::wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {
-    ptx::Wgmma<Dtype, kN>::template ss<B::kTransposed>(d, a.step(kk), b.step(kk), kk > 0);
+    ptx::Wgmma<Dtype, kN>::template ss<B::kTransposed>(d, a.step(kk), b.step(kk), kAdd || kk > 0);
   }
   ptx::wgmma_commit();
 }

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     loads.start_state(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
     uint32_t const tile_v = tiles + Config::kV, tile_q = ptx::smem_address(shared + Config::kQ);
-    if (growth_of(vectors) > kMostGrowth) {
+    if (load_float(vectors + kGrowth) > kMostGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // the second group is loaded
       step_by_tokens<Dtype, kDim>(problem, work, state, tiles, tile_q, tile_v, row);
@@ -186,22 +186,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     multiply_registers<Dtype, Tile, false, false>(known, packed_state, tiles);
     uint32_t packed[4][4], packed_kept[4][4];
     float undo[2];
-    subtract_known<Dtype>(known, tile_v, vectors);
+    ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
     pack_scaled(packed, known, undo);
     multiply_registers<dtype::fp16, Square, false, false>(update, packed, tiles + Config::kUpdate);
     scale_rows(update, undo);
     pack<Dtype>(packed, update);
-    scale_columns(update, vectors + 4 * kChunk);
+    TokenFactors(vectors + kVectorB).scale(update);
     pack<Dtype>(packed_kept, update);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the second group is loaded
     float out[32];
     multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
-    scale_columns(out, vectors + 2 * 4 * kChunk);
+    TokenFactors(vectors + kVectorC).scale(out);
     multiply_registers<Dtype, Square, false, true>(out, packed,
                                                    ptx::smem_address(shared + Config::kScores));
-    float const decay = decay_of(vectors);
+    float const decay = load_float(vectors + kDecay);
 #pragma unroll
     for (float& value : state) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(state, packed_kept, tiles);

@@ -13,11 +13,13 @@ namespace flashvar::sm80::gated_delta_rule {
 inline constexpr int kChainThreads = 128;
 inline constexpr int kChainColumns = 64;
 
-// The first vectors of a record: a, b, c, decay and growth, beta.
-inline constexpr int kVectorBytes = 4 * kChunk;
-inline constexpr int kChainVectorBytes = 5 * kVectorBytes;
-inline constexpr int kBetaOffset = 4 * kVectorBytes;
-static_assert(offsetof(GradRecord, beta) - offsetof(GradRecord, a) == kBetaOffset);
+// The first vectors of a record lie as in ChunkRecord, where chain.cuh finds them; then beta.
+inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRecord, a);
+inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
+static_assert(offsetof(GradRecord, b) - offsetof(GradRecord, a) == kVectorB);
+static_assert(offsetof(GradRecord, c) - offsetof(GradRecord, a) == kVectorC);
+static_assert(offsetof(GradRecord, decay) - offsetof(GradRecord, a) == kDecay);
+static_assert(offsetof(GradRecord, growth) - offsetof(GradRecord, a) == kGrowth);
 
 using Square = SmemLayout<kChunk, kChunk>;
 
@@ -99,7 +101,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   float scaled[32], product[32], undo[2];
 #pragma unroll
   for (int i = 0; i < 32; ++i) scaled[i] = d[i];
-  scale_columns(scaled, beta);
+  TokenFactors(beta).scale(scaled);
   uint32_t packed[4][4];
   pack_scaled(packed, scaled, undo);
   multiply_registers<dtype::fp16, Square, kTransposed, false>(product, packed, matrix);

@@ -42,9 +42,10 @@ __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t ti
 // Multiplies columns of operand A by a vector of the record.
 template <class Dtype>
 __device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vector) {
+  TokenFactors const factors(vector);
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    float2 const factor = factors(vector, n);
+    float2 const factor = factors.pairs[n];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t& pair = a[n / 2][n % 2 * 2 + half];
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     store_image(workspace.grad_states + place.tile * workspace.state_bytes, packed_grad);
     auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
                      place.tile * (kChunk * kChainColumns);
-    float const growth = growth_of(vectors);
+    float const growth = load_float(vectors + kGrowth);
     if (growth > kMostGradGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // Q is loaded
@@ -139,13 +140,13 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     }
     float d[32];
     multiply_registers<Dtype, Tile, false, false>(d, packed_grad, tiles);
-    scale_columns(d, vectors + kVectorBytes);
+    TokenFactors(vectors + kVectorB).scale(d);
     uint32_t packed_out[4][4], packed[4][4];
     load_transposed(packed_out, tile_out);
     multiply_registers<Dtype, Square, true, true>(d, packed_out, tiles + Config::kScores);
-    solve<true>(d, workspace.records[place.record], tiles + Config::kInverse, vectors + kBetaOffset,
+    solve<true>(d, workspace.records[place.record], tiles + Config::kInverse, vectors + kVectorBeta,
                 growth > kCarefulGrowth);
-    scale_columns(d, vectors + kBetaOffset);
+    TokenFactors(vectors + kVectorBeta).scale(d);
     __syncwarp();  // the warp has read its columns of dOut
     pack<Dtype>(packed, d);
     put_operand(tile_out, packed);
@@ -156,12 +157,12 @@ __global__ void __launch_bounds__(kChainThreads, 1)
       put_operand(tile_out, packed);
       copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
     }
-    scale_columns(d, vectors);
+    TokenFactors(vectors).scale(d);
 #pragma unroll
     for (float& value : d) value = -value;
     pack<Dtype>(packed, d);
-    scale_operand<Dtype>(packed_out, vectors + 2 * kVectorBytes);
-    float const decay = decay_of(vectors);
+    scale_operand<Dtype>(packed_out, vectors + kVectorC);
+    float const decay = load_float(vectors + kDecay);
 #pragma unroll
     for (float& value : grad) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     store_image(workspace.states + place.tile * workspace.state_bytes, packed_state);
     unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
     unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
-    float const growth = growth_of(vectors);
+    float const growth = load_float(vectors + kGrowth);
     if (growth > kMostGradGrowth) {
       residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,
                                        [&](int token, int half, float x) {
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     }
     float residual[32];
     multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);
-    subtract_known<Dtype>(residual, tiles + Config::kV, vectors);
+    ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));
     solve<false>(residual, workspace.records[place.record], tiles + Config::kInverse,
-                 vectors + kBetaOffset, growth > kCarefulGrowth);
+                 vectors + kVectorBeta, growth > kCarefulGrowth);
     uint32_t packed[4][4];
     pack<Dtype>(packed, residual);
     store_image(image, packed);
@@ -92,10 +92,10 @@ __global__ void __launch_bounds__(kChainThreads, 1)
       pack_low<Dtype>(packed, residual);
       store_image(image_low, packed);
     }
-    scale_columns(residual, vectors + kBetaOffset);
-    scale_columns(residual, vectors + kVectorBytes);
+    TokenFactors(vectors + kVectorBeta).scale(residual);
+    TokenFactors(vectors + kVectorB).scale(residual);
     pack<Dtype>(packed, residual);
-    float const decay = decay_of(vectors);
+    float const decay = load_float(vectors + kDecay);
 #pragma unroll
     for (float& value : state) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(state, packed, tiles);

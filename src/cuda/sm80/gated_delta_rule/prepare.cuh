@@ -8,6 +8,7 @@
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/problem.h"
+#include "ptx/grid_dependency.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 #include "sm80/gemm.cuh"
 #include "sm80/pipeline.cuh"
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   using Layout = typename Config::Layout;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
+  ptx::griddepcontrol_launch_dependents();  // the chains' blocks start as SMs become free
   uint32_t const slot = blockIdx.x / static_cast<uint32_t>(problem.heads_qk);
   uint32_t const head = blockIdx.x - slot * problem.heads_qk;
   TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);

@@ -180,13 +180,6 @@ inline constexpr int32_t kStepsAhead = 4;
 // What a load thread loads: kKeys: K and Q; kValues: V, dO, LSE and delta.
 enum class Operand { kKeys, kValues };
 
-// Number of column blocks that a call's head dim has. Further ones are zeroed once and never
-// loaded: TMA translates the map's base address even for a box wholly outside the tensor, and a
-// clipped map starts in front of the tensor, where there may be no memory.
-__device__ __forceinline__ int32_t col_blocks_of(int32_t head_dim) {
-  return (head_dim + kColBlockCols - 1) / kColBlockCols;
-}
-
 // Zeros the column blocks that the GEMMs read beyond a call's smaller head dim. Called by all
 // threads, before any load.
 template <class Config>

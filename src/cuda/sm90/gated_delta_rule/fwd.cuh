@@ -1,16 +1,19 @@
 // The second kernel of the forward: a chain through the chunks of a sequence, with wgmma and TMA.
 //
-// A consumer warpgroup has 64 columns of the state of one head (gated_delta_rule/chain.cuh). One
-// warp loads.
+// A state warpgroup has 64 columns of the state of one head (gated_delta_rule/chain.cuh). What only
+// the output needs is not in its way: it gives the state before each chunk and the chunk's updates,
+// in 16 bits, to the output warpgroup, by way of shared memory. Two warps load, one for each.
 #pragma once
 #include <cstdint>
 
 #include "gated_delta_rule/chain.cuh"
 #include "ptx/bulk.cuh"
+#include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
+#include "sm90/epilogue.cuh"
 #include "sm90/gemm.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -25,81 +28,258 @@ struct FwdArgs {
   int32_t column_tiles;        // of V
 };
 
-// kWarpgroups: consumers, each of 64 columns of V.
+// kWarpgroups: of the state, each of 64 columns of V.
 template <class Target, class Dtype_, int kDim_, int kWarpgroups_>
 struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kColumns = 64 * kWarpgroups;
-  static constexpr int kThreads = 128 * (kWarpgroups + 1);  // the producer's warpgroup first
+  // The loads' warpgroup, that of the output, those of the state.
+  static constexpr int kThreads = 128 * (kWarpgroups + 2);
+  static constexpr int kStateRegisters = kWarpgroups == 1 ? 240 : 192;
+  static constexpr int kOutRegisters = 104;
   static constexpr int kColBlockBytes = kChunk * 128;
   static constexpr int kColBlocks = kDim / 64;
-
-  // A stage: K, Q, the record, V.
   static constexpr int kTileBytes = kColBlocks * kColBlockBytes;
-  static constexpr int kQ = kTileBytes;
-  static constexpr int kRecord = 2 * kTileBytes;
-  static constexpr int kV = kRecord + static_cast<int>(sizeof(ChunkRecord));
-  static constexpr int kStageBytes = kV + kWarpgroups * kColBlockBytes;
-  static constexpr int kStages = 3;
-  static constexpr int kSharedMemory = kStages * kStageBytes + kStages * 16;
+  static constexpr int kSquareBytes = sizeof(ChunkRecord::update);
+  static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
+
+  // A stage of the state: K, update, V, vectors.
+  static constexpr int kUpdate = kTileBytes;
+  static constexpr int kV = kUpdate + kSquareBytes;
+  static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
+  static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
+  static constexpr int kStateStages = 3;
+  // A stage of the output: Q, scores, vectors.
+  static constexpr int kScores = kTileBytes;
+  static constexpr int kOutVectors = kScores + kSquareBytes;
+  static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
+  static constexpr int kOutStages = 2;
+
+  // What the state's warpgroups give: the state before a chunk, [V][K], and its updates,
+  // [V][token].
+  static constexpr int kRowBlockBytes = kColumns * 128;
+  static constexpr int kState = kStateStages * kStateStageBytes + kOutStages * kOutStageBytes;
+  static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
+  static constexpr int kBarriers = kUpdates + kRowBlockBytes;
+  static constexpr int kSharedMemory = kBarriers + (kStateStages + kOutStages + 2) * 16;
   static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+// Pairs of mbarriers: something is there, and it has been read.
+struct Handover {
+  uint32_t full;
+
+  __device__ __forceinline__ uint32_t empty() const { return full + 8; }
 };
 
 template <class Config>
 struct FwdSmem {
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t stage(uint32_t i) const {
-    return base + i * Config::kStageBytes;
+  __device__ __forceinline__ uint32_t state_stage(uint32_t i) const {
+    return base + i * Config::kStateStageBytes;
   }
-  __device__ __forceinline__ uint32_t full(uint32_t i) const {
-    return base + Config::kStages * Config::kStageBytes + 16 * i;
+  __device__ __forceinline__ uint32_t out_stage(uint32_t i) const {
+    return base + Config::kStateStages * Config::kStateStageBytes + i * Config::kOutStageBytes;
   }
-  __device__ __forceinline__ uint32_t empty(uint32_t i) const { return full(i) + 8; }
+  __device__ __forceinline__ Handover barriers(uint32_t i) const {
+    return {base + Config::kBarriers + 16 * i};
+  }
+  __device__ __forceinline__ Handover of_state(uint32_t stage) const { return barriers(stage); }
+  __device__ __forceinline__ Handover of_out(uint32_t stage) const {
+    return barriers(Config::kStateStages + stage);
+  }
+  __device__ __forceinline__ Handover state() const {
+    return barriers(Config::kStateStages + Config::kOutStages);
+  }
+  __device__ __forceinline__ Handover updates() const {
+    return barriers(Config::kStateStages + Config::kOutStages + 1);
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void init() const {
+    constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
+    auto const pair = [](Handover of, uint32_t writers, uint32_t readers) {
+      ptx::mbarrier_init(of.full, writers);
+      ptx::mbarrier_init(of.empty(), readers);
+    };
+    for (uint32_t i = 0; i < Config::kStateStages; ++i) pair(of_state(i), 1, kStateWarps);
+    for (uint32_t i = 0; i < Config::kOutStages; ++i) pair(of_out(i), 1, kOutWarps);
+    pair(state(), kStateWarps, kOutWarps);
+    pair(updates(), kStateWarps, kOutWarps);
+    ptx::mbarrier_init_fence();
+  }
 };
 
-// Loads every chunk; one lane of the producer warp.
+// Column blocks of the stages' tiles that a block of the grid loads.
 template <class Config>
-__device__ __forceinline__ void fwd_produce(const FwdArgs& args, const FwdSmem<Config>& smem,
-                                            const Work& work) {
-  const FwdProblem& problem = args.problem;
-  int32_t const end = work.span.first + work.span.count;
-  int32_t const shift = problem.rows.seqlen - work.span.count;  // of clipped maps
-  const ChunkRecord* record = args.records + work.first_chunk * problem.heads + work.head;
-  PipelineState<Config::kStages> stage;
-  auto load = [&](uint32_t to, const CUtensorMap* map, int32_t column, int32_t row, uint32_t head) {
-    ptx::tma_load_5d(to, map, smem.full(stage.stage()), ptx::CacheHint::kNormal, column,
-                     shift + row, static_cast<int32_t>(head), end, work.batch);
-  };
-  for (int32_t row = 0; row < work.span.count; row += kChunk) {
-    uint32_t const full = smem.full(stage.stage()), to = smem.stage(stage.stage());
-    ptx::mbarrier_wait(smem.empty(stage.stage()), stage.phase() ^ 1);  // consumers have left it
-    ptx::mbarrier_arrive_expect(full, Config::kStageBytes);
-#pragma unroll
-    for (int i = 0; i < Config::kColBlocks; ++i) {
-      load(to + i * Config::kColBlockBytes, &args.k, 64 * i, row, work.head_qk);
-      load(to + Config::kQ + i * Config::kColBlockBytes, &args.q, 64 * i, row, work.head_qk);
+struct LoadedBlocks {
+  int32_t keys, values;  // of K and of Q; of V
+
+  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, const Work& work)
+      : keys(col_blocks_of(problem.head_dim)),
+        values(min(col_blocks_of(problem.head_dim_v - work.column), Config::kWarpgroups)) {}
+
+  __device__ __forceinline__ bool all() const {
+    return keys == Config::kColBlocks && values == Config::kWarpgroups;
+  }
+};
+
+// Zeros the stages where some column blocks are never loaded. Called by all threads.
+template <class Config>
+__device__ __forceinline__ void zero_stages(const FwdSmem<Config>& smem) {
+  for (uint32_t at = threadIdx.x * 16; at < Config::kState; at += Config::kThreads * 16) {
+    ptx::store_zeros_16(smem.base + at);
+  }
+  ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
+}
+
+// Where the loads of a block's chunks begin.
+template <class Config>
+struct FwdLoads {
+  const FwdArgs& args;
+  const Work& work;
+  LoadedBlocks<Config> blocks;
+
+  // `count` column blocks of 64 rows.
+  __device__ __forceinline__ void tile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                       int32_t count, int32_t column, int32_t row,
+                                       uint32_t head) const {
+    int32_t const shift = args.problem.rows.seqlen - work.span.count;  // of clipped maps
+    int32_t const end = work.span.first + work.span.count;
+    for (int32_t i = 0; i < count; ++i) {
+      ptx::tma_load_5d(to + i * Config::kColBlockBytes, map, barrier, ptx::CacheHint::kNormal,
+                       column + 64 * i, shift + row, static_cast<int32_t>(head), end, work.batch);
     }
-#pragma unroll
-    for (int i = 0; i < Config::kWarpgroups; ++i) {
-      load(to + Config::kV + i * Config::kColBlockBytes, &args.v, work.column + 64 * i, row,
-           work.head);
-    }
-    ptx::bulk_load(to + Config::kRecord, record, sizeof(ChunkRecord), full);
-    record += problem.heads;
-    stage.advance();
+  }
+  __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
+    return args.records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
+  }
+};
+
+// Loads every chunk's operands of the state; one lane.
+template <class Config>
+__device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
+                                               const FwdSmem<Config>& smem) {
+  const Work& work = from.work;
+  PipelineState<Config::kStateStages> stage;
+  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
+    Handover const barrier = smem.of_state(stage.stage());
+    uint32_t const to = smem.state_stage(stage.stage());
+    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+    ptx::mbarrier_arrive_expect(barrier.full,
+                                (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
+                                    Config::kSquareBytes + Config::kVectorBytes);
+    const ChunkRecord& record = from.record(row);
+    from.tile(to, &from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
+    from.tile(to + Config::kV, &from.args.v, barrier.full, from.blocks.values, work.column, row,
+              work.head);
+    ptx::bulk_load(to + Config::kUpdate, record.update, Config::kSquareBytes, barrier.full);
+    ptx::bulk_load(to + Config::kStateVectors, record.a, Config::kVectorBytes, barrier.full);
   }
 }
 
-// A consumer warpgroup: the chain of its 64 columns of V.
+// The same of the output's operands.
 template <class Config>
-__device__ __forceinline__ void fwd_consume(const FwdArgs& args, const FwdSmem<Config>& smem,
-                                            const Work& work, int warpgroup) {
+__device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
+                                             const FwdSmem<Config>& smem) {
+  const Work& work = from.work;
+  PipelineState<Config::kOutStages> stage;
+  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
+    Handover const barrier = smem.of_out(stage.stage());
+    uint32_t const to = smem.out_stage(stage.stage());
+    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the output's warps have left it
+    ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
+                                                  Config::kSquareBytes + Config::kVectorBytes);
+    from.tile(to, &from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
+    // The vectors lie behind the scores.
+    ptx::bulk_load(to + Config::kScores, from.record(row).scores,
+                   Config::kSquareBytes + Config::kVectorBytes, barrier.full);
+  }
+}
+
+// Arrives once for the warp, whose lanes have written to or read from shared memory.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// Stores the warp's 16 rows of a packed operand A, [V][kColumns], in column blocks of 64.
+template <class Config, int kSteps>
+__device__ __forceinline__ void give(uint32_t to, const uint32_t (&a)[kSteps][4], int warpgroup) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const row = 64 * warpgroup + 16 * Lane().warp + lane % 16;
+  uint32_t const first = to + row * 128 + (lane / 16 ^ (row & 7)) * 16;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    ptx::stmatrix_x4((first ^ (step % 4 * 32)) + step / 4 * Config::kRowBlockBytes, a[step]);
+  }
+  ptx::fence_async_proxy();  // the output's wgmma reads it
+}
+
+// The output's warpgroup: out = c o (Q S) + P U of every chunk.
+template <class Config>
+__device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
+                                          const Work& work) {
+  using Dtype = typename Config::Dtype;
+  using Rows = KMajor<Config::kColBlockBytes>;     // Q and P
+  using Columns = KMajor<Config::kRowBlockBytes>;  // the state and the updates, [V] first
+  const FwdProblem& problem = args.problem;
+  Lane const lane;
+  PipelineState<Config::kOutStages> stage;
+  PipelineState<1> given;
+  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), given.advance()) {
+    uint32_t const tiles = smem.out_stage(stage.stage());
+    uint32_t const vectors = tiles + Config::kOutVectors;
+    Handover const operands = smem.of_out(stage.stage());
+    ptx::mbarrier_wait(operands.full, stage.phase());      // Q and the record are loaded
+    ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is given
+    // Chunks that go token by token are written by the state's warpgroups.
+    bool const mine = !(load_float(vectors + kGrowth) > kMostGrowth);
+    float out[Config::kColumns / 2];
+    if (mine) {
+      gemm_ss<Dtype, Config::kColumns, Config::kDim / 16>(out, Rows(tiles),
+                                                          Columns(smem.base + Config::kState));
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(out);
+    }
+    warp_arrive(smem.state().empty());
+    if (mine) {
+      uint32_t const first = vectors + kVectorC + 4 * (16 * lane.warp + lane.g);
+      float const factors[2] = {load_float(first), load_float(first + 4 * 8)};
+      scale_rows(out, factors);
+    }
+    ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are given
+    if (mine) {
+      gemm_ss<Dtype, Config::kColumns, 4, true>(out, Rows(tiles + Config::kScores),
+                                                Columns(smem.base + Config::kUpdates));
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(out);
+    }
+    warp_arrive(smem.updates().empty());
+    warp_arrive(operands.empty());
+    if (!mine) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const token = row + 16 * lane.warp + lane.g + 8 * half;
+      uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
+                           (int64_t{work.span.first} + token) * problem.out.seq_stride +
+                           work.head * problem.out.head_stride + work.column;
+      store_row<Dtype, Config::kColumns>(to, out, half, 1.f, static_cast<int>(threadIdx.x) % 32,
+                                         token < work.span.count, problem.head_dim_v - work.column);
+    }
+  }
+}
+
+// A state warpgroup: the chain of its 64 columns of V.
+template <class Config>
+__device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem<Config>& smem,
+                                              const Work& work, int warpgroup) {
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
-  using Rows = KMajor<Config::kColBlockBytes>;      // K, Q, update and P as they lie
+  using Rows = KMajor<Config::kColBlockBytes>;      // K and update as they lie
   using Columns = MnMajor<Config::kColBlockBytes>;  // K by tokens
   const FwdProblem& problem = args.problem;
   int32_t const column = work.column + 64 * warpgroup;
@@ -109,63 +289,61 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const FwdSmem<C
     each_of_state<kDim>(problem, problem.initial_state, work, column,
                         [&](int i, const float* from) { state[i] = *from; });
   }
-  uint32_t packed_state[kDim / 16][4];
-  pack<Dtype>(packed_state, state);
+  PipelineState<Config::kStateStages> stage;
+  PipelineState<Config::kOutStages> out_stage;
+  PipelineState<1> given;
+  for (int32_t row = 0; row < work.span.count;
+       row += kChunk, stage.advance(), out_stage.advance(), given.advance()) {
+    uint32_t packed_state[kDim / 16][4];
+    pack<Dtype>(packed_state, state);
+    ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
+    give<Config>(smem.base + Config::kState, packed_state, warpgroup);
+    warp_arrive(smem.state().full);
 
-  PipelineState<Config::kStages> stage;
-  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    uint32_t const tiles = smem.stage(stage.stage());
-    uint32_t const record = tiles + Config::kRecord;
+    uint32_t const tiles = smem.state_stage(stage.stage());
     uint32_t const tile_v = tiles + Config::kV + warpgroup * Config::kColBlockBytes;
-    uint32_t const vectors = record + offsetof(ChunkRecord, a);
-    auto release = [&] {
-      ptx::fence_async_proxy();  // what the lanes wrote to V's tile comes before the next load
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.empty(stage.stage()));
-    };
-    ptx::mbarrier_wait(smem.full(stage.stage()), stage.phase());  // the chunk is loaded
-    if (growth_of(vectors) > kMostGrowth) {
-      step_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kQ, tile_v, row);
+    uint32_t const vectors = tiles + Config::kStateVectors;
+    ptx::mbarrier_wait(smem.of_state(stage.stage()).full, stage.phase());  // the chunk is loaded
+    if (load_float(vectors + kGrowth) > kMostGrowth) {
+      // Q is loaded, and stays until the updates count as given.
+      ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
+      step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
+                                  tile_v, row);
       copy_out(problem, problem.out, work, tile_v, row, column);
-      pack<Dtype>(packed_state, state);
-      release();
+      ptx::fence_async_proxy();  // the tile's words come before the next load
+      warp_arrive(smem.updates().full);
+      warp_arrive(smem.of_state(stage.stage()).empty());
       continue;
     }
-    float known[32], out[32], update[32];
+    float known[32], update[32];
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
-    gemm_rs<Dtype, 64, kDim / 16, Rows, false>(out, packed_state, Rows(tiles + Config::kQ));
-    ptx::wgmma_wait<1>();
+    ValueTile const values(tile_v);  // beside the product
+    ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(known);
     uint32_t packed[4][4], packed_kept[4][4];
     float undo[2];
-    subtract_known<Dtype>(known, tile_v, vectors);
+    values.template subtract<Dtype>(known, TokenFactors(vectors));
     pack_scaled(packed, known, undo);
-    gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(record));
-    // Beside the product: the state decays, and what it gives to out is scaled.
-    float const decay = decay_of(vectors);
+    gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(tiles + Config::kUpdate));
+    // Beside the product: the state decays.
+    TokenFactors const b(vectors + kVectorB);
+    float const decay = load_float(vectors + kDecay);
 #pragma unroll
     for (float& value : state) value *= decay;
-    ptx::wgmma_wait<1>();
-    ptx::wgmma_fence_operand(out);
-    scale_columns(out, vectors + 2 * 4 * kChunk);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(update);
     scale_rows(update, undo);
     pack<Dtype>(packed, update);
-    scale_columns(update, vectors + 4 * kChunk);
+    b.scale(update);
     pack<Dtype>(packed_kept, update);
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
-    gemm_rs<Dtype, 64, 4>(out, packed, Rows(record + offsetof(ChunkRecord, scores)));
-    ptx::wgmma_wait<1>();
-    ptx::wgmma_fence_operand(state);
-    pack<Dtype>(packed_state, state);
+    // Beside the product: the updates are given.
+    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last ones have been read
+    give<Config>(smem.base + Config::kUpdates, packed, warpgroup);
+    warp_arrive(smem.updates().full);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_operand(out);
-    store_out<Dtype>(problem, work, out, tile_v, row, column,
-                     [&](int n, const uint32_t (&words)[4]) {
-                       ptx::stmatrix_x4_trans(transposed(tile_v, n), words);
-                     });
-    release();
+    ptx::wgmma_fence_operand(state);
+    warp_arrive(smem.of_state(stage.stage()).empty());
   }
   if (problem.final_state.data != nullptr) {
     each_of_state<kDim>(problem, problem.final_state, work, column,
@@ -179,24 +357,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   FwdSmem<Config> const smem{smem_address(shared)};
-  if (threadIdx.x == 0) {
-    for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(smem.full(stage), 1);
-      ptx::mbarrier_init(smem.empty(stage), 4 * Config::kWarpgroups);
-    }
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();  // mbarriers are initialised
+  if (threadIdx.x == 0) smem.init();
   Work const work(args.problem, args.column_tiles, Config::kColumns);
-  if (threadIdx.x < 128) {
+  LoadedBlocks<Config> const blocks(args.problem, work);
+  if (!blocks.all()) zero_stages(smem);
+  __syncthreads();  // mbarriers are initialised, stages zeroed
+  // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
+  // uniform registers.
+  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
     ptx::setmaxnreg_dec<24>();
-    if (threadIdx.x < 32 && ptx::elect_one()) fwd_produce<Config>(args, smem, work);
+    FwdLoads<Config> const loads{args, work, blocks};
+    if (threadIdx.x < 64 && ptx::elect_one()) {
+      ptx::griddepcontrol_wait();  // the records are written
+      threadIdx.x < 32 ? load_for_state(loads, smem) : load_for_out(loads, smem);
+    }
+  } else if (warpgroup == 1) {
+    ptx::setmaxnreg_dec<Config::kOutRegisters>();
+    write_out(args, smem, work);
   } else {
-    ptx::setmaxnreg_inc<240>();
-    // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-    // uniform registers.
-    uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
-    fwd_consume<Config>(args, smem, work, static_cast<int>(warpgroup));
+    ptx::setmaxnreg_inc<Config::kStateRegisters>();
+    advance_state(args, smem, work, static_cast<int>(warpgroup) - 2);
   }
 }
 

@@ -78,7 +78,9 @@ struct FwdLaunch {
         error = encode(args.v, problem.v, problem.heads, problem.head_dim_v);
     }
     if (error != cudaSuccess) return error;
-    LaunchShape const shape{blocks(problem, C::kColumns), C::kThreads, C::kSharedMemory};
+    LaunchShape shape{blocks(problem, C::kColumns), C::kThreads, C::kSharedMemory};
+    // Its blocks start while the last records are written, where there are any.
+    shape.programmatic = sm80::gated_delta_rule::record_count(problem) > 0;
     return launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
   }
 

@@ -13,7 +13,7 @@ import torch
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import Backend, Inputs
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, FEW, FORWARD, LEAST_K, MOST_K, STEP, UPDATE
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FEW, FORWARD, MOST_K, STEP, UPDATE
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides
@@ -131,9 +131,8 @@ def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | No
     """Where the backend that selection would take does not serve a call: another, and why."""
     if not inputs.q.is_cuda:
         return None
-    held = LEAST_K <= inputs.head_dim <= MOST_K
-    if function == BACKWARD and named in ("auto", "triton") and not held:
-        return "reference", f"Triton's kernels take q and k of head dims {LEAST_K} to {MOST_K}"
+    if function == BACKWARD and named in ("auto", "triton") and inputs.head_dim > MOST_K:
+        return "reference", f"Triton's kernels take q and k of head dims to {MOST_K}"
     if function == FORWARD and named in ("auto", "cuda"):
         dims = inputs.head_dim, inputs.v.shape[3]
         if any(dim % STEP for dim in dims):

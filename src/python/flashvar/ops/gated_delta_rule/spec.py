@@ -10,9 +10,7 @@ from flashvar.ops.op import Axis, OpSpec
 FORWARD: Final = "gated_delta_rule_fwd"
 BACKWARD: Final = "gated_delta_rule_bwd"
 UPDATE: Final = "gated_delta_rule_update"
-# Of q and k in Triton's kernels by chunks, whose products have 16 columns at least, and in its
-# backward, which holds whole rows.
-LEAST_K: Final = 16
+# Of q and k in Triton's backward, which holds whole rows.
 MOST_K: Final = 256
 # Sequences of fewer tokens, on average where they are packed, go token by token.
 FEW: Final = 32

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flashvar.cli.comma_lists import names, pairs, unique
 from flashvar.errors import InvalidInputError
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, LEAST_K, MOST_K, SPEC, UPDATE
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, MOST_K, SPEC, UPDATE
 from flashvar.selection.request import Request
 
 _DTYPES: Final = tuple(SPEC.triton)
@@ -80,10 +80,9 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     """
     dims = unique(chosen.head_dim)
     for k, v in dims:
-        if min(k, v) < 1 or (chosen.backward and not LEAST_K <= k <= MOST_K):
+        if min(k, v) < 1 or (chosen.backward and k > MOST_K):
             raise InvalidInputError(
-                f"expected K and V from 1, and K {LEAST_K} to {MOST_K} for gradients, got {k}x{v}: "
-                "correct it"
+                f"expected K and V from 1, and K to {MOST_K} for gradients, got {k}x{v}: correct it"
             )
     return [
         Kind(dtype, k, v, chosen.raw, chosen.varlen, training)

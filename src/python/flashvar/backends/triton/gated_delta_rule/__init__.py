@@ -8,11 +8,11 @@ import torch
 import triton
 
 from flashvar.backends.triton.begin import Begin, start
-from flashvar.backends.triton.gated_delta_rule import launch
+from flashvar.backends.triton.gated_delta_rule import launch, widened
 from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
-from flashvar.ops.gated_delta_rule.spec import FEW, LEAST_K
+from flashvar.ops.gated_delta_rule.spec import FEW
 
 # Elements of a state in a program: 32 registers for each thread of 4 warps.
 _ELEMENTS: Final = 4096
@@ -29,9 +29,14 @@ def forward(
 ) -> None:
     """Write out, and the state after each sequence."""
     rows = inputs.q.shape[0] * inputs.q.shape[1]
-    few = rows < FEW * inputs.sequences or inputs.head_dim < LEAST_K
+    few = rows < FEW * inputs.sequences
     if few or launch.Chunks(inputs).size < launch.LEAST_TOKENS:
         _recurrent(inputs, initial_state, None, final_state, out, begin)
+    elif inputs.head_dim < widened.LEAST:
+        after = final_state.new_empty(*final_state.shape[:2], widened.LEAST, final_state.shape[3])
+        before = widened.state(initial_state)
+        launch.forward(widened.inputs(inputs), before, out, after, begin)
+        final_state.copy_(after[:, :, : inputs.head_dim])
     else:
         launch.forward(inputs, initial_state, out, final_state, begin)
 
@@ -55,6 +60,10 @@ def backward(
     begin: Begin = start,
 ) -> Gradients:
     """The gradients of all inputs; an absent gradient of a result counts as zeros."""
+    if inputs.head_dim < widened.LEAST:
+        states = widened.state(initial_state), widened.state(grad_final_state)
+        found = launch.backward(widened.inputs(inputs), states[0], grad_out, states[1], begin)
+        return widened.gradients(found, inputs.head_dim)
     return launch.backward(inputs, initial_state, grad_out, grad_final_state, begin)
 
 
