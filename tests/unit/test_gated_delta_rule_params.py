@@ -1,4 +1,4 @@
-"""The struct of gated_delta_rule that Python packs for a binary, and which calls go to one."""
+"""The structs of gated_delta_rule that Python packs for a binary, and which calls go to one."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.selection.candidates import CandidateResult
 
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
-PARAMS = "flashvar_gated_delta_rule_fwd_params"
+PARAMS = {name: declared(f"flashvar_{name}_params") for name in (FORWARD, UPDATE)}
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects what is handed to a library that does nothing, and what asked for its workspace."""
     collected: list[Any] = []
-    structure = declared(PARAMS)
 
-    def given(packed: bytes) -> Any:
-        assert len(packed) == ctypes.sizeof(structure)
-        return structure.from_buffer_copy(packed)
+    def function(name: str) -> Any:
+        def given(packed: bytes) -> Any:
+            assert len(packed) == ctypes.sizeof(PARAMS[name])
+            return PARAMS[name].from_buffer_copy(packed)
 
-    def workspace(packed: bytes) -> int:
-        assert given(packed).call.workspace in (0, None)
-        return 512
+        def workspace(packed: bytes) -> int:
+            assert given(packed).call.workspace in (0, None)
+            return 512
 
-    function = SimpleNamespace(
-        launch=lambda packed: collected.append(given(packed)), workspace=workspace
-    )
-    library = SimpleNamespace(function=lambda name: function)
-    monkeypatch.setattr(loader, "load", lambda binary: library)
+        return SimpleNamespace(
+            launch=lambda packed: collected.append(given(packed)), workspace=workspace
+        )
+
+    monkeypatch.setattr(loader, "load", lambda binary: SimpleNamespace(function=function))
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False
     )
@@ -90,7 +90,8 @@ def test_batch(calls: list[Any]) -> None:
     inputs, out = made(), torch.empty(3, 5, 4, 40, dtype=torch.half)
     before = torch.empty(3, 4, 40, 24).transpose(-1, -2)
     after = torch.empty(3, 4, 24, 40)
-    cuda.forward(CHOSEN, inputs, before, out, after)
+    launch = cuda.prepare_forward(CHOSEN, inputs, before, out, after)
+    launch(inputs, before, None, out, after)
     (params,) = calls
     assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
     assert params.call.workspace_size == 512
@@ -115,7 +116,8 @@ def test_batch(calls: list[Any]) -> None:
 
 def test_packed(calls: list[Any]) -> None:
     inputs = made(packed=True, g=None, dtype=torch.bfloat16)
-    cuda.forward(CHOSEN, inputs, None, torch.empty(1, 15, 4, 40, dtype=torch.bfloat16), None)
+    out = torch.empty(1, 15, 4, 40, dtype=torch.bfloat16)
+    cuda.prepare_forward(CHOSEN, inputs, None, out, None)(inputs, None, None, out, None)
     problem = calls[0].problem
     assert (problem.sequences, problem.seqlen, problem.dtype) == (2, 15, 0)
     assert problem.cu_seqlens
@@ -123,6 +125,49 @@ def test_packed(calls: list[Any]) -> None:
     assert not problem.initial_state.data
     assert not calls[0].final_state.data
     assert tensor(problem.q)[1:] == (0, 48, 24)  # a batch of one
+
+
+def test_other_tensors_of_a_kind(calls: list[Any]) -> None:
+    """A launch takes the addresses of each call, and the rest from what it was prepared for."""
+    inputs, out, after = made(), torch.empty(3, 5, 4, 40).half(), torch.empty(3, 4, 24, 40)
+    launch = cuda.prepare_forward(CHOSEN, inputs, after, out, after)
+    other = Inputs(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
+    found, final = torch.empty_like(out), torch.empty_like(after)
+    launch(other, final, None, found, None)
+    (params,) = calls
+    assert not params.final_state.data
+    problem = params.problem
+    assert (params.out.data, problem.initial_state.data) == (found.data_ptr(), final.data_ptr())
+    for name in ("q", "k", "v", "g", "beta", "a_log"):
+        assert getattr(problem, name).data == getattr(other, name).data_ptr()
+    assert gate(problem.beta)[1:] == (20, 4, 1, 1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_a_pool(calls: list[Any], dtype: torch.dtype) -> None:
+    inputs, out = made(), torch.empty(3, 5, 4, 40, dtype=torch.half)
+    pool = torch.empty(7, 4, 40, 24, dtype=torch.half)
+    states, indices = pool.transpose(-1, -2), torch.arange(6).to(dtype)[::2]
+    launch = cuda.prepare_update(CHOSEN, inputs, states, indices, out, states)
+    launch(inputs, pool, indices, out, pool)
+    (params,) = calls
+    assert params.call.workspace_size == 0
+    assert tensor(params.out) == (out.data_ptr(), 800, 160, 40)
+    for found in (params.final_state, params.problem.initial_state):
+        assert state(found) == (pool.data_ptr(), 3840, 960, 1, 24)
+    assert (params.state_indices, params.state_index_stride) == (indices.data_ptr(), 2)
+    assert (params.states, params.state_dtype, params.index_bytes) == (7, 1, dtype.itemsize)
+
+
+def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
+    inputs, out = made(), torch.empty(3, 5, 4, 40, dtype=torch.half)
+    after = torch.empty(3, 4, 24, 40)
+    cuda.prepare_update(CHOSEN, inputs, None, None, out, after)(inputs, None, None, out, after)
+    (params,) = calls
+    assert not params.problem.initial_state.data
+    assert state(params.final_state) == (after.data_ptr(), 3840, 960, 40, 1)
+    assert not params.state_indices
+    assert (params.states, params.state_dtype, params.index_bytes) == (0, 2, 0)
 
 
 class OnDevice(torch.Tensor):
@@ -143,14 +188,14 @@ def on_device(**changes: Any) -> Inputs:
     ("function", "changes", "named", "expected"),
     [
         (FORWARD, {}, "auto", None),
-        (FORWARD, {"q": torch.empty(3, 31, 2, 24).half()}, "auto", "triton"),
-        (FORWARD, {"q": torch.empty(3, 31, 2, 24).half()}, "cuda", None),
         (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "auto", "triton"),
         (FORWARD, {"v": torch.empty(3, 64, 4, 36).half()}, "cuda", "triton"),
         (FORWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "auto", "triton"),
         (FORWARD, {"k": torch.empty(3, 64, 24, 2).half().transpose(2, 3)}, "auto", "triton"),
         (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "triton", None),
         (UPDATE, {"q": torch.empty(3, 1, 2, 20).half()}, "auto", None),
+        (UPDATE, {"k": torch.empty(3, 1, 2, 25).half()[..., 1:]}, "auto", None),
+        (UPDATE, {"v": torch.empty(3, 1, 40, 4).half().transpose(2, 3)}, "auto", "triton"),
         (BACKWARD, {}, "auto", None),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 8).half()}, "auto", None),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "triton", "reference"),
@@ -162,6 +207,15 @@ def test_calls_that_go_elsewhere(
 ) -> None:
     found = run._unsuited(function, on_device(**changes), named)
     assert (None if found is None else found[0]) == expected
+
+
+@pytest.mark.parametrize(("tokens", "few"), [(31, True), (32, False)])
+def test_few_tokens_go_one_by_one(tokens: int, few: bool) -> None:
+    """On average, where they are packed."""
+    inputs = made(packed=True)
+    rows = inputs._replace(q=torch.empty(1, 2 * tokens, 2, 24))
+    assert run._few_tokens(rows) is few
+    assert run._few_tokens(on_device(q=torch.empty(3, tokens, 2, 24).half())) is few
 
 
 def test_tensors_of_the_cpu_go_where_selection_says() -> None:

@@ -1,4 +1,5 @@
-/* The C ABI of the gated delta rule: the op gated_delta_rule_fwd. */
+/* The C ABI of the gated delta rule: the ops gated_delta_rule_fwd, gated_delta_rule_bwd and
+ * gated_delta_rule_update. */
 #ifndef FLASHVAR_GATED_DELTA_RULE_H
 #define FLASHVAR_GATED_DELTA_RULE_H
 
@@ -26,9 +27,10 @@ typedef struct flashvar_gate {
   uint32_t reserved;
 } flashvar_gate;
 
-/* States [sequences, heads, head_dim, head_dim_v] of fp32; strides in elements. */
+/* States [sequences, heads, head_dim, head_dim_v], of fp32 but where an op says otherwise; strides
+ * in elements. */
 typedef struct flashvar_state {
-  float* data; /* may be NULL where the op's header says so */
+  void* data; /* may be NULL where the op's header says so */
   int64_t sequence_stride;
   int64_t head_stride;
   int64_t k_stride;
@@ -47,7 +49,7 @@ typedef struct flashvar_gated_delta_rule_problem {
   int64_t seqlen;    /* of every sequence; varlen: rows of all sequences */
   int32_t heads_qk;
   int32_t heads;      /* of v, the gates, out and the states: a multiple of heads_qk */
-  int32_t head_dim;   /* of q and k: a multiple of 8 */
+  int32_t head_dim;   /* of q and k: a multiple of 8, but where an op says otherwise */
   int32_t head_dim_v; /* likewise */
   uint32_t dtype;     /* flashvar_dtype of q, k, v and out */
   uint32_t flags;
@@ -85,6 +87,76 @@ FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_workspace(
  * terminated by 0. */
 FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_explain(
     const flashvar_gated_delta_rule_fwd_params* params, char* text, uint64_t size);
+
+/* A flashvar_gate that is written. */
+typedef struct flashvar_grad_gate {
+  void* data; /* may be NULL where the op's header says so */
+  int64_t batch_stride;
+  int64_t seq_stride;
+  int64_t head_stride;
+  uint32_t dtype; /* flashvar_dtype */
+  uint32_t reserved;
+} flashvar_grad_gate;
+
+/* The gradients of a forward's inputs, from those of its results. */
+typedef struct flashvar_gated_delta_rule_bwd_params {
+  flashvar_call call;
+  flashvar_tensor grad_out;        /* like v, rows start at multiples of 16 bytes */
+  flashvar_state grad_final_state; /* data may be NULL: zeros */
+  flashvar_tensor grad_q; /* these three like q, k and v, rows start at multiples of 16 bytes;
+                             written. Varlen: rows of no sequence stay as they are */
+  flashvar_tensor grad_k;
+  flashvar_tensor grad_v;
+  flashvar_grad_gate grad_g; /* likewise, as the next; data may be NULL: not wanted */
+  flashvar_grad_gate grad_beta;
+  flashvar_grad_gate grad_a_log;     /* [heads]; written. data may be NULL: not wanted, as in the
+                                        next two */
+  flashvar_grad_gate grad_dt_bias;   /* [heads]; written */
+  flashvar_state grad_initial_state; /* written */
+  flashvar_gated_delta_rule_problem problem;
+} flashvar_gated_delta_rule_bwd_params;
+
+/* By chunks of 64 tokens: the same bits on every run. Enqueues on the stream and returns; empty
+ * problems return without a launch. */
+FLASHVAR_API flashvar_status
+flashvar_gated_delta_rule_bwd(const flashvar_gated_delta_rule_bwd_params* params);
+
+/* About 138 KiB a chunk and head for head dims 128 and 128. */
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_bwd_workspace(
+    const flashvar_gated_delta_rule_bwd_params* params, uint64_t* size);
+
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_bwd_explain(
+    const flashvar_gated_delta_rule_bwd_params* params, char* text, uint64_t size);
+
+/* Out and the states after each sequence, token by token: for decoding. The problem's rows may
+ * start anywhere, and its head dims are any from 1. In place where final_state is
+ * problem.initial_state.
+ *
+ * With state_indices, sequence i has state state_indices[i] of both tensors of states. An index
+ * outside of 0 to states - 1 stands for zeros, and nothing is written for it. No two sequences may
+ * have one state: which of them stays is not defined. */
+typedef struct flashvar_gated_delta_rule_update_params {
+  flashvar_call call;
+  flashvar_tensor out;        /* like v; written. Varlen: rows of no sequence stay as they are */
+  flashvar_state final_state; /* of state_dtype; written; data may be NULL: not wanted */
+  flashvar_gated_delta_rule_problem problem; /* initial_state: of state_dtype */
+  const void* state_indices;                 /* [sequences] or NULL: sequence i has state i */
+  int64_t state_index_stride;
+  int64_t states;       /* of a tensor of states, with state_indices */
+  uint32_t state_dtype; /* flashvar_dtype: FLASHVAR_FP32 or that of the problem */
+  uint32_t index_bytes; /* of an index, a signed integer: 4 or 8; 0 without state_indices */
+} flashvar_gated_delta_rule_update_params;
+
+/* The same bits on every run. Enqueues on the stream and returns; empty problems return without a
+ * launch. Needs no workspace. */
+FLASHVAR_API flashvar_status
+flashvar_gated_delta_rule_update(const flashvar_gated_delta_rule_update_params* params);
+
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_update_workspace(
+    const flashvar_gated_delta_rule_update_params* params, uint64_t* size);
+
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_update_explain(
+    const flashvar_gated_delta_rule_update_params* params, char* text, uint64_t size);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// The gates of a chunk, from what the caller gives.
+// The gates of tokens, from what the caller gives.
 #pragma once
 #include <cstdint>
 
@@ -31,7 +31,7 @@ struct GatePlace {
 };
 
 // The logarithm of a token's decay, natural; NaN where an input is.
-__device__ __forceinline__ float decay_log(const FwdProblem& problem, const GatePlace& place) {
+__device__ __forceinline__ float decay_log(const Problem& problem, const GatePlace& place) {
   if (problem.g.data == nullptr) return 0.f;
   float g = load(problem.g, place.index(problem.g));
   if (problem.a_log.data != nullptr) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ float decay_log(const FwdProblem& problem, const Gate
   return g < kLowestGate ? kLowestGate : g;
 }
 
-__device__ __forceinline__ float beta_of(const FwdProblem& problem, const GatePlace& place) {
+__device__ __forceinline__ float beta_of(const Problem& problem, const GatePlace& place) {
   float beta = load(problem.beta, place.index(problem.beta));
   if (problem.beta_sigmoid) beta = 1.f / (1.f + expf(-beta));
   return problem.beta_scale * beta;

@@ -1,5 +1,5 @@
 // A gated_delta_rule call as launchers and kernels see it: validated by
-// abi/gated_delta_rule_fwd.cc.
+// abi/gated_delta_rule_problem.h.
 #pragma once
 #include <cstdint>
 
@@ -17,12 +17,16 @@ struct Gate {
   unsigned dtype;  // flashvar_dtype
 };
 
-struct State {
-  float* data;  // may be null
+// [sequences, heads, head_dim, head_dim_v].
+template <class Element>
+struct StateView {
+  Element* data;  // may be null
   int64_t sequence_stride, head_stride, k_stride, v_stride;
 };
+using State = StateView<float>;
 
-struct FwdProblem {
+// What calls of all ops are given, without the states.
+struct Problem {
   int64_t sequences;
   Sequences rows;
   int32_t heads_qk, heads, group;  // heads = group * heads_qk
@@ -32,6 +36,9 @@ struct FwdProblem {
   float beta_scale;
   Tensor q, k, v, out;
   Gate g, beta, a_log, dt_bias;
+};
+
+struct FwdProblem : Problem {
   State initial_state, final_state;
   void* workspace;
 };
@@ -50,6 +57,29 @@ struct BwdProblem : FwdProblem {
   Tensor grad_q, grad_k, grad_v;
   GradGate grad_g, grad_beta, grad_a_log, grad_dt_bias;
   State grad_initial_state;
+};
+
+// Indices of states, integers of `bytes` bytes.
+struct Indices {
+  const void* data;  // [sequences]; null: sequence i has state i
+  int64_t stride;
+  uint32_t bytes;
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ int64_t operator[](int64_t i) const {
+    if (data == nullptr) return i;
+    return bytes == sizeof(int32_t) ? static_cast<const int32_t*>(data)[i * stride]
+                                    : static_cast<const int64_t*>(data)[i * stride];
+  }
+#endif
+};
+
+struct UpdateProblem : Problem {
+  unsigned state_dtype;  // flashvar_dtype
+  // They may be one tensor.
+  StateView<void> initial_state, final_state;
+  Indices indices;
+  int64_t states;  // in a tensor of states
 };
 
 }  // namespace flashvar::gated_delta_rule

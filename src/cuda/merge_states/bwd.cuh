@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "merge_states/chunk.cuh"
+#include "core/chunk.cuh"
 #include "merge_states/row.cuh"
 #include "ptx/grid_dependency.cuh"
 

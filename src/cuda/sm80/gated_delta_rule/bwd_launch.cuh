@@ -1,6 +1,7 @@
 // Launches the backward: the records of all chunks, both chains, and the gradients of rows.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -38,7 +39,7 @@ struct BwdLaunch {
   }
 
  private:
-  // The parts of the workspace at `base`, and its size.
+  // Finds the parts of the workspace; its size.
   static uint64_t lay_out(const BwdProblem& problem, GradWorkspace& workspace) {
     workspace.tiles = (problem.head_dim_v + kChainColumns - 1) / kChainColumns;
     workspace.state_bytes = Rows::Tile::kBytes;
@@ -86,7 +87,9 @@ struct BwdLaunch {
       shape = {slots * problem.heads_qk, Rows::kThreads, Rows::kSharedMemory};
       error = launch_kernel<rows_kernel<Rows>>(RowsArgs{problem, workspace}, shape, device, stream);
     }
-    if (error != cudaSuccess || problem.grad_a_log.data == nullptr) return error;
+    bool const has_sums =
+        problem.grad_a_log.data != nullptr || problem.grad_dt_bias.data != nullptr;
+    if (error != cudaSuccess || !has_sums) return error;
     GateSumsArgs const sums{{problem.grad_a_log, problem.grad_dt_bias},
                             {workspace.grad_a_log, workspace.grad_dt_bias},
                             slots,

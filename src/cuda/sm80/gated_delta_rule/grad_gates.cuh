@@ -113,13 +113,13 @@ __device__ __forceinline__ void write_gates(const BwdProblem& problem, const Gat
     store(problem.grad_beta, place, beta_grad);
     if (problem.g.data == nullptr) continue;
     RawGate const raw = gate_backward(problem, place, of_gates[i]);
-    store(problem.grad_g, place, raw.g);
+    if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
     sum_a_log += raw.a_log;
     sum_dt_bias += raw.g;
   }
   sum_a_log = warp_sum(sum_a_log);
   sum_dt_bias = warp_sum(sum_dt_bias);
-  if (lane == 0 && problem.grad_a_log.data != nullptr) {
+  if (lane == 0 && problem.a_log.data != nullptr) {
     *part_a_log = sum_a_log;
     *part_dt_bias = sum_dt_bias;
   }

@@ -512,7 +512,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return {head, int64_t{slot} * problem.heads + head};
   };
   if (place.count <= 0) {  // more chunks were launched than there are
-    for (int32_t i = threadIdx.x; i < problem.group && problem.grad_a_log.data != nullptr;
+    for (int32_t i = threadIdx.x; i < problem.group && problem.a_log.data != nullptr;
          i += Config::kThreads) {
       int64_t const record = of_group(i).record;
       workspace.grad_a_log[record] = workspace.grad_dt_bias[record] = 0.f;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from flashvar.binaries import loader, manifest
@@ -19,6 +21,24 @@ TENSOR: Final = "Qqqq"
 # flashvar_call: struct_size abi_version device reserved; then stream workspace workspace_size.
 _HEAD: Final = struct.Struct("<IIiI")
 CALL: Final = f"{_HEAD.size}sQQQ"
+
+
+class Template:
+    """A packed struct of which the Q fields alone, addresses, change from call to call."""
+
+    def __init__(self, params: struct.Struct, fields: Sequence[object]) -> None:
+        """Pack `fields` once."""
+        between = re.split("Q", params.format.removeprefix("<"))
+        sizes = [struct.calcsize(f"<{part}") for part in between]
+        self._struct = struct.Struct("<" + "Q".join(f"{size}s" for size in sizes))
+        self.packed = params.pack(*fields)
+        self._fields = list(self._struct.unpack(self.packed))
+
+    def pack(self, *addresses: int) -> bytes:
+        """The struct with all of its Q fields, in order."""
+        fields = self._fields.copy()
+        fields[1::2] = addresses
+        return self._struct.pack(*fields)
 
 
 def call_head(params: struct.Struct, device: int) -> bytes:

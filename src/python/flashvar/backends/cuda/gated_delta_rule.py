@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, call_head, function_of
+from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, Template, call_head, function_of
 from flashvar.ops.dtypes import DTYPES as NAMES
-from flashvar.ops.gated_delta_rule.spec import FORWARD
+from flashvar.ops.gated_delta_rule.spec import FORWARD, UPDATE
+from flashvar.ops.plans import prototype
 
 if TYPE_CHECKING:
-    from flashvar.ops.gated_delta_rule.problem import Inputs
+    from flashvar.ops.gated_delta_rule.problem import Inputs, Launch
     from flashvar.selection.candidates import CandidateResult
 
 # flashvar_gate: data, batch, sequence and head stride, dtype, reserved.
@@ -24,32 +25,123 @@ _STATE: Final = "Qqqqq"
 _PROBLEM: Final = f"qqiiiiIIfIQ{3 * TENSOR}{4 * _GATE}{_STATE}"
 # flashvar_gated_delta_rule_fwd_params: out, final_state, the problem.
 _FORWARD: Final = struct.Struct(f"<{CALL}{TENSOR}{_STATE}{_PROBLEM}")
+# flashvar_gated_delta_rule_update_params: the same; state_indices, stride, states, state_dtype,
+# index_bytes.
+_UPDATE: Final = struct.Struct(f"{_FORWARD.format}QqqII")
 _QK_L2NORM, _BETA_SIGMOID, _NEGATIVE_EIGVAL = 1, 2, 4
 _NO_GATE: Final = (0, 0, 0, 0, DTYPES["fp32"], 0)
 _NO_STATE: Final = (0, 0, 0, 0, 0)
 
 
-def forward(
+def prepare_forward(
     chosen: CandidateResult,
     inputs: Inputs,
     initial_state: torch.Tensor | None,
     out: torch.Tensor,
     final_state: torch.Tensor | None,
-) -> None:
-    """Write out, and the state after each sequence."""
+) -> Launch:
+    """What writes out, and the state after each sequence, by chunks."""
     function, device = function_of(FORWARD, chosen, out.device.index)
-    cu_seqlens = inputs.cu_seqlens
-    if cu_seqlens is not None:
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    tail = (
-        *_tensor(out),
-        *_state(final_state),
-        *_problem(inputs, cu_seqlens, initial_state),
+    fields = _fields(_FORWARD, device, inputs, initial_state, out, final_state)
+    template = Template(_FORWARD, fields)
+    size = function.workspace(template.packed)
+    workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=out.device))
+
+    def launch(
+        inputs: Inputs,
+        states: torch.Tensor | None,
+        indices: torch.Tensor | None,
+        out: torch.Tensor,
+        final_state: torch.Tensor | None,
+    ) -> None:
+        workspace = torch.empty_like(workspace_like)
+        stream, cu_seqlens = _current_stream(device), _offsets(inputs)
+        addresses = _addresses(inputs, cu_seqlens, states, out, final_state)
+        function.launch(template.pack(stream, workspace.data_ptr(), size, *addresses))
+
+    return launch
+
+
+def prepare_update(
+    chosen: CandidateResult,
+    inputs: Inputs,
+    states: torch.Tensor | None,
+    indices: torch.Tensor | None,
+    out: torch.Tensor,
+    final_state: torch.Tensor | None,
+) -> Launch:
+    """The same token by token; with indices the states are those of a pool."""
+    function, device = function_of(UPDATE, chosen, out.device.index)
+    one = final_state if states is None else states
+    state_dtype = DTYPES["fp32" if one is None else NAMES[one.dtype]]
+    pool = (0, 0, 0, state_dtype, 0)
+    if indices is not None and states is not None:
+        pool = (0, *indices.stride(), states.shape[0], state_dtype, indices.element_size())
+    template = Template(
+        _UPDATE, (*_fields(_UPDATE, device, inputs, states, out, final_state), *pool)
     )
-    head = call_head(_FORWARD, device), torch._C._cuda_getCurrentRawStream(device)
-    size = function.workspace(_FORWARD.pack(*head, 0, 0, *tail))
-    workspace = torch.empty(size, dtype=torch.uint8, device=out.device)
-    function.launch(_FORWARD.pack(*head, workspace.data_ptr(), size, *tail))
+
+    def launch(
+        inputs: Inputs,
+        states: torch.Tensor | None,
+        indices: torch.Tensor | None,
+        out: torch.Tensor,
+        final_state: torch.Tensor | None,
+    ) -> None:
+        stream, cu_seqlens = _current_stream(device), _offsets(inputs)
+        addresses = _addresses(inputs, cu_seqlens, states, out, final_state)
+        place = 0 if indices is None else indices.data_ptr()
+        function.launch(template.pack(stream, 0, 0, *addresses, place))
+
+    return launch
+
+
+def _current_stream(device: int) -> int:
+    stream: int = torch._C._cuda_getCurrentRawStream(device)
+    return stream
+
+
+def _offsets(inputs: Inputs) -> torch.Tensor | None:
+    """cu_seqlens as binaries read it."""
+    return None if inputs.cu_seqlens is None else inputs.cu_seqlens.to(torch.int32)
+
+
+def _addresses(
+    inputs: Inputs,
+    cu_seqlens: torch.Tensor | None,
+    states: torch.Tensor | None,
+    out: torch.Tensor,
+    final_state: torch.Tensor | None,
+) -> tuple[int, ...]:
+    """The Q fields of a struct behind its flashvar_call."""
+    q, k, v, g, beta, a_log, dt_bias = inputs[:7]
+    return (
+        out.data_ptr(),
+        0 if final_state is None else final_state.data_ptr(),
+        0 if cu_seqlens is None else cu_seqlens.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        0 if g is None else g.data_ptr(),
+        beta.data_ptr(),
+        0 if a_log is None else a_log.data_ptr(),
+        0 if dt_bias is None else dt_bias.data_ptr(),
+        0 if states is None else states.data_ptr(),
+    )
+
+
+def _fields(
+    params: struct.Struct,
+    device: int,
+    inputs: Inputs,
+    states: torch.Tensor | None,
+    out: torch.Tensor,
+    final_state: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """All that both structs have."""
+    problem = _problem(inputs, _offsets(inputs), states)
+    head = call_head(params, device)
+    return (head, 0, 0, 0, *_tensor(out), *_state(final_state), *problem)
 
 
 def _problem(

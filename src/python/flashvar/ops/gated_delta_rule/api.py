@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
+from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
 from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
 from flashvar.ops.gated_delta_rule.torch_library import (
+    differentiable,
     gated_delta_rule_fwd,
     gated_delta_rule_update,
 )
@@ -84,6 +87,19 @@ def gated_delta_rule(
             DtypeError, DeviceError and LayoutError are kinds of it).
         BackendUnavailableError: the named backend does not serve the call.
     """
+    arguments = (
+        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
+        *(scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend),
+    )
+    states = (initial_state, state_indices)
+    if not is_compiling() and no_dispatch_mode_active() and type(return_final_state) is bool:
+        found = run.known(*states, arguments)
+        if found is not None and not _has_gradients(arguments, states):
+            out, final_state = found.run(*states, arguments, return_final_state)
+            return out, final_state if return_final_state else None
+        if found is not None and state_indices is None:
+            out, final_state = differentiable(initial_state, arguments)
+            return out, final_state if return_final_state else None
     tensors = {
         **{"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias},
         **{"initial_state": initial_state, "cu_seqlens": cu_seqlens},
@@ -97,12 +113,8 @@ def gated_delta_rule(
     }
     check_kinds(tensors, switches, scale, backend)
     check_state_layout(state_layout)
-    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+    if not is_compiling() and torch._C._len_torch_dispatch_stack():
         register_flop_formulas()
-    arguments = (
-        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
-        *(scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend),
-    )
     if state_indices is None:
         out, final_state = gated_delta_rule_fwd(initial_state, *arguments)
         return out, final_state if return_final_state else None
@@ -111,10 +123,17 @@ def gated_delta_rule(
             "initial_state must be given with state_indices, which are its rows, got None: pass "
             "the pool of states"
         )
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors.values()):
+    if _has_gradients(arguments, states):
         raise InvalidInputError(
             "tensors must require no gradient with state_indices, which updates states in place, "
             "got one that does: call it under torch.no_grad(), or pass the states themselves"
         )
     out = gated_delta_rule_update(initial_state, state_indices, *arguments)
     return out, initial_state if return_final_state else None
+
+
+def _has_gradients(arguments: tuple[Any, ...], states: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether autograd wants gradients of any tensor of a call."""
+    return torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*states, *arguments[:8])
+    )

@@ -79,10 +79,27 @@ class Gradients(NamedTuple):
     initial_state: torch.Tensor | None
 
 
+class Launch(Protocol):
+    """Computes calls of one kind: their shapes, strides, dtypes and options are equal."""
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        states: torch.Tensor | None,
+        indices: torch.Tensor | None,
+        out: torch.Tensor,
+        final_state: torch.Tensor | None,
+    ) -> None:
+        """Write out, and the states after each sequence; with indices `states` are a pool."""
+        ...
+
+
 class Backend(Protocol):
     """What a backend module holds. States are views [sequences, heads, K, V] of any strides.
 
-    Binaries have a forward alone, which takes the chosen candidate first.
+    Binaries have prepare_forward and prepare_update instead, which take the chosen candidate and a
+    call, and return a Launch of such calls. It may be called without a final state, and in
+    prepare_update indices may be None too.
     """
 
     def forward(

@@ -1,22 +1,69 @@
 """The functions of gated_delta_rule below autograd and the dispatcher.
 
-Arguments come in the order of the schemas: tensors, then options.
+Arguments come in the order of the schemas: tensors, then options. What depends on shapes, strides,
+dtypes, devices and options alone is in a plan.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
 import torch
 
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule import inputs as checks
-from flashvar.ops.gated_delta_rule.problem import Backend, Inputs
+from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FEW, FORWARD, MOST_K, STEP, UPDATE
+from flashvar.ops.plans import keep, prototype
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides
+
+# Bytes: what rows start at multiples of in calls of binaries by chunks.
+_ROW_ALIGNMENT: Final = 16
+_PLAIN_OR_ABSENT: Final = {*PLAIN, type(None)}
+_empty_like: Final = torch.empty_like
+_increment_version: Final = torch.autograd.graph.increment_version
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How calls of one kind are made."""
+
+    launch: Launch | None  # None: there is nothing to compute
+    scale: float
+    on_cpu: bool  # values are checked there
+    state_is_optional: bool  # to the backend
+    make_out: Callable[[torch.Tensor], torch.Tensor]
+    # Prototypes of the outputs, without memory.
+    out_like: torch.Tensor = field(repr=False)
+    state_like: torch.Tensor = field(repr=False)
+
+    def run(
+        self,
+        states: torch.Tensor | None,
+        indices: torch.Tensor | None,
+        arguments: tuple[Any, ...],
+        with_state: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Out, and the states after each sequence where they are wanted; with indices in place."""
+        inputs = Inputs._make((*arguments[:8], self.scale, *arguments[9:12]))
+        if self.on_cpu:
+            checks.check_values(inputs)
+            if indices is not None and states is not None:
+                checks.check_indices(states, indices)
+        out, final_state = self.make_out(self.out_like), states
+        if indices is None:
+            wanted = with_state or not self.state_is_optional
+            final_state = _empty_like(self.state_like) if wanted else None
+        if self.launch is not None:
+            self.launch(inputs, states, indices, out, final_state)
+            if indices is not None and states is not None and not states.is_inference():
+                _increment_version(states)
+        return out, final_state
 
 
 def given(arguments: tuple[Any, ...]) -> Inputs:
@@ -34,37 +81,14 @@ def given(arguments: tuple[Any, ...]) -> Inputs:
 
 def forward(
     initial_state: torch.Tensor | None, *arguments: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Out, and the state after each sequence."""
-    *of_inputs, layout, backend = arguments
-    inputs = given(tuple(of_inputs))
-    if initial_state is not None:
-        checks.check_initial_state(inputs, initial_state, layout)
-    checks.check_values(inputs)
-    out, final_state = like_forward(inputs, layout)
-    if out.numel() or final_state.numel():
-        chosen, serves = _serving(FORWARD, inputs, backend)
-        launch: Any = serves.forward
-        if chosen.binary is not None:
-            launch = partial(launch, chosen)
-        launch(inputs, _k_first(initial_state, layout), out, _view(final_state, layout))
-    return out, final_state
+    return _plan(initial_state, None, arguments).run(initial_state, None, arguments, True)
 
 
 def update(pool: torch.Tensor, indices: torch.Tensor, *arguments: Any) -> torch.Tensor:
     """Out; the states pool[indices] are those after each sequence then."""
-    *of_inputs, layout, backend = arguments
-    inputs = given(tuple(of_inputs))
-    checks.check_pool(inputs, pool, indices, layout)
-    checks.check_values(inputs)
-    checks.check_indices(pool, indices)
-    out = like_forward(inputs, layout)[0]
-    if out.numel():
-        _, serves = _serving(UPDATE, inputs, backend)
-        serves.update(inputs, _view(pool, layout), indices, out)
-        if not pool.is_inference():
-            torch.autograd.graph.increment_version(pool)
-    return out
+    return _plan(pool, indices, arguments).run(pool, indices, arguments, True)[0]
 
 
 def backward(
@@ -83,6 +107,139 @@ def backward(
     if found.initial_state is not None:
         grads[-1] = _view(found.initial_state, layout).contiguous()
     return tuple(inputs.q.new_empty(0) if grad is None else grad for grad in grads)
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def _plan(
+    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> Plan:
+    """The plan of a call, whose arguments come in the order of the schemas.
+
+    The first call of a kind checks every argument and makes the plan.
+
+    Raises:
+        InvalidInputError: an argument is not supported.
+        BackendUnavailableError: no backend can serve the call.
+    """
+    key = _key(states, indices, arguments)
+    found = _plans.get(key)
+    if found is None:
+        found = _make(states, indices, arguments)
+        keep(_plans, key, found)
+    return found
+
+
+def known(
+    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> Plan | None:
+    """The plan of a call of plain tensors that has been made before; arguments of any kind."""
+    q, k, v, g, beta, a_log, dt_bias, cu_seqlens = arguments[:8]
+    tensors = {type(x) for x in (q, k, v, g, beta, a_log, dt_bias, cu_seqlens, states, indices)}
+    if not tensors <= _PLAIN_OR_ABSENT:
+        return None
+    try:
+        return _plans.get(_key(states, indices, arguments))
+    # What has no strides, or cannot be hashed, is invalid: the checks of a first call say why.
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _key(
+    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What plans depend on: one expression, as calls of functions cost half of its time."""
+    q, k, v, g, beta, a, b, cu, scale, l2norm, sigmoid, negative, layout, backend = arguments
+    kinds = None
+    # hash(1) == hash(True): equal options of other types may be invalid.
+    if not (
+        (scale is None or type(scale) is float)
+        and (l2norm is False or l2norm is True)
+        and (sigmoid is False or sigmoid is True)
+        and (negative is False or negative is True)
+        and type(layout) is str
+        and type(backend) is str
+    ):
+        kinds = tuple(map(type, arguments[8:]))
+    return (
+        *(q.shape, q.stride(), q.dtype, q.device),
+        *(k.shape, k.stride(), k.dtype, k.device),
+        *(v.shape, v.stride(), v.dtype, v.device),
+        *(beta.shape, beta.stride(), beta.dtype, beta.device),
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ROW_ALIGNMENT,
+        None if g is None else (g.shape, g.stride(), g.dtype, g.device),
+        None if a is None else (a.shape, a.stride(), a.dtype, a.device),
+        None if b is None else (b.shape, b.stride(), b.dtype, b.device),
+        None if cu is None else (cu.shape, cu.stride(), cu.dtype, cu.device),
+        None if states is None else (states.shape, states.stride(), states.dtype, states.device),
+        None
+        if indices is None
+        else (indices.shape, indices.stride(), indices.dtype, indices.device),
+        *(scale, l2norm, sigmoid, negative, layout, backend, kinds),
+    )
+
+
+def _make(
+    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> Plan:
+    *of_inputs, layout, backend = arguments
+    inputs = given(tuple(of_inputs))
+    if states is not None and indices is not None:
+        checks.check_pool(inputs, states, indices, layout)
+    elif states is not None:
+        checks.check_initial_state(inputs, states, layout)
+    out, after = like_forward(inputs, layout)
+    launch, optional = None, False
+    if not out.is_meta and (out.numel() or (indices is None and after.numel())):
+        final_state = after if indices is None else states
+        launch, optional = _prepare(inputs, layout, backend, states, indices, out, final_state)
+    return Plan(
+        launch,
+        inputs.scale,
+        out.device.type == "cpu",
+        optional,
+        _empty_like if inputs.cu_seqlens is None else torch.zeros_like,
+        prototype(out),
+        prototype(after),
+    )
+
+
+def _prepare(
+    inputs: Inputs,
+    layout: str,
+    backend: str,
+    states: torch.Tensor | None,
+    indices: torch.Tensor | None,
+    out: torch.Tensor,
+    final_state: torch.Tensor | None,
+) -> tuple[Launch, bool]:
+    """What computes such calls, and whether it may be called without a final state."""
+    function = UPDATE if indices is not None or _few_tokens(inputs) else FORWARD
+    chosen, serves = _serving(function, inputs, backend)
+    if chosen.binary is not None:
+        binary: Any = serves
+        before, after = _k_first(states, layout), _k_first(final_state, layout)
+        if function == FORWARD:
+            return binary.prepare_forward(chosen, inputs, before, out, after), True
+        return binary.prepare_update(chosen, inputs, before, indices, out, after), True
+
+    def launch(
+        inputs: Inputs,
+        states: torch.Tensor | None,
+        indices: torch.Tensor | None,
+        out: torch.Tensor,
+        final_state: torch.Tensor | None,
+    ) -> None:
+        before, after = _k_first(states, layout), _k_first(final_state, layout)
+        if after is None:
+            return
+        if indices is None:
+            serves.forward(inputs, before, out, after)
+        else:
+            serves.update(inputs, after, indices, out)
+
+    return launch, False
 
 
 def like_forward(inputs: Inputs, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,15 +296,22 @@ def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | No
             return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
         if not all(map(_rows_are_aligned, inputs[:3])):
             return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
-        if named == "auto" and inputs.q.shape[0] * inputs.q.shape[1] < FEW * inputs.sequences:
-            return "triton", "few tokens are faster one by one"
+    elif function == UPDATE and named in ("auto", "cuda"):
+        strided = [x.stride(3) != 1 and x.shape[3] > 1 for x in inputs[:3]]
+        return ("triton", "binaries take contiguous rows of q, k and v") if any(strided) else None
     return None
+
+
+def _few_tokens(inputs: Inputs) -> bool:
+    """Whether sequences are so short, on average, that they go token by token."""
+    rows: int = inputs.q.shape[0] * inputs.q.shape[1]
+    return rows < FEW * inputs.sequences
 
 
 def _rows_are_aligned(x: torch.Tensor) -> bool:
     strides = (stride for stride, size in zip(x.stride()[:3], x.shape, strict=False) if size > 1)
     return (
         x.stride(3) == 1
-        and x.data_ptr() % 16 == 0
-        and all(stride * x.element_size() % 16 == 0 for stride in strides)
+        and x.data_ptr() % _ROW_ALIGNMENT == 0
+        and all(stride * x.element_size() % _ROW_ALIGNMENT == 0 for stride in strides)
     )

@@ -108,3 +108,19 @@ torch.library.register_autograd(
 gated_delta_rule_fwd: Final = torch.ops.flashvar.gated_delta_rule_fwd.default
 gated_delta_rule_bwd: Final = torch.ops.flashvar.gated_delta_rule_bwd.default
 gated_delta_rule_update: Final = torch.ops.flashvar.gated_delta_rule_update.default
+
+
+class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
+    """The forward with its derivative, for plain tensors, which may skip the dispatcher."""
+
+    forward = staticmethod(run.forward)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_derivative)
+
+
+def differentiable(
+    initial_state: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Out, and the state after each sequence."""
+    out, final_state = _Differentiable.apply(initial_state, *arguments)
+    return out, final_state

@@ -1,10 +1,11 @@
-// 16 bytes of a row: what a thread loads at once, and as fp32.
+// 16 bytes of a row: what a thread of a kernel that is bound by memory loads at once, and as fp32.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "core/dtype.cuh"
 
-namespace flashvar::merge_states {
+namespace flashvar {
 
 template <class Dtype>
 struct Chunk {
@@ -68,4 +69,4 @@ struct Chunk {
   }
 };
 
-}  // namespace flashvar::merge_states
+}  // namespace flashvar

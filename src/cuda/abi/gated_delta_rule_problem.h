@@ -1,0 +1,96 @@
+// From the parameters of a gated_delta_rule op to the problem its kernels see: what all of its ops
+// check and translate alike.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "abi/error.h"
+#include "abi/gated_delta_rule.h"
+#include "gated_delta_rule/problem.h"
+
+namespace flashvar {
+
+// `step`: what head dims must be multiples of.
+inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_problem& p,
+                                              int32_t step) {
+  constexpr int64_t kMaxRows = (int64_t{1} << 30) - 1024;
+  if (p.sequences < 0 || p.sequences > kMaxRows || p.seqlen < 0 || p.seqlen > kMaxRows) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "sequences and seqlen must be 0 to 2^30 - 1024, found %lld and %lld: split the "
+                "call",
+                static_cast<long long>(p.sequences), static_cast<long long>(p.seqlen));
+  }
+  if (p.heads_qk < 1 || p.heads < 0 || p.heads % p.heads_qk != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "heads must be a multiple of heads_qk, found %d and %d",
+                p.heads, p.heads_qk);
+  }
+  if (p.head_dim < 1 || p.head_dim % step != 0 || p.head_dim_v < 0 || p.head_dim_v % step != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "head dims must be multiples of %d, found %d and %d: pad them", step, p.head_dim,
+                p.head_dim_v);
+  }
+  if (!std::isfinite(p.scale)) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
+  }
+  for (const flashvar_gate* gate : {&p.g, &p.beta, &p.a_log, &p.dt_bias}) {
+    if (gate->dtype > FLASHVAR_FP32) {
+      return fail(FLASHVAR_INVALID_ARGUMENT, "a gate's dtype must be 0 to 2, found %u",
+                  gate->dtype);
+    }
+  }
+  return FLASHVAR_OK;
+}
+
+template <class Element>
+gated_delta_rule::StateView<Element> view(const flashvar_state& s) {
+  return {static_cast<Element*>(s.data), s.sequence_stride, s.head_stride, s.k_stride, s.v_stride};
+}
+
+inline gated_delta_rule::Tensor gated_delta_rule_tensor(const flashvar_tensor& t) {
+  return {static_cast<uint16_t*>(t.data), t.batch_stride, t.seq_stride, t.head_stride};
+}
+
+// An op's problem, with what all ops have alike.
+template <class Problem>
+Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
+                                 const flashvar_tensor& out) {
+  auto const gate = [](const flashvar_gate& g) {
+    return gated_delta_rule::Gate{g.data, g.batch_stride, g.seq_stride, g.head_stride, g.dtype};
+  };
+  auto const rows = static_cast<int32_t>(p.seqlen);
+  Problem problem{};
+  problem.sequences = p.sequences;
+  problem.rows = {p.cu_seqlens, rows, p.cu_seqlens != nullptr ? rows : 0};
+  problem.heads_qk = p.heads_qk;
+  problem.heads = p.heads;
+  problem.group = p.heads / p.heads_qk;
+  problem.head_dim = p.head_dim;
+  problem.head_dim_v = p.head_dim_v;
+  problem.scale = p.scale;
+  problem.qk_l2norm = (p.flags & FLASHVAR_QK_L2NORM) != 0;
+  problem.beta_sigmoid = (p.flags & FLASHVAR_BETA_SIGMOID) != 0;
+  problem.beta_scale = (p.flags & FLASHVAR_NEGATIVE_EIGVAL) != 0 ? 2.f : 1.f;
+  problem.q = gated_delta_rule_tensor(p.q);
+  problem.k = gated_delta_rule_tensor(p.k);
+  problem.v = gated_delta_rule_tensor(p.v);
+  problem.out = gated_delta_rule_tensor(out);
+  problem.g = gate(p.g);
+  problem.beta = gate(p.beta);
+  problem.a_log = gate(p.a_log);
+  problem.dt_bias = gate(p.dt_bias);
+  return problem;
+}
+
+// The kernel for the least head dim that is at least the problem's, or null; `table` ends with
+// null.
+template <class Kernel>
+const Kernel* find_kernel(const Kernel* const* table, const flashvar_gated_delta_rule_problem& p) {
+  const Kernel* found = nullptr;
+  for (const Kernel* const* row = table; *row != nullptr; ++row) {
+    bool const serves = (*row)->dtype == p.dtype && (*row)->head_dim >= p.head_dim;
+    if (serves && (found == nullptr || (*row)->head_dim < found->head_dim)) found = *row;
+  }
+  return found;
+}
+
+}  // namespace flashvar

@@ -1,0 +1,92 @@
+// The C functions of the op gated_delta_rule_update.
+#include <array>
+
+#include "abi/call.h"
+#include "abi/gated_delta_rule_problem.h"
+#include "gated_delta_rule/kernel_table.h"
+
+namespace flashvar {
+
+// kGatedDeltaRuleUpdateKernels: generated; ends with null
+#include "gated_delta_rule_update_kernels.inc"
+
+namespace {
+
+struct GatedDeltaRuleUpdate {
+  using Params = flashvar_gated_delta_rule_update_params;
+  using Kernel = GatedDeltaRuleUpdateKernel;
+  static constexpr const char* kName = "gated_delta_rule_update";
+  static constexpr size_t kFirstSize = 496;
+
+  static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
+    flashvar_status status = check_gated_delta_rule(p.problem, 1);
+    if (status == FLASHVAR_OK) status = check_states(p);
+    if (status != FLASHVAR_OK) return status;
+    kernel = find_kernel(kGatedDeltaRuleUpdateKernels, p.problem);
+    if (kernel != nullptr) return FLASHVAR_OK;
+    return fail(FLASHVAR_NO_KERNEL,
+                "this binary holds no gated_delta_rule_update kernel for dtype %u, head dim %d",
+                p.problem.dtype, p.problem.head_dim);
+  }
+
+  static bool is_empty(const Params& p) {
+    return p.problem.sequences == 0 || p.problem.heads == 0 || p.problem.head_dim_v == 0;
+  }
+
+  static std::array<Pointer, 5> required(const Params& p) {
+    bool const has_rows = p.problem.seqlen > 0;
+    return {{{"q.data", p.problem.q.data, has_rows},
+             {"k.data", p.problem.k.data, has_rows},
+             {"v.data", p.problem.v.data, has_rows},
+             {"beta.data", p.problem.beta.data, has_rows},
+             {"out.data", p.out.data, has_rows}}};
+  }
+
+  static gated_delta_rule::UpdateProblem problem(const Params& p) {
+    auto problem = gated_delta_rule_problem<gated_delta_rule::UpdateProblem>(p.problem, p.out);
+    problem.state_dtype = p.state_dtype;
+    problem.initial_state = view<void>(p.problem.initial_state);
+    problem.final_state = view<void>(p.final_state);
+    problem.indices = {p.state_indices, p.state_index_stride, p.index_bytes};
+    problem.states = p.state_indices == nullptr ? p.problem.sequences : p.states;
+    return problem;
+  }
+
+ private:
+  static flashvar_status check_states(const Params& p) {
+    if (p.state_dtype != FLASHVAR_FP32 && p.state_dtype != p.problem.dtype) {
+      return fail(FLASHVAR_INVALID_ARGUMENT,
+                  "state_dtype must be %d or the problem's, %u, found %u: convert the states",
+                  FLASHVAR_FP32, p.problem.dtype, p.state_dtype);
+    }
+    bool const indexed = p.state_indices != nullptr;
+    if (indexed ? p.index_bytes != 4 && p.index_bytes != 8 : p.index_bytes != 0) {
+      return fail(FLASHVAR_INVALID_ARGUMENT,
+                  "index_bytes must be 4 or 8 with state_indices and 0 without, found %u",
+                  p.index_bytes);
+    }
+    if (p.states < 0) {
+      return fail(FLASHVAR_INVALID_ARGUMENT, "states must be at least 0, found %lld",
+                  static_cast<long long>(p.states));
+    }
+    return FLASHVAR_OK;
+  }
+};
+
+}  // namespace
+}  // namespace flashvar
+
+flashvar_status flashvar_gated_delta_rule_update(
+    const flashvar_gated_delta_rule_update_params* params) {
+  return flashvar::launch<flashvar::GatedDeltaRuleUpdate>(params);
+}
+
+flashvar_status flashvar_gated_delta_rule_update_workspace(
+    const flashvar_gated_delta_rule_update_params* params, uint64_t* size) {
+  return flashvar::workspace<flashvar::GatedDeltaRuleUpdate>(params, size);
+}
+
+flashvar_status flashvar_gated_delta_rule_update_explain(
+    const flashvar_gated_delta_rule_update_params* params, char* text, uint64_t size) {
+  return flashvar::explain<flashvar::GatedDeltaRuleUpdate>(params, text, size);
+}

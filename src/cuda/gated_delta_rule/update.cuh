@@ -1,0 +1,369 @@
+// The gated delta rule token by token. Bound by memory: each element of a state is read once and
+// written once, and for all tokens between stays in a register.
+//
+// A warp has all rows of a few columns of the state of one head, and a block some warps of one
+// head. What all columns of a head share of a token, k, q and the gates, is prepared once a block,
+// in shared memory, for some tokens at a time while the state is on its way. Then, from one pass
+// over its registers, a warp has for each token
+//   known = decay S^T k,  read = decay S^T q
+//   update = beta (v - known),  out = read + (k . q) update
+//   S = decay S + k update^T
+// so that lanes exchange sums once a token.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "core/chunk.cuh"
+#include "core/math.cuh"
+#include "gated_delta_rule/gates.cuh"
+#include "gated_delta_rule/problem.h"
+#include "ptx/grid_dependency.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+// How the elements of a state are spread over the lanes of a warp. kKFirst: elements of a column
+// are neighbours in memory ([head_dim_v][head_dim]), else those of a row. Lanes load 16 bytes of
+// neighbours at once, and 64 bytes or more of neighbours together.
+template <class Dtype_, class StateDtype_, bool kKFirst_, int kDim_>
+struct UpdateConfig {
+  using Dtype = Dtype_;
+  using StateDtype = StateDtype_;
+  using Word = typename StateDtype::Word;
+  using States = Chunk<StateDtype>;
+  static constexpr bool kKFirst = kKFirst_;
+  static constexpr int kDim = kDim_;  // rows of a state that there is room for: a power of two
+  // Neighbouring rows of a lane: of one load of the state.
+  static constexpr int kRun = kKFirst ? States::kElements : 8;
+  static constexpr int kMostLanes = kDim == 256 && (kKFirst || States::kElements == 8) ? 16 : 8;
+  static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
+  static constexpr int kLanesV = 32 / kLanesK;
+  static constexpr int kRows = kDim / kLanesK, kRuns = kRows / kRun;  // of a lane
+  static constexpr int kColumns = !kKFirst ? States::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
+  static constexpr int kChunks = kRows * kColumns / States::kElements;
+  static constexpr int kWarpColumns = kLanesV * kColumns;
+  // Most warps of a block, and blocks of a multiprocessor that registers are left for.
+  static constexpr int kWarps = kRows * kColumns > 64 ? 4 : 8;
+  static constexpr int kBlocks = 2;
+  static constexpr int kTokens = 8;  // prepared at a time
+};
+
+struct UpdateArgs {
+  UpdateProblem problem;
+  int32_t tiles;  // blocks of a state
+  // Whether 16 bytes of a state may be accessed at once.
+  bool initial_aligned, final_aligned;
+};
+
+// What a token brings to the columns of a block, in fp32. k and q are normalised where rows are,
+// and q is scaled.
+template <class C>
+struct UpdateToken {
+  float k[C::kDim], q[C::kDim];
+  float v[C::kWarps * C::kWarpColumns];
+  float decay, beta, k_q, unused;
+};
+
+// The work of a block, and the place of a lane in it.
+template <class C>
+struct UpdateTile {
+  int64_t sequence, head, batch, place;  // of the state; -1: there is none
+  Span span;
+  int32_t first_column, column;  // of the block, and of the lane in the block
+  int32_t lane_k;
+
+  __device__ __forceinline__ explicit UpdateTile(const UpdateArgs& args) {
+    const UpdateProblem& problem = args.problem;
+    uint32_t const row = blockIdx.x / args.tiles;
+    uint32_t const index = row / problem.heads;
+    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
+    int32_t const lane_v = C::kKFirst ? lane / C::kLanesK : lane % C::kLanesV;
+    lane_k = C::kKFirst ? lane % C::kLanesK : lane / C::kLanesV;
+    sequence = index;
+    head = row - index * problem.heads;
+    first_column = static_cast<int32_t>(blockIdx.x - row * args.tiles) *
+                   (static_cast<int32_t>(blockDim.x) / 32 * C::kWarpColumns);
+    column = static_cast<int32_t>(threadIdx.x) / 32 * C::kWarpColumns + lane_v * C::kColumns;
+    span = problem.rows.span(index);
+    batch = problem.rows.offsets == nullptr ? sequence : 0;
+    place = problem.indices[sequence];
+    if (place >= problem.states) place = -1;
+  }
+
+  // Adds up a value of the lanes that share columns; all of them have the sum then, of the same
+  // bits.
+  static __device__ __forceinline__ float sum(float value) {
+    constexpr int kStride = C::kKFirst ? 1 : C::kLanesV;
+#pragma unroll
+    for (int step = kStride; step < kStride * C::kLanesK; step *= 2) {
+      value += __shfl_xor_sync(0xffffffffu, value, step);
+    }
+    return value;
+  }
+
+  // The row of a lane's element.
+  __device__ __forceinline__ int32_t row(int i) const {
+    return (i / C::kRun * C::kLanesK + lane_k) * C::kRun + i % C::kRun;
+  }
+
+  // Calls f(i, address of its first element, how many of its elements exist) for each 16 bytes of
+  // the lane's part of a state.
+  template <class F>
+  __device__ __forceinline__ void each_chunk(const UpdateProblem& problem,
+                                             const StateView<void>& states, bool aligned,
+                                             F f) const {
+    using Word = typename C::Word;
+    int64_t const k_stride = C::kKFirst && aligned ? 1 : states.k_stride;
+    int64_t const v_stride = !C::kKFirst && aligned ? 1 : states.v_stride;
+    int32_t const first_k = row(0), first_v = first_column + column;
+    Word* const state = static_cast<Word*>(states.data) + place * states.sequence_stride +
+                        head * states.head_stride + first_k * k_stride + first_v * v_stride;
+#pragma unroll
+    for (int i = 0; i < C::kChunks; ++i) {
+      // Of the lane's first: rows are the same distance apart in every lane.
+      int const rows = C::kKFirst ? i % C::kRuns * (C::kRun * C::kLanesK)
+                                  : i / C::kRun * (C::kRun * C::kLanesK) + i % C::kRun;
+      int const columns = C::kKFirst ? i / C::kRuns : 0;
+      int32_t const k = problem.head_dim - first_k - rows;
+      int32_t const v = problem.head_dim_v - first_v - columns;
+      f(i, state + rows * k_stride + columns * v_stride, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
+    }
+  }
+};
+
+// The lane's part of a state, in fp32.
+template <class C>
+struct UpdateState {
+  using Tile = UpdateTile<C>;
+  using Word = typename C::Word;
+  static constexpr int kElements = C::States::kElements;
+  float elements[C::kRows][C::kColumns];
+
+  __device__ __forceinline__ void load(const UpdateProblem& problem, const Tile& tile,
+                                       bool aligned) {
+    typename C::States chunks[C::kChunks];
+    bool const exists = problem.initial_state.data != nullptr && tile.place >= 0;
+    if (aligned) {
+      tile.each_chunk(problem, problem.initial_state, true,
+                      [&](int i, const Word* from, int32_t count) {
+                        chunks[i].template load<true>(from, exists ? count : 0);
+                      });
+    } else {
+      int64_t const stride =
+          C::kKFirst ? problem.initial_state.k_stride : problem.initial_state.v_stride;
+      tile.each_chunk(problem, problem.initial_state, false,
+                      [&](int i, const Word* from, int32_t count) {
+                        Word words[kElements];
+#pragma unroll
+                        for (int e = 0; e < kElements; ++e) {
+                          words[e] = exists && e < count ? from[e * stride] : Word{0};
+                        }
+                        memcpy(&chunks[i].bits, words, sizeof(words));
+                      });
+    }
+#pragma unroll
+    for (int i = 0; i < C::kChunks; ++i) {
+      float values[kElements];
+      chunks[i].unpack(values);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) of_chunk(i, e) = values[e];
+    }
+  }
+
+  __device__ __forceinline__ void store(const UpdateProblem& problem, const Tile& tile,
+                                        bool aligned) {
+    if (problem.final_state.data == nullptr || tile.place < 0) return;
+    if (aligned) {
+      tile.each_chunk(problem, problem.final_state, true, [&](int i, Word* to, int32_t count) {
+        packed(i).template store<true>(to, count);
+      });
+      return;
+    }
+    int64_t const stride = C::kKFirst ? problem.final_state.k_stride : problem.final_state.v_stride;
+    tile.each_chunk(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
+      typename C::States const chunk = packed(i);
+      Word words[kElements];
+      memcpy(words, &chunk.bits, sizeof(words));
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        if (e < count) to[e * stride] = words[e];
+      }
+    });
+  }
+
+  // One token: out, in each lane of all its columns, and the state after it.
+  __device__ __forceinline__ void step(const UpdateToken<C>& token, const Tile& tile,
+                                       float (&out)[C::kColumns]) {
+    float known[C::kColumns] = {}, read[C::kColumns] = {}, v[C::kColumns];
+    each_row(token.k, tile, [&](int i, float k) {
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) known[j] = fmaf(elements[i][j], k, known[j]);
+    });
+    each_row(token.q, tile, [&](int i, float q) {
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) read[j] = fmaf(elements[i][j], q, read[j]);
+    });
+#pragma unroll
+    for (int j = 0; j < C::kColumns; j += 4) {
+      float4 const four = *reinterpret_cast<const float4*>(token.v + tile.column + j);
+      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
+    }
+    float const decay = token.decay, beta = token.beta, k_q = token.k_q;
+    float update[C::kColumns];
+#pragma unroll
+    for (int j = 0; j < C::kColumns; ++j) {
+      update[j] = beta * (v[j] - decay * Tile::sum(known[j]));
+      out[j] = fmaf(k_q, update[j], decay * Tile::sum(read[j]));
+    }
+    each_row(token.k, tile, [&](int i, float k) {
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) {
+        elements[i][j] = fmaf(k, update[j], decay * elements[i][j]);
+      }
+    });
+  }
+
+ private:
+  // Element e of chunk i.
+  __device__ __forceinline__ float& of_chunk(int i, int e) {
+    return C::kKFirst ? elements[i % C::kRuns * C::kRun + e][i / C::kRuns] : elements[i][e];
+  }
+
+  __device__ __forceinline__ typename C::States packed(int i) {
+    float values[kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) values[e] = of_chunk(i, e);
+    typename C::States chunk;
+    chunk.pack(values);
+    return chunk;
+  }
+
+  // Calls f(i, value) for the lane's rows of a vector in shared memory.
+  template <class F>
+  static __device__ __forceinline__ void each_row(const float* vector, const Tile& tile, F f) {
+#pragma unroll
+    for (int i = 0; i < C::kRows; i += 4) {
+      float4 const four = *reinterpret_cast<const float4*>(vector + tile.row(i));
+      f(i, four.x), f(i + 1, four.y), f(i + 2, four.z), f(i + 3, four.w);
+    }
+  }
+};
+
+// A warp prepares a token. `row`: of the tensors.
+template <class C>
+__device__ __forceinline__ void prepare_token(const UpdateProblem& problem,
+                                              const UpdateTile<C>& tile, int64_t row,
+                                              UpdateToken<C>& token) {
+  using Dtype = typename C::Dtype;
+  constexpr int kSteps = C::kDim / 32;
+  int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
+  auto const at = [&](const Tensor& tensor, int64_t head) {
+    return tensor.data + tile.batch * tensor.batch_stride + row * tensor.seq_stride +
+           head * tensor.head_stride;
+  };
+  int64_t const head_qk = static_cast<uint32_t>(tile.head) / problem.group;
+  const uint16_t* const from_k = at(problem.k, head_qk);
+  const uint16_t* const from_q = at(problem.q, head_qk);
+  uint16_t words_k[kSteps], words_q[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    int32_t const place = 32 * i + lane;
+    bool const exists = place < problem.head_dim;
+    words_k[i] = exists ? from_k[place] : uint16_t{0};
+    words_q[i] = exists ? from_q[place] : uint16_t{0};
+  }
+  const uint16_t* const values = at(problem.v, tile.head) + tile.first_column;
+  int32_t const columns = static_cast<int32_t>(blockDim.x) / 32 * C::kWarpColumns;
+  for (int32_t j = lane; j < columns; j += 32) {
+    bool const exists = tile.first_column + j < problem.head_dim_v;
+    token.v[j] = exists ? Dtype::unpack(values[j]) : 0.f;
+  }
+  GatePlace const place{tile.batch, row, tile.head};
+  float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
+  float const beta = beta_of(problem, place);
+
+  float k[kSteps], q[kSteps], k_k = 0.f, q_q = 0.f, k_q = 0.f;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    k[i] = Dtype::unpack(words_k[i]);
+    q[i] = Dtype::unpack(words_q[i]);
+    k_k = fmaf(k[i], k[i], k_k);
+    q_q = fmaf(q[i], q[i], q_q);
+    k_q = fmaf(k[i], q[i], k_q);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    k_k += __shfl_xor_sync(0xffffffffu, k_k, step);
+    q_q += __shfl_xor_sync(0xffffffffu, q_q, step);
+    k_q += __shfl_xor_sync(0xffffffffu, k_q, step);
+  }
+  float const norm_k = problem.qk_l2norm ? rsqrtf(k_k + 1e-6f) : 1.f;
+  float const norm_q = problem.scale * (problem.qk_l2norm ? rsqrtf(q_q + 1e-6f) : 1.f);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    token.k[32 * i + lane] = norm_k * k[i];
+    token.q[32 * i + lane] = norm_q * q[i];
+  }
+  if (lane == 0) {
+    token.decay = decay;
+    token.beta = beta;
+    token.k_q = norm_k * norm_q * k_q;
+  }
+}
+
+// Stores a lane's columns of out, each by another of the lanes that have it.
+template <class C>
+__device__ __forceinline__ void store_out(const UpdateProblem& problem, const UpdateTile<C>& tile,
+                                          int64_t row, const float (&out)[C::kColumns]) {
+  int32_t const column = tile.first_column + tile.column;
+  uint16_t* const to = problem.out.data + tile.batch * problem.out.batch_stride +
+                       row * problem.out.seq_stride + tile.head * problem.out.head_stride + column;
+#pragma unroll
+  for (int first = 0; first < C::kColumns; first += C::kLanesK) {
+    float mine = 0.f;
+#pragma unroll
+    for (int j = first; j < first + C::kLanesK && j < C::kColumns; ++j) {
+      if (tile.lane_k == j - first) mine = out[j];
+    }
+    int32_t const j = first + tile.lane_k;
+    if (j < C::kColumns && column + j < problem.head_dim_v) {
+      to[j] = static_cast<uint16_t>(C::Dtype::pack(mine, 0.f));
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(32 * C::kWarps, C::kBlocks)
+    update_kernel(const __grid_constant__ UpdateArgs args) {
+  __shared__ __align__(16) UpdateToken<C> tokens[C::kTokens];
+  const UpdateProblem& problem = args.problem;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  UpdateTile<C> const tile(args);
+  int32_t const count = tile.span.count;
+  bool const in_place = problem.initial_state.data == problem.final_state.data;
+  if (count == 0 && in_place) return;
+
+  UpdateState<C> state;
+  state.load(problem, tile, args.initial_aligned);
+  auto const warp = static_cast<int32_t>(threadIdx.x) / 32;
+  auto const warps = static_cast<int32_t>(blockDim.x) / 32;
+#pragma unroll 1
+  for (int32_t first = 0; first < count; first += C::kTokens) {
+    int32_t const here = min(count - first, C::kTokens);
+    int64_t const row = int64_t{tile.span.first} + first;
+    if (first > 0) __syncthreads();  // the last tokens have been read
+#pragma unroll 1
+    for (int32_t t = warp; t < here; t += warps)
+      prepare_token<C>(problem, tile, row + t, tokens[t]);
+    __syncthreads();  // the tokens are there
+#pragma unroll 1
+    for (int32_t t = 0; t < here; ++t) {
+      float out[C::kColumns];
+      state.step(tokens[t], tile, out);
+      store_out<C>(problem, tile, row + t, out);
+    }
+  }
+  state.store(problem, tile, args.final_aligned);
+}
+
+}  // namespace flashvar::gated_delta_rule

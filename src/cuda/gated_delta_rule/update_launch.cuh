@@ -1,0 +1,99 @@
+// Launches the update token by token, on every architecture.
+#pragma once
+#include <cstdint>
+
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/target.h"
+#include "gated_delta_rule/kernel_table.h"
+#include "gated_delta_rule/update.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+constexpr int power_of_two(int least) {
+  int power = 1;
+  while (power < least) power *= 2;
+  return power;
+}
+
+template <class Target, class Dtype, int kHeadDim>
+struct UpdateLaunch {
+  template <class StateDtype, bool kKFirst>
+  using Config = UpdateConfig<Dtype, StateDtype, kKFirst, power_of_two(kHeadDim)>;
+
+  static constexpr GatedDeltaRuleUpdateKernel row() {
+    return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
+  }
+
+  static constexpr KernelFactsList<1> facts(const char* row) {
+    using C = Config<dtype::fp32, true>;
+    return {{KernelFactsMaker{row, "simt", "every call"}.make("update_kernel", 32 * C::kWarps, 0, 1,
+                                                              C::kWarps * C::kWarpColumns)}};
+  }
+
+ private:
+  static uint64_t workspace(const UpdateProblem&) { return 0; }
+
+  // Whether columns of the states are contiguous, rather than rows.
+  static bool k_first(const UpdateProblem& problem) {
+    bool const written = problem.final_state.data != nullptr;
+    const StateView<void>& states = written ? problem.final_state : problem.initial_state;
+    return states.k_stride == 1;
+  }
+
+  // Whether the neighbours of 16 bytes are neighbours in memory, and start at a multiple of that.
+  template <class C>
+  static bool aligned(const UpdateProblem& problem, const StateView<void>& states) {
+    constexpr int64_t kElements = C::States::kElements;
+    auto const [inner, outer, length] =
+        C::kKFirst ? Strides{states.k_stride, states.v_stride, problem.head_dim}
+                   : Strides{states.v_stride, states.k_stride, problem.head_dim_v};
+    int64_t const others = outer | states.head_stride | states.sequence_stride | length;
+    return inner == 1 && others % kElements == 0 &&
+           reinterpret_cast<uintptr_t>(states.data) % 16 == 0;
+  }
+  struct Strides {
+    int64_t inner, outer, length;
+  };
+
+  template <class C>
+  static cudaError_t launch_blocks(const UpdateProblem& problem, int device, cudaStream_t stream) {
+    int const warps = (problem.head_dim_v + C::kWarpColumns - 1) / C::kWarpColumns;
+    int const tiles = (warps + C::kWarps - 1) / C::kWarps;
+    UpdateArgs const args{problem, tiles, aligned<C>(problem, problem.initial_state),
+                          aligned<C>(problem, problem.final_state)};
+    LaunchShape const shape{problem.sequences * problem.heads * tiles,
+                            32 * ((warps + tiles - 1) / tiles), 0, Target::kArchitecture >= 90};
+    return launch_kernel<update_kernel<C>>(args, shape, device, stream);
+  }
+
+  template <class StateDtype>
+  static cudaError_t launch_of(const UpdateProblem& problem, int device, cudaStream_t stream) {
+    return k_first(problem) ? launch_blocks<Config<StateDtype, true>>(problem, device, stream)
+                            : launch_blocks<Config<StateDtype, false>>(problem, device, stream);
+  }
+
+  static cudaError_t launch(const UpdateProblem& problem, int device, cudaStream_t stream) {
+    return problem.state_dtype == dtype::fp32::kAbi
+               ? launch_of<dtype::fp32>(problem, device, stream)
+               : launch_of<Dtype>(problem, device, stream);
+  }
+
+  static void explain_call(const UpdateProblem& problem, Text& text) {
+    bool const by_k = k_first(problem);
+    auto const fits = [&](const StateView<void>& states) {
+      if (states.data == nullptr) return true;
+      bool const wide = problem.state_dtype == dtype::fp32::kAbi;
+      return by_k ? (wide ? aligned<Config<dtype::fp32, true>>(problem, states)
+                          : aligned<Config<Dtype, true>>(problem, states))
+                  : (wide ? aligned<Config<dtype::fp32, false>>(problem, states)
+                          : aligned<Config<Dtype, false>>(problem, states));
+    };
+    bool const whole = fits(problem.initial_state) && fits(problem.final_state);
+    text.print("simt: token by token, states are read %s along %s",
+               whole ? "16 bytes at a time" : "element by element, for strides do not allow more,",
+               by_k ? "K" : "V");
+  }
+};
+
+}  // namespace flashvar::gated_delta_rule

@@ -1,0 +1,142 @@
+"""Plans of gated_delta_rule: calls that repeat skip the dispatcher, with the same results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_gated_delta_rule import differentiable, made
+
+from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
+from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+
+
+@pytest.fixture(autouse=True)
+def plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """None yet."""
+    torch.manual_seed(0)
+    found: dict[Any, Any] = {}
+    monkeypatch.setattr(run, "_plans", found)
+    return found
+
+
+@pytest.fixture
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that go through the dispatcher."""
+    from flashvar.ops.gated_delta_rule import api
+
+    calls: list[str] = []
+    for name in ("gated_delta_rule_fwd", "gated_delta_rule_update"):
+        real = getattr(api, name)
+
+        def counted(*arguments: Any, real: Any = real, name: str = name) -> Any:
+            calls.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(api, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "packed", "no state"])
+def test_calls_that_repeat(kind: str, dispatched: list[str]) -> None:
+    given = made(
+        seqlen=5,
+        raw=kind == "fused",
+        packed=(3, 0, 2) if kind == "packed" else None,
+        state=kind != "no state",
+    )
+    first = gated_delta_rule(**given, return_final_state=True)
+    second = gated_delta_rule(**given, return_final_state=True)
+    assert len(dispatched) == 1
+    for one, other in zip(first, second, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+    assert gated_delta_rule(**given)[1] is None
+
+
+def test_gradients_of_calls_that_repeat(dispatched: list[str]) -> None:
+    given = made(seqlen=5, raw=True)
+    grads = []
+    for _ in range(2):
+        leaves = differentiable(given)
+        out, final = gated_delta_rule(**{**given, **leaves}, return_final_state=True)
+        assert final is not None
+        loss = out.sin().sum() + final.cos().sum()
+        grads.append(torch.autograd.grad(loss, list(leaves.values())))
+    assert len(dispatched) == 1
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_some_gradients_of_calls_that_repeat() -> None:
+    given = made(seqlen=5)
+    gated_delta_rule(**given)
+    leaf = given["v"].requires_grad_()
+    out, _ = gated_delta_rule(**given)
+    (grad,) = torch.autograd.grad(out.sum(), leaf, create_graph=True)
+    with pytest.raises(BackendUnavailableError, match="first derivatives only"):
+        grad.sum().backward()
+    with torch.no_grad():
+        assert not gated_delta_rule(**given)[0].requires_grad
+
+
+def test_pools_of_calls_that_repeat(dispatched: list[str]) -> None:
+    given = made(seqlen=2, state=False)
+    states, places = torch.randn(4, 2, 8, 6, dtype=torch.float64), torch.tensor([3, 0])
+    pools = [states.clone(), states.clone()]
+    outs = []
+    for pool in pools:
+        version = pool._version
+        out, same = gated_delta_rule(
+            **given, initial_state=pool, state_indices=places, return_final_state=True
+        )
+        assert same is pool
+        assert pool._version > version
+        outs.append(out)
+    assert dispatched == ["gated_delta_rule_update"]
+    assert torch.equal(*outs)
+    assert torch.equal(*pools)
+    assert not torch.equal(pools[0], states)
+
+
+def test_what_is_refused_after_a_call_that_is_not() -> None:
+    given = made(seqlen=5, packed=(3, 2), dtype=torch.float32)
+    gated_delta_rule(**given)
+    for change in (
+        {"qk_l2norm": 0},
+        {"return_final_state": 1},
+        {"scale": "1"},
+        {"backend": ["auto"]},
+        {"state_layout": 1},
+        {"g": given["g"] + 5},
+        {"beta": given["beta"].tolist()},
+        {"beta": given["beta"].to_sparse()},
+        {"cu_seqlens": torch.tensor([0, 6, 5])},
+        {"state_indices": torch.tensor([0, 2])},
+    ):
+        for _ in range(2):
+            with pytest.raises(InvalidInputError):
+                gated_delta_rule(**{**given, **change})
+    with pytest.raises(ShapeError):
+        gated_delta_rule(**{**given, "v": given["v"][:, :4]})
+
+
+def test_what_a_plan_depends_on(plans: dict[Any, Any]) -> None:
+    given = made(seqlen=5, dtype=torch.float32)
+    calls = [
+        given,
+        {**given, "g": None},
+        {**given, "scale": 2.0},
+        {**given, "initial_state": None},
+        {**given, "qk_l2norm": True},
+        {**given, "q": given["q"].transpose(0, 1).contiguous().transpose(0, 1)},
+        {**given, "state_indices": torch.tensor([1, 0])},
+        {**given, "state_indices": torch.tensor([1, 0], dtype=torch.int32)},
+    ]
+    for count, call in enumerate(calls, 1):
+        for _ in range(2):
+            gated_delta_rule(**call)
+        assert len(plans) == count
