@@ -41,6 +41,13 @@ static_assert(sizeof(GradRecord) == 26 * 1024);
 // Images of tiles in workspace: rows of 128 bytes permuted as by SWIZZLE_128B, in column blocks.
 inline constexpr int kSquareBytes = kChunk * kChunk * 2;
 
+// What the gradients of gates and beta are made of, by tokens.
+struct GateSums {
+  float gates[kChunk], kept[kChunk], columns[kChunk];
+  float states;
+  float unused[kChunk - 1];
+};
+
 // The workspace of a backward. Slots are chunks; tiles are of 64 columns of V.
 struct GradWorkspace {
   GradRecord* records;             // [slot][head]
@@ -49,6 +56,7 @@ struct GradWorkspace {
   unsigned char* residuals;        // [slot][head][tile]: R^T, 64 x 64
   unsigned char* residuals_low;    // likewise: what rounding left, in careful chunks
   unsigned char* grad_values_low;  // likewise: of dV, [token][column], not permuted
+  GateSums* sums;                  // [slot][head]
   float* grad_a_log;               // [slot][head], a chunk's part
   float* grad_dt_bias;             // likewise
   int32_t tiles;

@@ -19,7 +19,7 @@ struct RecordRows {
 };
 static_assert(sizeof(RecordRows) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
 
-// Sums by the warps of a block, each of 16 tokens and a quarter of the columns.
+// Sums by the warps of a block of rows_kernel, each of 16 tokens and a quarter of the columns.
 struct GateRows {
   float gates[4][kChunk];    // of G but for `kept`: products of A, P, c and a with their gradients
   float kept[4][kChunk];     // k (R dS^T)
@@ -29,6 +29,21 @@ struct GateRows {
 
 __device__ __forceinline__ float sum_of(const float (&parts)[4][kChunk], int token) {
   return parts[0][token] + parts[1][token] + (parts[2][token] + parts[3][token]);
+}
+
+// Adds up the warps' sums, by the first threads of the block.
+__device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums) {
+  int const thread = static_cast<int>(threadIdx.x);
+  if (thread < kChunk) {
+    sums.gates[thread] = sum_of(found.gates, thread);
+    sums.kept[thread] = sum_of(found.kept, thread);
+    sums.columns[thread] = sum_of(found.columns, thread);
+  } else if (thread == kChunk) {
+    float states = 0.f;
+#pragma unroll
+    for (float const one : found.states) states += one;
+    sums.states = states;
+  }
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -77,51 +92,68 @@ __device__ __forceinline__ RawGate gate_backward(const FwdProblem& problem, cons
   return {grad * rate / (1.f + expf(-x)), grad * gate};
 }
 
-// Writes the gradients of a chunk's gates and beta. `part`: of the sums over tokens.
-__device__ __forceinline__ void write_gates(const BwdProblem& problem, const GatePlace& first,
-                                            int32_t count, const RecordRows& rows,
-                                            const GateRows& found, float* part_a_log,
-                                            float* part_dt_bias) {
+struct GatesArgs {
+  BwdProblem problem;
+  GradWorkspace workspace;
+};
+
+inline constexpr int kGatesThreads = 128;
+
+// A warp takes a chunk and a head. The grid: chunks of all sequences times heads, four to a block.
+// Templates, as each of a library's sources has them.
+template <class Target>
+__global__ void __launch_bounds__(kGatesThreads)
+    gates_kernel(const __grid_constant__ GatesArgs args) {
+  const BwdProblem& problem = args.problem;
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  float of_sums[2], kept[2], of_beta[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int const token = 2 * lane + i;
-    float const column = sum_of(found.columns, token), beta = rows.beta[token];
-    float const of_state = rows.b[token] * sum_of(found.kept, token);
-    of_beta[i] = of_state + column;
-    kept[i] = beta * of_state;
-    of_sums[i] = sum_of(found.gates, token) - beta * column - kept[i];
-  }
-  float states = 0.f;
-#pragma unroll
-  for (float const one : found.states) states += one;
-  // A gate scales what the tokens before it, and the state, leave in the state after the chunk.
-  float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * states;
-  float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
-  float const of_gates[2] = {behind + of_sums[1] + of_sums[0], behind + of_sums[1]};
+  int64_t const record = int64_t{blockIdx.x} * (kGatesThreads / 32) + threadIdx.x / 32;
+  auto const slot = static_cast<uint32_t>(record / problem.heads);
+  if (slot >= problem.rows.tiles(problem.sequences, kChunk)) return;
+  TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
+  Span const span = problem.rows.span(chunk.batch);
+  int32_t const count = span.count - chunk.first;
+  int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
   float sum_a_log = 0.f, sum_dt_bias = 0.f;
+  if (count > 0) {  // or else more chunks were launched than there are
+    const GradRecord& rows = args.workspace.records[record];
+    const GateSums& found = args.workspace.sums[record];
+    float of_sums[2], kept[2], of_beta[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    GatePlace const place{first.batch, first.row + 2 * lane + i, first.head};
-    if (2 * lane + i >= count) break;
-    float beta_grad = of_beta[i];
-    if (problem.beta_sigmoid) {
-      float const beta = rows.beta[2 * lane + i];
-      beta_grad *= beta * (1.f - beta / problem.beta_scale);
+    for (int i = 0; i < 2; ++i) {
+      int const token = 2 * lane + i;
+      float const column = found.columns[token], beta = rows.beta[token];
+      float const of_state = rows.b[token] * found.kept[token];
+      of_beta[i] = of_state + column;
+      kept[i] = beta * of_state;
+      of_sums[i] = found.gates[token] - beta * column - kept[i];
     }
-    store(problem.grad_beta, place, beta_grad);
-    if (problem.g.data == nullptr) continue;
-    RawGate const raw = gate_backward(problem, place, of_gates[i]);
-    if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
-    sum_a_log += raw.a_log;
-    sum_dt_bias += raw.g;
+    // A gate scales what the tokens before it, and the state, leave in the state after the chunk.
+    float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
+    float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
+    float const of_gates[2] = {behind + of_sums[1] + of_sums[0], behind + of_sums[1]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const token = 2 * lane + i;
+      if (token >= count) break;
+      GatePlace const place{batch, int64_t{span.first} + chunk.first + token,
+                            record - int64_t{slot} * problem.heads};
+      float beta_grad = of_beta[i];
+      if (problem.beta_sigmoid) {
+        beta_grad *= rows.beta[token] * (1.f - rows.beta[token] / problem.beta_scale);
+      }
+      store(problem.grad_beta, place, beta_grad);
+      if (problem.g.data == nullptr) continue;
+      RawGate const raw = gate_backward(problem, place, of_gates[i]);
+      if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
+      sum_a_log += raw.a_log;
+      sum_dt_bias += raw.g;
+    }
   }
   sum_a_log = warp_sum(sum_a_log);
   sum_dt_bias = warp_sum(sum_dt_bias);
-  if (lane == 0 && problem.a_log.data != nullptr) {
-    *part_a_log = sum_a_log;
-    *part_dt_bias = sum_dt_bias;
+  if (lane == 0) {
+    args.workspace.grad_a_log[record] = sum_a_log;
+    args.workspace.grad_dt_bias[record] = sum_dt_bias;
   }
 }
 
@@ -135,6 +167,7 @@ struct GateSumsArgs {
 inline constexpr int kSumThreads = 128;
 
 // Adds up the chunks' parts of the gradients of a_log and dt_bias. The grid: heads.
+template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     gate_sums_kernel(const __grid_constant__ GateSumsArgs args) {
   __shared__ float sums[kSumThreads / 32];

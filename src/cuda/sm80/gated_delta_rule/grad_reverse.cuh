@@ -1,4 +1,4 @@
-// The third kernel of the backward: a chain from the last chunk of a sequence to the first, with 64
+// A chain of the backward, from the last chunk of a sequence to the first, with 64
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
@@ -9,11 +9,6 @@
 #include "sm80/gated_delta_rule/grad_chain.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
-
-struct ReverseArgs {
-  BwdProblem problem;
-  GradWorkspace workspace;
-};
 
 template <class Target, class Dtype_, int kDim_>
 struct ReverseConfig {
@@ -61,17 +56,14 @@ __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4
   for (int kk = 0; kk < 4; ++kk) put_transposed(tile, 2 * kk, a[kk]);
 }
 
-// The grid: sequences times heads times tiles of columns of V, on one axis.
+// The chain of 64 columns of V.
 template <class Config>
-__global__ void __launch_bounds__(kChainThreads, 1)
-    reverse_kernel(const __grid_constant__ ReverseArgs args) {
+__device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
+                                                 const GradWorkspace& workspace, const Work& work,
+                                                 unsigned char* shared) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const BwdProblem& problem = args.problem;
-  const GradWorkspace& workspace = args.workspace;
-  Work const work(problem, workspace.tiles, kChainColumns);
   auto start = [&](int32_t row, unsigned char* stage) {
     if (row >= 0) {
       load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,

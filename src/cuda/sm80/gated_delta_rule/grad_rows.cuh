@@ -18,9 +18,12 @@ struct RowsArgs {
   GradWorkspace workspace;
 };
 
-template <class Target, class Dtype_, int kDim_>
+// kCareful: of blocks with careful chunks, whose kernel has no registers to spare.
+template <class Target, class Dtype_, int kDim_, bool kCareful_>
 struct RowsConfig {
   using Dtype = Dtype_;
+  static constexpr bool kCareful = kCareful_;
+  static constexpr int kUnroll = kCareful ? 1 : 4;
   static constexpr int kDim = kDim_;
   static constexpr int kThreads = 512;
   using Tile = SmemLayout<kChunk, kDim>;     // Q, K, and the images of S^T and dS^T
@@ -41,7 +44,7 @@ struct RowsConfig {
   // Where two slots fit the tiles of a head stay, and those of the next come in early. Else dQK and
   // dB take the place of dOut and dV, and tiles come as they are needed.
   static constexpr int kSlotCount =
-      kSlots + 2 * kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
+      !kCareful && kSlots + 2 * kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
   static constexpr int kBehind = kSlots + kSlotCount * kSlotBytes;
   static constexpr int kSquares = kSlotCount == 2 ? kBehind : kSlots;
   static constexpr int kVectors = kSlotCount == 2 ? kBehind + 2 * kSquareBytes : kBehind;
@@ -153,7 +156,7 @@ __device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slo
   uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
   uint32_t const residuals =
       Square::advance(slot + Config::kResiduals + fragment_offset<Square>(), 2 * part.quarter);
-#pragma unroll
+#pragma unroll Config::kUnroll
   for (int kk = 0; kk < 4; ++kk) {
     uint32_t a[4], b[4];
     ptx::ldmatrix_x4_trans(b, residuals + 16 * kk * Square::kRowBytes);
@@ -250,7 +253,7 @@ __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t t
   uint32_t const of_qk = tiles + Config::kSquares, of_kk = of_qk + kSquareBytes;
   uint32_t const q = column_fragments<Config>(tiles);
   uint32_t const k = column_fragments<Config>(tiles + Config::kK);
-#pragma unroll
+#pragma unroll Config::kUnroll
   for (int kk = 0; kk < 4; ++kk) {
     uint32_t a[4], b[4];
     if (kk <= part.strip) {
@@ -285,7 +288,7 @@ struct StateProducts {
     uint32_t const turned = slot + Config::kResiduals + turned_offset(2 * part.strip);
     uint32_t const state = column_fragments<Config>(slot + Config::kState);
     uint32_t const grad_state = column_fragments<Config>(slot + Config::kGradState);
-#pragma unroll
+#pragma unroll Config::kUnroll
     for (int kk = 0; kk < 4; ++kk) {
       uint32_t a[4], b[4];
       ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradValues, 2 * kk));
@@ -482,18 +485,13 @@ __device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsL
       }
       __syncthreads();  // the slot is loaded, and the vectors
       add_squares<typename Config::Dtype, Config>(e, f, ptx::smem_address(slot), part < 2);
-      if (rows.growth > kCarefulGrowth) parts = 3;
-    }
-    if (resident && parts > 1) {
-      __syncthreads();  // the slot has been read
-      loads.values(slot, head.head, head.record, tile, false, false);
-      ptx::cp_async_commit();
+      if (Config::kCareful && rows.growth > kCarefulGrowth) parts = 3;
     }
   }
-  if (resident && rows.growth > kCarefulGrowth) ptx::cp_async_wait<0>();
 }
 
-// The grid: chunks of all sequences times heads of q and k, on one axis.
+// The grid: chunks of all sequences times heads of q and k, on one axis. Of two such kernels each
+// block's work is one's.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     rows_kernel(const __grid_constant__ RowsArgs args) {
@@ -511,14 +509,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     uint32_t const head = head_qk * problem.group + i;
     return {head, int64_t{slot} * problem.heads + head};
   };
-  if (place.count <= 0) {  // more chunks were launched than there are
-    for (int32_t i = threadIdx.x; i < problem.group && problem.a_log.data != nullptr;
-         i += Config::kThreads) {
-      int64_t const record = of_group(i).record;
-      workspace.grad_a_log[record] = workspace.grad_dt_bias[record] = 0.f;
-    }
-    return;
+  if (place.count <= 0) return;  // more chunks were launched than there are
+  bool growing = false;
+  for (int32_t i = threadIdx.x; i < problem.group; i += Config::kThreads) {
+    growing = growing || workspace.records[of_group(i).record].growth > kCarefulGrowth;
   }
+  if ((__syncthreads_or(growing) != 0) != Config::kCareful) return;  // the other kernel's
   RowsLoads<Config> const loads{args, place, shared};
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
   // A group of copies: what a head needs of a tile.
@@ -553,7 +549,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     {
       Squares e, f, product;
       find_squares(e, f, loads, head, rows, resident);
-      careful = rows.growth > kCarefulGrowth;
+      careful = Config::kCareful && rows.growth > kCarefulGrowth;
       float columns[4] = {};
       multiply_keys<Config>(product, tiles, tiles + Config::kK);
       finish_square<false>(f, product, problem.scale, rows, of_gates, columns);
@@ -617,10 +613,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     states = warp_sum(states);
     if (threadIdx.x % 32 == 0) found.states[threadIdx.x / 32] = states;
     __syncthreads();  // the sums are there
-    if (threadIdx.x < 32) {
-      write_gates(problem, {place.batch, place.row, head.head}, place.count, rows, found,
-                  workspace.grad_a_log + head.record, workspace.grad_dt_bias + head.record);
-    }
+    write_sums(found, workspace.sums[head.record]);
   }
   if (problem.qk_l2norm) {
     const RecordRows& rows = *loads.vectors(problem.group - 1);

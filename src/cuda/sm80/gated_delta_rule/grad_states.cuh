@@ -1,4 +1,4 @@
-// The second kernel of the backward: the forward's chain once more, which writes the states before
+// A chain of the backward: the forward's once more, which writes the states before
 // chunks and what tokens lack of V instead of out.
 #pragma once
 #include <cstdint>
@@ -6,11 +6,6 @@
 #include "sm80/gated_delta_rule/grad_chain.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
-
-struct StatesArgs {
-  FwdProblem problem;
-  GradWorkspace workspace;
-};
 
 template <class Target, class Dtype_, int kDim_>
 struct StatesConfig {
@@ -27,17 +22,14 @@ struct StatesConfig {
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// The grid: sequences times heads times tiles of columns of V, on one axis.
+// The chain of 64 columns of V.
 template <class Config>
-__global__ void __launch_bounds__(kChainThreads, 1)
-    states_kernel(const __grid_constant__ StatesArgs args) {
+__device__ __forceinline__ void find_states(const FwdProblem& problem,
+                                            const GradWorkspace& workspace, const Work& work,
+                                            unsigned char* shared) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const FwdProblem& problem = args.problem;
-  const GradWorkspace& workspace = args.workspace;
-  Work const work(problem, workspace.tiles, kChainColumns);
   auto start = [&](int32_t row, unsigned char* stage) {
     if (row < work.span.count) {
       load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
