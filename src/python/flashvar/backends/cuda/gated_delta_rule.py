@@ -9,8 +9,8 @@ import torch
 
 from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, Template, call_head, function_of
 from flashvar.ops.dtypes import DTYPES as NAMES
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.gated_delta_rule.problem import Gradients
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import prototype
 
 if TYPE_CHECKING:
@@ -113,10 +113,8 @@ def backward(
     # Binaries write nothing where there is no element of v, and packed rows of no sequence.
     whole = inputs.cu_seqlens is None and inputs.v.numel() > 0
     make = _new_empty if whole else _new_zeros
-    grads = Gradients(
-        *(None if x is None else make(x) for x in (*inputs[:5], inputs.a_log, inputs.dt_bias)),
-        None if initial_state is None else _new_zeros(initial_state),
-    )
+    of_state = None if initial_state is None else _new_zeros(initial_state)
+    grads = Gradients._make([*(None if x is None else make(x) for x in inputs[:7]), of_state])
     grad_out = torch.zeros_like(inputs.v) if grad_out is None else _with_aligned_rows(grad_out)
     function, device = function_of(BACKWARD, chosen, inputs.q.device.index)
     cu_seqlens = _offsets(inputs)
