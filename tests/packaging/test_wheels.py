@@ -97,8 +97,9 @@ def test_no_spills_and_no_local_memory_up_to_head_dim_128(target: Target, unpack
     small = [row for row in rows_of(unpacked, target) if largest(row) <= UNSPILT_UP_TO]
     assert small
     spilling = {row.name: row.spill_bytes for row in small if row.spill_bytes or row.stack_bytes}
-    # Its branch for chunks that go token by token takes a few registers too many.
-    few = {name for name in spilling if name.startswith("gated_delta_rule_fwd")}
+    # What they do with chunks that go token by token or are careful takes a few registers too many.
+    ops = "gated_delta_rule_fwd", "gated_delta_rule_bwd"
+    few = {name for name in spilling if name.startswith(ops)}
     assert all(spilling[name] <= CONFIG.project.spill_bytes for name in few)
     assert spilling.keys() == few
 

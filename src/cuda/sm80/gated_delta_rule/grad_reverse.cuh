@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/movmatrix.cuh"
 #include "sm80/gated_delta_rule/grad_chain.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -52,8 +53,19 @@ __device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vect
 
 // Stores the transpose of operand A to a tile [token][column of V], the warp's 16 columns.
 __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4][4]) {
+  Lane const lane;
+  // Of token g and of the warp's first 8 columns; those of the others differ by a bit of the chunk.
+  uint32_t const first = tile + Square::chunk_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
 #pragma unroll
-  for (int kk = 0; kk < 4; ++kk) put_transposed(tile, 2 * kk, a[kk]);
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm volatile(
+          "st.shared.u32 [%0], %1;" ::"r"(Square::advance(first, half) + 8 * n * Square::kRowBytes),
+          "r"(ptx::movmatrix_trans(a[n / 2][n % 2 * 2 + half]))
+          : "memory");
+    }
+  }
 }
 
 // The chain of 64 columns of V.
