@@ -44,6 +44,7 @@ int flashvar_attention_bwd_workspace(const void* params) { return params == 0; }
 int flashvar_merge_states_fwd(const void* params) { return params == 0; }
 int flashvar_merge_states_bwd(const void* params) { return params == 0; }
 int flashvar_gated_delta_rule_fwd(const void* params) { return params == 0; }
+int flashvar_gated_delta_rule_bwd(const void* params) { return params == 0; }
 """
 EXTRA_SYMBOL = "int flashvar_extra(void) { return 0; }\n"
 # As the C++ of torch is called: c10::Error::what() const.
