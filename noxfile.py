@@ -19,6 +19,7 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar.errors import FlashvarError  # noqa: E402
+from flashvar_factory.build import example  # noqa: E402
 from flashvar_factory.cli.selected import Selected  # noqa: E402
 from flashvar_factory.config import native, schema, selection_arguments  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
@@ -36,7 +37,9 @@ WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 # Their files in locks/ say what is installed, with hashes: what reaches the files of a release.
 LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
 # What `nox -s bench` measures of kernels, in the environment that build-dev made.
-ON_WHAT_IS_BUILT = {"attention", "ops", "models", "forms", "host", "integrations", "build", "audit"}
+ON_WHAT_IS_BUILT = {
+    *("attention", "audit", "build", "host", "integrations", "models", "ops", "shapes"),
+}
 # With these settings an example takes seconds on a CPU.
 SMALL_EXAMPLES = {
     "finetune_packed": ["--steps", "3", "--tokens", "256"],
@@ -86,7 +89,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    folders = (ROOT / "src" / "cuda", ROOT / "cmake", ROOT / "tests" / "packaging")
+    folders = (ROOT / "src" / "cuda", ROOT / "cmake", example.TEMPLATE, ROOT / "tests" / "foreign")
     files = [file for folder in folders for file in sorted(folder.rglob("*.*"))]
     cpp = [str(file) for file in files if file.suffix in {".cu", ".cuh", ".cc", ".h"}]
     session.run("clang-format", "--dry-run", "--Werror", *cpp)
@@ -283,6 +286,15 @@ def cibuildwheel(session: nox.Session) -> None:
     install(session, "cibuildwheel")
     command = ("python", "-m", "flashvar_factory", "cibuildwheel", *session.posargs)
     session.run(*command, env=WITH_SOURCES)
+
+
+@nox.session(name="foreign-wheels", reuse_venv=True)
+def foreign_wheels(session: nox.Session) -> None:
+    """Build wheels of another project's kernels, from its sdist: `-- causal_conv1d sm_90`."""
+    install(session, "foreign")
+    install_toolkit(session)
+    words = session.posargs or ["causal_conv1d"]
+    session.run("python", "tests/foreign/wheels.py", *words, env=WITH_SOURCES)
 
 
 def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:

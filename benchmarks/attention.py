@@ -14,11 +14,11 @@ from typing import Final
 
 import torch
 
-from benchmarks import cases, crew, ratios
-from benchmarks.contenders import Call, Contender, Tensors, inputs, prepare
+from benchmarks import cases, ratios, worker_pool
+from benchmarks.contender import Call, Contender, Tensors, inputs, prepare
+from benchmarks.contenders import named
 from benchmarks.ratios import REFERENCE
 from benchmarks.report import Options, Report, Row, chosen, reason
-from benchmarks.roster import named
 from benchmarks.timing import Measurement, Timing, measure
 
 DEFAULT = (
@@ -56,7 +56,7 @@ def report(cells: Sequence[cases.Cell], options: Options) -> Report:
     contenders = tuple(named(options.contenders or DEFAULT))
     by_name = {cell.name: cell for cell in cells}
     names = chosen(list(by_name), options.only)
-    rows = crew.run(
+    rows = worker_pool.run(
         names,
         options.processes,
         prepare=partial(_prepare, by_name, contenders),
@@ -150,9 +150,9 @@ def describe_timing(timing: Timing) -> Row:
     }
 
 
-def number(value: object, form: str) -> str:
+def number(value: object, spec: str) -> str:
     """A cell of the table; "-" where there is no number."""
-    return format(value, form) if isinstance(value, float) else "-"
+    return format(value, spec) if isinstance(value, float) else "-"
 
 
 def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[Row]:

@@ -79,8 +79,8 @@ def models() -> list[Cell]:
     ]
 
 
-def forms() -> list[tuple[str, dict[str, Cell]]]:
-    """Pairs of a special form and a plain one, in both directions: name, and form -> cell."""
+def shapes() -> list[tuple[str, dict[str, Cell]]]:
+    """Pairs of a special call and a plain one, in both directions: name, and shape -> cell."""
     return [*_grouped_heads(), *_packed_sequences(), *_with_features(), *_between_head_dims()]
 
 

@@ -20,7 +20,7 @@ _RATE: Final = "tflops"
 _NUMBERS: Final = (_RATE, "median_us", "median_ms", "median_s", "seconds", "bytes")
 # What of a row says what was measured.
 _NAMES: Final = (
-    *("cell", "form", "way", "step", "statement", "case"),
+    *("cell", "shape", "way", "step", "statement", "case"),
     *("distribution", "platform", "contender"),
 )
 # What both runs should have in common, by its place in the file.

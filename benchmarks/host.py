@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import cases
-from benchmarks.contenders import DTYPES, heads_first
+from benchmarks.contender import DTYPES, heads_first
 from benchmarks.report import Options, Report, Row, chosen, reason
 
 _CALLS: Final = 200

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.cases import Cell
-from benchmarks.contenders import Forward, bounds
+from benchmarks.contender import Forward, bounds
 
 _WORKSPACE: Final = 128 << 20  # bytes, what FlashInfer's documentation recommends
 

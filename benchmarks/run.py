@@ -40,8 +40,8 @@ The JSON file, schema 2, here as `result_file.read` gives it:
                sm_mhz, memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did
                not run
     models     as attention, without goals
-    forms      cell, contender, form (gqa or mha, packed or padded, a feature or "without", a head
-               dim or the next that is compiled); the rest as attention; ratio to the plain form: of
+    shapes     cell, contender, shape (gqa or mha, packed or padded, a feature or "without", a head
+               dim or the next that is compiled); the rest as attention; ratio to the plain call: of
                rates (to_plain) and of times (faster)
     ops        op, cell, contender, dtype; median_ms, low_ms, high_ms, rounds, rate (10^12 of the
                cell's work a second: operations, or bytes moved), to_contender (flashvar's rate to
@@ -78,7 +78,7 @@ from benchmarks.report import SCHEMA, BenchmarkError, Options, Report
 _MODULES: Final = {
     "attention": "attention",
     "models": "models",
-    "forms": "forms",
+    "shapes": "shapes",
     "ops": "ops",
     "host": "host",
     "integrations": "integrations",
@@ -88,9 +88,9 @@ _MODULES: Final = {
     "index": "index",
     "audit": "audit",
 }
-_ON_DEVICE: Final = ("attention", "models", "forms", "ops", "host")
+_ON_DEVICE: Final = ("attention", "models", "shapes", "ops", "host")
 # Who takes an option that not everybody takes.
-_WITH_CONTENDERS: Final = ("attention", "models", "forms")
+_WITH_CONTENDERS: Final = ("attention", "models", "shapes")
 _TAKEN_BY: Final = {
     "contender": _WITH_CONTENDERS,
     "seconds": (*_WITH_CONTENDERS, "ops", "integrations"),
@@ -218,13 +218,13 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="attention, models, forms: who runs, e.g. flex or flashvar-smXY; may be repeated",
+        help="attention, models, shapes: who runs, e.g. flex or flashvar-smXY; may be repeated",
     )
     parser.add_argument(
         "--seconds",
         type=_positive,
         default=0.25,
-        help="attention, models, forms, ops: device time of a contender in a case; "
+        help="attention, models, shapes, ops: device time of a contender in a case; "
         "integrations: of each way (%(default)s)",
     )
     parser.add_argument(
@@ -232,8 +232,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="attention, models, forms: N processes first prepare the cases at the same time, then "
-        "measure one after the other (0: one process does both; needs the least memory)",
+        help="attention, models, shapes: N processes first prepare the cases at the same time, "
+        "then measure one after the other (0: one process does both; needs the least memory)",
     )
     parser.add_argument(
         "--compare",

@@ -36,7 +36,7 @@ function(flashvar_variant_library)
     CUDA_COMPILER_LAUNCHER "${launcher}")
   target_compile_options(${FLASHVAR_LIBRARY} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
-    $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=size>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=${FLASHVAR_COMPRESSION}>
     $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${FLASHVAR_LINEINFO}>>:-lineinfo>)
   flashvar_reproducible(${FLASHVAR_LIBRARY})
   flashvar_link_manylinux(${FLASHVAR_LIBRARY} ${FLASHVAR_PROJECT}_)

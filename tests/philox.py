@@ -1,9 +1,8 @@
 """Which weights dropout keeps, from the definition: Philox 4x32 with 7 rounds, in numpy.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). The eight half words of one
-call decide the weights at rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 patch,
-where c is even: words are those of rows, then of odd columns, upper halves those of columns from 8
-on.
+call decide P at rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16 fragment, where c is
+even: words are those of rows, then of odd columns, upper halves those of columns from 8 on.
 """
 
 from __future__ import annotations

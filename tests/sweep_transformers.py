@@ -37,7 +37,7 @@ FILL = LENGTH // 3
 MASKS = ("attention_mask", "decoder_attention_mask")
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     """What became of a class, and which comparisons it passed or why not."""
 
     word: str
@@ -252,12 +252,12 @@ def agreed(model: Any, given: dict[str, Any], implementation: str, dtype: torch.
         return ""
 
 
-def judge(kind: Any) -> Verdict:
-    """The verdict on a class."""
+def judge(kind: Any) -> Outcome:
+    """The outcome of a class."""
     try:
         eager, given = eaten(kind)
     except Exception as error:
-        return Verdict("not run", str(error))
+        return Outcome("not run", str(error))
     said: list[str] = []
     logger, handler = logging.getLogger("flashvar"), logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -277,23 +277,23 @@ def judge(kind: Any) -> Verdict:
         for name in checks((pair[0], pair[1]), given):
             passed.append(name)
     except FlashvarError as error:
-        return Verdict("refused", str(error))
+        return Outcome("refused", str(error))
     except ValueError as error:  # some models refuse every flash attention by themselves
         named = "attn_implementation" in str(error)
-        return Verdict("refused" if named else "fails", f"ValueError: {error}")
+        return Outcome("refused" if named else "fails", f"ValueError: {error}")
     except DifferenceError as error:
         if names := agreed(eager, given, "eager", torch.float64):
-            return Verdict("served", f"in float64: {names}")
+            return Outcome("served", f"in float64: {names}")
         as_sdpa = agreed(eager, given, "sdpa", torch.float32)
-        return Verdict("as sdpa" if as_sdpa else "differs", str(error))
+        return Outcome("as sdpa" if as_sdpa else "differs", str(error))
     except Exception as error:
-        return Verdict("fails", f"{type(error).__name__}: {error}")
+        return Outcome("fails", f"{type(error).__name__}: {error}")
     finally:
         logger.removeHandler(handler)
         integration.register()
     if said:
-        return Verdict("own" if not calls else "in part", "; ".join(sorted(set(said))))
-    return Verdict("served" if calls else "no attention", " ".join(passed))
+        return Outcome("own" if not calls else "in part", "; ".join(sorted(set(said))))
+    return Outcome("served" if calls else "no attention", " ".join(passed))
 
 
 _ALONE = threading.Lock()
@@ -310,11 +310,11 @@ def sweep(kinds: list[Any]) -> Iterator[str]:
             end.close()
         for kind in some:
             try:
-                verdict = pipe.recv()
+                outcome = pipe.recv()
             except EOFError:
                 process.join()
-                verdict = Verdict("not run", f"its process ended with {process.exitcode}")
-            yield line(kind.__name__, verdict)
+                outcome = Outcome("not run", f"its process ended with {process.exitcode}")
+            yield line(kind.__name__, outcome)
             kinds = kinds[1:]
             if process.exitcode:
                 break
@@ -332,22 +332,22 @@ def _send(kinds: list[Any], end: Any) -> None:
     for kind in kinds:
         signal.alarm(SECONDS)
         try:
-            verdict = judge(kind)
+            outcome = judge(kind)
         except TimeIsUpError as error:
-            verdict = Verdict("not run", str(error))
+            outcome = Outcome("not run", str(error))
         signal.alarm(0)
-        end.send(verdict)
+        end.send(outcome)
 
 
-def line(name: str, verdict: Verdict) -> str:
+def line(name: str, outcome: Outcome) -> str:
     """A line of the table: no numbers or places that change from run to run."""
-    why = re.sub(r"\s+", " ", verdict.why)
+    why = re.sub(r"\s+", " ", outcome.why)
     why = re.sub(r"0x[0-9a-f]+", "0x…", why)
-    return f"{name:<62} {verdict.word:<13} {why[:160]}".rstrip()
+    return f"{name:<62} {outcome.word:<13} {why[:160]}".rstrip()
 
 
 def word(text: str) -> str:
-    """The verdict's word of a line."""
+    """The outcome's word of a line."""
     return text[63:76].strip()
 
 

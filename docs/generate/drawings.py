@@ -21,10 +21,12 @@ def _lanes(drawing: Drawing, lanes: dict[str, list[Step]], scale: float, top: fl
             drawing.box(150 + begin * scale, y, (end - begin) * scale - 3, 40, says, tone)
 
 
-def walk() -> Drawing:
+def tile_iterator() -> Drawing:
     """Which tiles of the scores a block of queries computes."""
     drawing = Drawing(
-        760, 300, "Blocks of queries walk the blocks of keys from the diagonal to the first key"
+        760,
+        300,
+        "Blocks of queries go through the blocks of keys from the diagonal to the first key",
     )
     drawing.words(270, 18, "keys, in blocks", "middle")
     drawing.words(16, 150, "queries,")
@@ -38,7 +40,7 @@ def walk() -> Drawing:
             drawing.box(x, y, 43, 43, says, tone)
     drawing.arrow((92 + 46 * 6 + 20, 30 + 46 * 3 + 34), (104, 30 + 46 * 3 + 34))
     drawing.words(495, 48, "one block of the grid has one row")
-    drawing.words(495, 64, "of tiles, and walks it this way")
+    drawing.words(495, 64, "of tiles, and iterates this way")
     drawing.line((490, 60), (470, 60), (466, 190), (440, 190))
     drawing.box(495, 88, 250, 34, "O  [rows, head dim], not yet divided", "state")
     drawing.box(495, 128, 250, 34, "m  maximum of each row so far", "state")
@@ -169,7 +171,9 @@ def ring() -> Drawing:
 
 def backward() -> Drawing:
     """What a block of keys does in the backward of both CUDA families."""
-    drawing = Drawing(900, 330, "A block of keys walks the queries; dK and dV stay, dQ is added up")
+    drawing = Drawing(
+        900, 330, "A block of keys goes through the queries; dK and dV stay, dQ is added up"
+    )
     drawing.box(16, 60, 120, 44, "K, V of the block", "copy")
     drawing.box(16, 170, 120, 60, "Q, dO, LSE, D\nof step m", "copy")
     drawing.box(210, 40, 150, 44, "Sᵀ = K Qᵀ", "product")
@@ -303,7 +307,7 @@ def delta_chunks() -> Drawing:
 
 
 DRAWINGS: Final[dict[str, Callable[[], Drawing]]] = {
-    "walk": walk,
+    "tile iterator": tile_iterator,
     "mma.sync": mma_sync,
     "rows of warps": rows_of_warps,
     "wgmma": wgmma,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks import result_file
 from tables import table
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar_factory.config import schema, toml_table
 from flashvar_factory.toolchain import driver
 
@@ -38,7 +38,8 @@ class Record:
     @property
     def architectures(self) -> tuple[str, ...]:
         """Whose code ran: the binary that was forced, or the device's own."""
-        return (self.forced or Architecture(*self.capability).name,)
+        own = Architecture(*self.capability)
+        return (BinaryKind.parse(self.forced).name if self.forced else own.name,)
 
 
 def records(root: Path) -> Iterator[Record]:
@@ -59,8 +60,14 @@ def records(root: Path) -> Iterator[Record]:
             counts.get("failed", 0),
             counts.get("skipped", 0),
             system,
-            tuple({binary["toolkit"]["version"] for binary in found["binaries"]}),
+            tuple({_toolkit(binary["toolkit"]) for binary in found["binaries"]}),
         )
+
+
+def _toolkit(toolkit: dict[str, Any]) -> str:
+    """The compiler's version, and that of ptxas where it is another toolkit's."""
+    ptxas = toolkit.get("ptxas")
+    return f"{toolkit['version']}{f' with ptxas {ptxas}' if ptxas else ''}"
 
 
 def _backends(cases: list[dict[str, Any]]) -> Counter[str]:
@@ -147,11 +154,18 @@ def software(root: Path) -> str:
         ("OS", "Linux with glibc 2.28 or newer", runner[1]),
         (
             "processor",
-            "x86-64; aarch64 for `sm_90`",
+            f"x86-64; aarch64 for {_on_arm(root)}",
             "x86-64; aarch64 is cross-compiled and loaded in an emulator",
         ),
     ]
     return table(("", "serves", "run with every change"), rows)
+
+
+def _on_arm(root: Path) -> str:
+    """The architectures that have wheels for aarch64."""
+    targets = schema.read(root / schema.FILE_NAME).targets.values()
+    kinds = [kind for one in targets if "aarch64" in one.platforms for kind in one.kinds]
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(one.architecture.name for one in kinds))
 
 
 def _pins(entries: tuple[object, ...]) -> dict[str, str]:

@@ -27,6 +27,7 @@ NAMED: Final = {
     "architectures": "<architecture>",
     "families": "<family>",
     "largest": "<axis>",
+    "toolkits": "<toolkit>",
 }
 MEANING: Final = {
     "schema": "The version of this format.",
@@ -50,9 +51,18 @@ MEANING: Final = {
     "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
     "architectures.<architecture>.distribution": "The wheel.",
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
+    "architectures.<architecture>.also": "Other architectures that the wheel is for.",
+    "architectures.<architecture>.ran": "Where its tests have run; `doctor` and Support say it.",
+    "architectures.<architecture>.spill_bytes": "As of `[project]`, for this one.",
+    "architectures.<architecture>.toolkits.<toolkit>": (
+        "A second wheel with that machine code, and where its tests have run."
+    ),
     "families.<family>.min": "The lowest code that its sources compile for.",
     "families.<family>.only": "The one code that its sources compile for.",
     "families.<family>.largest.<axis>": "The largest integer that they compile for.",
+    "toolkits.<toolkit>.ptx": "The version of PTX that its ptxas reads.",
+    "toolkits.<toolkit>.ptxas": "The package of PyPI that has its ptxas.",
+    "toolkits.<toolkit>.runtime": "The package that has its CUDA runtime and headers.",
     "dev.architecture": "What a development build takes on a machine without a GPU.",
     "dev.<axis>": "The values of a development build where none are named.",
 }
@@ -67,6 +77,8 @@ _NAMES: Final = {
     ("architectures", 1),
     ("families", 1),
     ("largest", 3),
+    ("toolkits", 1),
+    ("toolkits", 3),
 }
 
 
@@ -103,9 +115,10 @@ def _asked(
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     """The keys of one table that are values, as the reader knows them."""
     here = _at(document, path)
+    tables = {_general(document, one) for one in _paths(document)}
     for key in _valid_keys(document, path) or list(here):
         value = here.get(key)
-        if isinstance(value, dict):
+        if isinstance(value, dict) or _general(document, (*path, key)) in tables:
             continue
         if key in document["ops"] and path == ("defaults",):
             continue  # another op of which the file says nothing
@@ -198,7 +211,7 @@ def architectures(root: Path) -> str:
     config = schema.read(root / schema.FILE_NAME)
     rows = [
         (
-            f"`{name}`",
+            ", ".join(f"`{kind.name}`" for kind in target.kinds),
             f"`{target.distribution}`",
             target.architecture.code,
             f"`{target.family}`",

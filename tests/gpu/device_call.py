@@ -14,7 +14,8 @@ from oracle import Call, assert_gradients_right, assert_right
 import flashvar
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import KernelRow
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.machine import driver
 from flashvar.ops.attention.spec import HEAD_DIM
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
@@ -27,11 +28,17 @@ OPS = ("attention_fwd", "attention_bwd")
 
 
 def expected_architecture() -> str:
-    """The binary that has to serve: the forced one, else the one made for this device."""
+    """The binary that has to serve: the forced one, else the best of those that are installed."""
     forced = os.environ.get("FLASHVAR_FORCE_ARCH")
     if forced:
-        return Architecture.parse(forced).name
-    return Architecture(*torch.cuda.get_device_capability()).name
+        return BinaryKind.parse(forced).name
+    capability = torch.cuda.get_device_capability()
+    kinds = [
+        one.kind
+        for one in registry.installed().binaries
+        if one.architecture.runs_on(capability) and one.kind.runs_with(driver.cuda_version())
+    ]
+    return max(kinds, default=BinaryKind(Architecture(*capability))).name
 
 
 def skip_unless_compiled(
@@ -43,7 +50,7 @@ def skip_unless_compiled(
     """
     if backend != "cuda":
         return
-    binaries = {one.architecture.name: one for one in registry.installed().binaries}
+    binaries = {one.kind.name: one for one in registry.installed().binaries}
     wanted = expected_architecture()
     if wanted not in binaries:
         named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
@@ -64,12 +71,12 @@ def dims_of(row: KernelRow) -> tuple[int, ...]:
     return held
 
 
-def assert_served_by(backend: str, verdict: CandidateResult) -> None:
+def assert_served_by(backend: str, result: CandidateResult) -> None:
     """The decision that a call goes by names this backend and, for cuda, the right binary."""
-    assert verdict.backend == backend
+    assert result.backend == backend
     if backend == "cuda":
-        assert verdict.binary is not None
-        assert verdict.binary.architecture.name == expected_architecture()
+        assert result.binary is not None
+        assert result.binary.kind.name == expected_architecture()
 
 
 def require(call: Call, backend: str, op: str = "attention_fwd") -> None:

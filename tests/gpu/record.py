@@ -84,7 +84,7 @@ def _environment() -> dict[str, Any]:
         "system": asdict(gather()),
         "binaries": [
             {
-                "architecture": binary.architecture.name,
+                "architecture": binary.kind.name,
                 "code_kinds": binary.manifest.code_kinds,
                 "version": binary.manifest.version,
                 "source": asdict(binary.manifest.source),

@@ -95,6 +95,7 @@ def _make_calls(backends: list[str], head_dims: list[int]) -> None:
             )
         )
     for backend in backends:
+        _convolve(backend)
         for number, kind in enumerate(kinds):
             for head_dim in head_dims:
                 dtype = (torch.bfloat16, torch.float16)[number % 2]
@@ -116,6 +117,43 @@ def _make_calls(backends: list[str], head_dims: list[int]) -> None:
                 torch.autograd.grad((out, lse), list(leaves.values()), ones)
                 if DEVICE == "cuda":
                     torch.cuda.synchronize()
+
+
+def _convolve(backend: str) -> None:
+    """Calls of causal_conv1d: packed and not, along channels and tokens, aligned and not."""
+    import torch
+    from device_call import DEVICE
+
+    import flashvar
+
+    ends = torch.tensor([0, 0, 1, 300, 700], dtype=torch.int32, device=DEVICE)
+    for dim in (64, 33):
+        for layout in ("btd", "bdt"):
+            for cu_seqlens in (None, ends):
+                shape = (1, 700, dim) if layout == "btd" else (1, dim, 700)
+                x, residual = torch.randn(2, *shape, device=DEVICE, dtype=torch.bfloat16)
+                count = 1 if cu_seqlens is None else 4
+                given = {
+                    "x": x,
+                    "weight": torch.randn(dim, 4, device=DEVICE),
+                    "bias": torch.randn(dim, device=DEVICE),
+                    "residual": residual,
+                    "initial_state": torch.randn(count, dim, 3, device=DEVICE),
+                }
+                leaves = [one.requires_grad_() for one in given.values()]
+                y, final = flashvar.causal_conv1d(
+                    **given, activation="silu", return_final_state=True, cu_seqlens=cu_seqlens,
+                    layout=layout, backend=backend,
+                )  # fmt: skip
+                torch.autograd.grad((y, final), leaves, (y.detach(), final.detach()))
+        pool = torch.randn(9, dim, 3, device=DEVICE)
+        tokens, weight = torch.randn(4, dim, device=DEVICE), torch.randn(dim, 4, device=DEVICE)
+        slots = torch.tensor([8, -1, 0, 100], device=DEVICE)
+        flashvar.causal_conv1d_update(
+            tokens, pool, weight, activation="silu", state_indices=slots, backend=backend
+        )
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -38,12 +38,12 @@ def make(length: int = 130, head_dim: int = 64, device: str = DEVICE) -> list[to
 def test_every_kernel_of_the_expected_binary_serves() -> None:
     skip_unless_compiled("cuda", torch.bfloat16, 64)
     wanted = expected_architecture()
-    (binary,) = (one for one in registry.installed().binaries if one.architecture.name == wanted)
+    (binary,) = (one for one in registry.installed().binaries if one.kind.name == wanted)
     for row in binary.manifest.kernels:
         assert row.dtype is not None
-        verdict = choose(Request.of(row.op, row.dtype, 0, **row.values), "cuda")
-        assert_served_by("cuda", verdict)
-        assert verdict.kernel == row
+        result = choose(Request.of(row.op, row.dtype, 0, **row.values), "cuda")
+        assert_served_by("cuda", result)
+        assert result.kernel == row
 
 
 @needs_cuda

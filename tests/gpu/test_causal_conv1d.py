@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import pytest
 import torch
-from device_call import DEVICE
+from device_call import DEVICE, expected_architecture
 
 import flashvar
 from flashvar.backends.reference.causal_conv1d import formula
+from flashvar.binaries import registry
 from flashvar.ops.causal_conv1d.problem import Convolution
 
 pytestmark = pytest.mark.usefixtures("seed")
 ON_DEVICE = pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernels or its memory")
-BACKENDS = ["reference"] if DEVICE == "cpu" else ["triton", "reference"]
+KERNELS = ["cuda", "triton"]
+BACKENDS = ["reference"] if DEVICE == "cpu" else [*KERNELS, "reference"]
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+OF_KERNELS = pytest.mark.parametrize("by", KERNELS)
 ENDS = [0, 0, 1, 3, 300, 301, 301, 1000, 1003, 1003]
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request: pytest.FixtureRequest) -> None:
+    """Skip what the binary that has to serve does not hold; one that is pointed at is there."""
+    callspec = getattr(request.node, "callspec", None)
+    if DEVICE == "cpu" or callspec is None or callspec.params.get("by") != "cuda":
+        return
+    wanted = expected_architecture()
+    binaries = {one.architecture.name: one for one in registry.installed().binaries}
+    if wanted not in binaries:
+        named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
+        assert not named, f"{named[0]} is set, yet there is no binary for {wanted}"
+        pytest.skip(f"no binary for {wanted} is installed")
+    if not any(row.op.startswith("causal_conv1d") for row in binaries[wanted].manifest.kernels):
+        pytest.skip(f"the binary for {wanted} is a build without causal_conv1d")
 
 
 def made(
@@ -92,30 +112,81 @@ def test_values(
         assert error(one, expected, least.get(name, 1e-30)) <= limit, name
 
 
+@DTYPES
+@pytest.mark.parametrize("by", BACKENDS)
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+def test_slices_of_a_projection(layout: str, by: str, dtype: torch.dtype) -> None:
+    """Views that are not aligned, parameters of other dtypes, and gradients that are expanded."""
+    wide = torch.randn(2, 300, 200, device=DEVICE).to(dtype)
+    if layout == "bdt":
+        wide = wide.transpose(1, 2).contiguous().transpose(1, 2)
+    for first, dim in ((0, 64), (64, 65), (129, 71)):
+        x = wide[..., first : first + dim].detach().requires_grad_()
+        weight = torch.randn(dim, 4, device=DEVICE, requires_grad=True)
+        bias = torch.randn(dim, device=DEVICE).half().requires_grad_()
+        turned = x.transpose(1, 2) if layout == "bdt" else x
+        y = flashvar.causal_conv1d(turned, weight, bias, layout=layout, backend=by)
+        grads = torch.autograd.grad(y.sum(), (x, weight, bias))
+        conv = Convolution(*(one.detach().double() for one in (x, weight, bias)), None, None, False)
+        wanted, _ = formula.forward(conv, None, 0)
+        of_x, of_weight, of_bias, _ = formula.backward(conv, torch.ones_like(wanted), None)
+        found = y.detach().transpose(1, 2) if layout == "bdt" else y.detach()
+        limit = 4 * torch.finfo(dtype).eps
+        assert error(found, wanted) <= limit
+        for one, other in zip(grads, (of_x, of_weight, of_bias), strict=True):
+            assert error(one, other, 600**0.5) <= max(limit, 4 * torch.finfo(one.dtype).eps)
+
+
+@pytest.mark.parametrize("by", BACKENDS)
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+def test_no_sequence_sees_anothers_nan(layout: str, by: str) -> None:
+    given = made((1, 1003, 64), 4, 3, len(ENDS) - 1, torch.bfloat16)
+    given["x"][:, 3:300] = torch.nan
+    given["initial_state"][5] = torch.inf
+    if layout == "bdt":
+        given |= {n: given[n].transpose(1, 2).contiguous() for n in ("x", "residual")}
+    ends = torch.tensor(ENDS, device=DEVICE)
+    leaves = [one.requires_grad_() for one in given.values()]
+    y, final = flashvar.causal_conv1d(
+        **given, cu_seqlens=ends, return_final_state=True, layout=layout, backend=by
+    )
+    of_x, *_, of_state = torch.autograd.grad((y, final), leaves, (y.detach(), final.detach()))
+    if layout == "bdt":
+        y, of_x = y.transpose(1, 2), of_x.transpose(1, 2)
+    assert y[0, 3:300].isnan().all()
+    assert y[0, 0:3].isfinite().all()
+    assert y[0, 304:].isfinite().all()
+    assert of_x[0, 0:3].isfinite().all()
+    assert of_x[0, 304:].isfinite().all()
+    assert of_state[:3].isfinite().all()
+
+
 @ON_DEVICE
-def test_the_same_bits_again() -> None:
+@OF_KERNELS
+def test_the_same_bits_again(by: str) -> None:
     given = made((4, 3000, 512), 4, 3, 4, torch.bfloat16)
     leaves = [one.requires_grad_() for one in given.values()]
     runs = []
     for _ in range(2):
-        y = flashvar.causal_conv1d(**given, activation="silu", backend="triton")
+        y = flashvar.causal_conv1d(**given, activation="silu", backend=by)
         runs.append((y, *torch.autograd.grad(y, leaves, torch.ones_like(y))))
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
 @ON_DEVICE
 @pytest.mark.large
+@OF_KERNELS
 @pytest.mark.parametrize(
     "shape",
     [(70000, 3, 8), (1, 2**21 + 5, 1030), (2, 3, 2**20)],
     ids=["batches", "elements", "channels"],
 )
-def test_large(shape: tuple[int, int, int]) -> None:
+def test_large(shape: tuple[int, int, int], by: str) -> None:
     """More sequences than an axis of a grid has; more than 2^31 elements."""
     x = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.randn(shape[2], 4, device=DEVICE, dtype=torch.bfloat16)
     x.requires_grad_()
-    y, final = flashvar.causal_conv1d(x, weight, return_final_state=True, backend="triton")
+    y, final = flashvar.causal_conv1d(x, weight, return_final_state=True, backend=by)
     (of_x,) = torch.autograd.grad(y, x, torch.ones_like(y))
     tail = x[-1:, -9:].detach()
     state = None if shape[1] <= 9 else x[-1:, -12:-9].detach().transpose(1, 2)
@@ -191,12 +262,13 @@ def test_sequences_by_name(by: str) -> None:
 
 
 @ON_DEVICE
-def test_nothing_is_read_on_the_host_or_out_of_bounds() -> None:
+@OF_KERNELS
+def test_nothing_is_read_on_the_host_or_out_of_bounds(by: str) -> None:
     given = made((1, 1003, 64), 4, 3, 3, torch.bfloat16)
     ends = torch.tensor([0, 500, 700, 1003], device=DEVICE)
     wrong = torch.tensor([-7, 10**9, 5, 2**40], device=DEVICE)
     leaves = [one.requires_grad_() for one in given.values()]
-    call = {"activation": "silu", "return_final_state": True, "backend": "triton"}
+    call = {"activation": "silu", "return_final_state": True, "backend": by}
     mode = torch.cuda.get_sync_debug_mode()
     flashvar.causal_conv1d(**given, cu_seqlens=ends, **call)
     try:
@@ -204,7 +276,8 @@ def test_nothing_is_read_on_the_host_or_out_of_bounds() -> None:
             warnings.simplefilter("ignore")  # torch calls the mode a prototype
             torch.cuda.set_sync_debug_mode("error")
         plain = {name: x for name, x in given.items() if name != "initial_state"}
-        flashvar.causal_conv1d(**plain, seq_idx=(torch.arange(1003, device=DEVICE) // 40)[None])
+        names = (torch.arange(1003, device=DEVICE) // 40)[None]
+        flashvar.causal_conv1d(**plain, seq_idx=names, backend=by)
         for one in (ends, wrong):
             found = flashvar.causal_conv1d(**given, cu_seqlens=one, **call)
             torch.autograd.grad(found, leaves, [torch.ones_like(x) for x in found])
@@ -214,12 +287,13 @@ def test_nothing_is_read_on_the_host_or_out_of_bounds() -> None:
 
 
 @ON_DEVICE
-def test_an_index_beyond_the_pool_gives_nan() -> None:
+@OF_KERNELS
+def test_an_index_beyond_the_pool_gives_nan(by: str) -> None:
     x, pool = torch.randn(3, 40, device=DEVICE), torch.randn(2, 40, 3, device=DEVICE)
     before = pool.clone()
     slots = torch.tensor([2, -1, 0], device=DEVICE)
     y = flashvar.causal_conv1d_update(
-        x, pool, torch.randn(40, 4, device=DEVICE), state_indices=slots, backend="triton"
+        x, pool, torch.randn(40, 4, device=DEVICE), state_indices=slots, backend=by
     )
     assert y[0].isnan().all()
     assert (y[1] == 0).all()
@@ -229,14 +303,15 @@ def test_an_index_beyond_the_pool_gives_nan() -> None:
 
 
 @ON_DEVICE
-def test_a_graph_is_replayed() -> None:
+@OF_KERNELS
+def test_a_graph_is_replayed(by: str) -> None:
     x, pool = torch.randn(4, 64, device=DEVICE), torch.zeros(4, 64, 3, device=DEVICE)
     weight = torch.randn(64, 4, device=DEVICE)
     slots = torch.arange(4, device=DEVICE)
 
     def step() -> torch.Tensor:
         return flashvar.causal_conv1d_update(
-            x, pool, weight, activation="silu", state_indices=slots, backend="triton"
+            x, pool, weight, activation="silu", state_indices=slots, backend=by
         )
 
     step()
@@ -255,10 +330,11 @@ def test_a_graph_is_replayed() -> None:
 
 
 @ON_DEVICE
+@OF_KERNELS
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_training() -> None:
+def test_compiled_training(by: str) -> None:
     def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        y = flashvar.causal_conv1d(x * 2, weight, activation="silu", backend="triton")
+        y = flashvar.causal_conv1d(x * 2, weight, activation="silu", backend=by)
         return y.float().square().sum()
 
     given = made((2, 100, 64), 4, 3, 2, torch.float32)

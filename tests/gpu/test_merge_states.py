@@ -28,7 +28,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     if callspec is None or callspec.params.get("backend") != "cuda":
         return
     wanted = expected_architecture()
-    binaries = {one.architecture.name: one for one in registry.installed().binaries}
+    binaries = {one.kind.name: one for one in registry.installed().binaries}
     if wanted not in binaries:
         named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
         assert not named, f"{named[0]} is set, yet there is no binary for {wanted}"

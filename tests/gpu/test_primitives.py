@@ -148,7 +148,7 @@ BOXES = {
     "3d-two-heads-at-once": ((4, 90, 64), (2, 32, 64), (3, 64, 0)),
     "4d": ((2, 5, 130, 128), (1, 1, 128, 64), (1, 4, 0, 64)),
     "4d-past-the-end": ((2, 5, 130, 128), (1, 1, 128, 64), (1, 4, 128, 64)),
-    "4d-ragged-columns": ((2, 3, 70, 72), (1, 1, 64, 64), (1, 2, 10, 64)),
+    "4d-columns-beyond": ((2, 3, 70, 72), (1, 1, 64, 64), (1, 2, 10, 64)),
     "4d-few-columns": ((2, 3, 70, 8), (1, 1, 64, 64), (0, 1, 60, 0)),
     "5d": ((2, 3, 70, 4, 64), (1, 1, 16, 4, 64), (1, 2, 3, 0, 0)),
     "5d-grouped-heads-past-the-end": ((2, 3, 70, 3, 128), (1, 1, 40, 3, 64), (1, 1, 64, 0, 64)),
@@ -185,8 +185,8 @@ def test_tma_goes_by_strides(seed: int, probes: ctypes.CDLL) -> None:
 
 
 # name: (where a sequence starts, its rows, the first row of the box). A box must have a row and a
-# column: for others the copy engine asks for the map's address, which need not be memory.
-RAGGED = {
+# column: for others TMA asks for the map's address, which need not be memory.
+VARLEN = {
     "all": (0, 200, 0),
     "the-end-of-all": (0, 200, 150),
     "in-the-middle": (37, 90, 0),
@@ -196,9 +196,9 @@ RAGGED = {
 }
 
 
-@pytest.mark.parametrize(("first", "count", "row"), RAGGED.values(), ids=RAGGED)
+@pytest.mark.parametrize(("first", "count", "row"), VARLEN.values(), ids=VARLEN)
 @pytest.mark.parametrize("heads_between", [False, True])
-def test_a_ragged_map_ends_where_a_sequence_ends(
+def test_a_varlen_map_ends_where_a_sequence_ends(
     heads_between: bool, first: int, count: int, row: int, seed: int, probes: ctypes.CDLL
 ) -> None:
     """TensorMapMaker's map, whose address is before the tensor; NaN is all around."""

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import toolkits
 
+from flashvar_factory.build import example
+
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +28,7 @@ COMPILED = "Building CUDA object"
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the small project, in which nothing is built."""
     folder = tmp_path_factory.mktemp("other") / "vecadd"
-    shutil.copytree(Path(__file__).parent / "second_project", folder)
+    example.write("vecadd", folder)
     toolkit = ROOT / "build" / "toolkit"
     if toolkit.is_dir():
         (folder / "build").mkdir()

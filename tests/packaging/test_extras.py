@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -69,8 +70,27 @@ def test_one_architecture(installer: str, extra: str, links: Path, tmp_path: Pat
 @pytest.mark.parametrize("extra", ["all", "cuda"])
 def test_all_of_them(installer: str, extra: str, links: Path, tmp_path: Path) -> None:
     found = installed(installer, f"flashvar[{extra}]", links, tmp_path)
-    binaries = {target.distribution.replace("-", "_") for target in CONFIG.targets.values()}
+    binaries = {
+        target.distribution.replace("-", "_")
+        for target in CONFIG.targets.values()
+        if target.toolkit is None and platform.machine() in target.platforms
+    }
     assert found == {"flashvar", "torch", *binaries}
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize(
+    ("extra", "stem"),
+    [("sm89-cu12", "flashvar_sm89_cu12"), ("sm121", "flashvar_sm120"), ("10.3", "flashvar_sm100")],
+)
+def test_extras_of_other_drivers_and_of_shared_wheels(
+    installer: str, extra: str, stem: str, links: Path, tmp_path: Path
+) -> None:
+    assert installed(installer, f"flashvar[{extra}]", links, tmp_path) == {
+        "flashvar",
+        "torch",
+        stem,
+    }
 
 
 @pytest.mark.parametrize("installer", INSTALLERS)

@@ -20,9 +20,9 @@ Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 LINE = """
 [architectures]
-sm_87 = { code = "87", family = "sm80", shared_memory = 166912, distribution = "flashvar-sm87" }"""
+sm_88 = { code = "88", family = "sm80", shared_memory = 101376, distribution = "flashvar-sm88" }"""
 NAME = "attention_fwd_bf16_hdim112"
-WORDS = ("sm87", "hdim=112", "dtype=bf16")
+WORDS = ("sm88", "hdim=112", "dtype=bf16")
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +52,24 @@ def test_list_has_it(factory: Factory, tree: Path) -> None:
         build["distribution"]: {kernel["name"] for kernel in build["kernels"]}
         for build in document["builds"]
     }
-    assert "flashvar-sm87" in kernels
+    assert "flashvar-sm88" in kernels
     assert all(NAME in names for names in kernels.values())
 
 
 def test_extras_have_it(tree: Path) -> None:
     found = extras.extras(schema.read(tree / "variants.toml"), "1.0")
-    assert found["sm87"][0].startswith("flashvar-sm87==1.0")
-    assert found["sm87"][0] in found["all"]
+    assert found["sm88"][0].startswith("flashvar-sm88==1.0")
+    assert found["sm88"][0] in found["all"]
 
 
 def test_it_compiles_into_a_wheel(factory: Factory, tree: Path, tmp_path: Path) -> None:
     done = factory(tree, "wheels", *WORDS, "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout[-5000:]
-    (wheel,) = tmp_path.glob("flashvar_sm87-*.whl")
+    (wheel,) = tmp_path.glob("flashvar_sm88-*.whl")
     assert wheel.name.endswith(f"+bf16.hdim112-py3-none-manylinux_2_28_{platform.machine()}.whl")
     with zipfile.ZipFile(wheel) as archive:
-        read = manifest.parse(archive.read(f"flashvar_sm87/{manifest.FILE_NAME}").decode())
-    assert read.architecture.name == "sm_87"
+        read = manifest.parse(archive.read(f"flashvar_sm88/{manifest.FILE_NAME}").decode())
+    assert read.architecture.name == "sm_88"
     assert NAME in {row.name for row in read.kernels}
     # An op without a head dim is there too, in that dtype.
     axes = (("dtype", "bf16"), ("head_dim", 112))
@@ -78,4 +78,4 @@ def test_it_compiles_into_a_wheel(factory: Factory, tree: Path, tmp_path: Path) 
     (pure,) = tmp_path.glob("flashvar-*.whl")
     with zipfile.ZipFile(pure) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        assert "Provides-Extra: sm87" in archive.read(name).decode().splitlines()
+        assert "Provides-Extra: sm88" in archive.read(name).decode().splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -16,12 +15,17 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
+from flashvar_factory.build import example
 
 ROOT = Path(__file__).parents[2]
-PROJECT = Path(__file__).parent / "second_project"
+PROJECT = example.TEMPLATE
 PAGE = (ROOT / "docs" / "other-kernels.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^python (-m flashvar_factory .+)$", PAGE, re.MULTILINE)
-QUOTED = re.findall(r"^```(?:cmake|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    f"-m flashvar_factory {words}"
+    for words in re.findall(r"^wheel-factory (.+)$", PAGE, re.MULTILINE)
+    if not words.startswith("init ")
+]
+QUOTED = re.findall(r"^```(?:cmake|cpp|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 # What a loader of that project would do, with nothing but its wheel and the standard library.
 ASK = """
@@ -61,7 +65,7 @@ json.dump({
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project on which every command of the page has run."""
     folder = tmp_path_factory.mktemp("other") / "vecadd"
-    shutil.copytree(PROJECT, folder)
+    example.write("vecadd", folder)
     toolkit = ROOT / "build" / "toolkit"
     if toolkit.is_dir():
         (folder / "build").mkdir()
@@ -104,13 +108,14 @@ def test_the_page_has_a_command_for_each_step() -> None:
 
 @pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.splitlines()[0])
 def test_the_page_quotes_the_project(block: str) -> None:
-    files = [PROJECT / "variants.toml", *PROJECT.rglob("CMakeLists.txt")]
+    cuda = [*PROJECT.rglob("CMakeLists.txt"), *PROJECT.rglob("*.cuh")]
+    files = [PROJECT / "variants.toml", *cuda]
     assert any(block in file.read_text(encoding="utf-8") for file in files)
 
 
 def test_development_build_holds_what_was_selected(project: Path) -> None:
     read = manifest.read(project / "build" / "dev" / "site" / "vecadd_sm75" / manifest.FILE_NAME)
-    assert read.version == "2.1.0+per.thread4"
+    assert read.version == "0.1.0+per.thread4"
     assert [row.name for row in read.kernels] == [
         "vector_add_fp32_per_thread4",
         "vector_add_fp16_per_thread4",
@@ -121,7 +126,7 @@ def test_development_build_holds_what_was_selected(project: Path) -> None:
 
 def test_wheels_are_those_of_the_project_and_no_pure_one(project: Path) -> None:
     names = sorted(path.name.partition("-py3")[0] for path in (project / "dist").iterdir())
-    assert names == ["vecadd_sm75-2.1.0", "vecadd_sm90-2.1.0"]
+    assert names == ["vecadd_sm75-0.1.0", "vecadd_sm90-0.1.0"]
     pages = {path.parent.name for path in (project / "build" / "index").glob("*/index.html")}
     assert pages == {"vecadd-sm75", "vecadd-sm90"}
 
@@ -149,7 +154,7 @@ def test_wheel_is_for_old_systems(project: Path, wheel: str) -> None:
 def test_installed_library_is_what_it_says(answers: dict[str, Any]) -> None:
     assert answers["entry"] == ["sm_90", "vecadd_sm90"]
     assert answers["abi"] == [3, 3]
-    assert (answers["info"]["architecture"], answers["info"]["version"]) == ("sm_90", "2.1.0")
+    assert (answers["info"]["architecture"], answers["info"]["version"]) == ("sm_90", "0.1.0")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,7 @@ HIDDEN = {
 def test_hidden_functions_are_refused_at_build(hidden: str, tmp_path: Path) -> None:
     old, new, command, code = HIDDEN[hidden]
     folder = tmp_path / "vecadd"
-    shutil.copytree(PROJECT, folder)
+    example.write("vecadd", folder)
     toolkit = ROOT / "build" / "toolkit"
     if toolkit.is_dir():
         (folder / "build").mkdir()

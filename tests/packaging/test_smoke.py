@@ -15,13 +15,14 @@ import pytest
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory import index
+from flashvar_factory.build import example
 from flashvar_factory.cli import main
 from flashvar_factory.config import schema
 from flashvar_factory.errors import PackagingError, SmokeError
 from flashvar_factory.inspect import archive
 from flashvar_factory.release import pythons, smoke
 
-SECOND = Path(__file__).parent / "second_project"
+SECOND = example.TEMPLATE
 TAG = f"py3-none-manylinux_2_28_{platform.machine()}"
 SCRIPT = """\
 import sys
@@ -34,7 +35,7 @@ PIP = ("pip",)
 
 
 def put_wheel(
-    folder: Path, name: str, tag: str, files: dict[str, str], *metadata: str, version: str = "2.1.0"
+    folder: Path, name: str, tag: str, files: dict[str, str], *metadata: str, version: str = "0.1.0"
 ) -> None:
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
@@ -64,7 +65,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def put_wheels(folder: Path, *, code: int = 0, version: str = "2.1.0") -> None:
+def put_wheels(folder: Path, *, code: int = 0, version: str = "0.1.0") -> None:
     extras = [
         line
         for extra in ("sm75", "sm90")
@@ -105,7 +106,7 @@ def test_wheels_that_work(project: Path, way: str) -> None:
     (check,) = report.checks
     assert report.ok, report.text()
     assert check.dependencies == ("stand-in absent-here 3.1",)
-    assert check.output == "hello vecadd=2.1.0 vecadd-sm75=2.1.0 vecadd-sm90=2.1.0"
+    assert check.output == "hello vecadd=0.1.0 vecadd-sm75=0.1.0 vecadd-sm90=0.1.0"
     assert json.loads(report.to_json())["ok"] is True
 
 
@@ -145,7 +146,7 @@ def test_command_installs_from_an_index_that_it_serves(
     monkeypatch.setattr(smoke, "_run", spy)
     words = ["smoke", "--serve", "--python", sys.executable]
     assert main(["--root", str(project), *words]) == 0, capsys.readouterr().out
-    (installing,) = [line for line in commands if "vecadd[all]==2.1.0" in line]
+    (installing,) = [line for line in commands if "vecadd[all]==0.1.0" in line]
     assert "--index-url http://127.0.0.1:" in installing
     assert str(project / "dist") not in installing
 

@@ -32,7 +32,7 @@ import json, sys
 from flashvar.binaries import loader, registry
 found = registry.installed()
 print(json.dumps({
-    "binaries": [[b.architecture.name, b.candidate.origin] for b in found.binaries],
+    "binaries": [[b.kind.name, b.candidate.origin] for b in found.binaries],
     "refusals": [r.reason for r in found.refusals],
     "loaded": [type(loader.load(b)).__name__ for b in found.binaries],
 }))
@@ -176,4 +176,6 @@ def test_every_variant_brings_its_sbom(made: Path) -> None:
     found = {path: archive.parse_name(path.name).label for path in made.glob("*.whl")}
     named = {label: list(sbom.read(path)) for path, label in found.items()}
     assert named.pop("null") == []
-    assert named == {label: [f"flashvar-{label}.cdx.json"] for label in named}
+    assert named == {
+        label: [f"flashvar-{str(label).replace('_', '-')}.cdx.json"] for label in named
+    }

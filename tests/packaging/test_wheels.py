@@ -28,7 +28,13 @@ ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
 VERSION = version.read(CONFIG, ROOT)
 
-every_target = pytest.mark.parametrize("target", CONFIG.targets.values(), ids=CONFIG.targets)
+# Those of this machine's processor.
+TARGETS = {
+    name: target
+    for name, target in CONFIG.targets.items()
+    if platform.machine() in target.platforms
+}
+every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 # The accumulators of larger head dims may spill a little: the audit names those that do.
 UNSPILT_UP_TO = 128
 # What main kernels are written around, by their namespace: in every copy of one, and in one copy at
@@ -38,7 +44,7 @@ IN_ONE_COPY = {"sm80": ("LDGSTS",), "sm90": ()}
 # Ops with a head dim multiply matrices; the others' kernels use no such instructions.
 PER_OP = [
     pytest.param(target, op, id=f"{name}-{op}")
-    for name, target in CONFIG.targets.items()
+    for name, target in TARGETS.items()
     for op in CONFIG.default_ops
     if any(axis.name == "head_dim" for axis in CONFIG.ops[op].axes)
 ]
@@ -61,7 +67,7 @@ def rows_of(unpacked: Path, target: Target) -> tuple[manifest.KernelRow, ...]:
 
 
 def test_one_wheel_per_architecture_the_pure_one_and_the_sources(dist: Path) -> None:
-    names = {wheel_name(target) for target in CONFIG.targets.values()}
+    names = {wheel_name(target) for target in TARGETS.values()}
     assert {path.name for path in dist.iterdir()} == {
         *names,
         f"flashvar-{VERSION}-py3-none-any.whl",
@@ -93,15 +99,16 @@ def test_kernels_fit_their_architecture(target: Target, unpacked: Path) -> None:
 
 
 @every_target
-def test_no_spills_and_no_local_memory_up_to_head_dim_128(target: Target, unpacked: Path) -> None:
+def test_spills_up_to_head_dim_128(target: Target, unpacked: Path) -> None:
+    """Within the budget; what ran on some GPU spills nowhere but in the gated delta rule."""
     small = [row for row in rows_of(unpacked, target) if largest(row) <= UNSPILT_UP_TO]
     assert small
     spilling = {row.name: row.spill_bytes for row in small if row.spill_bytes or row.stack_bytes}
-    # What they do with chunks that go token by token or are careful takes a few registers too many.
-    ops = "gated_delta_rule_fwd", "gated_delta_rule_bwd"
-    few = {name for name in spilling if name.startswith(ops)}
-    assert all(spilling[name] <= CONFIG.project.spill_bytes for name in few)
-    assert spilling.keys() == few
+    assert {name for name, spilt in spilling.items() if spilt > target.spill_bytes} == set()
+    if target.ran != "never":
+        # Chunks that go token by token, or are careful, take a few registers too many.
+        ops = "gated_delta_rule_fwd", "gated_delta_rule_bwd"
+        assert {name for name in spilling if not name.startswith(ops)} == set()
 
 
 def largest(row: manifest.KernelRow) -> int:
@@ -202,7 +209,7 @@ def test_wheel_metadata(target: Target, dist: Path) -> None:
     assert names == set()
     assert entry_points.split() == [
         "[flashvar.binaries]",
-        target.architecture.name,
+        target.kind.name,
         "=",
         stem(target),
     ]
@@ -218,6 +225,6 @@ def test_the_pure_wheel_holds_no_factory_and_no_binary(dist: Path) -> None:
     assert {name.split("/")[0] for name in names} == {"flashvar", f"flashvar-{VERSION}.dist-info"}
     assert [name for name in names if name.endswith(".so")] == []
     extras = re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)
-    architectures = {target.architecture.extra for target in CONFIG.targets.values()}
+    architectures = {kind.extra for target in CONFIG.targets.values() for kind in target.kinds}
     assert architectures | {"sm-89", "8-9", "all", "cuda", "cli"} <= set(extras)
     assert len(extras) == len(set(extras))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,10 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         one.cache_clear()
 
 
-@pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A program that is Python with torch loaded already (forked.py)."""
-    folder = tmp_path_factory.mktemp("python")
+def served(folder: Path, *modules: str) -> Iterator[str]:
+    """A program that is Python with modules loaded already (forked.py)."""
     script, address = Path(__file__).with_name("forked.py"), folder / "socket"
-    command = [sys.executable, str(script), str(address)]
+    command = [sys.executable, str(script), str(address), *modules]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -57,6 +56,19 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         program.chmod(0o755)
         yield str(program)
         server.terminate()
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Python with torch loaded already."""
+    yield from served(tmp_path_factory.mktemp("python"), "torch")
+
+
+@pytest.fixture(scope="session")
+def python_with_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Python with torch's compiler loaded already, and transformers where it is installed."""
+    models = ["transformers.modeling_utils"] if find_spec("transformers") else []
+    yield from served(tmp_path_factory.mktemp("python_with_models"), "torch._dynamo", *models)
 
 
 @pytest.fixture

@@ -291,7 +291,8 @@ def mangled(kernel: Kernel, number: int = 80, limit: int = 166912) -> str:
 def complete(config: Config, name: str) -> Manifest:
     """All kernels of one architecture, as variants.toml lists them."""
     (build,) = expand(config, Selection((name,), config.default_ops, {}))
-    target, paper = config.targets[name], manifest()
+    target = config.targets[name]
+    paper = manifest(target.kind.name)
     number = int(target.architecture.code.rstrip("af"))
     kernels = tuple(
         replace(
@@ -304,12 +305,13 @@ def complete(config: Config, name: str) -> Manifest:
         )
         for kernel in build.kernels
     )
-    return replace(paper, kernels=kernels)
+    return replace(paper, architecture=target.architecture, kernels=kernels, ran=target.ran)
 
 
 def images(code: str, described: Manifest) -> list[Image]:
     """One image per kernel."""
-    return [Image(code, device_code(row, code)) for row in described.kernels]
+    older = {"toolkit": None, "abi": 7} if described.toolkit.ptxas else {}
+    return [Image(code, device_code(row, code, **older)) for row in described.kernels]
 
 
 def device_code(row: KernelRow, built_for: str, **changes: Any) -> bytes:
@@ -341,7 +343,9 @@ def library(described: Manifest, *device: Image) -> Library:
 def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
     """The SBOM of a wheel."""
     name, version, source = described.distribution, described.version, described.source
-    inside = {"bom-ref": "cudart-static", "name": "cudart-static", "version": "13.0"}
+    toolkit = described.toolkit
+    runtime = toolkit.machine_code.rpartition(".")[0]
+    inside = {"bom-ref": "cudart-static", "name": "cudart-static", "version": runtime}
     inside["type"] = "library"
     library = {"type": "file", "name": described.library.file, "version": version}
     document: dict[str, Any] = {
@@ -367,12 +371,14 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
         },
         "components": [
             _compiler("GNU-c++", "12.2.0"),
-            _compiler("nvcc", described.toolkit.version),
+            _compiler("nvcc", toolkit.version),
+            *([_compiler("ptxas", toolkit.ptxas)] if toolkit.ptxas else []),
             {**inside, "hashes": [_sha256("e" * 64)]},
         ],
         "dependencies": [
             {"ref": "GNU-c++"},
             {"ref": "nvcc"},
+            *([{"ref": "ptxas"}] if toolkit.ptxas else []),
             {"ref": "cudart-static"},
             {"ref": name, "dependsOn": ["cudart-static"]},
         ],
@@ -406,7 +412,7 @@ class Wheel:
         one = replace(self.described, library=file)
         name, info = self.stem, self.info
         major, minor = one.architecture.capability
-        entry = f"[flashvar.binaries]\n{one.architecture.name} = {self.stem}\n"
+        entry = f"[flashvar.binaries]\n{one.kind.name} = {self.stem}\n"
         metadata = (
             f"Metadata-Version: 2.4\nName: {name.replace('_', '-')}\nVersion: {one.version}\n"
             f"Summary: Compiled flashvar kernels for compute capability {major}.{minor}\n"

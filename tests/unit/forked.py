@@ -1,16 +1,18 @@
-"""A Python in which torch is loaded already: each program is a fork of one process.
+"""A Python in which modules are loaded already: each program is a fork of one process.
 
-    python forked.py SOCKET             loads torch, says so, and serves
+    python forked.py SOCKET MODULE...   loads modules, says so, and serves
     python -IS forked.py SOCKET ask ... runs `python ...` there, as far as anybody can see here
 
-Such a program costs what it does itself, not the seconds that torch takes to load. Of Python's own
-options it knows -c, -m and -W. It is killed when the process that asked for it ends, as by a
-timeout, and after half an hour. Any signal to that process is thus SIGKILL to the program.
+Such a program costs what it does itself, not the seconds that torch or transformers takes to load.
+Of Python's own options it knows -c, -m and -W. It is killed when the process that asked for it
+ends, as by a timeout, and after half an hour. Any signal to that process is thus SIGKILL to the
+program.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -43,10 +45,10 @@ def ask(address: str, words: list[str]) -> int:
     return code
 
 
-def serve(address: str) -> None:
+def serve(address: str, modules: list[str]) -> None:
     """Run what is asked for until the end of this process; return in the forks alone."""
-    import torch  # noqa: F401
-
+    for module in modules:
+        importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
@@ -117,4 +119,4 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[2:3] == ["ask"]:
         sys.exit(ask(sys.argv[1], sys.argv[3:]))
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

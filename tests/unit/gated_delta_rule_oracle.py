@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,31 +29,35 @@ def recurrent(
     if (a_log := options.get("A_log")) is not None:
         bias = options.get("dt_bias")
         g = -a_log.double().exp() * softplus(g if bias is None else g + bias.double())
-    decay = g.exp()
     group = v.shape[2] // q.shape[2]
-    q, k = (x.repeat_interleave(group, 2) for x in (q, k))
+    q, k = scale * q.repeat_interleave(group, 2), k.repeat_interleave(group, 2)
+    rows = tuple(x.unbind(1) for x in (q, k, v, beta, g.exp()))
+    initial = options.get("initial_state")
     cu = options.get("cu_seqlens")
+    count = len(v) if cu is None else len(cu) - 1
+    if initial is None:
+        initial = v.new_zeros(count, v.shape[2], q.shape[3], v.shape[3])
     if cu is None:
-        places = [(b, 0, q.shape[1]) for b in range(q.shape[0])]
-    else:
-        places = [(0, *ends) for ends in zip(cu.tolist(), cu.tolist()[1:], strict=False)]
-    rows: dict[tuple[int, int], torch.Tensor] = {}
-    finals = []
-    for i, (b, begin, end) in enumerate(places):
-        initial = options.get("initial_state")
-        state = v.new_zeros(v.shape[2], q.shape[3], v.shape[3])
-        if initial is not None:
-            state = initial[i].double()
-        for t in range(begin, end):
-            state = decay[b, t, :, None, None] * state
-            read = torch.einsum("hkv,hk->hv", state, k[b, t])
-            new = beta[b, t, :, None] * (v[b, t] - read)
-            state = state + torch.einsum("hk,hv->hkv", k[b, t], new)
-            rows[b, t] = scale * torch.einsum("hkv,hk->hv", state, q[b, t])
-        finals.append(state)
-    out = v.new_zeros(v.shape)
-    if rows:
-        batches = [torch.stack([rows[b, t] for t in range(v.shape[1])]) for b in range(len(v))]
-        out = torch.stack(batches)
-    none = v.new_zeros(0, v.shape[2], q.shape[3], v.shape[3])
-    return out, torch.stack(finals) if finals else none
+        outs, finals = _sequences(rows, 0, v.shape[1], initial.double())
+        return torch.stack(outs, 1) if outs else v.new_zeros(v.shape), finals
+    ends = cu.tolist()
+    out, states = list(v.new_zeros(v.shape).unbind(1)), []
+    for i, (begin, end) in enumerate(pairwise(ends)):
+        out[begin:end], final = _sequences(rows, begin, end, initial[i : i + 1].double())
+        states.append(final)
+    none = v.new_zeros(0, *initial.shape[1:])
+    return torch.stack(out, 1) if out else v.new_zeros(v.shape), torch.cat(states or [none])
+
+
+def _sequences(
+    rows: tuple[tuple[torch.Tensor, ...], ...], begin: int, end: int, state: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Outs of tokens, each [sequences, heads, V], and the states after the last."""
+    outs = []
+    for t in range(begin, end):
+        q, k, v, beta, decay = (x[t] for x in rows)
+        state = decay[..., None, None] * state
+        new = beta[..., None] * (v - (state * k[..., None]).sum(-2))
+        state = state + k[..., None] * new[..., None, :]
+        outs.append((state * q[..., None]).sum(-2))
+    return outs, state

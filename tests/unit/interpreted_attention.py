@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interpreter import patch_once
+
 if TYPE_CHECKING:
     from oracle import Call
 
@@ -104,7 +106,7 @@ def run(case: Case) -> str:
 
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)
-    verdict = CandidateResult("triton", "triton", True, "")
+    result = CandidateResult("triton", "triton", True, "")
     batch = case.batch if case.packed is None else len(case.packed)
 
     def padded(sizes: tuple[int, ...], dim: int) -> torch.Tensor:
@@ -180,7 +182,7 @@ def run(case: Case) -> str:
     problem = inspect(inputs, options)
     out = torch.full(problem.out_shape, torch.nan, dtype=dtype)
     lse = torch.full(problem.lse_shape, torch.nan)
-    prepare_forward(problem, verdict)(inputs, out, lse)
+    prepare_forward(problem, result)(inputs, out, lse)
     grad_out = returned(padded((*sizes_q[:-2], *sizes_q[-2:]), case.head_dim_v or case.head_dim))
     grad_lse = torch.randn(lse.shape) if case.grad_lse else None
     backward = inspect_backward(inputs, options, grad_out, bias is not None)
@@ -188,7 +190,7 @@ def run(case: Case) -> str:
         *(torch.full_like(tensor, torch.nan) for tensor in inputs[:3]),
         None if bias is None else torch.zeros(bias.shape),
     )
-    prepare_backward(backward, verdict)(inputs, out, lse, grad_out, grad_lse, grads)
+    prepare_backward(backward, result)(inputs, out, lse, grad_out, grad_lse, grads)
     try:
         assert_right(call, returned(out), lse)
         found = {name: users(getattr(grads, name)) for name in "qkv"}
@@ -240,5 +242,6 @@ def said(call: Callable[[], None]) -> str:
 
 
 if __name__ == "__main__":
+    patch_once()
     found = {name: said(call) for name, call in CALLS.items()}
     json.dump(found | {str(case): run(case) for case in CASES}, sys.stdout)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from interpreter import patch_once
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ CASES = [
     Case(dim=9, seqlen=300, columns=0, dtype="float"),
     Case(dim=150, seqlen=3, columns=0),
     Case(dim=1, seqlen=1),
-    Case(layout="bdt", dim=12, seqlen=140, columns=4),
+    Case(layout="bdt", dim=12, seqlen=140, columns=4, dtype="float"),
     Case(layout="bdt", ends=ENDS, columns=4),
     Case(ends=ENDS, dtype="float"),
     Case(ends=ENDS, columns=0, rest=False, width=2),
@@ -146,4 +147,5 @@ def wrong(case: Case) -> str:
 
 
 if __name__ == "__main__":
+    patch_once()
     print(json.dumps({str(case): wrong(case) for case in CASES + UPDATES}))

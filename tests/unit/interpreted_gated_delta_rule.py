@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton.language as tl
 from gated_delta_rule_oracle import recurrent
+from interpreter import patch_once
 
 
 @dataclass(frozen=True)
@@ -195,4 +196,5 @@ def _compare_gradients(case: Case, given: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    patch_once()
     print(json.dumps({str(case): wrong(case) for case in CASES}))

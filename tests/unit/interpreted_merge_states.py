@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from interpreter import patch_once
 
 
 @dataclass(frozen=True)
@@ -105,4 +106,5 @@ def wrong(case: Case) -> str:
 
 
 if __name__ == "__main__":
+    patch_once()
     print(json.dumps({str(case): wrong(case) for case in CASES}))

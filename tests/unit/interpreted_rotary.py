@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 
 import torch
+from interpreter import patch_once
 
 
 @dataclass(frozen=True)
@@ -127,4 +128,5 @@ def wrong(case: Case) -> str:
 
 
 if __name__ == "__main__":
+    patch_once()
     print(json.dumps({str(case): wrong(case) for case in CASES}))

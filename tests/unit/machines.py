@@ -11,8 +11,17 @@ from flashvar.binaries import advice
 from flashvar.binaries.registry import Candidate, Inventory, Refusal
 from flashvar.machine.system import System
 
-EVERY_WHEEL = sim.inventory("80", "86", "89", "90a")  # flashvar[all]
+# flashvar[all] on x86-64, and on aarch64.
+X86_EXTRAS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
+X86_OLDER = tuple(f"{extra}-cu12" for extra in X86_EXTRAS)
+EVERY_WHEEL = sim.inventory("80", "86", "89", "90a", "100", "120", extras=(*X86_EXTRAS, *X86_OLDER))
+ARM = sim.inventory(
+    "87", "90a", "100", "110", "120", extras=("sm87", "sm90", "sm100", "sm110", "sm120")
+)
 NO_WHEEL = sim.inventory()
+# With those for drivers of CUDA 12 beside them, and offered but not installed.
+BOTH = sim.inventory("89", "89-cu12", "90a", "90a-cu12", extras=(*X86_EXTRAS, *X86_OLDER))
+OLDER_OFFERED = sim.inventory("89", extras=("sm89", "sm89-cu12"))
 SM80_WHEEL = sim.inventory("80")
 # A tile of head dim 256 that an A100 has the shared memory for, and other 8.x devices have not.
 BIG_TILE_WHEEL = replace(
@@ -52,6 +61,8 @@ DAMAGED_WHEEL = replace(
     ),
 )
 
+AARCH64 = {"platform": "linux_aarch64"}
+JETPACK_6 = {**AARCH64, "driver_cuda": (12, 6), "driver_display": "540.4.0", "torch_cuda": "12.6"}
 DRIVER_550 = {"driver_cuda": (12, 4), "driver_display": "550.54.15", "torch_cuda": "12.6"}
 DRIVER_570 = {"driver_cuda": (12, 8), "driver_display": "570.86.15", "torch_cuda": "12.8"}
 UPDATE = "update the NVIDIA driver to 580 or newer"
@@ -101,13 +112,53 @@ MACHINES = {
         sim.system(sim.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
     ),
     "GB200": Machine(
-        sim.system(sim.GB200), ("triton",), ("cuda sm_100", "no wheel for it, only for sm_80")
+        sim.system(sim.GB200, **AARCH64), ("cuda sm_100",), (CUDA_90, "exactly 9.0"), wheels=ARM
+    ),
+    "B200": Machine(sim.system(sim.B200), ("cuda sm_100",), (CUDA_90, "runs on exactly 9.0")),
+    "B300": Machine(
+        sim.system(sim.B300), ("cuda sm_100",), ("cuda sm_100", "serves, compiled for 10.0")
     ),
     "RTX 5090": Machine(
-        sim.system(sim.RTX_5090), ("triton",), (CUDA_90, "runs on exactly 9.0, the device is 12.0")
+        sim.system(sim.RTX_5090), ("cuda sm_120",), (CUDA_90, "exactly 9.0, the device is 12.0")
     ),
-    "Orin": Machine(sim.system(sim.ORIN), ("triton",), (CUDA_86, "Tegra")),
-    "Thor": Machine(sim.system(sim.THOR), ("triton",), (CUDA_90, "Tegra")),
+    "Spark": Machine(
+        sim.system(sim.SPARK, **AARCH64),
+        ("cuda sm_120",),
+        ("cuda sm_120", "serves, compiled for 12.0"),
+        wheels=ARM,
+    ),
+    "Spark, nothing installed": Machine(
+        sim.system(sim.SPARK, **AARCH64),
+        ("triton",),
+        ("cuda sm_120", "not installed"),
+        fixes=(pip("sm120"),),
+        wheels=replace(ARM, binaries=()),
+    ),
+    "Orin": Machine(
+        sim.system(sim.ORIN, **AARCH64),
+        ("cuda sm_87",),
+        (CUDA_90, "exactly 9.0, the device is 8.7 inside a Tegra chip"),
+        wheels=ARM,
+    ),
+    "Orin, JetPack 6": Machine(
+        sim.system(sim.ORIN, **JETPACK_6),
+        ("triton",),
+        ("cuda sm_87", "needs driver 580 or newer (CUDA 13.0), found 540.4.0 (CUDA 12.6)"),
+        fixes=("update JetPack to one that serves CUDA 13.0",),
+        wheels=ARM,
+    ),
+    "Thor": Machine(
+        sim.system(sim.THOR, **AARCH64), ("cuda sm_110",), ("cuda sm_110", "serves"), wheels=ARM
+    ),
+    "a card of 8.9 beside an Arm processor": Machine(
+        sim.system(sim.L40S, **AARCH64),
+        ("triton",),
+        ("cuda sm_87", "runs on exactly 8.7, the device is 8.9"),
+        wheels=ARM,
+    ),
+    "a later major": Machine(
+        sim.system(sim.RUBIN), ("triton",), ("cuda sm_140", "no wheel for it, only for sm_80")
+    ),
     "ROCm MI210 that reports 9.0": Machine(
         sim.system(sim.MI210, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
     ),
@@ -125,13 +176,33 @@ MACHINES = {
         sim.system(sim.L40S, **DRIVER_570),
         ("triton",),
         (CUDA_89, "needs driver 580 or newer (CUDA 13.0), found 570.86.15 (CUDA 12.8)"),
-        fixes=(UPDATE,),
+        fixes=(pip("sm89-cu12"), UPDATE),
     ),
     "driver 550": Machine(
         sim.system(sim.H100, **DRIVER_550),
         ("triton",),
         (CUDA_90, "found 550.54.15 (CUDA 12.4)"),
+        fixes=(pip("sm90-cu12"), UPDATE),
+    ),
+    "driver 570, both wheels": Machine(
+        sim.system(sim.L40S, **DRIVER_570),
+        (f"{CUDA_89}-cu12",),
+        (f"{CUDA_89}-cu12", "serves"),
         fixes=(UPDATE,),
+        wheels=BOTH,
+    ),
+    "driver 580, both wheels": Machine(
+        sim.system(sim.L40S, sim.H100),
+        (CUDA_89, CUDA_90),
+        (f"{CUDA_89}-cu12", "serves"),
+        wheels=BOTH,
+    ),
+    "driver 570, the wheel for newer ones": Machine(
+        sim.system(sim.L40S, **DRIVER_570),
+        ("triton",),
+        (f"{CUDA_89}-cu12", "not installed"),
+        fixes=(pip("sm89-cu12"), UPDATE),
+        wheels=OLDER_OFFERED,
     ),
     "driver 550, torch for CUDA 13": Machine(
         sim.system(
@@ -246,35 +317,39 @@ MACHINES = {
         wheels=DAMAGED_WHEEL,
     ),
     "triton missing": Machine(
-        sim.system(sim.RTX_5090, triton=None),
+        sim.system(sim.T4, triton=None),
         (None,),
         ("triton", "triton is not installed"),
         fixes=("pip install triton",),
         exit_code=1,
+        dtype="fp16",
     ),
     "triton missing where a wheel serves": Machine(
         sim.system(sim.H100, triton=None), (CUDA_90,), ("triton", "triton is not installed")
     ),
     "compiler missing": Machine(
-        sim.system(sim.RTX_5090, compiler=None),
+        sim.system(sim.T4, compiler=None),
         (None,),
         ("triton", "no C compiler"),
         fixes=("install gcc, or set CC to a compiler",),
         exit_code=1,
+        dtype="fp16",
     ),
     "Python.h missing": Machine(
-        sim.system(sim.RTX_5090, python_headers=None),
+        sim.system(sim.T4, python_headers=None),
         (None,),
         ("triton", "no Python.h"),
         fixes=("install python3.11-dev (Fedora: python3.11-devel)",),
         exit_code=1,
+        dtype="fp16",
     ),
     "read-only home": Machine(
-        sim.system(sim.RTX_5090, triton_cache=None),
+        sim.system(sim.T4, triton_cache=None),
         (None,),
         ("triton", "its cache folder cannot be written"),
         fixes=("set TRITON_CACHE_DIR to a folder that can be written",),
         exit_code=1,
+        dtype="fp16",
     ),
     "read-only home where a wheel serves": Machine(
         sim.system(sim.A100, triton_cache=None),

@@ -19,7 +19,7 @@ from flashvar.binaries.manifest import (
     Toolkit,
 )
 from flashvar.binaries.registry import Binary, Candidate, Inventory
-from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.binaries.variant import BinaryKind, Kernel
 from flashvar.machine.system import Device, System, platform_tag
 from flashvar.ops import specs
 from flashvar.ops.op import Value
@@ -65,20 +65,24 @@ def manifest(
     ops: tuple[str, ...] = OPS,
     version: str = "0.1.0",
 ) -> Manifest:
-    """A manifest of one architecture with a kernel per op, dtype and head dim."""
-    architecture = Architecture.parse(code)
+    """A manifest of one architecture with a kernel per op, dtype and head dim.
+
+    `code` may name the binary for an older CUDA: "89-cu12".
+    """
+    kind = BinaryKind.parse(code)
+    architecture, older = kind.architecture, kind.cuda == 12
     return Manifest(
         abi=ABI,
         project="flashvar",
         version=version,
-        distribution=f"flashvar-{architecture.extra}",
+        distribution=f"flashvar-{kind.extra}",
         source=Source("0" * 40, False, "0" * 64),
         architecture=architecture,
         code_kinds=("sass",),
-        toolkit=Toolkit("nvcc", "13.0.88"),
-        minimum_driver=MinimumDriver((13, 0), "580"),
+        toolkit=Toolkit("nvcc", "13.0.88", "12.9.86" if older else None),
+        minimum_driver=MinimumDriver((12, 0), "525") if older else MinimumDriver((13, 0), "580"),
         platform=platform_tag(),
-        library=LibraryFile(f"libflashvar_{architecture.extra}.so", 4, "0" * 64),
+        library=LibraryFile(f"libflashvar_{kind.extra.replace('-', '_')}.so", 4, "0" * 64),
         kernels=tuple(
             kernel(op, dtype=dtype, head_dim=head_dim)
             for op in ops
@@ -108,7 +112,7 @@ def _usual(value: Value) -> str | int:
 
 def binary(code: str, **changes: Any) -> Binary:
     """An installed wheel of `code`; `changes` replace fields of its manifest."""
-    extra = Architecture.parse(code).extra
+    extra = BinaryKind.parse(code).extra
     candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
     made = manifest(code)
     made = replace(made, kernels=made.kernels + of_other_ops())
@@ -145,7 +149,7 @@ def device(
 A100 = device("NVIDIA A100", 8, 0, 163 * KIB)
 A100_MIG = device("NVIDIA A100 MIG 1g.10gb", 8, 0, 163 * KIB, multiprocessors=14)
 RTX_3090 = device("NVIDIA GeForce RTX 3090", 8, 6, 99 * KIB)
-ORIN = device("Orin", 8, 7, 163 * KIB, tegra=True)
+ORIN = device("NVIDIA Jetson AGX Orin", 8, 7, 163 * KIB, tegra=True)
 RTX_4090 = device("NVIDIA GeForce RTX 4090", 8, 9, 99 * KIB)
 L40S = device("NVIDIA L40S", 8, 9, 99 * KIB)
 H100 = device("NVIDIA H100", 9, 0, 227 * KIB)
@@ -154,7 +158,11 @@ GH200 = device("NVIDIA GH200 480GB", 9, 0, 227 * KIB)
 MI210 = device("AMD Instinct MI210", 9, 0, 64 * KIB)
 MI300 = device("AMD Instinct MI300X", 9, 4, 64 * KIB)
 GB200 = device("NVIDIA GB200", 10, 0, 227 * KIB)
+B200 = device("NVIDIA B200", 10, 0, 227 * KIB)
+B300 = device("NVIDIA B300 SXM6", 10, 3, 227 * KIB)
 RTX_5090 = device("NVIDIA GeForce RTX 5090", 12, 0, 99 * KIB)
+SPARK = device("NVIDIA GB10", 12, 1, 99 * KIB)
+RUBIN = device("a GPU of a later major", 14, 0, 227 * KIB)
 THOR = device("NVIDIA Thor", 11, 0, 227 * KIB, tegra=True)
 T4 = device("Tesla T4", 7, 5, 64 * KIB)
 V100 = device("Tesla V100", 7, 0, 96 * KIB)
@@ -178,7 +186,7 @@ def system(*devices: Device, **changes: Any) -> System:
     return replace(healthy, **changes)
 
 
-def verdict(decision: Decision, candidate: str) -> CandidateResult:
+def result_of(decision: Decision, candidate: str) -> CandidateResult:
     (found,) = [one for one in decision.results if one.candidate == candidate]
     return found
 

@@ -29,6 +29,11 @@ _OPS = {
     "AttentionBwd": "64, 64,",
     "MergeStatesFwd": "",
     "MergeStatesBwd": "",
+    "GatedDeltaRuleFwd": "64,",
+    "GatedDeltaRuleUpdate": "64,",
+    "CausalConv1dFwd": "",
+    "CausalConv1dBwd": "",
+    "CausalConv1dUpdate": "",
 }
 
 PROGRAM = """
@@ -40,6 +45,11 @@ namespace flashvar { int launches = 0; }
 #include "abi/attention_bwd.cc"
 #include "abi/merge_states_fwd.cc"
 #include "abi/merge_states_bwd.cc"
+#include "abi/gated_delta_rule_fwd.cc"
+#include "abi/gated_delta_rule_update.cc"
+#include "abi/causal_conv1d_fwd.cc"
+#include "abi/causal_conv1d_bwd.cc"
+#include "abi/causal_conv1d_update.cc"
 #include "abi/error.cc"
 
 flashvar::DeviceGuard::DeviceGuard(int) : status_(FLASHVAR_OK) {}
@@ -102,6 +112,54 @@ void fill(flashvar_merge_states_bwd_params& p) {
   p.problem = merge();
 }
 
+flashvar_gated_delta_rule_problem rule() {
+  flashvar_gated_delta_rule_problem p{};
+  p.sequences = p.seqlen = p.heads_qk = p.heads = 1;
+  p.head_dim = p.head_dim_v = 64;
+  p.scale = 1.f;
+  p.q = p.k = p.v = tensor();
+  p.beta.data = memory;
+  return p;
+}
+
+template <class Params>
+void fill_rule(Params& p) {
+  begin(p);
+  p.out = tensor();
+  p.problem = rule();
+}
+void fill(flashvar_gated_delta_rule_fwd_params& p) { fill_rule(p); }
+void fill(flashvar_gated_delta_rule_update_params& p) { fill_rule(p); }
+flashvar_strided strided() { return {memory, 8, 8, 1, 0, 0}; }
+
+flashvar_causal_conv1d_problem convolution() {
+  flashvar_causal_conv1d_problem p{};
+  p.batch = p.seqlen = p.sequences = 1;
+  p.dim = 8;
+  p.width = 4;
+  p.columns = 3;
+  p.x = p.weight = p.bias = p.state = strided();
+  return p;
+}
+
+void fill(flashvar_causal_conv1d_fwd_params& p) {
+  begin(p);
+  p.y = p.final_state = strided();
+  p.problem = convolution();
+}
+
+void fill(flashvar_causal_conv1d_bwd_params& p) {
+  begin(p);
+  p.grad_x = p.grad_weight = p.grad_y = strided();
+  p.problem = convolution();
+}
+
+void fill(flashvar_causal_conv1d_update_params& p) {
+  begin(p);
+  p.y = strided();
+  p.problem = convolution();
+}
+
 void say(const std::string& name, int status) {
   std::printf("%s\\t%d\\t%d\\t%s\\n", name.c_str(), status, flashvar::launches,
               status == FLASHVAR_OK ? "" : flashvar_last_error());
@@ -143,11 +201,19 @@ int main() {
   using Bwd = flashvar_attention_bwd_params;
   using MergeFwd = flashvar_merge_states_fwd_params;
   using MergeBwd = flashvar_merge_states_bwd_params;
+  using ConvFwd = flashvar_causal_conv1d_fwd_params;
+  using ConvBwd = flashvar_causal_conv1d_bwd_params;
+  using ConvUpdate = flashvar_causal_conv1d_update_params;
 #define COMMON(op) common(#op, flashvar_##op, flashvar_##op##_workspace, flashvar_##op##_explain)
   COMMON(attention_fwd);
   COMMON(attention_bwd);
   COMMON(merge_states_fwd);
   COMMON(merge_states_bwd);
+  COMMON(gated_delta_rule_fwd);
+  COMMON(gated_delta_rule_update);
+  COMMON(causal_conv1d_fwd);
+  COMMON(causal_conv1d_bwd);
+  COMMON(causal_conv1d_update);
   call("q", flashvar_attention_fwd, [](Fwd& p) { p.q.data = nullptr; });
   call("v", flashvar_attention_fwd, [](Fwd& p) { p.v.data = nullptr; });
   call("no keys", flashvar_attention_fwd, [](Fwd& p) {
@@ -176,10 +242,74 @@ int main() {
     p.problem.lse_parts = nullptr;
     p.grad_lses = nullptr;
   });
+  call("x", flashvar_causal_conv1d_fwd, [](ConvFwd& p) { p.problem.x.data = nullptr; });
+  call("width", flashvar_causal_conv1d_fwd, [](ConvFwd& p) { p.problem.width = 5; });
+  call("dtype of y", flashvar_causal_conv1d_fwd, [](ConvFwd& p) { p.y.dtype = 2; });
+  call("dtype of residual", flashvar_causal_conv1d_fwd, [](ConvFwd& p) {
+    p.residual = strided();
+    p.residual.dtype = 3;
+  });
+  call("final state", flashvar_causal_conv1d_fwd, [](ConvFwd& p) {
+    p.final_columns = 3;
+    p.final_state.data = nullptr;
+  });
+  call("no rows of x", flashvar_causal_conv1d_fwd, [](ConvFwd& p) {
+    p.problem.seqlen = 0;
+    p.problem.x.data = p.y.data = nullptr;
+  });
+  call("final state alone", flashvar_causal_conv1d_fwd, [](ConvFwd& p) {
+    p.problem.seqlen = 0;
+    p.final_columns = 3;
+  });
+  call("sequences", flashvar_causal_conv1d_bwd, [](ConvBwd& p) { p.problem.sequences = 2; });
+  call("packed batch", flashvar_causal_conv1d_bwd, [](ConvBwd& p) {
+    p.problem.cu_seqlens = memory;
+    p.problem.batch = 2;
+  });
+  call("gradients of no tokens", flashvar_causal_conv1d_bwd, [](ConvBwd& p) {
+    p.problem.seqlen = 0;
+    p.problem.x.data = p.grad_x.data = p.grad_y.data = nullptr;
+  });
+  call("columns", flashvar_causal_conv1d_update, [](ConvUpdate& p) { p.problem.columns = 2; });
+  call("packed update", flashvar_causal_conv1d_update, [](ConvUpdate& p) {
+    p.problem.cu_seqlens = memory;
+  });
+  call("pool", flashvar_causal_conv1d_update, [](ConvUpdate& p) {
+    p.problem.state.data = nullptr;
+  });
   call("no gradient", flashvar_merge_states_bwd, [](MergeBwd& p) {
     p.grad_outs.data = nullptr;
     p.grad_lses = nullptr;
   });
+  using Update = flashvar_gated_delta_rule_update_params;
+  auto update = [](const char* name, auto change) {
+    call(name, flashvar_gated_delta_rule_update, change);
+  };
+  update("beta", [](Update& p) { p.problem.beta.data = nullptr; });
+  update("no tokens", [](Update& p) {
+    p.problem.q.data = p.problem.k.data = p.problem.v.data = p.out.data = nullptr;
+    p.problem.seqlen = 0;
+  });
+  update("no sequences", [](Update& p) { p.problem.sequences = 0; });
+  update("any head dims", [](Update& p) {
+    p.problem.head_dim = 33;
+    p.problem.head_dim_v = 1000001;
+  });
+  update("no head dim", [](Update& p) { p.problem.head_dim = 0; });
+  update("heads", [](Update& p) { p.problem.heads_qk = 2; });
+  update("states of fp32", [](Update& p) { p.state_dtype = FLASHVAR_FP32; });
+  update("states of another dtype", [](Update& p) { p.state_dtype = FLASHVAR_FP16; });
+  update("a pool", [](Update& p) {
+    p.state_indices = memory;
+    p.index_bytes = 8;
+    p.states = 3;
+  });
+  update("indices", [](Update& p) {
+    p.state_indices = memory;
+    p.index_bytes = 2;
+  });
+  update("bytes of no index", [](Update& p) { p.index_bytes = 4; });
+  update("states", [](Update& p) { p.states = -1; });
 }
 """
 
@@ -197,7 +327,11 @@ _OF_EVERY_OP: dict[str, str | None] = {
     " explain, reserved": "flashvar_call.reserved must be 0, found 7",
     " no parameters": "params must point to the op's parameters, found NULL",
 }
-_NAMES = ("attention_fwd", "attention_bwd", "merge_states_fwd", "merge_states_bwd")
+_NAMES = (
+    *("attention_fwd", "attention_bwd", "merge_states_fwd", "merge_states_bwd"),
+    *("gated_delta_rule_fwd", "gated_delta_rule_update"),
+    *("causal_conv1d_fwd", "causal_conv1d_bwd", "causal_conv1d_update"),
+)
 EXPECTED: dict[str, str | None] = {
     **{name + case: said for name in _NAMES for case, said in _OF_EVERY_OP.items()},
     "q": "attention_fwd needs the address of q.data, found NULL",
@@ -212,6 +346,31 @@ EXPECTED: dict[str, str | None] = {
     "a part": "merge_states_fwd needs the address of every part in out_parts, found NULL",
     "outs that are not read": "",
     "no gradient": None,
+    "beta": "gated_delta_rule_update needs the address of beta.data, found NULL",
+    "no tokens": "",
+    "no sequences": None,
+    "any head dims": "",
+    "no head dim": "head dims must be at least 1 and multiples of 1, found 0 and 64",
+    "heads": "heads must be a multiple of heads_qk, found 1 and 2",
+    "states of fp32": "",
+    "states of another dtype": "state_dtype must be 2 or the problem's, 0, found 1",
+    "a pool": "",
+    "indices": "index_bytes must be 4 or 8 with state_indices and 0 without, found 2",
+    "bytes of no index": "index_bytes must be 4 or 8 with state_indices and 0 without, found 4",
+    "states": "states must be at least 0, found -1",
+    "x": "causal_conv1d_fwd needs the address of x.data, found NULL",
+    "width": "width must be 2 to 4, found 5",
+    "dtype of y": "y must have the problem's dtype, 0, found 2",
+    "dtype of residual": "the dtype of residual must be 0 to 2, found 3",
+    "final state": "causal_conv1d_fwd needs the address of final_state.data, found NULL",
+    "no rows of x": None,
+    "final state alone": "",
+    "sequences": "sequences must be the batch without cu_seqlens, found 2 and 1",
+    "packed batch": "batch must be 1 beside cu_seqlens, found 2",
+    "gradients of no tokens": "",
+    "columns": "a state must have width - 1 columns or more, found 2 of width 4",
+    "packed update": "cu_seqlens must be NULL in an update",
+    "pool": "causal_conv1d_update needs the address of state.data, found NULL",
 }
 
 

@@ -42,7 +42,7 @@ def test_a_missing_binary_gets_what_works(published: bool, monkeypatch: pytest.M
     monkeypatch.setattr(advice, "PUBLISHED", published)
     request = Request.of("attention_fwd", "bf16", 0, head_dim=64)
     decision = select(request, sim.system(sim.L40S), sim.inventory(), Overrides())
-    fix = sim.verdict(decision, "cuda sm_89").fix
+    fix = sim.result_of(decision, "cuda sm_89").fix
     assert fix is not None
     assert ("--find-links dist" in fix) is not published
 

@@ -21,9 +21,9 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     asked: list[tuple[int, int]] = []
     prepare = reference.prepare_forward
 
-    def watched(problem: Problem, verdict: object) -> object:
+    def watched(problem: Problem, result: object) -> object:
         asked.append((problem.head_dim, problem.head_dim_v))
-        return prepare(problem, verdict)  # type: ignore[arg-type]
+        return prepare(problem, result)  # type: ignore[arg-type]
 
     def wants(problem: Problem, backend: str) -> bool:
         return problem.head_dim % 8 != 0 or problem.head_dim_v % 8 != 0

@@ -55,11 +55,11 @@ def aligned(*shape: int, offset: int = 0) -> torch.Tensor:
     return memory[start : start + size].view(shape)
 
 
-def forward(verdict: CandidateResult, *given: Inputs, options: Options = Options()) -> None:  # noqa: B008
+def forward(result: CandidateResult, *given: Inputs, options: Options = Options()) -> None:  # noqa: B008
     calls: list[Any] = []
     problem = replace(inspect(given[0], options), device=0)
     launch = attention_trace.logged_forward(
-        lambda *arguments: calls.append(arguments), problem, verdict
+        lambda *arguments: calls.append(arguments), problem, result
     )
     for one in given:
         launch(one, aligned(*problem.out_shape), None)
@@ -92,9 +92,9 @@ def test_the_same_shape_at_another_address_is_another_outcome_once(
 
 def test_triton_says_that_it_copies(caplog: pytest.LogCaptureFixture) -> None:
     q, moved = aligned(2, 32, 4, 64), aligned(2, 32, 4, 64, offset=1)
-    verdict = CandidateResult("triton", "triton", True, "serves")
+    result = CandidateResult("triton", "triton", True, "serves")
     with caplog.at_level(logging.DEBUG, "flashvar"):
-        forward(verdict, Inputs(q, q, q), Inputs(moved, q, q))
+        forward(result, Inputs(q, q, q), Inputs(moved, q, q))
     first, second = lines(caplog)
     assert first == "triton"
     assert second.startswith("triton, after copies, for rows of q: its address")

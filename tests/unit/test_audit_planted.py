@@ -77,6 +77,20 @@ def manifest(**changes: Any) -> Wheel:
     return Wheel(replace(described(), **changes), fabricated.library(described()))
 
 
+@cache
+def for_older_drivers() -> Manifest:
+    """The same kernels, with machine code of CUDA 12."""
+    return fabricated.complete(CONFIG, "sm_80-cu12")
+
+
+def older(compression: str | None = None, **changes: Any) -> Wheel:
+    """The wheel for older drivers, with other images and a manifest that differs."""
+    one = for_older_drivers()
+    images = [replace(image, compression=compression) for image in fabricated.images("80", one)]
+    library = fabricated.library(one, *images)
+    return Wheel(replace(one, **changes), library, "flashvar_sm80_cu12")
+
+
 def row(**changes: Any) -> Wheel:
     """The same of the first kernel."""
     kernels = described().kernels
@@ -532,6 +546,12 @@ OF_SBOM: Mapping[str, Fault] = {
     ),
 }
 
+OLDER_WITH_NEWER = Wheel(
+    for_older_drivers(),
+    fabricated.library(for_older_drivers(), *fabricated.images("80", described())),
+    "flashvar_sm80_cu12",
+)
+
 OF_MANIFEST: Mapping[str, Fault] = {
     "abi": (manifest(abi=1), "expected ABI, as the library returns it, 2, found 1"),
     "abi of the library": (library(abi=3), "expected ABI, as the library returns it, 3, found 2"),
@@ -542,6 +562,22 @@ OF_MANIFEST: Mapping[str, Fault] = {
     "other name of the driver": (
         manifest(minimum_driver=MinimumDriver((13, 0), "525")),
         "expected minimum driver of that toolkit",
+    ),
+    "machine code of a newer CUDA than the driver": (
+        OLDER_WITH_NEWER,
+        "expected device code in the format of CUDA 12 {True}, found {False}",
+    ),
+    "compression that the driver does not know": (
+        older(compression="zstd"),
+        "expected device code that the minimum driver can uncompress True",
+    ),
+    "ptxas of nobody": (
+        older(toolkit=Toolkit("nvcc", "13.0.88", "12.8.93")),
+        "expected ptxas of variants.toml 12.9.86, found 12.8.93",
+    ),
+    "a claim to have run": (
+        manifest(ran="own"),
+        "expected where its kernels have run, of variants.toml, ptx, found own",
     ),
     "other toolkit": (
         manifest(toolkit=Toolkit("nvcc", "13.1.0")),
@@ -763,8 +799,9 @@ FAULTS = {
 }
 
 
-def test_nothing_against_the_wheel_without_a_fault(tmp_path: Path) -> None:
-    assert faults(Wheel(described()).write(tmp_path), expected()) == []
+@pytest.mark.parametrize("wheel", [Wheel(described()), older()], ids=["own", "for older drivers"])
+def test_nothing_against_the_wheel_without_a_fault(wheel: Wheel, tmp_path: Path) -> None:
+    assert faults(wheel.write(tmp_path), expected()) == []
 
 
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)

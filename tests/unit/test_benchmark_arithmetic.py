@@ -56,7 +56,7 @@ def test_models_are_named_cells() -> None:
 
 
 def test_forms_differ_in_their_form_alone() -> None:
-    for name, pair in import_module("benchmarks.cases").forms():
+    for name, pair in import_module("benchmarks.cases").shapes():
         special, plain = pair.values()
         if "gqa" in pair:
             assert special.operations == plain.operations, name
@@ -67,7 +67,7 @@ def test_forms_differ_in_their_form_alone() -> None:
         elif "without" in pair:
             assert replace(special, feature=None) == plain, name
             assert special.feature in pair
-            assert special.feature in import_module("benchmarks.contenders").FEATURES
+            assert special.feature in import_module("benchmarks.contender").FEATURES
         else:
             assert special.head_dim < plain.head_dim, name
             assert special.operations == pytest.approx(plain.operations, rel=0.1), name

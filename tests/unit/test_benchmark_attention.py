@@ -1,4 +1,4 @@
-"""The benchmark of attention, rehearsed on the CPU: who runs, who is absent and why, in turns."""
+"""The benchmark of attention, rehearsed on the CPU: contenders that run, and why others do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import crew_at_work
+import pooled_work
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,8 +28,8 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark's module, with tensors on the CPU and a clock that says 1, 2, ... ms."""
-    attention, contenders = (
-        import_module(f"benchmarks.{name}") for name in ("attention", "contenders")
+    attention, contender = (
+        import_module(f"benchmarks.{name}") for name in ("attention", "contender")
     )
     timing = import_module("benchmarks.timing")
 
@@ -39,7 +39,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         timings = {name: timing.Timing(i + 1.0, 1, 2, 7) for i, name in enumerate(calls)}
         return timing.Measurement(timings, {"sm_mhz": 1980.0})
 
-    inputs = contenders.inputs
+    inputs = contender.inputs
     monkeypatch.setattr(attention, "inputs", lambda cell, _: inputs(cell, torch.device("cpu")))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(attention, "measure", measure)
@@ -85,21 +85,21 @@ def test_a_matrix_product_is_timed_beside(
     assert row["median_ms"] == 1.0
 
 
-def test_forms_are_compared_with_plain_calls(
+def test_shapes_are_compared_with_plain_calls(
     on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forms = import_module("benchmarks.forms")
-    monkeypatch.setattr(forms, "measure", on_cpu.measure)
+    shapes = import_module("benchmarks.shapes")
+    monkeypatch.setattr(shapes, "measure", on_cpu.measure)
     packed = cell(lengths=(16, 8), heads_kv=4)
     pair = {"packed": packed, "padded": cell(heads_kv=4)}
-    monkeypatch.setattr(forms.cases, "forms", lambda: [("documents", pair)])
+    monkeypatch.setattr(shapes.cases, "shapes", lambda: [("documents", pair)])
     options = import_module("benchmarks.report").Options(
         contenders=("flashvar-reference", "sdpa-efficient")
     )
-    report = forms.run(options)
+    report = shapes.run(options)
     ours, padded, theirs, _ = report.rows
-    assert (ours["form"], padded["form"]) == ("packed", "padded")
-    # The clock says 1 ms and 2 ms; the packed form has 256 + 64 of 512 pairs to compute.
+    assert (ours["shape"], padded["shape"]) == ("packed", "padded")
+    # The clock says 1 ms and 2 ms; the packed call has 256 + 64 of 512 pairs to compute.
     assert ours["faster"] == 2.0
     assert ours["to_plain"] == pytest.approx(2 * (256 + 64) / 512)
     assert "FlashAttention-2 alone" in theirs["skipped"]
@@ -110,22 +110,24 @@ def test_forms_are_compared_with_plain_calls(
 def test_a_feature_is_timed_by_those_who_have_it(
     kind: str, on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forms = import_module("benchmarks.forms")
-    monkeypatch.setattr(forms, "measure", on_cpu.measure)
+    shapes = import_module("benchmarks.shapes")
+    monkeypatch.setattr(shapes, "measure", on_cpu.measure)
     pair = {kind: cell(feature=kind, direction="backward"), "without": cell(direction="backward")}
-    monkeypatch.setattr(forms.cases, "forms", lambda: [(kind, pair)])
+    monkeypatch.setattr(shapes.cases, "shapes", lambda: [(kind, pair)])
     options = import_module("benchmarks.report").Options(
         contenders=("flashvar-reference", "sdpa-efficient")
     )
-    special, plain, theirs, _ = forms.run(options).rows
-    assert special["form"] == kind
+    special, plain, theirs, _ = shapes.run(options).rows
+    assert special["shape"] == kind
     assert special["to_plain"] == pytest.approx(plain["median_ms"] / special["median_ms"])
     assert theirs["skipped"] == f"ValueError: is not timed with {kind}"
 
 
-def test_two_binaries_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    roster = import_module("benchmarks.roster")
-    one, other = (roster.named([f"flashvar-sm{xy}"])[f"flashvar-sm{xy}"].around for xy in (12, 34))
+def test_two_binaries_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = import_module("benchmarks.contenders")
+    one, other = (
+        contenders.named([f"flashvar-sm{xy}"])[f"flashvar-sm{xy}"].around for xy in (12, 34)
+    )
     monkeypatch.delenv("FLASHVAR_FORCE_ARCH", raising=False)
     theirs = attention_plan._plans
     with one():
@@ -144,11 +146,11 @@ def test_two_binaries_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_contender_is_refused() -> None:
-    roster = import_module("benchmarks.roster")
+    contenders = import_module("benchmarks.contenders")
     error = import_module("benchmarks.report").BenchmarkError
     for name in ("flash", "flashvar-smXY", "flashvar-cpu"):
         with pytest.raises(error, match=name):
-            roster.named([name])
+            contenders.named([name])
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -> None:
@@ -165,7 +167,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> t
     return scaled_dot_product_attention(*views, is_causal=causal, enable_gqa=True).transpose(1, 2)
 
 
-class RaggedWrapper:
+class Prefill:
     """FlashInfer's, as far as the benchmark uses it."""
 
     def __init__(self, workspace: torch.Tensor, layout: str) -> None:
@@ -191,7 +193,7 @@ class RaggedWrapper:
             "flash_attn.cute",
             {"flash_attn_func": lambda q, k, v, causal: (attend(q, k, v, causal), None)},
         ),
-        ("flashinfer", "flashinfer", {"BatchPrefillWithRaggedKVCacheWrapper": RaggedWrapper}),
+        ("flashinfer", "flashinfer", {"BatchPrefillWithRaggedKVCacheWrapper": Prefill}),
     ],
     ids=["flash-attn", "flash-attn-4", "flashinfer"],
 )
@@ -209,10 +211,10 @@ def test_a_peer_that_is_installed_runs(
     assert rows[1]["difference_to_reference"] < 0.02
 
 
-def test_a_crew_prepares_together_and_measures_in_order() -> None:
-    crew = import_module("benchmarks.crew")
-    work = (crew_at_work.prepare, crew_at_work.measure, crew_at_work.lost)
-    rows = crew.run(["a", "b", "c", "deadly", "d", "broken"], 3, *work)
+def test_a_pool_prepares_together_and_measures_in_order() -> None:
+    worker_pool = import_module("benchmarks.worker_pool")
+    work = (pooled_work.prepare, pooled_work.measure, pooled_work.lost)
+    rows = worker_pool.run(["a", "b", "c", "deadly", "d", "broken"], 3, *work)
     assert [row["case"] for row in rows] == ["a", "b", "c", "deadly", "d", "broken"]
     assert [row.get("ready") for row in rows] == ["a b", "a b", "c deadly", None, None, None]
     assert rows[0]["process"] == rows[1]["process"] != rows[2]["process"]
@@ -222,6 +224,6 @@ def test_a_crew_prepares_together_and_measures_in_order() -> None:
 
 
 def test_shares_are_neighbours() -> None:
-    shares = import_module("benchmarks.crew").shares
+    shares = import_module("benchmarks.worker_pool").shares
     assert shares(list("abcdefg"), 3) == [["a", "b"], ["c", "d"], ["e", "f", "g"]]
     assert shares(["a"], 16) == [["a"]]

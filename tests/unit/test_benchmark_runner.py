@@ -27,9 +27,9 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
         (["--compare", "a", "b", "--threshold", "-1"], "expected a number above 0, found -1"),
         (
             ["import", "--seconds", "9"],
-            "--seconds goes with attention, models, forms, ops, integrations",
+            "--seconds goes with attention, models, shapes, ops, integrations",
         ),
-        (["host", "--contender", "flex"], "--contender goes with attention, models, forms, not"),
+        (["host", "--contender", "flex"], "--contender goes with attention, models, shapes, not"),
         (["size", "--threshold", "1"], "--threshold goes with --compare, not with size"),
         (["attention", "--seconds", "0"], "expected a number above 0, found 0"),
     ],

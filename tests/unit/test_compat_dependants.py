@@ -26,13 +26,13 @@ def run_in_two_processes(python: str, script: str, *arguments: str) -> None:
     assert [process.returncode for process in processes] == [0, 0], said
 
 
-def test_collectives_over_two_processes(tmp_path: Path, python: str) -> None:
+def test_collectives_over_two_processes(tmp_path: Path, python_with_models: str) -> None:
     """OpenRLHF has them from flash_attn.utils.distributed."""
-    run_in_two_processes(python, "collectives.py", "2", str(tmp_path))
+    run_in_two_processes(python_with_models, "collectives.py", "2", str(tmp_path))
 
 
-def test_context_parallelism_over_two_processes(tmp_path: Path, python: str) -> None:
-    run_in_two_processes(python, "context_parallel.py", str(tmp_path))
+def test_context_parallelism_over_two_processes(tmp_path: Path, python_with_models: str) -> None:
+    run_in_two_processes(python_with_models, "context_parallel.py", str(tmp_path))
     for rank in range(2):
         found = json.loads((tmp_path / f"errors-{rank}.json").read_text(encoding="utf-8"))
         assert sorted(found) == [

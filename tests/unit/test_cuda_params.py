@@ -39,7 +39,7 @@ SIZES = {
     **{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2},
     **{"head_dim": 16, "head_dim_v": 8, "dtype": 1},
 }
-VERDICT = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
+CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 
 class Structs(SimpleNamespace):
@@ -96,12 +96,12 @@ def forward(
     options: Options,
     packed: list[bytes],
     with_lse: bool = True,
-    verdict: CandidateResult = VERDICT,
+    result: CandidateResult = CHOSEN,
 ) -> Structs:
     problem = on_device_3(inspect(given, options))
     out = torch.empty(problem.out_shape, dtype=torch.half)
     lse = torch.empty(problem.lse_shape) if with_lse else None
-    cuda.prepare_forward(problem, verdict)(given, out, lse)
+    cuda.prepare_forward(problem, result)(given, out, lse)
     return Structs(found=read(FWD, packed[-1]), out=out, lse=lse)
 
 
@@ -210,7 +210,7 @@ def test_backward(packed: list[bytes]) -> None:
     grads = Gradients(
         *(torch.empty_like(x) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
     )
-    launch = cuda.prepare_backward(problem, VERDICT)
+    launch = cuda.prepare_backward(problem, CHOSEN)
     launch(given, out, lse, grad_out, grad_lse, grads)
     launch(given, out, lse, grad_out, None, grads)
     with_lse, without = (read(BWD, one) for one in packed)
@@ -230,7 +230,7 @@ def test_backward(packed: list[bytes]) -> None:
     bias = given.bias
     assert bias is not None
     assert tensor(with_lse.problem.bias) == (bias.data_ptr(), 15, 5, 0)
-    explain = cuda.explain_backward(problem, VERDICT)
+    explain = cuda.explain_backward(problem, CHOSEN)
     assert explain(given, out, lse, grad_out, None, grads) == "0 wanted"
 
 
@@ -243,7 +243,7 @@ def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) ->
     library = SimpleNamespace(function=lambda name: function)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "load", lambda binary: library)
-        launch = cuda.prepare_forward(problem, VERDICT)
+        launch = cuda.prepare_forward(problem, CHOSEN)
         launch(given, torch.empty(problem.out_shape, dtype=torch.half), None)
     before, after = read(FWD, asked[0]), read(FWD, packed[-1])
     pointers = {"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "rng"}
@@ -255,7 +255,7 @@ def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) ->
 def test_the_binary_explains_a_call(packed: list[bytes]) -> None:
     given = inputs()
     problem = on_device_3(inspect(given, Options(layout="bhsd")))
-    explain = cuda.explain_forward(problem, VERDICT)
+    explain = cuda.explain_forward(problem, CHOSEN)
     out = torch.empty(problem.out_shape, dtype=torch.half)
     assert explain(given, out, None) == "344 bytes"
     assert packed == []

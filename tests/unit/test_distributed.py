@@ -67,11 +67,11 @@ def run_ranks(python: str, script: Path, *arguments: str) -> None:
 
 
 @needs_registry
-def test_context_parallel(tmp_path: Path, python: str) -> None:
+def test_context_parallel(tmp_path: Path, python_with_models: str) -> None:
     """Activated before it or inside: outputs, gradients and who computed, of every setting."""
     results = tmp_path / "results.json"
     script = TESTS / "gpu" / "context_parallel.py"
-    run_ranks(python, script, "--rehearse", "--results", str(results))
+    run_ranks(python_with_models, script, "--rehearse", "--results", str(results))
     checked = result_file.read(results)["cases"]
     assert len(checked) == 14
     for case in checked:
@@ -81,9 +81,11 @@ def test_context_parallel(tmp_path: Path, python: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def sharded(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def sharded(
+    python_with_models: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sharded")
-    run_ranks(python, Path(__file__).with_name("sharded_attention.py"), str(folder))
+    run_ranks(python_with_models, Path(__file__).with_name("sharded_attention.py"), str(folder))
     files = (folder / f"found-{rank}.json" for rank in range(2))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 

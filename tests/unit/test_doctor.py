@@ -283,7 +283,7 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
     [
         pytest.param(sim.A100, lacking("merge_states_fwd", "0.1.0+part"), id="a part was built"),
         pytest.param(sim.A100, lacking("merge_states_fwd", "0.0.9"), id="an older release"),
-        pytest.param(sim.A100, lacking("causal_conv1d_fwd"), id="no binary has the function"),
+        pytest.param(sim.A100, lacking("gated_delta_rule_update"), id="no binary has the function"),
         pytest.param(sim.GB200, ALL, id="no binary is for the device"),
     ],
 )
@@ -399,3 +399,20 @@ def test_nothing_installed_says_what_installers_do_with_other_extras() -> None:
     text = rendered(report(sim.system(sim.T4), NOTHING))
     assert "pip ignores unknown extras; flashvar has the extras sm80, sm86" in text
     assert "passes over" not in rendered(report(sim.system(sim.T4)))
+
+
+@pytest.mark.parametrize(
+    ("ran", "words"),
+    [
+        ("never", "The code of sm_90 has never run on a GPU; `flashvar doctor --verify`"),
+        ("ptx", "The code of sm_90 has run on no GPU of its own architecture, only as PTX"),
+        ("own", None),
+        (None, None),
+    ],
+)
+def test_a_binary_that_never_ran_says_so(ran: str | None, words: str | None) -> None:
+    found = report(sim.system(sim.H100), Inventory((sim.binary("90a", ran=ran),)))
+    text = str(doctor_page.page(found))
+    assert ("--verify" in text) is (words is not None)
+    assert words is None or words in text
+    assert json.loads(found.to_json())["binaries"][0]["ran"] == ran

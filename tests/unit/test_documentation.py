@@ -41,12 +41,12 @@ def run(command: list[str], folder: Path, bin_folder: Path) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def bin_folder(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bin_folder(python_with_models: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`python` and `flashvar` as after an installation."""
     folder = tmp_path_factory.mktemp("bin")
     for name, arguments in (("python", ""), ("flashvar", " -m flashvar")):
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec "{python}"{arguments} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{python_with_models}"{arguments} "$@"\n')
         script.chmod(0o755)
     return folder
 

@@ -103,6 +103,7 @@ set(FLASHVAR_CUDA_ARCHITECTURES "{CODES[words]}")
 set(FLASHVAR_GENERATED_DIR "{tmp_path}")
 set(FLASHVAR_PLAN_JSON "{tmp_path}/plan.json")
 set(FLASHVAR_LINEINFO "OFF")
+set(FLASHVAR_COMPRESSION "size")
 set(FLASHVAR_INSTANCES
   "{tmp_path}/instances/attention_fwd_bf16_hdim64.cu")
 include("{ROOT}/cmake/variant_library.cmake")

@@ -77,6 +77,7 @@ def write(folder: Path, path: Path, *names: str, report: str = REPORT) -> manife
         "toolkit": {"compiler": "nvcc", "version": "13.0.88"},
         "minimum_driver": {"cuda": [13, 0], "display": "580"},
         "platform": "linux_x86_64",
+        "ran": "never",
         "family": "sm80",
         "kernels": kernels,
     }

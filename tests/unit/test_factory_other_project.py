@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory.build import render, source, wheel
+from flashvar_factory.build import example, render, source, wheel
 from flashvar_factory.config import schema, version
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
 
-ROOT = Path(__file__).parents[1] / "packaging" / "second_project"
+ROOT = example.TEMPLATE
 CONFIG = schema.read(ROOT / "variants.toml")
 
 

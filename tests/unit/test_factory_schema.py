@@ -183,3 +183,60 @@ def test_an_op_without_head_dims_fits() -> None:
     )
     config = schema.parse(text)
     assert [axis.name for axis in config.ops["add"].axes] == ["dtype"]
+
+
+OLDER = """
+[toolkits]
+cu12 = { ptx = "8.8", ptxas = "nvidia-cuda-nvcc-cu12==12.9.86", runtime = "some-runtime==12.9.79" }
+"""
+ROW = 'distribution = "flashvar-sm89" }'
+
+
+def rows(**keys: str) -> str:
+    """The file with a toolkit, and with more keys in the row of 8.9."""
+    more = "".join(f", {key} = {value}" for key, value in keys.items())
+    return TEXT.replace(ROW, f"{ROW[:-2]}{more} }}") + OLDER
+
+
+def test_a_toolkit_is_a_second_target_of_the_row() -> None:
+    config = schema.parse(rows(ran='"ptx"', toolkits='{ cu12 = "own" }', spill_bytes="7"))
+    assert list(config.targets) == ["sm_80", "sm_86", "sm_89", "sm_89-cu12", "sm_90"]
+    usual, older = config.targets["sm_89"], config.targets["sm_89-cu12"]
+    assert (usual.toolkit, usual.ran, usual.distribution) == (None, "ptx", "flashvar-sm89")
+    assert older.toolkit is not None
+    assert (older.toolkit.version, older.toolkit.runtime_version) == ("12.9.86", "12.9.79")
+    assert (older.ran, older.distribution, older.spill_bytes) == ("own", "flashvar-sm89-cu12", 7)
+    assert config.targets["sm_86"].ran == "never"
+
+
+def test_a_wheel_for_several_architectures_has_their_names() -> None:
+    config = schema.parse(
+        TEXT.replace('code = "86", family', 'code = "86", also = ["sm_88"], family')
+    )
+    assert [kind.name for kind in config.targets["sm_86"].kinds] == ["sm_86", "sm_88"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (rows(toolkits='{ cu11 = "own" }'), "sm_89.toolkits.cu11: unknown key, expected cu12"),
+        (rows(toolkits='{ cu12 = "yes" }'), "sm_89.toolkits.cu12: expected one of own, ptx"),
+        (rows(ran='"yes"'), "sm_89.ran: expected one of own, ptx"),
+        (rows(also='["sm_90"]'), "sm_89.also: expected architectures that code 89 runs on"),
+        (rows(also='["sm_87"]'), "sm_89.also: expected architectures that code 89 runs on"),
+        (rows(also='["x"]'), "sm_89.also: expected architectures that code 89 runs on"),
+        (
+            TEXT.replace('code = "86", family', 'code = "86", also = ["sm_89"], family'),
+            "architectures: expected each architecture once, as a row or under `also`",
+        ),
+        (TEXT + OLDER.replace("cu12 =", "old ="), "toolkits.old: expected the name cuN"),
+        (TEXT + OLDER.replace("cu12==12", "cu13==13"), "toolkits.cu12: expected the name cuN"),
+        (TEXT + OLDER.replace("runtime==12", "runtime==11"), "cu12.runtime: expected version 12"),
+        (TEXT + OLDER.replace('"8.8"', '"8"'), "cu12.ptx: expected a version of PTX"),
+        (TEXT + OLDER.replace("==12.9.86", ""), "cu12.ptxas: expected a requirement"),
+    ],
+)
+def test_mistakes_of_targets(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        schema.parse(text)
+    assert sentence in str(caught.value)

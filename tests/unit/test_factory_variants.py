@@ -22,7 +22,9 @@ from flashvar_factory.inspect import archive
 from flashvar_factory.release import variants
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
-CODES = [target.architecture.code for target in CONFIG.targets.values()]
+TARGETS = CONFIG.targets.values()
+CODES = [target.architecture.code for target in TARGETS if target.toolkit is None]
+OLDER = [target.kind.name for target in TARGETS if target.toolkit is not None]
 INFO = "flashvar-0.1.0.dist-info"
 
 
@@ -47,6 +49,8 @@ def wheels(tmp_path: Path) -> Path:
     paper_wheels.plain(tmp_path / "dist")
     for code in CODES:
         binary(tmp_path / "dist", code)
+    for name in OLDER:
+        binary(tmp_path / "dist", name, driver=(12, 0))
     return tmp_path / "dist"
 
 
@@ -66,7 +70,7 @@ def test_a_label_for_every_architecture_and_null(wheels: Path) -> None:
     found = made(wheels)
     assert set(found) == {
         "null",
-        *(target.architecture.extra for target in CONFIG.targets.values()),
+        *(target.kind.extra.replace("-", "_") for target in TARGETS),
     }
     tags = {label: archive.parse_name(path.name).tag for label, path in found.items()}
     assert tags.pop("null") == "py3-none-any"
@@ -167,7 +171,7 @@ def test_older_variants_go(wheels: Path) -> None:
 def test_every_platform_gets_its_own_wheel(wheels: Path) -> None:
     binary(wheels, CODES[0], platform="manylinux_2_28_other")
     paths = variants.write(wheels, wheels.parent / "variants", "flashvar")
-    assert len([path for path in paths if path.suffix == ".whl"]) == len(CODES) + 2
+    assert len([path for path in paths if path.suffix == ".whl"]) == len(TARGETS) + 2
 
 
 def test_a_label_means_one_thing_on_every_platform(wheels: Path) -> None:
@@ -270,3 +274,12 @@ def test_experimental_is_said(wheels: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (wheels.parent / "out").exists()
     assert main([*command, "--experimental"]) == 0
     assert "uv pip install --preview-features wheel-variants" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_a_variant_for_older_drivers_asks_for_less(name: str, wheels: Path) -> None:
+    kind = CONFIG.targets[name].kind
+    label = kind.extra.replace("-", "_")
+    (properties,) = metadata(made(wheels)[label])["variants"].values()
+    assert properties["nvidia"]["cuda_version_lower_bound"] == [f"{kind.cuda}.0"]
+    assert f"flashvar/_binaries/{name}/manifest.json" in archive.read(made(wheels)[label])

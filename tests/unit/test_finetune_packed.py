@@ -24,9 +24,9 @@ def run(python: str, *words: str) -> str:
     return done.stdout
 
 
-def test_packed_and_padded_learn_the_same(python: str) -> None:
+def test_packed_and_padded_learn_the_same(python_with_models: str) -> None:
     words = ("examples/finetune_packed.py", "--steps", "3", "--tokens", "256")
-    said = run(python, *words).splitlines()
+    said = run(python_with_models, *words).splitlines()
     assert [line.split(":")[0] for line in said[:2]] == ["packed", "padded"]
     assert said[2] == "0.00000 nats apart in the mean of 3 steps"
 
@@ -52,10 +52,10 @@ def test_the_two_forms_of_a_batch() -> None:
     assert {len(document) for batch in batches for document in batch} == {4, 3, 1}
 
 
-def test_the_benchmark_times_each_way(tmp_path: Path, python: str) -> None:
+def test_the_benchmark_times_each_way(tmp_path: Path, python_with_models: str) -> None:
     target = tmp_path / "integrations.json"
     words = ("integrations", "--seconds", "0.01", "--json", str(target))
-    run(python, "benchmarks/run.py", *words)
+    run(python_with_models, "benchmarks/run.py", *words)
     document = result_file.read(target)
     assert document["benchmark"] == "integrations"
     rows = {row["way"]: row for row in document["rows"]}

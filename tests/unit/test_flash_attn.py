@@ -147,7 +147,7 @@ def test_probabilities_without_dropout_are_none() -> None:
 
 
 def blocks_maximum(scores: torch.Tensor, block: int) -> torch.Tensor:
-    """The largest score that a walk over blocks of keys, last to first, has seen at each key."""
+    """The largest score that a loop over blocks of keys, last to first, has seen at each key."""
     seen = torch.full(scores.shape[:-1], -torch.inf)
     maxima = torch.empty_like(scores)
     for start in reversed(range(0, scores.shape[-1], block)):

@@ -262,7 +262,7 @@ def test_calls_that_go_elsewhere(
     assert (None if found is None else found[0]) == expected
 
 
-@pytest.mark.parametrize(("tokens", "few"), [(31, True), (32, False)])
+@pytest.mark.parametrize(("tokens", "few"), [(15, True), (16, False)])
 def test_few_tokens_go_one_by_one(tokens: int, few: bool) -> None:
     """On average, where they are packed."""
     inputs = made(packed=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import host_program
 
 # Of every problem that is this small: a key is seen by those queries that see it, and whoever sees
-# a key of a block is walked by it. Prints how many pairs see each other.
+# a key of a block is visited by it. Prints how many pairs see each other.
 PROGRAM = """
 #include <algorithm>
 #include <cstdint>
@@ -43,5 +43,5 @@ int main() {
 @host_program.needs_compiler
 def test_keys_are_walked_by_the_queries_that_see_them(tmp_path: Path) -> None:
     code, printed = host_program.run(PROGRAM, tmp_path)
-    assert code == 0, {1: "keys and queries disagree", 2: "a query is not walked"}
+    assert code == 0, {1: "keys and queries disagree", 2: "a query is not visited"}
     assert int(printed) > 100_000

@@ -6,26 +6,16 @@ from dataclasses import replace
 
 import pytest
 import simulated as sim
+from simulated import BF16_64, chosen, result_of
 
 from flashvar.binaries import advice
 from flashvar.binaries.registry import Inventory
 from flashvar.errors import ConfigurationError
 from flashvar.machine.system import System
-from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
 ALL = sim.inventory("80", "86", "89", "90a")
-BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
-
-
-def verdict(decision: Decision, candidate: str) -> CandidateResult:
-    (found,) = [one for one in decision.results if one.candidate == candidate]
-    return found
-
-
-def chosen(decision: Decision) -> str | None:
-    return decision.chosen.candidate if decision.chosen else None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +40,7 @@ def test_named_backend_never_falls_back(
 def test_named_backend_that_cannot_serve_is_not_replaced() -> None:
     decision = select(BF16_64, sim.system(sim.RTX_5090), ALL, Overrides("cuda"))
     assert decision.chosen is None
-    assert 'backend="cuda" was named' in verdict(decision, "triton").reason
+    assert 'backend="cuda" was named' in result_of(decision, "triton").reason
 
 
 @pytest.mark.parametrize(
@@ -74,7 +64,7 @@ def test_forced_architecture(
 def test_forced_architecture_sets_the_others_aside() -> None:
     decision = select(BF16_64, sim.system(sim.L40S), ALL, Overrides("auto", "sm_80"))
     assert chosen(decision) == "cuda sm_80"
-    assert verdict(decision, "cuda sm_89").reason == "FLASHVAR_FORCE_ARCH=sm_80 was set"
+    assert result_of(decision, "cuda sm_89").reason == "FLASHVAR_FORCE_ARCH=sm_80 was set"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +97,7 @@ def test_forced_architecture_that_is_not_installed_is_named() -> None:
     overrides = Overrides("cuda", "sm_80")
     decision = select(BF16_64, sim.system(sim.L40S), sim.inventory("89"), overrides)
     assert decision.chosen is None
-    assert verdict(decision, "cuda sm_80").fix == advice.install("sm80")
+    assert result_of(decision, "cuda sm_80").fix == advice.install("sm80")
 
 
 def test_forced_specific_ptx_stays_on_its_capability() -> None:

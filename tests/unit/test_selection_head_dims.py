@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import simulated as sim
-from simulated import chosen, verdict
+from simulated import chosen, result_of
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Inventory
@@ -48,7 +48,7 @@ def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int 
     kernels = tuple(sim.kernel(dtype="bf16", head_dim=head_dim) for head_dim in compiled)
     inventory = Inventory((sim.binary("80", kernels=kernels),))
     request = asking(asked)
-    found = verdict(select(request, sim.system(sim.A100), inventory), "cuda sm_80")
+    found = result_of(select(request, sim.system(sim.A100), inventory), "cuda sm_80")
     held = None if found.kernel is None else found.kernel.values["head_dim"]
     assert held == expected
 
@@ -63,13 +63,13 @@ def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str |
         "80", kernels=(sim.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
     )
     decision = select(asking(asked), sim.system(sim.A100), Inventory((subset,)))
-    assert verdict(decision, "cuda sm_80").fix == fix
+    assert result_of(decision, "cuda sm_80").fix == fix
 
 
 def test_a_release_is_not_built_again_for_a_head_dim() -> None:
     inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
     decision = select(asking(72), sim.system(sim.A100), inventory)
-    assert verdict(decision, "cuda sm_80").fix is None
+    assert result_of(decision, "cuda sm_80").fix is None
 
 
 PAIRS = {
@@ -103,7 +103,7 @@ def test_compiled_pair_of_head_dims(
 ) -> None:
     binary = sim.binary("80", kernels=tuple(pair_kernel(dims, op) for dims in compiled))
     request = Request.of(op, "bf16", 0, head_dim=asked)
-    found = verdict(select(request, sim.system(sim.A100), Inventory((binary,))), "cuda sm_80")
+    found = result_of(select(request, sim.system(sim.A100), Inventory((binary,))), "cuda sm_80")
     assert (values_of(request.spec, found.kernel) if found.kernel else None) == (
         None if expected is None else (expected,)
     )
@@ -116,7 +116,7 @@ def test_a_missing_pair_is_named_and_can_be_built() -> None:
     binary = sim.binary("80", kernels=(pair_kernel((64, 64)),), version="0.1.0+hdim64")
     request = asking((192, 128))
     decision = select(request, sim.system(sim.A100), Inventory((binary,)))
-    found = verdict(decision, "cuda sm_80")
+    found = result_of(decision, "cuda sm_80")
     assert found.reason == "holds head dim 64, none for 192x128"
     assert found.fix == "nox -s build-dev -- arch=sm_80 hdim=64,192x128"
     assert str(request) == "attention_fwd bf16 head dim 192x128 on cuda:0"
@@ -125,5 +125,5 @@ def test_a_missing_pair_is_named_and_can_be_built() -> None:
 
 def test_triton_refuses_values_that_are_too_wide() -> None:
     request = asking((64, 264))
-    found = verdict(select(request, sim.system(sim.GB200), ALL), "triton")
+    found = result_of(select(request, sim.system(sim.GB200), ALL), "triton")
     assert found.reason == "serves head dims to 256 in steps of 8, not 64x264"

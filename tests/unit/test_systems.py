@@ -73,8 +73,8 @@ def check_json(machine: Machine, printed: str) -> None:
         ]
         assert tuple(one["chosen"] for one in asked) == machine.expected(op)
         candidate, words = machine.reason(op)
-        verdicts = asked[0]["candidates"]
-        assert any(one["candidate"] == candidate and words in one["reason"] for one in verdicts)
+        results = asked[0]["candidates"]
+        assert any(one["candidate"] == candidate and words in one["reason"] for one in results)
 
 
 def check_text(machine: Machine, printed: str) -> None:

@@ -191,7 +191,6 @@ COMPILED = [
     (vmap, jvp),
     (jvp, grad),
     (jacrev, jacrev),
-    (grad, grad, grad),
 ]
 
 

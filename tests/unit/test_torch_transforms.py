@@ -181,9 +181,9 @@ def test_deterministic_algorithms_reach_the_backward(monkeypatch: pytest.MonkeyP
     asked: list[bool] = []
     prepare = reference.prepare_backward
 
-    def watched(problem: BackwardProblem, verdict: Any) -> Any:
+    def watched(problem: BackwardProblem, result: Any) -> Any:
         asked.append(problem.forward.deterministic)
-        return prepare(problem, verdict)
+        return prepare(problem, result)
 
     monkeypatch.setattr(reference, "prepare_backward", watched)
     monkeypatch.setattr(attention_plan, "_backward_plans", {})

@@ -15,10 +15,10 @@ PROGRAM = Path(__file__).with_name("linear_transformers.py")
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def found(python: str, request: pytest.FixtureRequest) -> dict[str, str]:
+def found(python_with_models: str, request: pytest.FixtureRequest) -> dict[str, str]:
     """Check -> what was wrong; a process for each model, for transformers keeps what it found."""
     finished = subprocess.run(
-        [python, str(PROGRAM), request.param],
+        [python_with_models, str(PROGRAM), request.param],
         env={**os.environ, "PYTHONPATH": str(SOURCES)},
         capture_output=True,
         text=True,

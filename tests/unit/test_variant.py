@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from simulated import kernel
 
-from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.binaries.variant import Architecture, BinaryKind, Kernel
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,54 @@ def test_kernels_and_their_rows_read_pairs_alike(
     held = kernel("decode", **dict(axes)).values
     texts = {k: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in held.items()}
     assert texts == values
+
+
+@pytest.mark.parametrize(
+    ("code", "runs", "not_on"),
+    [
+        ("87", [(8, 7)], [(8, 6), (8, 9), (8, 0)]),
+        ("80", [(8, 0), (8, 6), (8, 9)], [(8, 7), (9, 0)]),
+        ("86", [(8, 6), (8, 9)], [(8, 7), (8, 0)]),
+        ("100", [(10, 0), (10, 3)], [(10, 1), (12, 0)]),
+        ("110", [(11, 0)], [(10, 0), (11, 1)]),
+        ("120", [(12, 0), (12, 1)], [(11, 0)]),
+    ],
+)
+def test_code_for_tegra_and_other_code_do_not_mix(
+    code: str, runs: list[tuple[int, int]], not_on: list[tuple[int, int]]
+) -> None:
+    architecture = Architecture.parse(code)
+    assert [one for one in runs if not architecture.runs_on(one)] == []
+    assert [one for one in not_on if architecture.runs_on(one)] == []
+
+
+@pytest.mark.parametrize("text", ["sm_89-cu12", "sm89-cu12", "8.9-cu12", "89-cu12"])
+def test_a_kind_is_an_architecture_and_a_cuda(text: str) -> None:
+    kind = BinaryKind.parse(text)
+    assert kind == BinaryKind(Architecture(8, 9), 12)
+    assert (kind.name, kind.extra) == ("sm_89-cu12", "sm89-cu12")
+    assert text in kind.spellings
+    assert kind < BinaryKind.parse("sm_89") < BinaryKind.parse("sm_90-cu12")
+
+
+@pytest.mark.parametrize("text", ["sm_89-cu", "sm_89-12", "cu12", "sm_89-cu12-cu12", "sm_89-cu0"])
+def test_what_is_no_kind(text: str) -> None:
+    with pytest.raises(ValueError, match="expected an architecture"):
+        BinaryKind.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "loads"),
+    [
+        ("sm_89", (13, 0), True),
+        ("sm_89", (12, 9), False),
+        ("sm_89-cu12", (12, 0), True),
+        ("sm_89-cu12", (13, 2), True),
+        ("sm_89-cu12", (11, 8), False),
+        ("sm_89-cu12", None, False),
+    ],
+)
+def test_a_driver_loads_what_is_not_newer(
+    name: str, driver: tuple[int, int] | None, loads: bool
+) -> None:
+    assert BinaryKind.parse(name).runs_with(driver) is loads

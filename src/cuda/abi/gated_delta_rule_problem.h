@@ -26,8 +26,8 @@ inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_pr
   }
   if (p.head_dim < 1 || p.head_dim % step != 0 || p.head_dim_v < 0 || p.head_dim_v % step != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "head dims must be multiples of %d, found %d and %d: pad them", step, p.head_dim,
-                p.head_dim_v);
+                "head dims must be at least 1 and multiples of %d, found %d and %d: pad them", step,
+                p.head_dim, p.head_dim_v);
   }
   if (!std::isfinite(p.scale)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);

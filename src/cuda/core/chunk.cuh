@@ -1,4 +1,4 @@
-// 16 bytes of a row: what a thread of a kernel that is bound by memory loads at once, and as fp32.
+// Elements beside each other in memory: what a thread loads at once, and as fp32.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -7,65 +7,87 @@
 
 namespace flashvar {
 
-template <class Dtype>
+// kElements: a power of two of no more than 16 bytes.
+template <class Dtype, int kElements_ = 16 / sizeof(typename Dtype::Word)>
 struct Chunk {
   using Word = typename Dtype::Word;
-  static constexpr int kElements = 16 / sizeof(Word);
+  static constexpr int kElements = kElements_;
+  static constexpr int kBytes = kElements * sizeof(Word);
 
-  uint4 bits;
+  uint32_t words[(kBytes + 3) / 4];
 
-  // `from`: the chunk's first element; kAligned: on 16 bytes, with all of the chunk in the row.
-  // Else `count` elements are read, which may be 0 or less. Hint: the data is not read again.
+  // `from`: the chunk's first element; kAligned: on a multiple of the chunk's bytes, with all of
+  // the chunk there. Else `count` elements are read, which may be 0 or less. Hint: the data is not
+  // read again.
   template <bool kAligned>
   __device__ __forceinline__ void load(const Word* from, int count) {
-    if constexpr (kAligned) {
-      bits = count > 0 ? __ldcs(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0};
-    } else {
-      Word words[kElements];
+    if constexpr (!kAligned) {
+      Word single[kElements];
 #pragma unroll
-      for (int i = 0; i < kElements; ++i) words[i] = i < count ? from[i] : Word{0};
-      memcpy(&bits, words, sizeof(bits));
+      for (int i = 0; i < kElements; ++i) single[i] = i < count ? from[i] : Word{0};
+      set(single);
+    } else if constexpr (kBytes == 16) {
+      set(count > 0 ? __ldcs(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0});
+    } else if constexpr (kBytes == 8) {
+      set(count > 0 ? __ldcs(reinterpret_cast<const uint2*>(from)) : uint2{0, 0});
+    } else if constexpr (kBytes == 4) {
+      set(count > 0 ? __ldcs(reinterpret_cast<const uint32_t*>(from)) : uint32_t{0});
+    } else {
+      set(count > 0 ? __ldcs(from) : Word{0});
     }
   }
 
   template <bool kAligned>
   __device__ __forceinline__ void store(Word* to, int count) const {
-    if constexpr (kAligned) {
-      if (count > 0) *reinterpret_cast<uint4*>(to) = bits;
-    } else {
-      Word words[kElements];
-      memcpy(words, &bits, sizeof(bits));
+    if constexpr (!kAligned) {
+      Word single[kElements];
+      memcpy(single, words, kBytes);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) {
-        if (i < count) to[i] = words[i];
+        if (i < count) to[i] = single[i];
+      }
+    } else if (count > 0) {
+      if constexpr (kBytes == 16) {
+        *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+      } else if constexpr (kBytes == 8) {
+        *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+      } else if constexpr (kBytes == 4) {
+        *reinterpret_cast<uint32_t*>(to) = words[0];
+      } else {
+        *to = static_cast<Word>(words[0]);
       }
     }
   }
 
   __device__ __forceinline__ void unpack(float (&values)[kElements]) const {
-    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    if constexpr (sizeof(Word) == 4) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (sizeof(Word) == 2) {
-        values[2 * i] = Dtype::unpack(static_cast<uint16_t>(words[i]));
-        values[2 * i + 1] = Dtype::unpack(static_cast<uint16_t>(words[i] >> 16));
-      } else {
-        values[i] = __uint_as_float(words[i]);
+      for (int i = 0; i < kElements; ++i) values[i] = __uint_as_float(words[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) {
+        values[i] = Dtype::unpack(static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2)));
       }
     }
   }
 
   __device__ __forceinline__ void pack(const float (&values)[kElements]) {
-    uint32_t words[4];
+    if constexpr (sizeof(Word) == 4) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (sizeof(Word) == 2) {
-        words[i] = Dtype::pack(values[2 * i], values[2 * i + 1]);
-      } else {
-        words[i] = __float_as_uint(values[i]);
+      for (int i = 0; i < kElements; ++i) words[i] = __float_as_uint(values[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kElements; i += 2) {
+        words[i / 2] = Dtype::pack(values[i], i + 1 < kElements ? values[i + 1] : 0.f);
       }
     }
-    bits = {words[0], words[1], words[2], words[3]};
+  }
+
+ private:
+  template <class Bits>
+  __device__ __forceinline__ void set(const Bits& bits) {
+    static_assert(sizeof(Bits) == kBytes);
+    memcpy(words, &bits, kBytes);
   }
 };
 

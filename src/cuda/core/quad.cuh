@@ -1,11 +1,21 @@
-// Reductions and a transpose among the four lanes of a quad, which hold the same two rows of an
-// m16n8 accumulator tile.
+// Lanes of an m16n8 accumulator tile; reductions and a transpose among the four lanes of a quad,
+// which hold the same two rows of it.
 #pragma once
 #include <cstdint>
 
 #include "ptx/special_registers.cuh"
 
 namespace flashvar {
+
+// Rows g and g + 8, columns 2 t and 2 t + 1 of its warp's tile belong to the lane.
+struct Lane {
+  int warp, g, t;  // warp: of its warpgroup
+
+  explicit __device__ __forceinline__ Lane(uint32_t thread = threadIdx.x)
+      : warp(static_cast<int>(thread) / 32 % 4),
+        g(static_cast<int>(thread) % 32 / 4),
+        t(static_cast<int>(thread) % 4) {}
+};
 
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));

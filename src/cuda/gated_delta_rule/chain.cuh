@@ -15,6 +15,7 @@
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/problem.h"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/special_registers.cuh"
 
 namespace flashvar::gated_delta_rule {
 
@@ -37,16 +38,6 @@ struct Work {
     first_chunk = problem.rows.first_tile(sequence, kChunk);
     batch = problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0;
   }
-};
-
-// A thread's part of 64 columns of V: of the warpgroup's accumulators rows g and g + 8.
-struct Lane {
-  int warp, g, t;
-
-  __device__ __forceinline__ Lane()
-      : warp(static_cast<int>(threadIdx.x) / 32 % 4),
-        g(static_cast<int>(threadIdx.x) % 32 / 4),
-        t(static_cast<int>(threadIdx.x) % 4) {}
 };
 
 // Calls f(element of the thread's accumulators, address) for each that exists.
@@ -73,6 +64,19 @@ __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[
   for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
 }
 
+// From shared memory.
+__device__ __forceinline__ float load_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
+__device__ __forceinline__ float2 load_pair(uint32_t address) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
+  return pair;
+}
+
 // A value of each token of the chunk, for the accumulator columns of the lane: 8 n + 2 t and the
 // next.
 struct TokenFactors {
@@ -82,9 +86,7 @@ struct TokenFactors {
   explicit __device__ __forceinline__ TokenFactors(uint32_t vector) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(pairs[n].x), "=f"(pairs[n].y)
-                   : "r"(vector + 4 * (8 * n + 2 * (threadIdx.x % 4))));
+      pairs[n] = load_pair(vector + 4 * (8 * n + 2 * (threadIdx.x % 4)));
     }
   }
 
@@ -101,16 +103,13 @@ struct TokenFactors {
 };
 
 // Where a record's vectors lie behind a, its first.
-inline constexpr int kVectorB = offsetof(ChunkRecord, b) - offsetof(ChunkRecord, a);
-inline constexpr int kVectorC = offsetof(ChunkRecord, c) - offsetof(ChunkRecord, a);
-inline constexpr int kDecay = offsetof(ChunkRecord, decay) - offsetof(ChunkRecord, a);
-inline constexpr int kGrowth = offsetof(ChunkRecord, growth) - offsetof(ChunkRecord, a);
-
-__device__ __forceinline__ float load_float(uint32_t address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
-  return value;
-}
+template <class Record>
+struct VectorOffsets {
+  static constexpr int b = offsetof(Record, b) - offsetof(Record, a);
+  static constexpr int c = offsetof(Record, c) - offsetof(Record, a);
+  static constexpr int decay = offsetof(Record, decay) - offsetof(Record, a);
+  static constexpr int growth = offsetof(Record, growth) - offsetof(Record, a);
+};
 
 // The lane's address in a tile of 64 tokens x 64 columns of V for ldmatrix or stmatrix, transposed:
 // tokens 8 n to 8 n + 15 and the warp's 16 columns are one fragment of an accumulator's four tiles.
@@ -234,13 +233,13 @@ __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, in
 // one behind it, as they lie in the state's columns. Loaded each time: the state takes the
 // registers.
 template <class Dtype, int kDim, class F>
-__device__ __forceinline__ void each_of_row(uint32_t tile, int token, F f) {
+__device__ __forceinline__ void each_of_row(const Lane& lane, uint32_t tile, int token, F f) {
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
     uint32_t pair;
     asm volatile("ld.shared.u32 %0, [%1];"
                  : "=r"(pair)
-                 : "r"(element_address(tile, token, 8 * n + 2 * Lane().t)));
+                 : "r"(element_address(tile, token, 8 * n + 2 * lane.t)));
     f(2 * n, Dtype::unpack(static_cast<uint16_t>(pair)));
     f(2 * n + 1, Dtype::unpack(static_cast<uint16_t>(pair >> 16)));
   }
@@ -248,9 +247,10 @@ __device__ __forceinline__ void each_of_row(uint32_t tile, int token, F f) {
 
 // 1 / sqrt(sum of squares + 1e-6) of a row; 1 where rows are not normalised.
 template <class Dtype, int kDim>
-__device__ __forceinline__ float norm_of(const FwdProblem& problem, uint32_t tile, int token) {
+__device__ __forceinline__ float norm_of(const FwdProblem& problem, const Lane& lane, uint32_t tile,
+                                         int token) {
   float sum = 0.f;
-  each_of_row<Dtype, kDim>(tile, token, [&](int, float x) { sum = fmaf(x, x, sum); });
+  each_of_row<Dtype, kDim>(lane, tile, token, [&](int, float x) { sum = fmaf(x, x, sum); });
   sum = quad_sum(sum);
   return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
 }
@@ -260,7 +260,7 @@ template <class Dtype, int kDim>
 __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const Work& work,
                                                float (&state)[kDim / 2], uint32_t tile_k,
                                                uint32_t tile_q, uint32_t tile_v, int32_t row) {
-  Lane const lane;
+  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
   int32_t const count = min(work.span.count - row, kChunk);
   // Element i of a row meets this one of the state's row g + 8 half.
   auto const of_state = [&](int i, int half) -> float& {
@@ -271,9 +271,9 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     GatePlace const place{work.batch, int64_t{work.span.first} + row + token, work.head};
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
     float const beta = beta_of(problem, place);
-    float const norm = norm_of<Dtype, kDim>(problem, tile_k, token);
+    float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float known[2] = {}, out[2] = {}, update[2];
-    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         of_state(i, half) *= decay;
@@ -289,14 +289,14 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addresses[half]));
       update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(known[half])) * norm;
     }
-    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         of_state(i, half) = fmaf(update[half], x, of_state(i, half));
       }
     });
-    float const factor = problem.scale * norm_of<Dtype, kDim>(problem, tile_q, token);
-    each_of_row<Dtype, kDim>(tile_q, token, [&](int i, float x) {
+    float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
+    each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) out[half] = fmaf(of_state(i, half), x, out[half]);
     });

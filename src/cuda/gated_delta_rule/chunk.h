@@ -23,7 +23,7 @@ namespace flashvar::gated_delta_rule {
 inline constexpr int kChunk = 64;
 inline constexpr float kMostGrowth = 32.f;
 
-// 64 x 64 matrices of 16-bit elements, in rows of 128 bytes permuted as by SWIZZLE_128B: what a
+// Matrices are 64 x 64 16-bit elements, in rows of 128 bytes permuted as by SWIZZLE_128B: what a
 // kernel that copies the record into shared memory gives to ldmatrix or wgmma.
 struct ChunkRecord {
   uint16_t update[kChunk * kChunk];  // (T o D) diag(beta), in fp16: at most kMostGrowth where used

@@ -12,9 +12,14 @@ namespace flashvar::gated_delta_rule {
 // e^-104 is 0 in fp32: a lower gate decays no more, and differences of sums stay finite.
 inline constexpr float kLowestGate = -104.f;
 
-__device__ __forceinline__ float load(const Gate& gate, int64_t index) {
-  if (gate.dtype == dtype::fp32::kAbi) return static_cast<const float*>(gate.data)[index];
-  uint16_t const word = static_cast<const uint16_t*>(gate.data)[index];
+// A value as it is in memory. Apart from its conversion, so that loads need not be waited for.
+__device__ __forceinline__ uint32_t load_bits(const Gate& gate, int64_t index) {
+  if (gate.dtype == dtype::fp32::kAbi) return static_cast<const uint32_t*>(gate.data)[index];
+  return static_cast<const uint16_t*>(gate.data)[index];
+}
+__device__ __forceinline__ float from_bits(const Gate& gate, uint32_t bits) {
+  if (gate.dtype == dtype::fp32::kAbi) return __uint_as_float(bits);
+  auto const word = static_cast<uint16_t>(bits);
   return gate.dtype == dtype::bf16::kAbi ? dtype::bf16::unpack(word) : dtype::fp16::unpack(word);
 }
 
@@ -30,21 +35,45 @@ struct GatePlace {
   }
 };
 
-// The logarithm of a token's decay, natural; NaN where an input is.
-__device__ __forceinline__ float decay_log(const Problem& problem, const GatePlace& place) {
-  if (problem.g.data == nullptr) return 0.f;
-  float g = load(problem.g, place.index(problem.g));
-  if (problem.a_log.data != nullptr) {
-    if (problem.dt_bias.data != nullptr) g += load(problem.dt_bias, place.index(problem.dt_bias));
-    g = -expf(load(problem.a_log, place.index(problem.a_log))) * softplus(g);
-  }
-  return g < kLowestGate ? kLowestGate : g;
-}
+// What the gates of a token and head are made of, as it is in memory.
+struct GateBits {
+  uint32_t g, a_log, dt_bias, beta;
 
+  __device__ __forceinline__ GateBits() = default;
+  __device__ __forceinline__ GateBits(const Problem& problem, const GatePlace& place)
+      : g(bits(problem.g, place)),
+        a_log(bits(problem.a_log, place)),
+        dt_bias(bits(problem.dt_bias, place)),
+        beta(bits(problem.beta, place)) {}
+
+  // The logarithm of a token's decay, natural; NaN where an input is.
+  __device__ __forceinline__ float decay_log(const Problem& problem) const {
+    if (problem.g.data == nullptr) return 0.f;
+    float value = from_bits(problem.g, g);
+    if (problem.a_log.data != nullptr) {
+      if (problem.dt_bias.data != nullptr) value += from_bits(problem.dt_bias, dt_bias);
+      value = -expf(from_bits(problem.a_log, a_log)) * softplus(value);
+    }
+    return value < kLowestGate ? kLowestGate : value;
+  }
+
+  __device__ __forceinline__ float beta_of(const Problem& problem) const {
+    float value = from_bits(problem.beta, beta);
+    if (problem.beta_sigmoid) value = 1.f / (1.f + expf(-value));
+    return problem.beta_scale * value;
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t bits(const Gate& gate, const GatePlace& place) {
+    return gate.data == nullptr ? 0 : load_bits(gate, place.index(gate));
+  }
+};
+
+__device__ __forceinline__ float decay_log(const Problem& problem, const GatePlace& place) {
+  return GateBits(problem, place).decay_log(problem);
+}
 __device__ __forceinline__ float beta_of(const Problem& problem, const GatePlace& place) {
-  float beta = load(problem.beta, place.index(problem.beta));
-  if (problem.beta_sigmoid) beta = 1.f / (1.f + expf(-beta));
-  return problem.beta_scale * beta;
+  return GateBits(problem, place).beta_of(problem);
 }
 
 // The sum of the values of the warp's lanes below this one.

@@ -33,15 +33,16 @@ template <class Dtype, int kDim, class Put>
 __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, const Work& work,
                                                     float (&state)[kDim / 2], uint32_t tile_k,
                                                     uint32_t tile_v, int32_t row, Put put) {
+  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
   int32_t const count = min(work.span.count - row, kChunk);
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
     GatePlace const place = place_of(work, row + token);
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
-    float const norm = norm_of<Dtype, kDim>(problem, tile_k, token);
+    float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float const factor = beta_of(problem, place) * norm;
     float known[2] = {}, residual[2];
-    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         element_of(state, i, half) *= decay;
@@ -53,7 +54,7 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
       residual[half] = load_value<Dtype>(tile_v, token, half) - norm * quad_sum(known[half]);
       put(token, half, residual[half]);
     }
-    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& value = element_of(state, i, half);
@@ -75,25 +76,26 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
                                                     float (&grad)[kDim / 2], uint32_t tile_k,
                                                     uint32_t tile_q, uint32_t tile_grad_out,
                                                     int32_t row, Put put) {
+  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
 #pragma unroll 1
   for (int token = min(work.span.count - row, kChunk) - 1; token >= 0; --token) {
     GatePlace const place = place_of(work, row + token);
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
-    float const norm = norm_of<Dtype, kDim>(problem, tile_k, token);
-    float const factor = problem.scale * norm_of<Dtype, kDim>(problem, tile_q, token);
+    float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
+    float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
     float given[2], product[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       given[half] = factor * load_value<Dtype>(tile_grad_out, token, half);
     }
-    each_of_row<Dtype, kDim>(tile_q, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& value = element_of(grad, i, half);
         value = fmaf(given[half], x, value);
       }
     });
-    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         product[half] = fmaf(element_of(grad, i, half), x, product[half]);
@@ -106,7 +108,7 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
       product[half] = beta * norm * quad_sum(product[half]);
       put(token, half, product[half]);
     }
-    each_of_row<Dtype, kDim>(tile_k, token, [&](int i, float x) {
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& value = element_of(grad, i, half);

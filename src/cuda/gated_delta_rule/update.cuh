@@ -3,8 +3,8 @@
 //
 // A warp has all rows of a few columns of the state of one head, and a block some warps of one
 // head. What all columns of a head share of a token, k, q and the gates, is prepared once a block,
-// in shared memory, for some tokens at a time while the state is on its way. Then, from one pass
-// over its registers, a warp has for each token
+// in shared memory, a token by each warp at a time, while the state is on its way. Then, from one
+// pass over its registers, a warp has for each token
 //   known = decay S^T k,  read = decay S^T q
 //   update = beta (v - known),  out = read + (k . q) update
 //   S = decay S + k update^T
@@ -34,7 +34,9 @@ struct UpdateConfig {
   static constexpr int kDim = kDim_;  // rows of a state that there is room for: a power of two
   // Neighbouring rows of a lane: of one load of the state.
   static constexpr int kRun = kKFirst ? States::kElements : 8;
-  static constexpr int kMostLanes = kDim == 256 && (kKFirst || States::kElements == 8) ? 16 : 8;
+  // Fewer lanes along K are more along V: 128 bytes of neighbours where registers hold the rows.
+  static constexpr int kMostLanes = kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
+                                                : (!kKFirst && States::kElements == 4 ? 4 : 8);
   static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
   static constexpr int kLanesV = 32 / kLanesK;
   static constexpr int kRows = kDim / kLanesK, kRuns = kRows / kRun;  // of a lane
@@ -44,7 +46,6 @@ struct UpdateConfig {
   // Most warps of a block, and blocks of a multiprocessor that registers are left for.
   static constexpr int kWarps = kRows * kColumns > 64 ? 4 : 8;
   static constexpr int kBlocks = 2;
-  static constexpr int kTokens = 8;  // prepared at a time
 };
 
 struct UpdateArgs {
@@ -66,7 +67,8 @@ struct UpdateToken {
 // The work of a block, and the place of a lane in it.
 template <class C>
 struct UpdateTile {
-  int64_t sequence, head, batch, place;  // of the state; -1: there is none
+  int64_t sequence, head, batch;
+  int64_t place;  // of the state; negative: there is none
   Span span;
   int32_t first_column, column;  // of the block, and of the lane in the block
   int32_t lane_k;
@@ -85,6 +87,9 @@ struct UpdateTile {
     column = static_cast<int32_t>(threadIdx.x) / 32 * C::kWarpColumns + lane_v * C::kColumns;
     span = problem.rows.span(index);
     batch = problem.rows.offsets == nullptr ? sequence : 0;
+  }
+
+  __device__ __forceinline__ void find_state(const UpdateProblem& problem) {
     place = problem.indices[sequence];
     if (place >= problem.states) place = -1;
   }
@@ -115,20 +120,59 @@ struct UpdateTile {
     int64_t const k_stride = C::kKFirst && aligned ? 1 : states.k_stride;
     int64_t const v_stride = !C::kKFirst && aligned ? 1 : states.v_stride;
     int32_t const first_k = row(0), first_v = first_column + column;
-    Word* const state = static_cast<Word*>(states.data) + place * states.sequence_stride +
-                        head * states.head_stride + first_k * k_stride + first_v * v_stride;
+    // Addresses are added up: products of strides would be kept in registers.
+    int64_t const next_run = C::kRun * C::kLanesK * k_stride;
+    int64_t const next_run_row = next_run - (C::kRun - 1) * k_stride;
+    Word* start = static_cast<Word*>(states.data) + place * states.sequence_stride +
+                  head * states.head_stride + first_k * k_stride + first_v * v_stride;
+    Word* at = start;
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
+      if (i > 0) {
+        if constexpr (!C::kKFirst) {
+          at += i % C::kRun == 0 ? next_run_row : k_stride;
+        } else if (i % C::kRuns == 0) {
+          at = start += v_stride;
+        } else {
+          at += next_run;
+        }
+      }
       // Of the lane's first: rows are the same distance apart in every lane.
       int const rows = C::kKFirst ? i % C::kRuns * (C::kRun * C::kLanesK)
                                   : i / C::kRun * (C::kRun * C::kLanesK) + i % C::kRun;
       int const columns = C::kKFirst ? i / C::kRuns : 0;
       int32_t const k = problem.head_dim - first_k - rows;
       int32_t const v = problem.head_dim_v - first_v - columns;
-      f(i, state + rows * k_stride + columns * v_stride, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
+      f(i, at, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
     }
   }
 };
+
+// Loads the lane's part of a state, as it is in memory: nothing waits for it yet.
+template <class C>
+__device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChunks],
+                                           const UpdateProblem& problem, const UpdateTile<C>& tile,
+                                           bool aligned) {
+  using Word = typename C::Word;
+  constexpr int kElements = C::States::kElements;
+  const StateView<void>& states = problem.initial_state;
+  bool const exists = states.data != nullptr && tile.place >= 0;
+  if (aligned) {
+    tile.each_chunk(problem, states, true, [&](int i, const Word* from, int32_t count) {
+      chunks[i].template load<true>(from, exists ? count : 0);
+    });
+    return;
+  }
+  int64_t const stride = C::kKFirst ? states.k_stride : states.v_stride;
+  tile.each_chunk(problem, states, false, [&](int i, const Word* from, int32_t count) {
+    Word words[kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e, from += stride) {
+      words[e] = exists && e < count ? *from : Word{0};
+    }
+    memcpy(&chunks[i].words, words, sizeof(words));
+  });
+}
 
 // The lane's part of a state, in fp32.
 template <class C>
@@ -138,28 +182,7 @@ struct UpdateState {
   static constexpr int kElements = C::States::kElements;
   float elements[C::kRows][C::kColumns];
 
-  __device__ __forceinline__ void load(const UpdateProblem& problem, const Tile& tile,
-                                       bool aligned) {
-    typename C::States chunks[C::kChunks];
-    bool const exists = problem.initial_state.data != nullptr && tile.place >= 0;
-    if (aligned) {
-      tile.each_chunk(problem, problem.initial_state, true,
-                      [&](int i, const Word* from, int32_t count) {
-                        chunks[i].template load<true>(from, exists ? count : 0);
-                      });
-    } else {
-      int64_t const stride =
-          C::kKFirst ? problem.initial_state.k_stride : problem.initial_state.v_stride;
-      tile.each_chunk(problem, problem.initial_state, false,
-                      [&](int i, const Word* from, int32_t count) {
-                        Word words[kElements];
-#pragma unroll
-                        for (int e = 0; e < kElements; ++e) {
-                          words[e] = exists && e < count ? from[e * stride] : Word{0};
-                        }
-                        memcpy(&chunks[i].bits, words, sizeof(words));
-                      });
-    }
+  __device__ __forceinline__ explicit UpdateState(const typename C::States (&chunks)[C::kChunks]) {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
       float values[kElements];
@@ -182,10 +205,10 @@ struct UpdateState {
     tile.each_chunk(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
       typename C::States const chunk = packed(i);
       Word words[kElements];
-      memcpy(words, &chunk.bits, sizeof(words));
+      memcpy(words, &chunk.words, sizeof(words));
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) {
-        if (e < count) to[e * stride] = words[e];
+      for (int e = 0; e < kElements; ++e, to += stride) {
+        if (e < count) *to = words[e];
       }
     });
   }
@@ -248,67 +271,76 @@ struct UpdateState {
   }
 };
 
-// A warp prepares a token. `row`: of the tensors.
+// What a warp prepares a token of, as it is in memory.
 template <class C>
-__device__ __forceinline__ void prepare_token(const UpdateProblem& problem,
-                                              const UpdateTile<C>& tile, int64_t row,
-                                              UpdateToken<C>& token) {
-  using Dtype = typename C::Dtype;
-  constexpr int kSteps = C::kDim / 32;
-  int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
-  auto const at = [&](const Tensor& tensor, int64_t head) {
-    return tensor.data + tile.batch * tensor.batch_stride + row * tensor.seq_stride +
-           head * tensor.head_stride;
-  };
-  int64_t const head_qk = static_cast<uint32_t>(tile.head) / problem.group;
-  const uint16_t* const from_k = at(problem.k, head_qk);
-  const uint16_t* const from_q = at(problem.q, head_qk);
-  uint16_t words_k[kSteps], words_q[kSteps];
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    int32_t const place = 32 * i + lane;
-    bool const exists = place < problem.head_dim;
-    words_k[i] = exists ? from_k[place] : uint16_t{0};
-    words_q[i] = exists ? from_q[place] : uint16_t{0};
-  }
-  const uint16_t* const values = at(problem.v, tile.head) + tile.first_column;
-  int32_t const columns = static_cast<int32_t>(blockDim.x) / 32 * C::kWarpColumns;
-  for (int32_t j = lane; j < columns; j += 32) {
-    bool const exists = tile.first_column + j < problem.head_dim_v;
-    token.v[j] = exists ? Dtype::unpack(values[j]) : 0.f;
-  }
-  GatePlace const place{tile.batch, row, tile.head};
-  float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
-  float const beta = beta_of(problem, place);
+struct UpdateInputs {
+  static constexpr int kSteps = C::kDim / 32, kValues = C::kWarps * C::kWarpColumns / 32;
+  uint16_t k[kSteps], q[kSteps], v[kValues];
+  GateBits gates;
 
-  float k[kSteps], q[kSteps], k_k = 0.f, q_q = 0.f, k_q = 0.f;
+  // `row`: of the tensors.
+  __device__ __forceinline__ void load(const UpdateProblem& problem, const UpdateTile<C>& tile,
+                                       int64_t row) {
+    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
+    auto const at = [&](const Tensor& tensor, int64_t head) {
+      return tensor.data + tile.batch * tensor.batch_stride + row * tensor.seq_stride +
+             head * tensor.head_stride;
+    };
+    int64_t const head_qk = static_cast<uint32_t>(tile.head) / problem.group;
+    const uint16_t* const from_k = at(problem.k, head_qk);
+    const uint16_t* const from_q = at(problem.q, head_qk);
+    const uint16_t* const from_v = at(problem.v, tile.head) + tile.first_column;
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    k[i] = Dtype::unpack(words_k[i]);
-    q[i] = Dtype::unpack(words_q[i]);
-    k_k = fmaf(k[i], k[i], k_k);
-    q_q = fmaf(q[i], q[i], q_q);
-    k_q = fmaf(k[i], q[i], k_q);
-  }
+    for (int i = 0; i < kSteps; ++i) {
+      int32_t const place = 32 * i + lane;
+      bool const exists = place < problem.head_dim;
+      k[i] = exists ? from_k[place] : uint16_t{0};
+      q[i] = exists ? from_q[place] : uint16_t{0};
+    }
+    int32_t const columns = min(static_cast<int32_t>(blockDim.x) / 32 * C::kWarpColumns,
+                                problem.head_dim_v - tile.first_column);
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    k_k += __shfl_xor_sync(0xffffffffu, k_k, step);
-    q_q += __shfl_xor_sync(0xffffffffu, q_q, step);
-    k_q += __shfl_xor_sync(0xffffffffu, k_q, step);
+    for (int j = 0; j < kValues; ++j) {
+      v[j] = 32 * j + lane < columns ? from_v[32 * j + lane] : uint16_t{0};
+    }
+    gates = GateBits(problem, {tile.batch, row, tile.head});
   }
-  float const norm_k = problem.qk_l2norm ? rsqrtf(k_k + 1e-6f) : 1.f;
-  float const norm_q = problem.scale * (problem.qk_l2norm ? rsqrtf(q_q + 1e-6f) : 1.f);
+
+  // All lanes of a warp together.
+  __device__ __forceinline__ void prepare(const UpdateProblem& problem,
+                                          UpdateToken<C>& token) const {
+    using Dtype = typename C::Dtype;
+    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
+    float k_k = 0.f, q_q = 0.f, k_q = 0.f;
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    token.k[32 * i + lane] = norm_k * k[i];
-    token.q[32 * i + lane] = norm_q * q[i];
+    for (int i = 0; i < kSteps; ++i) {
+      float const of_k = Dtype::unpack(k[i]), of_q = Dtype::unpack(q[i]);
+      k_k = fmaf(of_k, of_k, k_k);
+      q_q = fmaf(of_q, of_q, q_q);
+      k_q = fmaf(of_k, of_q, k_q);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      k_k += __shfl_xor_sync(0xffffffffu, k_k, step);
+      q_q += __shfl_xor_sync(0xffffffffu, q_q, step);
+      k_q += __shfl_xor_sync(0xffffffffu, k_q, step);
+    }
+    float const norm_k = problem.qk_l2norm ? rsqrtf(k_k + 1e-6f) : 1.f;
+    float const norm_q = problem.scale * (problem.qk_l2norm ? rsqrtf(q_q + 1e-6f) : 1.f);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      token.k[32 * i + lane] = norm_k * Dtype::unpack(k[i]);
+      token.q[32 * i + lane] = norm_q * Dtype::unpack(q[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) token.v[32 * j + lane] = Dtype::unpack(v[j]);
+    if (lane == 0) {
+      token.decay = exp2_approx(gates.decay_log(problem) * (1.f / kLn2));
+      token.beta = gates.beta_of(problem);
+      token.k_q = norm_k * norm_q * k_q;
+    }
   }
-  if (lane == 0) {
-    token.decay = decay;
-    token.beta = beta;
-    token.k_q = norm_k * norm_q * k_q;
-  }
-}
+};
 
 // Stores a lane's columns of out, each by another of the lanes that have it.
 template <class C>
@@ -334,28 +366,39 @@ __device__ __forceinline__ void store_out(const UpdateProblem& problem, const Up
 template <class C>
 __global__ void __launch_bounds__(32 * C::kWarps, C::kBlocks)
     update_kernel(const __grid_constant__ UpdateArgs args) {
-  __shared__ __align__(16) UpdateToken<C> tokens[C::kTokens];
+  __shared__ __align__(16) UpdateToken<C> tokens[C::kWarps];
   const UpdateProblem& problem = args.problem;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  UpdateTile<C> const tile(args);
+  UpdateTile<C> tile(args);
   int32_t const count = tile.span.count;
   bool const in_place = problem.initial_state.data == problem.final_state.data;
   if (count == 0 && in_place) return;
 
-  UpdateState<C> state;
-  state.load(problem, tile, args.initial_aligned);
+  // Loads come in the order in which they are waited for; nothing is converted between them.
   auto const warp = static_cast<int32_t>(threadIdx.x) / 32;
   auto const warps = static_cast<int32_t>(blockDim.x) / 32;
+  UpdateInputs<C> inputs;
+  if (warp < count) inputs.load(problem, tile, int64_t{tile.span.first} + warp);
+  tile.find_state(problem);
+  typename C::States chunks[C::kChunks];
+  load_state<C>(chunks, problem, tile, args.initial_aligned);
+  if (warp < count) inputs.prepare(problem, tokens[warp]);
+  __syncthreads();  // the tokens are there
+
+  UpdateState<C> state(chunks);
 #pragma unroll 1
-  for (int32_t first = 0; first < count; first += C::kTokens) {
-    int32_t const here = min(count - first, C::kTokens);
+  for (int32_t first = 0; first < count; first += warps) {
     int64_t const row = int64_t{tile.span.first} + first;
-    if (first > 0) __syncthreads();  // the last tokens have been read
-#pragma unroll 1
-    for (int32_t t = warp; t < here; t += warps)
-      prepare_token<C>(problem, tile, row + t, tokens[t]);
-    __syncthreads();  // the tokens are there
+    if (first > 0) {
+      __syncthreads();  // the last tokens have been read
+      if (first + warp < count) {
+        inputs.load(problem, tile, row + warp);
+        inputs.prepare(problem, tokens[warp]);
+      }
+      __syncthreads();  // the tokens are there
+    }
+    int32_t const here = min(count - first, warps);
 #pragma unroll 1
     for (int32_t t = 0; t < here; ++t) {
       float out[C::kColumns];

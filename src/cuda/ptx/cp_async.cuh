@@ -1,4 +1,4 @@
-// cp.async: 16-byte copies from global to shared memory that bypass registers (sm_80 and newer).
+// cp.async: copies from global to shared memory that bypass registers (sm_80 and newer).
 #pragma once
 #include <cstdint>
 
@@ -14,6 +14,20 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, boo
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem),
                "r"(source_bytes)
                : "memory");
+}
+
+// Copies 4, 8 or 16 bytes.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* gmem) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem_address(shared)),
+                 "l"(gmem)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(smem_address(shared)),
+                 "l"(gmem), "n"(kBytes)
+                 : "memory");
+  }
 }
 
 // Closes the thread's open group.

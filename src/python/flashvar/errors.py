@@ -59,3 +59,33 @@ class ManifestError(FlashvarError):
 
 class BinaryError(FlashvarError, RuntimeError):
     """A shared library was refused when it was loaded, or a launch failed."""
+
+
+class InstallError(FlashvarError):
+    """`flashvar install` cannot change this environment: it is incomplete, or has no installer."""
+
+    exit_code = 12
+
+
+class UnservedDeviceError(InstallError):
+    """No GPU was found, or no binary is made for the GPUs that were found."""
+
+    exit_code = 13
+
+
+class DriverError(InstallError):
+    """The driver is too old for every binary that is made for the GPU."""
+
+    exit_code = 14
+
+
+class SourceError(InstallError):
+    """No source of wheels is known, or the source does not have the wheel."""
+
+    exit_code = 15
+
+
+class IntegrityError(InstallError):
+    """A wheel is not the one that its source lists, or is damaged."""
+
+    exit_code = 16

@@ -1,4 +1,4 @@
-// Sums into global memory by the copy engine, from many blocks at once.
+// Sums into global memory by bulk copies (cp.reduce.async.bulk), from many blocks at once.
 #include "probe.h"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"

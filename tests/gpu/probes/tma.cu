@@ -1,4 +1,4 @@
-// One box of a tensor of 2 to 5 dimensions, as the copy engine leaves it in shared memory.
+// One box of a tensor of 2 to 5 dimensions, as TMA leaves it in shared memory.
 #include "core/tensor_map.h"
 #include "probe.h"
 #include "ptx/mbarrier.cuh"

@@ -12,6 +12,9 @@ struct Index {
 };
 inline thread_local Index threadIdx, blockIdx;
 
+struct uint2 {
+  uint32_t x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };
@@ -40,6 +43,18 @@ inline float __shfl_xor_sync(uint32_t, float value, int mask) {
   return other;
 }
 
+inline uint32_t __ballot_sync(uint32_t, bool value) {
+  pthread_barrier_t* const warp = &block->warps[threadIdx.x / 32];
+  block->exchanged[threadIdx.x] = value;
+  pthread_barrier_wait(warp);
+  uint32_t ballot = 0;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    ballot |= uint32_t{block->exchanged[threadIdx.x / 32 * 32 + lane] != 0} << lane;
+  }
+  pthread_barrier_wait(warp);
+  return ballot;
+}
+
 template <class To, class From>
 To bits_of(From from) {
   To to;
@@ -50,6 +65,7 @@ To bits_of(From from) {
 inline float __int_as_float(int32_t bits) { return bits_of<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return bits_of<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_of<uint32_t>(value); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 
 template <class Element>

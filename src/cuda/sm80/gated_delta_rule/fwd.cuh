@@ -148,6 +148,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   using Square = typename Config::Square;
+  using Offsets = VectorOffsets<ChunkRecord>;
   constexpr int kDim = Config::kDim;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     loads.start_state(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
     uint32_t const tile_v = tiles + Config::kV, tile_q = ptx::smem_address(shared + Config::kQ);
-    if (load_float(vectors + kGrowth) > kMostGrowth) {
+    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // the second group is loaded
       step_by_tokens<Dtype, kDim>(problem, work, state, tiles, tile_q, tile_v, row);
@@ -191,17 +192,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     multiply_registers<dtype::fp16, Square, false, false>(update, packed, tiles + Config::kUpdate);
     scale_rows(update, undo);
     pack<Dtype>(packed, update);
-    TokenFactors(vectors + kVectorB).scale(update);
+    TokenFactors(vectors + Offsets::b).scale(update);
     pack<Dtype>(packed_kept, update);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the second group is loaded
     float out[32];
     multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
-    TokenFactors(vectors + kVectorC).scale(out);
+    TokenFactors(vectors + Offsets::c).scale(out);
     multiply_registers<Dtype, Square, false, true>(out, packed,
                                                    ptx::smem_address(shared + Config::kScores));
-    float const decay = load_float(vectors + kDecay);
+    float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
     for (float& value : state) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(state, packed_kept, tiles);

@@ -13,13 +13,10 @@ namespace flashvar::sm80::gated_delta_rule {
 inline constexpr int kChainThreads = 128;
 inline constexpr int kChainColumns = 64;
 
-// The first vectors of a record lie as in ChunkRecord, where chain.cuh finds them; then beta.
+// The first vectors of a record: a, b, c, decay and growth, beta.
+using Vectors = VectorOffsets<GradRecord>;
 inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRecord, a);
 inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
-static_assert(offsetof(GradRecord, b) - offsetof(GradRecord, a) == kVectorB);
-static_assert(offsetof(GradRecord, c) - offsetof(GradRecord, a) == kVectorC);
-static_assert(offsetof(GradRecord, decay) - offsetof(GradRecord, a) == kDecay);
-static_assert(offsetof(GradRecord, growth) - offsetof(GradRecord, a) == kGrowth);
 
 using Square = SmemLayout<kChunk, kChunk>;
 

@@ -83,12 +83,13 @@ struct RawGate {
 };
 __device__ __forceinline__ RawGate gate_backward(const FwdProblem& problem, const GatePlace& place,
                                                  float grad) {
-  float const gate = decay_log(problem, place);
+  GateBits const bits(problem, place);
+  float const gate = bits.decay_log(problem);
   if (gate <= kLowestGate) return {0.f, 0.f};  // what forgets all depends on nothing
   if (problem.a_log.data == nullptr) return {grad, 0.f};
-  float x = load(problem.g, place.index(problem.g));
-  if (problem.dt_bias.data != nullptr) x += load(problem.dt_bias, place.index(problem.dt_bias));
-  float const rate = -expf(load(problem.a_log, place.index(problem.a_log)));
+  float x = from_bits(problem.g, bits.g);
+  if (problem.dt_bias.data != nullptr) x += from_bits(problem.dt_bias, bits.dt_bias);
+  float const rate = -expf(from_bits(problem.a_log, bits.a_log));
   return {grad * rate / (1.f + expf(-x)), grad * gate};
 }
 

@@ -21,11 +21,11 @@ __device__ __forceinline__ void write_a(const GradRecord&, const Accumulator<16,
   Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = 16 * at.warp + at.g + 8 * half;
+    int const i = row_of(at, half);
     float const factor = rows.norm_k[i];
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      if (!reaches_below(n)) break;
+      if (!reaches_below(at, half, n)) break;
       int const j = 8 * n + 2 * at.t;
       float2 const norm = pair_of(rows.norm_k, j), beta = pair_of(head.beta, j);
       a.set_pair(i, j, kk.tile[0][n][2 * half] * factor * norm.x * divisor(beta.x),
@@ -65,19 +65,16 @@ __device__ __forceinline__ void write_low(const Matrix& inverse, const HeadRows&
   Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = 16 * at.warp + at.g + 8 * half;
+    int const i = row_of(at, half);
+    uint32_t words[kChunk / 8];
 #pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-      uint32_t words[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        float2 const x = solved_pair(inverse, head, i, 8 * (n + k) + 2 * at.t);
-        uint32_t const word = dtype::fp16::pack(x.x, x.y);
-        words[k] = dtype::fp16::pack(x.x - dtype::fp16::unpack(static_cast<uint16_t>(word)),
-                                     x.y - dtype::fp16::unpack(static_cast<uint16_t>(word >> 16)));
-      }
-      matrix_chunk(record.inverse_low, i, n + at.t) = transpose_quad(words);
+    for (int n = 0; n < kChunk / 8; ++n) {
+      float2 const x = solved_pair(inverse, head, i, 8 * n + 2 * at.t);
+      uint32_t const word = dtype::fp16::pack(x.x, x.y);
+      words[n] = dtype::fp16::pack(x.x - dtype::fp16::unpack(static_cast<uint16_t>(word)),
+                                   x.y - dtype::fp16::unpack(static_cast<uint16_t>(word >> 16)));
     }
+    store_matrix_row(record.inverse_low, at, i, words);
   }
 }
 
@@ -90,13 +87,13 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
   Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = 16 * at.warp + at.g + 8 * half;
+    int const i = row_of(at, half);
     float const sum = head.sums[i], factor = scale * rows.norm_q[i];
     uint32_t solved[kChunk / 8] = {}, scores[kChunk / 8] = {};
     float total = 0.f;
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      if (!reaches_below(n)) break;
+      if (!reaches_below(at, half, n)) break;
       int const j = 8 * n + 2 * at.t;
       float2 const sums = pair_of(head.sums, j), beta = pair_of(head.beta, j);
       float2 const norm = pair_of(rows.norm_k, j), x = solved_pair(inverse, head, i, j);
@@ -112,13 +109,8 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
     total = 1.f + quad_sum(total);
     if (at.t == 0)
       atomicMax(&head.growth, __float_as_int(total));  // positive floats sort as integers
-#pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-      uint32_t first[4] = {solved[n], solved[n + 1], solved[n + 2], solved[n + 3]};
-      uint32_t second[4] = {scores[n], scores[n + 1], scores[n + 2], scores[n + 3]};
-      matrix_chunk(record.inverse, i, n + at.t) = transpose_quad(first);
-      matrix_chunk(record.scores, i, n + at.t) = transpose_quad(second);
-    }
+    store_matrix_row(record.inverse, at, i, solved);
+    store_matrix_row(record.scores, at, i, scores);
   }
   __syncthreads();  // the growth is known
   if (__int_as_float(head.growth) > kCarefulGrowth) write_low(inverse, head, record);

@@ -121,7 +121,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     store_image(workspace.grad_states + place.tile * workspace.state_bytes, packed_grad);
     auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
                      place.tile * (kChunk * kChainColumns);
-    float const growth = load_float(vectors + kGrowth);
+    float const growth = load_float(vectors + Vectors::growth);
     if (growth > kMostGradGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // Q is loaded
@@ -144,7 +144,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     }
     float d[32];
     multiply_registers<Dtype, Tile, false, false>(d, packed_grad, tiles);
-    TokenFactors(vectors + kVectorB).scale(d);
+    TokenFactors(vectors + Vectors::b).scale(d);
     uint32_t packed_out[4][4], packed[4][4];
     load_transposed(packed_out, tile_out);
     multiply_registers<Dtype, Square, true, true>(d, packed_out, tiles + Config::kScores);
@@ -165,8 +165,8 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
 #pragma unroll
     for (float& value : d) value = -value;
     pack<Dtype>(packed, d);
-    scale_operand<Dtype>(packed_out, vectors + kVectorC);
-    float const decay = load_float(vectors + kDecay);
+    scale_operand<Dtype>(packed_out, vectors + Vectors::c);
+    float const decay = load_float(vectors + Vectors::decay);
 #pragma unroll
     for (float& value : grad) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);

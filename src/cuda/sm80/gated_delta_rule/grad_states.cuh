@@ -64,7 +64,7 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
     store_image(workspace.states + place.tile * workspace.state_bytes, packed_state);
     unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
     unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
-    float const growth = load_float(vectors + kGrowth);
+    float const growth = load_float(vectors + Vectors::growth);
     if (growth > kMostGradGrowth) {
       residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,
                                        [&](int token, int half, float x) {
@@ -85,9 +85,9 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
       store_image(image_low, packed);
     }
     TokenFactors(vectors + kVectorBeta).scale(residual);
-    TokenFactors(vectors + kVectorB).scale(residual);
+    TokenFactors(vectors + Vectors::b).scale(residual);
     pack<Dtype>(packed, residual);
-    float const decay = load_float(vectors + kDecay);
+    float const decay = load_float(vectors + Vectors::decay);
 #pragma unroll
     for (float& value : state) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(state, packed, tiles);

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/quad.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "ptx/mma_tf32.cuh"
 
@@ -34,19 +35,11 @@ struct Matrix {
   }
 };
 
-// Rows g and g + 8, columns 2 t and 2 t + 1 of a 16 x 8 tile belong to the lane.
-struct Quad {
-  int g, t;
-
-  __device__ __forceinline__ Quad()
-      : g(static_cast<int>(threadIdx.x) % 32 / 4), t(static_cast<int>(threadIdx.x) % 4) {}
-};
-
 // c[16 x 8] += a[16 x 8 kSteps] b[8 kSteps x 8]; b(k, n) gives an element. With kUpperHalf rows 8
 // to 15 of a are not read, and those of c mean nothing.
 template <int kSteps, bool kUpperHalf = false, class B>
 __device__ __forceinline__ void multiply(float (&c)[4], const Matrix& a, B b) {
-  Quad const at;
+  Lane const at;
 #pragma unroll
   for (int k = 0; k < 8 * kSteps; k += 8) {
     auto const element = [&](int row, int col) { return __float_as_uint(a.at(row, col)); };
@@ -88,7 +81,7 @@ __device__ __forceinline__ void invert_below(const Matrix& a, const Matrix& lowe
                                              float* columns) {
   constexpr bool kUpperHalf = kSize == 8;
   constexpr int kSteps = kSize / 8;
-  Quad const at;
+  Lane const at;
 #pragma unroll
   for (int row = 0; row < kSize; row += 16) {
     float product[4] = {};
@@ -120,7 +113,7 @@ __device__ __forceinline__ void invert_below(const Matrix& a, const Matrix& lowe
 __device__ __forceinline__ void invert(const Matrix& a, const Matrix& x, float* scratch) {
   int const warp = static_cast<int>(threadIdx.x) / 32;
   float* const columns = scratch + warp * 256;
-  Quad const at;
+  Lane const at;
   {  // a block of 16 x 16 for each warp
     Matrix const from = a.block(16 * warp, 16 * warp), to = x.block(16 * warp, 16 * warp);
     invert_diagonal(from, to);

@@ -1,6 +1,6 @@
 // The first kernel of the forward: what no state enters, of every chunk at once. A block takes a
-// chunk and a head of q and k, multiplies Q K^T and K K^T once, and writes the record of each of
-// the head's v heads. mma.sync on every architecture: the chains that follow take the time.
+// chunk and a head of q and k, multiplies Q K^T and K K^T once, and writes the record of
+// each of the head's v heads. mma.sync on every architecture: the chains that follow take the time.
 #pragma once
 #include <cstdint>
 
@@ -39,8 +39,8 @@ struct ChunkRows {
   HeadRows heads[kHeadsAtOnce];
 };
 
-// Record_: ChunkRecord or GradRecord, for which write_a(), write_vectors() and write_matrices() are
-// overloaded.
+// Record_: ChunkRecord or GradRecord, for which write_a(), write_vectors() and
+// write_matrices() are overloaded.
 template <class Dtype_, int kDim_, class Record_ = ChunkRecord>
 struct PrepareConfig {
   using Dtype = Dtype_;
@@ -120,9 +120,22 @@ __device__ __forceinline__ uint4& matrix_chunk(uint16_t* matrix, int row, int ch
   return reinterpret_cast<uint4*>(matrix)[row * 8 + (chunk ^ (row & 7))];
 }
 
-// Tiles of 8 columns that reach below the diagonal of the warp's 16 rows.
-__device__ __forceinline__ bool reaches_below(int n) {
-  return n <= 2 * (static_cast<int>(threadIdx.x) / 32) + 1;
+// The chunk's row that the lane's accumulators of this half are of. Every warp has eight rows from
+// the start and eight from the end, as work is for what is below the diagonal.
+__device__ __forceinline__ int row_of(const Lane& at, int half) {
+  return (half == 0 ? 8 * at.warp : 56 - 8 * at.warp) + at.g;
+}
+// Whether tile n of 8 columns reaches below the diagonal in these rows.
+__device__ __forceinline__ bool reaches_below(const Lane& at, int half, int n) {
+  return n <= (half == 0 ? at.warp : 7 - at.warp);
+}
+
+// The lane's address of operand A for gemm_nt: the rows of row_of().
+template <class Layout>
+__device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const first = lane / 8 % 2 == 0 ? 8 * Lane().warp : 56 - 8 * Lane().warp;
+  return {tile + Layout::chunk_offset(first + lane % 8, lane / 16)};
 }
 
 __device__ __forceinline__ float2 pair_of(const float* vector, int first) {
@@ -133,18 +146,28 @@ __device__ __forceinline__ float2 pair_of(const float* vector, int first) {
 __device__ __forceinline__ void write_a(const ChunkRecord&, const Accumulator<16, kChunk>& kk,
                                         const ChunkRows& rows, const HeadRows& head,
                                         const Matrix& a) {
-  Quad const at;
+  Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
+    int const i = row_of(at, half);
     float const factor = head.beta[i] * rows.norm_k[i];
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      if (!reaches_below(n)) break;
+      if (!reaches_below(at, half, n)) break;
       float2 const norm = pair_of(rows.norm_k, 8 * n + 2 * at.t);
       a.set_pair(i, 8 * n + 2 * at.t, kk.tile[0][n][2 * half] * factor * norm.x,
                  kk.tile[0][n][2 * half + 1] * factor * norm.y);
     }
+  }
+}
+
+// Stores the lane's words of row i of a record's matrix, 16 bytes at a time.
+__device__ __forceinline__ void store_matrix_row(uint16_t* matrix, const Lane& at, int i,
+                                                 const uint32_t (&words)[kChunk / 8]) {
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; n += 4) {
+    uint32_t quad[4] = {words[n], words[n + 1], words[n + 2], words[n + 3]};
+    matrix_chunk(matrix, i, n + at.t) = transpose_quad(quad);
   }
 }
 
@@ -155,39 +178,35 @@ __device__ __forceinline__ void write_matrices(const Accumulator<16, kChunk>& qk
                                                const Matrix& inverse, float scale,
                                                const ChunkRows& rows, HeadRows& head,
                                                ChunkRecord& record) {
-  Quad const at;
+  Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = static_cast<int>(threadIdx.x) / 32 * 16 + at.g + 8 * half;
+    int const i = row_of(at, half);
     float const sum = head.sums[i], factor = scale * rows.norm_q[i];
     uint32_t update[kChunk / 8] = {}, scores[kChunk / 8] = {};
     float total = 0.f;
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      if (!reaches_below(n)) break;
+      if (!reaches_below(at, half, n)) break;
       int const j = 8 * n + 2 * at.t;
       float2 const sums = pair_of(head.sums, j), beta = pair_of(head.beta, j);
-      float2 const norm = pair_of(rows.norm_k, j), t = inverse.pair(i, j);
+      float2 const t = inverse.pair(i, j);
       float const decay[2] = {exp2_approx(sum - sums.x), exp2_approx(sum - sums.y)};
-      const float (&tile)[4] = qk.tile[0][n];
       // Above the diagonal there are no elements: 0, and not a product.
       float const first = j <= i ? t.x * beta.x * decay[0] : 0.f;
       float const second = j < i ? t.y * beta.y * decay[1] : 0.f;
       total += fabsf(first) + fabsf(second);
       update[n] = dtype::fp16::pack(first, second);
+      float2 const norm = pair_of(rows.norm_k, j);
+      const float (&tile)[4] = qk.tile[0][n];
       scores[n] = Dtype::pack(j <= i ? tile[2 * half] * (factor * norm.x) * decay[0] : 0.f,
                               j < i ? tile[2 * half + 1] * (factor * norm.y) * decay[1] : 0.f);
     }
     total = quad_sum(total);
     if (at.t == 0)
       atomicMax(&head.growth, __float_as_int(total));  // positive floats sort as integers
-#pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-      uint32_t first[4] = {update[n], update[n + 1], update[n + 2], update[n + 3]};
-      uint32_t second[4] = {scores[n], scores[n + 1], scores[n + 2], scores[n + 3]};
-      matrix_chunk(record.update, i, n + at.t) = transpose_quad(first);
-      matrix_chunk(record.scores, i, n + at.t) = transpose_quad(second);
-    }
+    store_matrix_row(record.update, at, i, update);
+    store_matrix_row(record.scores, at, i, scores);
   }
 }
 
@@ -196,6 +215,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 4)
     prepare_kernel(const __grid_constant__ PrepareArgs<typename Config::Record> args) {
   using Layout = typename Config::Layout;
+  using Record = typename Config::Record;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
   ptx::griddepcontrol_launch_dependents();  // the chains' blocks start as SMs become free
@@ -238,12 +258,12 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
     rows.norm_k[threadIdx.x / 2] = norm_k;
   }
   Accumulator<16, kChunk> qk, kk;
-  uint32_t const mine = warp * 16 * Layout::kRowBytes;
-  gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(qk, q + mine, k);
-  gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(kk, k + mine, k);
+  FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
+  gemm_nt<typename Config::Dtype, Config::kDim>(qk, rows_address<Layout>(q), columns);
+  gemm_nt<typename Config::Dtype, Config::kDim>(kk, rows_address<Layout>(k), columns);
 
   Matrix const a{reinterpret_cast<float*>(shared)}, inverse{a.data + Matrix::kFloats};
-  auto* const records = args.records + int64_t{slot} * problem.heads + first_head;
+  Record* const records = args.records + int64_t{slot} * problem.heads + first_head;
   for (int32_t first = 0; first < problem.group; first += kHeadsAtOnce) {
     int32_t const heads = min(problem.group - first, kHeadsAtOnce);
     if (first > 0) find(first);

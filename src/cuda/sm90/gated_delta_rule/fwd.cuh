@@ -206,7 +206,7 @@ __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Stores the warp's 16 rows of a packed operand A, [V][kColumns], in column blocks of 64.
+// Stores the warp's 16 rows of an operand A, [V][16 kSteps columns], in column blocks of 64.
 template <class Config, int kSteps>
 __device__ __forceinline__ void give(uint32_t to, const uint32_t (&a)[kSteps][4], int warpgroup) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
@@ -219,6 +219,23 @@ __device__ __forceinline__ void give(uint32_t to, const uint32_t (&a)[kSteps][4]
   ptx::fence_async_proxy();  // the output's wgmma reads it
 }
 
+// Stores the lane's part of a chunk's rows of out.
+template <class Config>
+__device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
+                                          const float (&out)[Config::kColumns / 2], int32_t row) {
+  Lane const lane;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t const token = row + 16 * lane.warp + lane.g + 8 * half;
+    uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
+                         (int64_t{work.span.first} + token) * problem.out.seq_stride +
+                         work.head * problem.out.head_stride + work.column;
+    store_row<typename Config::Dtype, Config::kColumns>(
+        to, out, half, 1.f, static_cast<int>(threadIdx.x) % 32, token < work.span.count,
+        problem.head_dim_v - work.column);
+  }
+}
+
 // The output's warpgroup: out = c o (Q S) + P U of every chunk.
 template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
@@ -226,8 +243,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
   using Dtype = typename Config::Dtype;
   using Rows = KMajor<Config::kColBlockBytes>;     // Q and P
   using Columns = KMajor<Config::kRowBlockBytes>;  // the state and the updates, [V] first
-  const FwdProblem& problem = args.problem;
-  Lane const lane;
+  using Offsets = VectorOffsets<ChunkRecord>;
   PipelineState<Config::kOutStages> stage;
   PipelineState<1> given;
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), given.advance()) {
@@ -237,39 +253,31 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::mbarrier_wait(operands.full, stage.phase());      // Q and the record are loaded
     ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is given
     // Chunks that go token by token are written by the state's warpgroups.
-    bool const mine = !(load_float(vectors + kGrowth) > kMostGrowth);
+    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+      warp_arrive(smem.state().empty());
+      ptx::mbarrier_wait(smem.updates().full, given.phase());  // Q has been read
+      warp_arrive(smem.updates().empty());
+      warp_arrive(operands.empty());
+      continue;
+    }
     float out[Config::kColumns / 2];
-    if (mine) {
-      gemm_ss<Dtype, Config::kColumns, Config::kDim / 16>(out, Rows(tiles),
-                                                          Columns(smem.base + Config::kState));
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_fence_operand(out);
-    }
+    gemm_ss<Dtype, Config::kColumns, Config::kDim / 16>(out, Rows(tiles),
+                                                        Columns(smem.base + Config::kState));
+    Lane const lane;
+    uint32_t const c = vectors + Offsets::c + 4 * (16 * lane.warp + lane.g);
+    float const factors[2] = {load_float(c), load_float(c + 4 * 8)};
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state().empty());
-    if (mine) {
-      uint32_t const first = vectors + kVectorC + 4 * (16 * lane.warp + lane.g);
-      float const factors[2] = {load_float(first), load_float(first + 4 * 8)};
-      scale_rows(out, factors);
-    }
+    scale_rows(out, factors);
     ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are given
-    if (mine) {
-      gemm_ss<Dtype, Config::kColumns, 4, true>(out, Rows(tiles + Config::kScores),
-                                                Columns(smem.base + Config::kUpdates));
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_fence_operand(out);
-    }
+    gemm_ss<Dtype, Config::kColumns, 4, true>(out, Rows(tiles + Config::kScores),
+                                              Columns(smem.base + Config::kUpdates));
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates().empty());
     warp_arrive(operands.empty());
-    if (!mine) continue;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int32_t const token = row + 16 * lane.warp + lane.g + 8 * half;
-      uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
-                           (int64_t{work.span.first} + token) * problem.out.seq_stride +
-                           work.head * problem.out.head_stride + work.column;
-      store_row<Dtype, Config::kColumns>(to, out, half, 1.f, static_cast<int>(threadIdx.x) % 32,
-                                         token < work.span.count, problem.head_dim_v - work.column);
-    }
+    store_out<Config>(args.problem, work, out, row);
   }
 }
 
@@ -281,6 +289,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   constexpr int kDim = Config::kDim;
   using Rows = KMajor<Config::kColBlockBytes>;      // K and update as they lie
   using Columns = MnMajor<Config::kColBlockBytes>;  // K by tokens
+  using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
   int32_t const column = work.column + 64 * warpgroup;
 
@@ -294,17 +303,17 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   PipelineState<1> given;
   for (int32_t row = 0; row < work.span.count;
        row += kChunk, stage.advance(), out_stage.advance(), given.advance()) {
+    uint32_t const tiles = smem.state_stage(stage.stage());
+    uint32_t const tile_v = tiles + Config::kV + warpgroup * Config::kColBlockBytes;
+    uint32_t const vectors = tiles + Config::kStateVectors;
+    Handover const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
     give<Config>(smem.base + Config::kState, packed_state, warpgroup);
     warp_arrive(smem.state().full);
-
-    uint32_t const tiles = smem.state_stage(stage.stage());
-    uint32_t const tile_v = tiles + Config::kV + warpgroup * Config::kColBlockBytes;
-    uint32_t const vectors = tiles + Config::kStateVectors;
-    ptx::mbarrier_wait(smem.of_state(stage.stage()).full, stage.phase());  // the chunk is loaded
-    if (load_float(vectors + kGrowth) > kMostGrowth) {
+    ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
+    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       // Q is loaded, and stays until the updates count as given.
       ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
       step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
@@ -312,22 +321,23 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
       copy_out(problem, problem.out, work, tile_v, row, column);
       ptx::fence_async_proxy();  // the tile's words come before the next load
       warp_arrive(smem.updates().full);
-      warp_arrive(smem.of_state(stage.stage()).empty());
+      warp_arrive(operands.empty());
       continue;
     }
     float known[32], update[32];
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
-    ValueTile const values(tile_v);  // beside the product
+    ValueTile const values(tile_v);
+    TokenFactors const a(vectors);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(known);
     uint32_t packed[4][4], packed_kept[4][4];
     float undo[2];
-    values.template subtract<Dtype>(known, TokenFactors(vectors));
+    values.template subtract<Dtype>(known, a);
     pack_scaled(packed, known, undo);
     gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(tiles + Config::kUpdate));
     // Beside the product: the state decays.
-    TokenFactors const b(vectors + kVectorB);
-    float const decay = load_float(vectors + kDecay);
+    TokenFactors const b(vectors + Offsets::b);
+    float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
     for (float& value : state) value *= decay;
     ptx::wgmma_wait<0>();
@@ -343,7 +353,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     warp_arrive(smem.updates().full);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(state);
-    warp_arrive(smem.of_state(stage.stage()).empty());
+    warp_arrive(operands.empty());
   }
   if (problem.final_state.data != nullptr) {
     each_of_state<kDim>(problem, problem.final_state, work, column,

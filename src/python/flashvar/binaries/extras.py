@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import BinaryKind
 
 # Markers of the requirements that flashvar_factory.config.extras writes, all for Linux.
-_EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
-_MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
+EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
+MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
 
 
 @dataclass(frozen=True)
 class Extras:
-    """Extras of architectures, e.g. "smXY"; empty where flashvar runs from a source tree."""
+    """Extras of binaries, "smXY" or "smXY-cuN"; empty where flashvar runs from a source tree."""
 
     here: frozenset[str] = frozenset()  # for this platform
     elsewhere: frozenset[str] = frozenset()  # only for other platforms
@@ -43,20 +43,26 @@ def of_installed(platform: str) -> Extras:
 
 
 def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> Extras:
-    """The architectures among extras; the markers of the requirements give their platforms."""
+    """The binaries among extras; the markers of the requirements give their platforms.
+
+    Of extras that install the same distribution the lowest architecture names the binary.
+    """
     served: dict[str, set[str]] = {}
+    installed: dict[str, str] = {}
     for requirement in requirements:
-        platforms = {f"linux_{machine}" for machine in _MACHINE.findall(requirement)}
-        for extra in _EXTRA.findall(requirement):
+        platforms = {f"linux_{machine}" for machine in MACHINE.findall(requirement)}
+        for extra in EXTRA.findall(requirement):
             served.setdefault(extra, set()).update(platforms)
-    every = frozenset(extra for extra in extras if _is_architecture(extra))
+            installed[extra] = requirement.partition(";")[0].strip()
+    binaries = sorted(filter(_names_binary, extras), key=BinaryKind.parse, reverse=True)
+    every = frozenset({installed.get(extra, extra): extra for extra in binaries}.values())
     # An extra without a marker is for every platform.
     here = frozenset(extra for extra in every if platform in (served.get(extra) or {platform}))
     return Extras(here, every - here)
 
 
-def _is_architecture(extra: str) -> bool:
+def _names_binary(extra: str) -> bool:
     try:
-        return Architecture.parse(extra).extra == extra
+        return BinaryKind.parse(extra).extra == extra
     except ValueError:
         return False

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.binaries.strict_json import Table, wrong
-from flashvar.binaries.variant import Architecture, Kernel, joined
+from flashvar.binaries.variant import Architecture, BinaryKind, Kernel, joined
 from flashvar.errors import ManifestError
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA: Final = 2
 # The version of the C ABI (src/cuda/abi/flashvar.h) that this flashvar calls.
 ABI: Final = 2
+
+# On which GPUs tests of the architecture's kernels have run: on one that it is for, on another one
+# whose driver translated their PTX, on none.
+RAN: Final = ("own", "ptx", "never")
 
 # A manifest of all kernels that can be built has a few hundred kilobytes.
 _LARGEST: Final = 16 << 20
@@ -59,6 +63,12 @@ class Toolkit:
 
     compiler: str
     version: str
+    ptxas: str | None = None  # the version that made the machine code, if not the compiler's own
+
+    @property
+    def machine_code(self) -> str:
+        """The version of the toolkit that made the machine code, and whose runtime is inside."""
+        return self.ptxas or self.version
 
 
 @dataclass(frozen=True)
@@ -148,6 +158,14 @@ class Manifest:
     platform: str
     library: LibraryFile
     kernels: tuple[KernelRow, ...]
+    ran: str | None = None  # one of RAN; None: the manifest does not say
+
+    @property
+    def kind(self) -> BinaryKind:
+        """The architecture, and the CUDA major that it was made for if not the compiler's."""
+        if self.toolkit.ptxas is None:
+            return BinaryKind(self.architecture)
+        return BinaryKind(self.architecture, self.minimum_driver.cuda[0])
 
     def to_json(self) -> str:
         """The text that `parse` reads back to an equal manifest."""
@@ -161,10 +179,11 @@ class Manifest:
             "architecture": self.architecture.name,
             "code": self.architecture.code,
             "code_kinds": self.code_kinds,
-            "toolkit": vars(self.toolkit),
+            "toolkit": {key: value for key, value in vars(self.toolkit).items() if value},
             "minimum_driver": vars(self.minimum_driver),
             "platform": self.platform,
             "library": vars(self.library),
+            **({} if self.ran is None else {"ran": self.ran}),
             "kernels": [_kernel_to_json(row) for row in self.kernels],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -217,6 +236,7 @@ def parse(text: str) -> Manifest:
         minimum_driver=_minimum_driver(top.table("minimum_driver")),
         platform=top.text("platform"),
         library=_library(top.table("library")),
+        ran=_ran(top),
         kernels=tuple(_kernel(row) for row in top.tables("kernels")),
     )
     top.end()
@@ -270,8 +290,21 @@ def _code_kinds(top: Table) -> tuple[str, ...]:
     return ("sass", "ptx") if kinds == ["sass", "ptx"] else ("sass",)
 
 
+def _ran(top: Table) -> str | None:
+    if "ran" not in top.rest:
+        return None
+    ran = top.text("ran")
+    if ran not in RAN:
+        raise wrong("ran", f"one of {', '.join(RAN)}", ran)
+    return ran
+
+
 def _toolkit(table: Table) -> Toolkit:
-    toolkit = Toolkit(table.text("compiler"), table.text("version"))
+    toolkit = Toolkit(
+        table.text("compiler"),
+        table.text("version"),
+        table.text("ptxas") if "ptxas" in table.rest else None,
+    )
     table.end()
     return toolkit
 

@@ -1,10 +1,10 @@
 """The registry of installed binaries, and of folders that were refused, with the reason.
 
-Listing is cheap: it reads manifests and file sizes, and opens no library. For each architecture the
-first candidate is used, in this order: FLASHVAR_LIB_DIR, a separate wheel, a binary embedded in
-flashvar itself. Among wheels and embedded binaries, one of flashvar's own version is preferred. The
-other candidates are listed as refused. If a library does not export a function that its manifest
-lists, the next candidate that has it is used too.
+Listing is cheap: it reads manifests and file sizes, and opens no library. For each kind of binary
+(architecture and oldest driver) the first candidate is used, in this order: FLASHVAR_LIB_DIR, a
+separate wheel, a binary embedded in flashvar itself. Among wheels and embedded binaries, one of
+flashvar's own version is preferred. The other candidates are listed as refused. If a library does
+not export a function that its manifest lists, the next candidate that has it is used too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashvar.binaries import manifest as manifests
 from flashvar.binaries.advice import public
 from flashvar.binaries.extras import NO_EXTRAS, Extras
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.errors import ManifestError
 from flashvar.machine.system import platform_tag
 
@@ -70,6 +70,11 @@ class Binary:
         return self.manifest.architecture
 
     @property
+    def kind(self) -> BinaryKind:
+        """The architecture, and the oldest CUDA major whose drivers run it."""
+        return self.manifest.kind
+
+    @property
     def skew(self) -> str | None:
         """A message if its version differs from flashvar's, ignoring local labels; else None."""
         found = public(self.manifest.version)
@@ -86,7 +91,7 @@ class Refusal:
     """A candidate that is not used, and why."""
 
     candidate: Candidate
-    architecture: str | None  # None: the manifest could not be read
+    architecture: str | None  # or the name of its kind; None: the manifest could not be read
     reason: str
     fix: str | None
 
@@ -158,15 +163,15 @@ def take_stock(
             continue
         missing_functions = (missing or {}).get(candidate.directory, {})
         binary = Binary(candidate, manifest, tuple(missing_functions.items()))
-        name = binary.architecture.name
-        fault = _fault(binary) or (refused or {}).get(candidate.directory)
-        if fault is not None:
-            refusals.append(Refusal(candidate, name, fault, candidate.repair))
+        name = binary.kind.name
+        reason = _rejection_reason(binary) or (refused or {}).get(candidate.directory)
+        if reason is not None:
+            refusals.append(Refusal(candidate, name, reason, candidate.repair))
         else:
             usable.append(binary)
     binaries: dict[str, list[Binary]] = {}
     for binary in sorted(usable, key=_preference):
-        name = binary.architecture.name
+        name = binary.kind.name
         before = binaries.setdefault(name, [])
         if not before or _missed(before) & binary.functions:
             before.append(binary)
@@ -176,7 +181,7 @@ def take_stock(
         why = "which has flashvar's version" if better else "which comes first"
         reason = f"shadowed by {first.candidate.origin}, {why}"
         refusals.append(Refusal(binary.candidate, name, reason, None))
-    in_order = sorted(binaries.values(), key=lambda alike: alike[0].architecture)
+    in_order = sorted(binaries.values(), key=lambda alike: alike[0].kind)
     return Inventory(tuple(chain.from_iterable(in_order)), tuple(refusals), extras)
 
 
@@ -191,7 +196,7 @@ def _preference(binary: Binary) -> tuple[bool, bool]:
     return not binary.candidate.named, binary.skew is not None
 
 
-def _fault(binary: Binary) -> str | None:
+def _rejection_reason(binary: Binary) -> str | None:
     """The reason why a binary cannot be used, found without opening its library; None if none."""
     manifest = binary.manifest
     if manifest.abi != manifests.ABI:

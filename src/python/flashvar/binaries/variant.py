@@ -1,4 +1,4 @@
-"""Variants: the architecture of a binary, and the kernels compiled into it."""
+"""Variants: the architecture and the driver of a binary, and the kernels compiled into it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from typing import Final
 _PATTERN = re.compile(
     r"(?:sm_?(?!\d+\.))?(?P<major>[1-9][0-9]*)\.?(?P<minor>[0-9])(?P<specific>a?)", re.ASCII
 )
+
+# The capabilities of GPUs inside a Tegra chip (Jetson, DRIVE). Machine code is compatible neither
+# between them and other GPUs nor among them (CUDA C++ Programming Guide, binary compatibility).
+TEGRA: Final = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
+# The CUDA major of binaries whose names have none.
+CUDA: Final = 13
+
+_OLDER = re.compile(r"(?P<architecture>.+)-cu(?P<cuda>[1-9][0-9]*)", re.ASCII)
 
 _DIM = re.compile(r"([a-z])[a-z0-9]*(?:_[a-z0-9]+)*_dim")
 # The second integer of a pair follows the first, with this suffix appended to the axis name.
@@ -46,8 +54,8 @@ def joined(axes: Iterable[tuple[str, str | int]]) -> dict[str, str | int | tuple
 class Architecture:
     """A compute capability, as in the compiler's names.
 
-    Architecture-specific code (a trailing `a` in `code`) runs on exactly its own capability;
-    other code also runs on higher minors of the same major.
+    Architecture-specific code (a trailing `a` in `code`) and code for Tegra run on exactly their
+    own capability; other code also runs on higher minors of the same major, but not on Tegra.
     """
 
     major: int
@@ -88,11 +96,55 @@ class Architecture:
         """(major, minor), as `torch.cuda.get_device_capability` reports it."""
         return (self.major, self.minor)
 
+    @property
+    def exact(self) -> bool:
+        """Whether the code runs on its own capability alone."""
+        return self.specific or self.capability in TEGRA
+
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether machine code for the architecture runs on a device of `capability`."""
-        if self.specific:
+        if self.exact or capability in TEGRA:
             return self.capability == capability
         return self.major == capability[0] and self.minor <= capability[1]
+
+
+@dataclass(frozen=True, order=True)
+class BinaryKind:
+    """An architecture, and the oldest CUDA major whose drivers run the binary."""
+
+    architecture: Architecture
+    cuda: int = CUDA
+
+    @classmethod
+    def parse(cls, text: str) -> BinaryKind:
+        """Read an architecture, or one with `-cuN` behind it; ValueError on others."""
+        match = _OLDER.fullmatch(text)
+        if match is None:
+            return cls(Architecture.parse(text))
+        return cls(Architecture.parse(match["architecture"]), int(match["cuda"]))
+
+    @property
+    def name(self) -> str:
+        """`sm_XY`, `sm_XY-cuN`: the name for users, of entry points and of targets."""
+        return self.architecture.name + self._suffix
+
+    @property
+    def extra(self) -> str:
+        """`smXY`, `smXY-cuN`: the extra of flashvar that installs the binary."""
+        return self.architecture.extra + self._suffix
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The usual names of the binary, `name` first."""
+        return tuple(spelling + self._suffix for spelling in self.architecture.spellings)
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.cuda == CUDA else f"-cu{self.cuda}"
+
+    def runs_with(self, driver: tuple[int, int] | None) -> bool:
+        """Whether a driver that serves this CUDA version loads machine code of the binary."""
+        return driver is not None and driver >= (self.cuda, 0)
 
 
 @dataclass(frozen=True)

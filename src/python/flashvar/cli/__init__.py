@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flashvar.cli import commands, output
-from flashvar.errors import FlashvarError
+from flashvar.errors import BackendUnavailableError, FlashvarError
 
 if TYPE_CHECKING:
     from flashvar.cli.diagnosis import Report
@@ -47,6 +47,8 @@ def _doctor(chosen: argparse.Namespace) -> int:
         print(diagnosis.SCHEMA_FILE.read_text(encoding="utf-8"), end="")
         return 0
     report = diagnosis.examine_this_machine()
+    if chosen.verify:
+        return _verify(report, chosen.device or 0)
     if chosen.bench:
         report = replace(report, speed=_speed(report, chosen))
     if chosen.json:
@@ -55,6 +57,19 @@ def _doctor(chosen: argparse.Namespace) -> int:
         screen.show(doctor_page.page(report))
     measured = report.speed is None or report.speed.why is None
     return 0 if report.healthy and measured else 1
+
+
+def _verify(report: Report, number: int) -> int:
+    from flashvar.cli import verify
+
+    if report.system.torch is None:
+        why = report.system.problem or "torch is not installed"
+        raise BackendUnavailableError(f"doctor --verify calls the ops: {why}")
+    from flashvar.cli import verification
+
+    found = verification.check(report, number)
+    print(verify.line(found, report.system, report.inventory))
+    return 0 if found.passed else 1
 
 
 def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
@@ -87,6 +102,12 @@ def _warmup(chosen: argparse.Namespace) -> int:
     return warmup.run(asked, as_json=chosen.json)
 
 
+def _install(chosen: argparse.Namespace) -> int:
+    from flashvar.cli import install
+
+    return install.run(chosen)
+
+
 def _tune(chosen: argparse.Namespace) -> int:
     from flashvar.cli import tune
 
@@ -95,6 +116,7 @@ def _tune(chosen: argparse.Namespace) -> int:
 
 _RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "doctor": _doctor,
+    "install": _install,
     "show": _show,
     "tune": _tune,
     "warmup": _warmup,

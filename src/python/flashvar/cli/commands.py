@@ -13,7 +13,9 @@ from flashvar._version import __version__
 
 _EPILOG: Final = """\
 start here:
+  flashvar install           bring the binaries of the GPUs here
   flashvar doctor            what runs here, why, and how to improve it
+  flashvar doctor --verify   a minute of checks on the GPU
   flashvar doctor --bench    ten seconds on the GPU, beside recorded rates
   flashvar warmup            compile Triton kernels before the first request
 
@@ -77,9 +79,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         next((one for one in commands if one.prog == where), parser).error(
             f"unrecognized arguments: {' '.join(unknown)}"
         )
-    if chosen.command == "doctor" and chosen.device is not None and not chosen.bench:
-        commands[0].error("--device goes with --bench: add it, or leave --device out")
+    if chosen.command == "doctor":
+        _check_doctor(chosen, commands[0])
     return chosen
+
+
+def _check_doctor(chosen: argparse.Namespace, parser: Parser) -> None:
+    """Refuse options of doctor that do not go together."""
+    if chosen.device is not None and not (chosen.bench or chosen.verify):
+        parser.error("--device goes with --bench or --verify: add one, or leave --device out")
+    if chosen.verify and (chosen.bench or chosen.json):
+        parser.error("--verify prints one line: leave --bench and --json out")
 
 
 def _parser(op: str) -> tuple[Parser, list[Parser]]:
@@ -111,7 +121,29 @@ def _doctor(parser: Parser, _op: str) -> None:
         help="also time the ops for ten seconds, beside torch's and the recorded rates",
     )
     parser.add_argument(
-        "--device", type=int, metavar="N", help="CUDA device of --bench (default: 0)"
+        "--verify",
+        action="store_true",
+        help="check the ops on the GPU for a minute, and print one line for an issue",
+    )
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="CUDA device of --bench or --verify (default: 0)"
+    )
+
+
+def _install(parser: Parser, _op: str) -> None:
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="PLACE",
+        help="a folder of wheels, or the address of an index (default: FLASHVAR_INDEX)",
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="sm_XY,...",
+        help="install for these GPUs, or all, and not for those of this machine",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="fetch and check everything, install nothing"
     )
 
 
@@ -173,8 +205,17 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
         "Exit code 0 when something other than the CPU reference would run, else 1;\n"
-        "with --bench also 1 when nothing could be timed.",
+        "with --bench also 1 when nothing could be timed. With --verify 0 when every\n"
+        "checked call is right, 1 when one is wrong or raises, or no GPU is there.",
         _doctor,
+    ),
+    "install": (
+        "install the binaries of this machine's GPUs, after checking them",
+        "Exit code 0 when they are installed; `flashvar doctor` shows what runs then.\n"
+        "Else nothing was changed: 12 the environment is not whole, 13 no GPU or no\n"
+        "binary for it, 14 the driver is too old, 15 no source has the wheel, 16 a\n"
+        "hash differs.",
+        _install,
     ),
     "show": (
         "list the installed binaries and their kernels",

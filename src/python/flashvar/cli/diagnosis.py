@@ -211,13 +211,15 @@ def _better_than_chosen(decision: Decision) -> tuple[CandidateResult, ...]:
 def _binary_to_json(binary: Binary) -> dict[str, Any]:
     manifest = binary.manifest
     return {
-        "architecture": binary.architecture.name,
+        "architecture": binary.kind.name,
         "code": binary.architecture.code,
         "version": manifest.version,
         "origin": binary.candidate.origin,
         "directory": str(binary.candidate.directory),
         "skew": binary.skew,
         "revision": manifest.source.revision,
+        "driver": manifest.minimum_driver.display,
+        "ran": manifest.ran,
         "kernels": [row.name for row in manifest.kernels],
     }
 

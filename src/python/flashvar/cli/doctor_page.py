@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashvar import ops
 from flashvar.binaries.manifest import KernelRow, Rule
+from flashvar.binaries.variant import BinaryKind
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import OURS, Result, Speed, timed_ops
@@ -26,7 +27,9 @@ def page(report: Report) -> Page:
         sections=(
             Section("System", (_system(report),)),
             Section("Devices", _devices(report.system)),
-            Section("Binaries", _binaries(report), notes=_no_binary(report)),
+            Section(
+                "Binaries", _binaries(report), notes=(*_no_binary(report), *_never_run(report))
+            ),
             Section("What runs", tuple(_answers(report.decisions))),
             *_families(report.decisions),
             *(() if report.speed is None else _speed(report.speed)),
@@ -82,7 +85,7 @@ def _devices(system: System) -> tuple[Table, ...]:
 def _binaries(report: Report) -> tuple[Table, ...]:
     good = [
         (
-            binary.architecture.name,
+            binary.kind.name,
             binary.manifest.version,
             binary.candidate.origin,
             _holdings(binary.manifest.kernels) + (f"; {binary.skew}" if binary.skew else ""),
@@ -106,10 +109,27 @@ def _binaries(report: Report) -> tuple[Table, ...]:
 def _no_binary(report: Report) -> tuple[str, ...]:
     """A note, if there is no binary, that pip ignores unknown extras."""
     found, available = report.inventory, report.inventory.extras
-    extras = sorted(available.here | available.elsewhere)
+    extras = sorted(available.here | available.elsewhere, key=BinaryKind.parse)
     if not extras or found.binaries or found.refusals:
         return ()
     return (f"pip ignores unknown extras; flashvar has the extras {', '.join(extras)}.",)
+
+
+_NEVER_RUN = {
+    "ptx": "has run on no GPU of its own architecture, only as PTX on another one",
+    "never": "has never run on a GPU",
+}
+
+
+def _never_run(report: Report) -> Iterator[str]:
+    """A note for each binary in use whose machine code nobody has seen run."""
+    chosen = (one.chosen.binary for one in report.decisions if one.chosen is not None)
+    for binary in dict.fromkeys(binary for binary in chosen if binary is not None):
+        if binary.manifest.ran in _NEVER_RUN:
+            yield (
+                f"The code of {binary.kind.name} {_NEVER_RUN[binary.manifest.ran]}; "
+                "`flashvar doctor --verify` checks it here, in a minute."
+            )
 
 
 def _holdings(held: tuple[KernelRow, ...]) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from flashvar._version import __version__
 from flashvar.binaries import registry
-from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow, Toolkit
 from flashvar.binaries.registry import Binary, Inventory, Refusal
-from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.binaries.variant import BinaryKind, Kernel
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
 from flashvar.errors import ConfigurationError
@@ -34,7 +34,7 @@ def run(named: Sequence[str], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_document(inventory), indent=1))
     else:
-        others = [one.architecture.name for one in installed.binaries] if named else []
+        others = [one.kind.name for one in installed.binaries] if named else []
         screen.show(page(inventory, others))
     return 0 if inventory.binaries else 1
 
@@ -64,13 +64,16 @@ def page(inventory: Inventory, others: Sequence[str] = ()) -> Page:
 
 def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
     try:
-        wanted = {Architecture.parse(one).name for one in named}
+        wanted = {BinaryKind.parse(one) for one in named}
     except ValueError as error:
         raise ConfigurationError(f"show: {error}") from None
     if not wanted:
         return inventory
-    binaries = tuple(one for one in inventory.binaries if one.architecture.name in wanted)
-    refusals = tuple(one for one in inventory.refusals if one.architecture in wanted)
+    names = {one.name for one in wanted}
+    binaries = tuple(
+        one for one in inventory.binaries if names & {one.kind.name, one.architecture.name}
+    )
+    refusals = tuple(one for one in inventory.refusals if one.architecture in names)
     return Inventory(binaries, refusals, inventory.extras)
 
 
@@ -83,12 +86,17 @@ def _binary(binary: Binary) -> Table:
         ("from", binary.candidate.origin),
         ("version", manifest.version + (f" ({binary.skew})" if binary.skew else "")),
         ("code", f"{binary.architecture.code}, {' and '.join(manifest.code_kinds)}"),
-        ("toolkit", f"{manifest.toolkit.compiler} {manifest.toolkit.version}"),
+        ("toolkit", _toolkit(manifest.toolkit)),
         ("driver", f"{driver.display} or newer (CUDA {dotted(driver.cuda)})"),
         ("size", f"{manifest.library.bytes / 1e6:.1f} MB"),
         ("source", source + (", with uncommitted changes" if manifest.source.dirty else "")),
     ]
-    return Table(rows(facts), caption=binary.architecture.name)
+    return Table(rows(facts), caption=binary.kind.name)
+
+
+def _toolkit(toolkit: Toolkit) -> str:
+    made = f", machine code by ptxas {toolkit.ptxas}" if toolkit.ptxas else ""
+    return f"{toolkit.compiler} {toolkit.version}{made}"
 
 
 def _refused(refusals: Sequence[Refusal]) -> Section:
@@ -104,7 +112,7 @@ def _kernels(binary: Binary) -> Section:
     ops = dict.fromkeys(row.op for row in held)
     tables = tuple(_table([row for row in held if row.op == op], op) for op in ops)
     notes = (_OF_SEVERAL,) if any(len(row.rules) > 1 for row in held) else ()
-    return Section(f"Kernels of {binary.architecture.name}", tables, notes=notes)
+    return Section(f"Kernels of {binary.kind.name}", tables, notes=notes)
 
 
 _OF_SEVERAL = (

@@ -138,7 +138,7 @@ def platform_tag() -> str:
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
-    """Whether the machine is a Jetson, whose driver refuses the binaries of flashvar's wheels."""
+    """Whether the machine is a Jetson, whose GPU runs code of exactly its own capability."""
     if (root / "etc/nv_tegra_release").exists():
         return True
     try:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
-from flashvar.errors import InvalidInputError, LayoutError
+from flashvar.errors import DeviceError, InvalidInputError, LayoutError
+from flashvar.selection.request import BACKENDS
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_DEVICES: Final = ("cpu", "cuda", "meta")
+_PACKED: Final = "a padded dense one, or pass its values packed, beside cu_seqlens"
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -24,14 +27,39 @@ def check_tensor(name: str, tensor: object) -> None:
         )
 
 
-def check_strided(name: str, tensor: Any) -> None:
-    """Refuse a value that is not a tensor, or a tensor without strides."""
+def check_strided(name: str, tensor: Any, to: str = _PACKED) -> None:
+    """Refuse a value that is not a tensor, or a tensor without strides: to be converted `to`."""
     check_tensor(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise LayoutError(f"{name} must be a strided tensor, got {kind}: convert it to {to}")
+
+
+def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
+    """Refuse a value that is not a strided tensor on a device that backends know."""
+    check_strided(name, tensor, to)
+    if tensor.device.type not in _DEVICES:
+        raise DeviceError(
+            f"{name} must be on a CUDA device or the CPU, got {tensor.device}: "
+            "move it with .to('cuda') or .to('cpu')"
+        )
+
+
+def check_layout(layout: Any, layouts: Collection[str], dimensions: str) -> None:
+    """Refuse a layout that is none of `layouts`; `dimensions` says what their letters mean."""
+    if type(layout) is not str or layout not in layouts:
         raise LayoutError(
-            f"{name} must be a strided tensor, got {kind}: convert it to a padded dense one, or "
-            "pass its values packed, beside cu_seqlens"
+            f"layout must be one of {', '.join(map(repr, layouts))}, got {layout!r}: "
+            f"name the order of the dimensions ({dimensions})"
+        )
+
+
+def check_backend(backend: Any) -> None:
+    """Refuse a backend that has no such name."""
+    if type(backend) is not str or backend not in BACKENDS:
+        raise InvalidInputError(
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            'leave it out for "auto"'
         )
 
 

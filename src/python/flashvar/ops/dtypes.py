@@ -12,3 +12,8 @@ DTYPES: Final = {
     torch.float32: "fp32",
     torch.float64: "fp64",
 }
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a name."""
+    return next(dtype for dtype, known in DTYPES.items() if known == name)

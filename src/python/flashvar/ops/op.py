@@ -101,6 +101,7 @@ class OpSpec:
     warmup: str | None = None  # protocol flashvar.cli.warmup.OpWarmup
     tune: str | None = None  # protocol flashvar.cli.tune.OpTune
     speed: str | None = None  # protocol flashvar.cli.speed.OpSpeed
+    verify: str | None = None  # protocol flashvar.cli.verify.OpVerify
 
     def axis(self, name: str) -> Axis:
         """The axis with a name; KeyError if the op has none."""

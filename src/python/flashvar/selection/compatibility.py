@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow, Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import short_axis
+from flashvar.binaries.variant import Architecture, short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
 from flashvar.ops.op import OpSpec, Value, value_text
@@ -53,7 +53,7 @@ def rejections(
 ) -> Iterator[Rejection]:
     """The reasons why a binary cannot serve, the most fundamental first."""
     manifest, architecture, forced = binary.manifest, binary.architecture, overrides.architecture
-    if forced is not None and forced != architecture.name:
+    if forced is not None and forced not in (architecture.name, binary.kind.name):
         yield Rejection(f"FLASHVAR_FORCE_ARCH={forced} was set")
     # The driver compiles PTX for seconds at load, and tiles are not tuned for the device: only if
     # the user forces the architecture.
@@ -63,20 +63,15 @@ def rejections(
         and not architecture.specific
         and device.capability >= architecture.capability
     )
-    if not translated and not architecture.runs_on(device.capability):
-        exactly = "exactly " if architecture.specific else ""
-        yield Rejection(
-            f"runs on {exactly}{dotted(architecture.capability)}"
-            f"{'' if architecture.specific else ' and higher minors'}, "
-            f"the device is {dotted(device.capability)}"
-        )
-    minimum = manifest.minimum_driver
-    if system.driver_cuda is None or system.driver_cuda < minimum.cuda:
-        yield Rejection(
-            f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
-            f"found {_driver(system)}",
-            f"update the NVIDIA driver to {minimum.display} or newer",
-        )
+    runs = architecture.runs_on(device.capability)
+    if device.tegra:
+        runs = architecture.capability == device.capability
+    if not translated and not runs:
+        of_device = dotted(device.capability) + (" inside a Tegra chip" if device.tegra else "")
+        yield Rejection(f"runs on {_served(architecture)}, the device is {of_device}")
+    too_old = driver_rejection(manifest, system, device.tegra)
+    if too_old is not None:
+        yield too_old
     for axis, asked in request.by_axis:
         if axis.off_step(asked):
             yield Rejection(
@@ -94,6 +89,26 @@ def rejections(
             f"{kernel.name} needs {kernel.shared_memory} bytes of shared memory, "
             f"a block may have {device.shared_memory}"
         )
+
+
+def _served(architecture: Architecture) -> str:
+    """The capabilities that machine code of an architecture runs on, in words."""
+    own = dotted(architecture.capability)
+    return f"exactly {own}" if architecture.exact else f"{own} and higher minors"
+
+
+def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) -> Rejection | None:
+    """The reason why a machine's driver cannot load a binary; None if it can."""
+    minimum = manifest.minimum_driver
+    if system.driver_cuda is not None and system.driver_cuda >= minimum.cuda:
+        return None
+    return Rejection(
+        f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
+        f"found {_driver(system)}",
+        f"update JetPack to one that serves CUDA {dotted(minimum.cuda)}"
+        if tegra
+        else f"update the NVIDIA driver to {minimum.display} or newer",
+    )
 
 
 def _wasteful_axes(request: Request, binary: Binary, kernel: KernelRow) -> Iterator[Rejection]:
@@ -136,7 +151,7 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
         kinds = {*_kinds(spec, rows), *([request.axes] if spec is request.spec else [])}
         for place, axis in enumerate(spec.axes):
             values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
-    words = [f"arch={binary.architecture.name}"]
+    words = [f"arch={binary.kind.name}"]
     words += [
         # Of two ops 64 may be one integer and two: one text.
         f"{short_axis(name)}={','.join(dict.fromkeys(map(value_text, sorted(held))))}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flashvar import ops
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import BinaryKind
 from flashvar.errors import ConfigurationError, InvalidInputError
 from flashvar.ops.op import Axis, OpSpec, Value, value_text
 
@@ -109,7 +109,7 @@ class Overrides:
     """The user's overrides of selection."""
 
     backend: str = "auto"  # one of BACKENDS; a named backend has no fallback
-    architecture: str | None = None  # consider only this binary, e.g. "sm_XY"
+    architecture: str | None = None  # consider only these binaries: "sm_XY", or "sm_XY-cuN"
     strict: bool = False  # a binary of another version than flashvar is an error
 
     @classmethod
@@ -129,7 +129,7 @@ class Overrides:
         forced = environ.get("FLASHVAR_FORCE_ARCH") or None
         if forced is not None:
             try:
-                forced = Architecture.parse(forced).name
+                forced = BinaryKind.parse(forced).name
             except ValueError as error:
                 raise ConfigurationError(f"FLASHVAR_FORCE_ARCH: {error}") from None
         strict = environ.get("FLASHVAR_STRICT", "")

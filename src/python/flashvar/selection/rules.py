@@ -4,8 +4,8 @@ Every candidate gets a result with a reason, in order of preference; the first a
 chosen. Errors, the log and `flashvar doctor` print the same results.
 
 The order is: the binary of the device's own architecture, binaries of lower minors of the same
-major, Triton, and the reference, which serves CPU tensors, and CUDA tensors when it is named or the
-function has no kernels.
+major, of each the one for newer drivers first; Triton; and the reference, which serves CPU tensors,
+and CUDA tensors when it is named or the function has no kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from flashvar.binaries import advice
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, Refusal
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import value_text
 from flashvar.selection.candidates import CandidateResult, Decision, Rejection
@@ -42,7 +42,7 @@ def select(
         missing = _missing_binary(device, system, inventory, overrides.architecture)
     binaries = [
         *(
-            (binary.architecture, _judge_binary(request, device, system, binary, overrides, common))
+            (binary.kind, _judge_binary(request, device, system, binary, overrides, common))
             for binary in inventory.binaries
         ),
         *(_judge_refusal(refusal, device, common) for refusal in inventory.refusals),
@@ -57,17 +57,17 @@ def select(
 
 
 def _nearest_first(
-    judged: list[tuple[Architecture | None, CandidateResult]], device: Device | None
+    judged: list[tuple[BinaryKind | None, CandidateResult]], device: Device | None
 ) -> list[CandidateResult]:
-    """Results sorted: architectures that run on the device first, from high to low."""
+    """Results sorted: binaries that run on the device first, the highest architecture first."""
     capability = (0, 0) if device is None else device.capability
 
-    def rank(entry: tuple[Architecture | None, CandidateResult]) -> tuple[int, int, int]:
-        architecture = entry[0]
-        if architecture is None:  # the manifest cannot be read, so the architecture is unknown
-            return (1, 0, 0)
-        place = 0 if architecture.runs_on(capability) else 2
-        return (place, -architecture.major, -architecture.minor)
+    def rank(entry: tuple[BinaryKind | None, CandidateResult]) -> tuple[int, int, int, int]:
+        kind = entry[0]
+        if kind is None:  # the manifest cannot be read, so the architecture is unknown
+            return (1, 0, 0, 0)
+        major, minor = kind.architecture.capability
+        return (0 if kind.architecture.runs_on(capability) else 2, -major, -minor, -kind.cuda)
 
     return [result for _, result in sorted(judged, key=rank)]
 
@@ -88,8 +88,6 @@ def _no_cuda(request: Request, device: Device | None, system: System) -> Rejecti
         return Rejection(f"expected a device cuda:{request.device}, found {len(system.devices)}")
     if not system.platform.startswith("linux_"):
         return Rejection(f"compiled kernels are for Linux, this is {system.platform}")
-    if device.tegra:
-        return Rejection("the drivers of Tegra devices do not take binaries made for other devices")
     return None
 
 
@@ -97,13 +95,16 @@ def _missing_binary(
     device: Device, system: System, inventory: Inventory, forced: str | None
 ) -> CandidateResult | None:
     """The result of the binary that fits the device best, if it is not installed."""
-    wanted = Architecture.parse(forced) if forced else Architecture(*device.capability)
+    wanted = BinaryKind.parse(forced) if forced else BinaryKind(Architecture(*device.capability))
     extras = inventory.extras
-    offered = sorted((Architecture.parse(extra) for extra in extras.here), reverse=True)
-    best = next((one for one in offered if one.runs_on(wanted.capability)), None)
+    offered = sorted(map(BinaryKind.parse, extras.here), reverse=True)
+    capability = wanted.architecture.capability
+    serving = [one for one in offered if one.architecture.runs_on(capability)]
+    best = next((one for one in serving if one.runs_with(system.driver_cuda)), None)
+    best = best or next(iter(serving), None)
     if best is not None and not forced:
         wanted = best
-    present = {binary.architecture.name for binary in inventory.binaries}
+    present = {binary.kind.name for binary in inventory.binaries}
     if wanted.name in present | {refusal.architecture for refusal in inventory.refusals}:
         return None
     candidate = f"cuda {wanted.name}"
@@ -115,7 +116,9 @@ def _missing_binary(
     if (
         offered or extras.elsewhere
     ):  # an installed flashvar lists its wheels; a source tree does not
-        every = sorted(map(Architecture.parse, extras.here | extras.elsewhere))
+        every = sorted(
+            {BinaryKind.parse(one).architecture for one in extras.here | extras.elsewhere}
+        )
         reason = f"flashvar has no wheel for it, only for {', '.join(one.name for one in every)}"
         return CandidateResult(candidate, "cuda", False, reason)
     return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
@@ -123,17 +126,17 @@ def _missing_binary(
 
 def _judge_refusal(
     refusal: Refusal, device: Device | None, common: Rejection | None
-) -> tuple[Architecture | None, CandidateResult]:
+) -> tuple[BinaryKind | None, CandidateResult]:
     """The result of a refused binary; with the fix, if the device could use the binary."""
     named = refusal.architecture
-    architecture = None if named is None else Architecture.parse(named)
+    kind = None if named is None else BinaryKind.parse(named)
     useful = common is None and device is not None
-    if architecture is not None and device is not None:
-        useful = useful and architecture.runs_on(device.capability)
+    if kind is not None and device is not None:
+        useful = useful and kind.architecture.runs_on(device.capability)
     reason = f"{refusal.candidate.origin}: {refusal.reason}"
     candidate = f"cuda {named or refusal.candidate.directory.name}"
     fix = refusal.fix if useful else None
-    return architecture, CandidateResult(candidate, "cuda", False, reason, fix)
+    return kind, CandidateResult(candidate, "cuda", False, reason, fix)
 
 
 def _judge_binary(
@@ -144,7 +147,7 @@ def _judge_binary(
     overrides: Overrides,
     common: Rejection | None,
 ) -> CandidateResult:
-    candidate = f"cuda {binary.architecture.name}"
+    candidate = f"cuda {binary.kind.name}"
     kernel = nearest_kernel(request, binary.manifest.kernels)
     rejection = common
     if rejection is None and device is not None:

@@ -16,7 +16,7 @@ from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import fatbin, json_text
 
-_EXTRA = re.compile(r"sm[1-9]\d+")
+_EXTRA = re.compile(r"(?:^|_)(sm[1-9]\d+(?:_cu[1-9]\d*)?)$")
 
 
 def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -28,10 +28,10 @@ def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield _differs(wheel, f"code {known.code} as variants.toml says", described)
         yield from _entries(library)
         for source, extra in _names(wheel):
-            if extra != described.architecture.extra:
+            if extra != described.kind.extra.replace("-", "_"):
                 yield _differs(wheel, f"code for {extra} as {source} says", described)
         for name, folder in wheel.entry_points.items():
-            if folder == library.folder and name != described.architecture.name:
+            if folder == library.folder and name != described.kind.name:
                 yield _differs(wheel, f"code for {name} as its entry point says", described)
         real = f"{described.architecture.extra.removeprefix('sm')}_real"
         for label, values in _variants(wheel):
@@ -85,11 +85,10 @@ def _entries(library: Library) -> Iterator[Finding]:
 
 def _names(wheel: Wheel) -> Iterator[tuple[str, str]]:
     """Architectures in the file's name, and what part of it says so."""
-    last = wheel.name.distribution.rpartition("_")[2]
-    if _EXTRA.fullmatch(last):
-        yield "its file name", last
-    if wheel.name.label is not None and _EXTRA.fullmatch(wheel.name.label):
-        yield "its label", wheel.name.label
+    if match := _EXTRA.search(wheel.name.distribution):
+        yield "its file name", match[1]
+    if wheel.name.label is not None and (match := _EXTRA.fullmatch(wheel.name.label)):
+        yield "its label", match[1]
 
 
 def _variants(wheel: Wheel) -> list[tuple[str, object]]:

@@ -53,6 +53,7 @@ class Image:
     functions: tuple[cubin.Function, ...] | None  # None: PTX, or compressed in a way not opened
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
+    before_13: bool | None = None  # machine code in the format of CUDA 12; None: not opened
 
 
 @dataclass(frozen=True)
@@ -219,4 +220,5 @@ def _image(image: fatbin.Image, where: str) -> Image:
         functions=None if held is None else held.functions,
         toolkit=None if held is None else held.toolkit,
         stack=None if held is None else held.stack,
+        before_13=None if held is None else held.before_13,
     )

@@ -103,10 +103,9 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         if image.functions
     }
     target = (
-        expected.config.targets.get(described.architecture.name)
-        if expected.config is not None
-        else None
+        expected.config.targets.get(described.kind.name) if expected.config is not None else None
     )
+    allowed = target.spill_bytes if target else 0
     for row in described.kernels:
         image = by_names.get(frozenset(row.functions))
         if image is None and set(row.functions) <= {n for names in by_names for n in names}:
@@ -117,17 +116,13 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         used = max([row.shared_memory, *(one.shared_memory for one in row.launches)])
         if limit is not None and used > limit:
             yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
-        if "+" not in described.version and row.spill_bytes > _allowed(expected):
+        if "+" not in described.version and row.spill_bytes > allowed:
             yield (
                 f"expected no spilled registers in a release, found {row.spill_bytes} bytes of "
-                f"{row.name}; choose smaller tiles, or raise spill_bytes of [project]"
+                f"{row.name}; choose smaller tiles, or raise its spill_bytes"
             )
         if row.spill_bytes and not row.stack_bytes:
             yield f"expected a stack for what {row.name} spills, found none"
-
-
-def _allowed(expected: Expectations) -> int:
-    return expected.config.project.spill_bytes if expected.config else 0
 
 
 def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) -> Iterator[str]:
@@ -152,7 +147,7 @@ def _names(library: Library, described: Manifest, expected: Expectations) -> Ite
     config = expected.config
     pairs_of = {(row.op, axis) for row in described.kernels for axis, _ in row.axes}
     number = 10 * described.architecture.major + described.architecture.minor
-    target = config.targets.get(described.architecture.name) if config else None
+    target = config.targets.get(described.kind.name) if config else None
     for row in described.kernels:
         axes = dict(row.axes)
         for axis in list(axes):

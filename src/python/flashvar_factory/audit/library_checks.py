@@ -39,6 +39,14 @@ _OPTIONAL: Final = frozenset(
         "__cxa_finalize",
         "__cxa_pure_virtual",
         "__gmon_start__",
+        # The exceptions of a static libstdc++, for programs with transactional memory.
+        "_ITM_RU1",
+        "_ITM_RU8",
+        "_ITM_addUserCommitAction",
+        "_ITM_memcpyRnWt",
+        "_ITM_memcpyRtWn",
+        "_ZGTtdlPv",
+        "_ZGTtnam",
     }
 )
 # Whose a library or a symbol is, and what to do about it.

@@ -84,17 +84,27 @@ def _derived(
     yield "architecture, version and source hash, as the library states them,", info, stated
     toolkits = {image.toolkit for image in library.images if image.toolkit is not None}
     if toolkits:
-        yield "toolkit, as the device code states it,", toolkits, {described.toolkit.version}
+        yield "toolkit, as the device code states it,", toolkits, {described.toolkit.machine_code}
     yield "compiler", "nvcc", described.toolkit.compiler
-    if _TOOLKIT.fullmatch(described.toolkit.version):
-        major, minor = (int(part[:6]) for part in described.toolkit.version.split(".")[:2])
+    toolkit = described.toolkit.machine_code
+    if _TOOLKIT.fullmatch(toolkit):
+        major, minor = (int(part[:6]) for part in toolkit.split(".")[:2])
+        formats = {image.before_13 for image in library.images if image.before_13 is not None}
+        if formats:
+            yield "device code in the format of CUDA 12", {major < 13}, formats
         if (major, minor) >= min(driver.BRANCHES):
             oldest = driver.minimum((major, minor), described.code_kinds)
             yield "minimum driver of that toolkit", oldest, described.minimum_driver
         else:
-            yield "toolkit", f"{min(driver.BRANCHES)} or newer", described.toolkit.version
+            yield "toolkit", f"{min(driver.BRANCHES)} or newer", toolkit
     else:
-        yield "toolkit", "three numbers", described.toolkit.version
+        yield "toolkit", "three numbers", toolkit
+    opened = all(
+        described.minimum_driver.cuda >= driver.OPENS.get(image.compression, (0, 0))
+        for image in library.images
+        if image.compression is not None
+    )
+    yield "device code that the minimum driver can uncompress", True, opened
     revision, dirty = described.source.revision, described.source.dirty
     if revision is not None:
         yield "revision to be a commit", True, _REVISION.fullmatch(revision) is not None
@@ -112,9 +122,12 @@ def _configured(
     assert config is not None
     yield "project", config.project.name, described.project
     yield "ABI of variants.toml", config.project.abi, described.abi
-    target = config.targets.get(described.architecture.name)
+    target = config.targets.get(described.kind.name)
     if target is None:
         return
+    made_by = None if target.toolkit is None else target.toolkit.version
+    yield "ptxas of variants.toml", made_by, described.toolkit.ptxas
+    yield "where its kernels have run, of variants.toml,", target.ran, described.ran
     yield "distribution", target.distribution, described.distribution
     build = Build(
         described.architecture,
@@ -125,6 +138,8 @@ def _configured(
         described.code_kinds,
         tuple(library_facts.kernel(row) for row in described.kernels),
         described.platform.removeprefix("linux_"),
+        target.toolkit,
+        target.ran,
     )
     yield "platform of variants.toml", True, build.platform in target.platforms
     families = {row.family for row in described.kernels}

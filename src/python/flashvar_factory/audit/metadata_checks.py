@@ -124,11 +124,7 @@ def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     where = f"{wheel.info}/entry_points.txt"
     groups = entry_points.parse(wheel.metadata("entry_points.txt") or "")
     for _, described in pairs(wheel):
-        wanted = {
-            f"{described.project}.binaries": [
-                (described.architecture.name, wheel.name.distribution)
-            ]
-        }
+        wanted = {f"{described.project}.binaries": [(described.kind.name, wheel.name.distribution)]}
         if groups != wanted:
             yield Finding(
                 "entry points",

@@ -84,12 +84,16 @@ def _parts(
     """The components: what is linked in, and what compiled and linked it."""
     toolkit = described.toolkit
     compilers = sorted(name for name in found if name.endswith("-c++"))
-    wanted = {toolkit.compiler, "cudart-static", *compilers[:1]}
+    ptxas = {} if toolkit.ptxas is None else {"ptxas": toolkit.ptxas}
+    wanted = {toolkit.compiler, "cudart-static", *compilers[:1], *ptxas}
     optional = {"libstdc++", "glibc-stubs"} & found.keys()
     yield "components", sorted(wanted | optional), sorted(found)
     yield "one C++ compiler", 1, len(compilers)
     yield toolkit.compiler, toolkit.version, found[toolkit.compiler]["version"]
-    release = ".".join(toolkit.version.split(".")[:2])
+    for name, version in ptxas.items():
+        if name in found:
+            yield name, version, found[name]["version"]
+    release = ".".join(toolkit.machine_code.split(".")[:2])
     yield "cudart-static", release, found["cudart-static"]["version"]
     for name in sorted({"cudart-static", *optional}):
         hashes = _hashes(found[name])

@@ -66,7 +66,7 @@ license-files = {json.dumps(list(licenses))}
 requires-python = {string(REQUIRES_PYTHON)}
 
 [project.entry-points.{string(f"{project}.binaries")}]
-{build.architecture.name} = {string(build.stem)}
+{build.kind.name} = {string(build.stem)}
 
 [tool.scikit-build]
 # The manifest holds the hash of the library as it was linked.

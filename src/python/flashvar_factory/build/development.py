@@ -19,6 +19,7 @@ from flashvar_factory.build import cmake, process
 from flashvar_factory.build.configure import Plan, configure, write_if_changed
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
+from flashvar_factory.toolchain import older_cuda
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 FOLDER: Final = "build/dev"
@@ -37,7 +38,8 @@ def build(
     The manifest is removed first and comes back last: what an interrupted build leaves is not
     taken for a binary.
     """
-    directory = root / FOLDER / build.architecture.name
+    toolchain = older_cuda.complete(toolchain, build.toolkit, root)
+    directory = root / FOLDER / build.kind.name
     with process.alone(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)
         package = site(root) / build.stem
@@ -87,7 +89,7 @@ def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
         if stale != folder:
             shutil.rmtree(stale)
     metadata = f"Metadata-Version: 2.1\nName: {build.distribution}\nVersion: {plan.version}\n"
-    entry = f"[{config.project.name}.binaries]\n{build.architecture.name} = {build.stem}\n"
+    entry = f"[{config.project.name}.binaries]\n{build.kind.name} = {build.stem}\n"
     write_if_changed(folder / "INSTALLER", f"{registry.DEVELOPMENT}\n")
     write_if_changed(folder / "METADATA", metadata)
     write_if_changed(folder / "entry_points.txt", entry)

@@ -105,6 +105,8 @@ def plan_cmake(build: Build, facts: Facts, config: Config, directory: Path) -> s
         "GENERATED_DIR": directory.as_posix(),
         "PLAN_JSON": (directory / "plan.json").as_posix(),
         "LINEINFO": "ON" if facts.lineinfo else "OFF",
+        # zstd makes device code small, and needs a driver that serves CUDA 12.4.
+        "COMPRESSION": "speed" if build.toolkit else "size",
     }
     lines = [f"# {_MARK}"]
     lines += [cmake_set(f"FLASHVAR_{name}", value) for name, value in variables.items()]
@@ -141,7 +143,7 @@ def cross_cmake(cross: Cross) -> str:
 
 def plan_json(build: Build, facts: Facts, config: Config) -> str:
     """What the manifest writer needs once the library is linked."""
-    major, minor = (int(part) for part in facts.toolkit.version.split(".")[:2])
+    major, minor = (int(part) for part in facts.toolkit.machine_code.split(".")[:2])
     document = {
         "abi": config.project.abi,
         "project": config.project.name,
@@ -150,8 +152,9 @@ def plan_json(build: Build, facts: Facts, config: Config) -> str:
         "source": vars(facts.source),
         "code": build.code,
         "code_kinds": build.code_kinds,
-        "toolkit": vars(facts.toolkit),
+        "toolkit": {key: value for key, value in vars(facts.toolkit).items() if value},
         "minimum_driver": vars(driver.minimum((major, minor), build.code_kinds)),
+        "ran": build.ran,
         "platform": f"linux_{build.platform}",
         "family": build.family,
         "kernels": [{"op": kernel.op, "axes": dict(kernel.axes)} for kernel in build.kernels],

@@ -186,6 +186,18 @@ def _outside(manifest: Manifest, link: Link) -> list[Component]:
             scope=ComponentScope.EXCLUDED,
         ),
     ]
+    if toolkit.ptxas is not None:
+        found.append(
+            _component(
+                "ptxas",
+                toolkit.ptxas,
+                ComponentType.APPLICATION,
+                license_name=_NVIDIA,
+                purl=("generic", "ptxas"),
+                description="Made the machine code",
+                scope=ComponentScope.EXCLUDED,
+            )
+        )
     if link.glibc is not None:
         found.append(
             _component(

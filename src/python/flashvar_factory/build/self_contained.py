@@ -58,7 +58,7 @@ def selection(config: Config, build: Build) -> list[str]:
     for axis, by_op in values.items():
         if any(list(held) != [*map(str, config.defaults[op][axis])] for op, held in by_op.items()):
             given.append(f"{axis}={','.join(dict.fromkeys(chain.from_iterable(by_op.values())))}")
-    return [build.architecture.name, *given, *(["ptx=1"] if "ptx" in build.code_kinds else [])]
+    return [build.kind.name, *given, *(["ptx=1"] if "ptx" in build.code_kinds else [])]
 
 
 def pyproject(config: Config, build: Build, root: Path) -> str:

@@ -15,6 +15,7 @@ from flashvar_factory.build.configure import Plan, configure, write_if_changed
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.toolchain import older_cuda
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 FOLDER: Final = "build/wheels"
@@ -41,6 +42,7 @@ def binary(
     jobs: int | None,
 ) -> Path:
     """Build the wheel of one binary distribution into `output`."""
+    toolchain = older_cuda.complete(toolchain, build.toolkit, root)
     directory = root / FOLDER / build.platform / build.distribution
     with process.alone(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory)

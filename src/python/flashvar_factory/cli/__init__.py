@@ -19,6 +19,7 @@ from flashvar.errors import FlashvarError
 from flashvar_factory.errors import BuildError
 
 COMMANDS: Final = {
+    "init": "write_example",
     "list": "list_builds",
     "configure": "configure_plans",
     "build": "build_dev",
@@ -47,13 +48,13 @@ COMMANDS: Final = {
 INTERRUPTED: Final = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+def main(arguments: Sequence[str] | None = None, *, program: str = "flashvar_factory") -> int:
+    """Run one command; the exit code. `program` is the name that was typed."""
     command_line = list(sys.argv[1:] if arguments is None else arguments)
-    return output.delivered("flashvar_factory", lambda: _call(command_line))
+    return output.delivered(program, lambda: _call(command_line, program))
 
 
-def _call(command_line: list[str]) -> int:
+def _call(command_line: list[str], program: str) -> int:
     """Parse the command line and run their command; an error is one message."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -62,9 +63,7 @@ def _call(command_line: list[str]) -> int:
         default=argparse.SUPPRESS,
         help="where variants.toml is; may also come after the command (default: here)",
     )
-    parser = argparse.ArgumentParser(
-        prog="flashvar_factory", description=_summary(__doc__), parents=[common]
-    )
+    parser = argparse.ArgumentParser(prog=program, description=_summary(__doc__), parents=[common])
     commands = parser.add_subparsers(required=True, dest="name", metavar="command")
     # Help and mistakes list all commands; a call needs its own alone.
     _, after_root = common.parse_known_args(command_line)

@@ -27,7 +27,7 @@ def build_all(selection: Selected) -> list[Path]:
     print(f"nvcc {compiler.version} of {compiler.origin}: {compiler.nvcc}")
     packages = []
     for one in builds:
-        print(f"{one.architecture.name}: {', '.join(kernel.name for kernel in one.kernels)}")
+        print(f"{one.kind.name}: {', '.join(kernel.name for kernel in one.kernels)}")
         packages.append(
             development.build(
                 selection.config, one, compiler, root=selection.root, jobs=selection.given.jobs

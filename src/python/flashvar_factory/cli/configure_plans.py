@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> None:
     selection = selected.read(arguments)
     compiler = selection.compiler()
     for one in selection.for_development():
-        directory = arguments.root / development.FOLDER / one.architecture.name
+        directory = arguments.root / development.FOLDER / one.kind.name
         with process.alone(directory):
             plan = configuring.configure(
                 selection.config,

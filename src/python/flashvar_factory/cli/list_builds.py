@@ -51,7 +51,7 @@ def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str
     return {
         "include": [
             {
-                "architecture": build.architecture.name,
+                "architecture": build.kind.name,
                 "distribution": build.distribution,
                 "platform": build.platform,
                 "runner": RUNNERS[build.platform],
@@ -68,13 +68,14 @@ def document(config: Config, release: str, builds: Sequence[Build]) -> dict[str,
         "version": release,
         "builds": [
             {
-                "architecture": one.architecture.name,
+                "architecture": one.kind.name,
                 "code": one.code,
                 "code_kinds": one.code_kinds,
                 "platform": one.platform,
                 "family": one.family,
                 "shared_memory": one.shared_memory,
                 "distribution": one.distribution,
+                "toolkit": None if one.toolkit is None else one.toolkit.ptxas,
                 "version": version.of_build(release, one, config),
                 "kernels": [
                     {"name": kernel.name, "op": kernel.op, **dict(kernel.axes)}

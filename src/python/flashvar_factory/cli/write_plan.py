@@ -8,6 +8,7 @@ from pathlib import Path
 from flashvar_factory.build import cmake, render
 from flashvar_factory.build import configure as configuring
 from flashvar_factory.cli import selected
+from flashvar_factory.toolchain import older_cuda
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Write plan.cmake and what it needs, and variables.cmake."""
     selection = selected.read(arguments)
-    compiler = selection.compiler()
     (one,) = selection.for_release()
+    compiler = older_cuda.complete(selection.compiler(), one.toolkit, arguments.root)
     plan = configuring.configure(
         selection.config, one, compiler, root=arguments.root, directory=arguments.output
     )

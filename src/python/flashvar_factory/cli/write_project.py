@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
     selection = selected.read(arguments)
     builds = selection.for_release()
     if len(builds) != 1:
-        names = listed(build.architecture.name for build in builds)
+        names = listed(build.kind.name for build in builds)
         raise ConfigurationError(f"expected one architecture for a project, found {names}")
     output = (arguments.root / arguments.output).resolve()
     self_contained.write(selection.config, builds[0], root=arguments.root, output=output)

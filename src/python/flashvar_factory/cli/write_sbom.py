@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the document."""
     described = manifest.read(arguments.manifest)
     compiler, compiler_version = arguments.compiler
-    release = ".".join(described.toolkit.version.split(".")[:2])
+    release = ".".join(described.toolkit.machine_code.split(".")[:2])
     link = sbom.Link(
         compiler,
         compiler_version,

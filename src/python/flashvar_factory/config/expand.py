@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import native
 from flashvar_factory.config.axes import Axis
-from flashvar_factory.config.schema import PLATFORMS, Config
+from flashvar_factory.config.older_toolkits import OlderToolkit
+from flashvar_factory.config.schema import PLATFORMS, Config, Target
 from flashvar_factory.config.selection_arguments import NATIVE, SelectionArguments
 from flashvar_factory.config.suggestions import listed
 from flashvar_factory.config.toml_table import Value
@@ -41,6 +42,13 @@ class Build:
     code_kinds: tuple[str, ...]  # ("sass",) or ("sass", "ptx")
     kernels: tuple[Kernel, ...]
     platform: str  # the processor it runs beside: "x86_64", "aarch64"
+    toolkit: OlderToolkit | None = None  # that makes the machine code; None: the compiler's own
+    ran: str = Target.ran  # where tests of the architecture's kernels have run
+
+    @property
+    def kind(self) -> BinaryKind:
+        """The architecture, and the CUDA major whose drivers run the binary."""
+        return BinaryKind(self.architecture, self.toolkit.cuda if self.toolkit else CUDA)
 
     @property
     def stem(self) -> str:
@@ -107,7 +115,6 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
             f"expected values that one of {listed(selection.ops)} takes together, found "
             f"{dict(selection.axes)}"
         )
-    kinds = ("sass", "ptx") if selection.ptx else ("sass",)
     return tuple(
         Build(
             target.architecture,
@@ -115,9 +122,12 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
             target.family,
             target.shared_memory,
             target.distribution,
-            kinds,
+            # An older driver cannot read the PTX of this compiler.
+            ("sass", "ptx") if selection.ptx and target.toolkit is None else ("sass",),
             kernels,
             selection.platform,
+            target.toolkit,
+            target.ran,
         )
         for target in (config.targets[name] for name in selection.architectures)
     )

@@ -1,4 +1,4 @@
-"""The extras of the project: one per architecture, `all` of these, and `cli`.
+"""The extras of the project: one per binary, `all` of these, and `cli`.
 
 An installer passes over an extra that it does not find, so each has every name that people give
 it, as installers spell it: `sm_89` and `8.9` are looked up as `sm-89` and `8-9` (PEP 685). A plugin
@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from flashvar_factory.config import schema, version
 
-_ALL: Final = ("all", "cuda", "gpu")
+_ALL: Final = ("all", "cuda", "gpu")  # for drivers of an older CUDA: "all-cu12", ...
 # What the commands draw tables and progress with, where it is there.
 _CLI: Final = {"cli": ["rich>=13.7"]}
 
@@ -23,12 +23,15 @@ _CLI: Final = {"cli": ["rich>=13.7"]}
 def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
     """Extra -> requirements: the binary distributions of exactly this version; cli."""
     found: dict[str, list[str]] = {}
-    every: list[str] = []
+    every: dict[str, list[str]] = {name: [] for name in _ALL}
     for target in config.targets.values():
         requirement = f"{target.distribution}=={release}; {_marker(target)}"
-        every.append(requirement)
-        found |= {canonicalize_name(name): [requirement] for name in target.architecture.spellings}
-    return {**found, **dict.fromkeys(_ALL, every), **_CLI}
+        older = "" if target.toolkit is None else f"-cu{target.toolkit.cuda}"
+        for name in _ALL:
+            every.setdefault(f"{name}{older}", []).append(requirement)
+        for kind in target.kinds:
+            found |= {canonicalize_name(name): [requirement] for name in kind.spellings}
+    return {**found, **every, **_CLI}
 
 
 def _marker(target: schema.Target) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from collections.abc import Sequence
 from typing import Final
 
 from flashvar.errors import ConfigurationError
+from flashvar.machine import driver
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.suggestions import listed
 
@@ -16,30 +16,10 @@ Capability = tuple[int, int]
 # The processor of this machine, in the words of wheel tags: "x86_64", "aarch64".
 MACHINE: Final = platform.machine()
 
-# CUdevice_attribute of the driver API (cuda.h).
-_CAPABILITY_MAJOR = 75
-_CAPABILITY_MINOR = 76
-
 
 def capabilities() -> tuple[Capability, ...]:
     """The compute capability of each CUDA device, in the driver's order; () without one."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ()
-    count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return ()
-    return tuple(
-        (_attribute(driver, _CAPABILITY_MAJOR, i), _attribute(driver, _CAPABILITY_MINOR, i))
-        for i in range(count.value)
-    )
-
-
-def _attribute(driver: ctypes.CDLL, attribute: int, device: int) -> int:
-    value = ctypes.c_int()
-    driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-    return value.value
+    return tuple(gpu.capability for gpu in driver.gpus())
 
 
 def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
@@ -61,6 +41,6 @@ def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
 
 
 def _serving(capability: Capability, config: Config) -> str | None:
-    architectures = (target.architecture for target in config.targets.values())
-    candidates = [one for one in architectures if one.runs_on(capability)]
+    targets = (target for target in config.targets.values() if target.toolkit is None)
+    candidates = [one.architecture for one in targets if one.architecture.runs_on(capability)]
     return max(candidates).name if candidates else None

@@ -2,22 +2,24 @@
 
 An op declares the axes it is compiled over; `defaults` gives each axis its values, `defaults.<op>`
 others for one op; an architecture has the code that the compiler is told, and the distribution that
-carries the binary.
+carries the binary. With `toolkits` an architecture has more targets: one for each older CUDA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.manifest import RAN
+from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import axes, families, toml_table
+from flashvar_factory.config import axes, families, older_toolkits, toml_table
 from flashvar_factory.config.axes import Axis, Op
 from flashvar_factory.config.families import Family
+from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.config.suggestions import did_you_mean, listed
 from flashvar_factory.config.toml_table import Table, Value
 
@@ -48,13 +50,27 @@ class Project:
 
 @dataclass(frozen=True)
 class Target:
-    """One architecture that binaries are made for."""
+    """One architecture that binaries are made for, with one toolkit."""
 
     architecture: Architecture
     family: str  # the folder of the CUDA sources that serves it
     shared_memory: int  # bytes a block may have
     distribution: str
     platforms: tuple[str, ...]  # the processors that a wheel is made for
+    also: tuple[Architecture, ...] = ()  # others that the machine code is for
+    ran: str = "never"  # one of RAN: where tests of its kernels have run
+    spill_bytes: int = 0  # that a thread of a released kernel may spill
+    toolkit: OlderToolkit | None = None  # that makes the machine code; None: the compiler's own
+
+    @property
+    def kind(self) -> BinaryKind:
+        """The architecture, and the CUDA major whose drivers run the binary."""
+        return BinaryKind(self.architecture, self.toolkit.cuda if self.toolkit else CUDA)
+
+    @property
+    def kinds(self) -> tuple[BinaryKind, ...]:
+        """Its own kind, and those of the other architectures that it is the binary of."""
+        return (self.kind, *(BinaryKind(one, self.kind.cuda) for one in self.also))
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,7 @@ class Config:
     ops: Mapping[str, Op]  # every declared op
     default_ops: tuple[str, ...]
     defaults: Mapping[str, Mapping[str, tuple[Value, ...]]]  # op -> axis -> values
-    targets: Mapping[str, Target]  # by architecture name, in the file's order
+    targets: Mapping[str, Target]  # by the name of their kind, in the file's order
     dev: Dev
 
     @property
@@ -99,10 +115,11 @@ def parse(text: str, file: str = FILE_NAME) -> Config:
     ops = axes.read(_tables(top, "ops"))
     default_ops, defaults = _defaults(top.table("defaults"), ops)
     limits = families.read(top.table("families"), ops.values()) if "families" in top.rest else {}
-    targets = _targets(top, project, limits)
+    toolkits = older_toolkits.read(top.table("toolkits")) if "toolkits" in top.rest else {}
+    targets = _targets(top, project, limits, toolkits)
     _check_limits(top, targets, [ops[name] for name in default_ops], limits)
     dev = _dev(top.table("dev"), _union(defaults), targets)
-    top.end(also=["families"])
+    top.end(also=["families", "toolkits"])
     return Config(
         project,
         MappingProxyType(ops),
@@ -206,7 +223,12 @@ def _check_limits(
             limits.get(name, Family(name)).check(op, table)
 
 
-def _targets(top: Table, project: Project, limits: Mapping[str, Family]) -> dict[str, Target]:
+def _targets(
+    top: Table,
+    project: Project,
+    limits: Mapping[str, Family],
+    toolkits: Mapping[str, OlderToolkit],
+) -> dict[str, Target]:
     targets: dict[str, Target] = {}
     for name, table in _tables(top, "architectures"):
         code = table.text("code", r"[1-9][0-9]+a?", "a compute capability such as '90a'")
@@ -219,6 +241,13 @@ def _targets(top: Table, project: Project, limits: Mapping[str, Family]) -> dict
             shared_memory=table.positive("shared_memory"),
             distribution=table.text("distribution", _DISTRIBUTION, "a distribution name"),
             platforms=_platforms(table),
+            also=_also(table, architecture),
+            ran=_ran(table, "ran") if "ran" in table.rest else Target.ran,
+            spill_bytes=(
+                table.positive("spill_bytes")
+                if "spill_bytes" in table.rest
+                else project.spill_bytes
+            ),
         )
         if expected := limits.get(target.family, Family(target.family)).why_not(architecture):
             raise table.wrong("code", expected, code)
@@ -231,8 +260,62 @@ def _targets(top: Table, project: Project, limits: Mapping[str, Family]) -> dict
             expected = "another name each, and none of them the project's own"
             raise table.wrong("distribution", expected, target.distribution)
         targets[name] = target
-        table.end(also=["platforms"])
+        for toolkit, where in _toolkits(table, toolkits).items():
+            older = replace(
+                target,
+                toolkit=toolkits[toolkit],
+                distribution=f"{target.distribution}-{toolkit}",
+                ran=where,
+            )
+            targets[older.kind.name] = older
+        table.end(also=["platforms", "also", "ran", "spill_bytes", "toolkits"])
+    _check_named_once(top, targets.values())
     return targets
+
+
+def _check_named_once(top: Table, targets: Iterable[Target]) -> None:
+    named: set[str] = set()
+    for target in targets:
+        if target.toolkit is not None:
+            continue
+        for one in (target.architecture, *target.also):
+            if one.name in named:
+                expected = "each architecture once, as a row or under `also`"
+                raise top.wrong("architectures", expected, one.name)
+            named.add(one.name)
+
+
+def _also(table: Table, architecture: Architecture) -> tuple[Architecture, ...]:
+    """The key `also`: higher minors of the major, which plain code runs on."""
+    found = []
+    for value in table.values("also") if "also" in table.rest else ():
+        try:
+            other = Architecture.parse(str(value))
+        except ValueError:
+            other = architecture
+        if other == architecture or not architecture.runs_on(other.capability):
+            expected = f"architectures that code {architecture.code} runs on"
+            raise table.wrong("also", expected, value)
+        found.append(other)
+    return tuple(found)
+
+
+def _ran(table: Table, key: str) -> str:
+    """Where tests have run, in a word."""
+    ran = table.text(key, r".+", "a word")
+    if ran not in RAN:
+        raise table.wrong(key, f"one of {listed(RAN)}", ran)
+    return ran
+
+
+def _toolkits(table: Table, toolkits: Mapping[str, OlderToolkit]) -> dict[str, str]:
+    """Names of [toolkits], and where the tests of their binaries have run."""
+    if "toolkits" not in table.rest:
+        return {}
+    given = table.table("toolkits")
+    found = {name: _ran(given, name) for name in toolkits if name in given.rest}
+    given.end(also=toolkits)
+    return found
 
 
 def _platforms(table: Table) -> tuple[str, ...]:

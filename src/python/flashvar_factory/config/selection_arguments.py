@@ -169,7 +169,7 @@ def _architectures(parts: list[str] | None, config: Config) -> tuple[str, ...] |
 
 def _spellings(name: str, config: Config) -> tuple[str, ...]:
     target = config.targets[name]
-    return (*target.architecture.spellings, target.distribution)
+    return (*(name for kind in target.kinds for name in kind.spellings), target.distribution)
 
 
 def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> tuple[Value, ...]:

@@ -24,7 +24,7 @@ def read(config: Config, root: Path) -> str:
 
 def of_build(version: str, build: Build, config: Config) -> str:
     """`version`, with a PEP 440 local label such as `+hdim64.bf16` for a subset or for PTX."""
-    everything = Selection((build.architecture.name,), config.default_ops, {})
+    everything = Selection((build.kind.name,), config.default_ops, {})
     (full,) = expand(config, everything)
     label = _missing(build.kernels, full.kernels)
     if "ptx" in build.code_kinds:

@@ -45,6 +45,7 @@ class Cubin(NamedTuple):
     code: str | None = None  # what ptxas was told, e.g. "90a"; None where it left no note
     toolkit: str | None = None  # the version of ptxas
     stack: int | None = None  # bytes per thread: the most that any function takes
+    before_13: bool = False  # in the format of CUDA 12 and before, which older drivers load
 
 
 def read(data: memoryview, where: str) -> Cubin:
@@ -53,7 +54,8 @@ def read(data: memoryview, where: str) -> Cubin:
     if file.machine != MACHINE:
         raise BuildError(f"{where}: expected a cubin, found an ELF file for machine {file.machine}")
     # Toolkits before 13 write the lowest byte, and ABI 7.
-    number = file.flags & 0xFF if file.abi_version < 8 else file.flags >> 8 & 0xFF
+    before_13 = file.abi_version < 8
+    number = file.flags & 0xFF if before_13 else file.flags >> 8 & 0xFF
     note = b"".join(bytes(one.content) for one in file.named(_TOOL))
     version, arch = _VERSION.search(note), _ARCH.search(note)
     registers, frames = _per_symbol(file)
@@ -63,6 +65,7 @@ def read(data: memoryview, where: str) -> Cubin:
         arch["code"].decode() if arch else None,
         version["version"].decode() if version else None,
         max(frames) if frames else None,
+        before_13,
     )
 
 

@@ -130,7 +130,7 @@ def _versions(file: elf.Elf) -> dict[int, str]:
 
 
 def _needed_versions(table: memoryview, strings: bytes, where: str) -> dict[int, str]:
-    """Names by number. Each entry lies behind the one before it, so the walk through them ends."""
+    """Names by number. Each entry lies behind the one before it, so iterating over them ends."""
     names: dict[int, str] = {}
     position, step = 0, -1
     while step:

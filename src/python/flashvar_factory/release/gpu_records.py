@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.errors import FlashvarError
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
@@ -27,13 +27,14 @@ _TRITON_SOURCES: Final = "src/python/{project}/backends/triton"
 _CUDA: Final = "cuda"
 _SHOWN: Final = 3
 _FAILURES: Final = ("failed", "error")
+_NEVER: Final = "never"  # of manifest.RAN
 
 
 @dataclass(frozen=True)
 class Binary:
     """A binary that was installed during the run."""
 
-    architecture: str
+    architecture: str  # or the name of its kind
     code_kinds: tuple[str, ...]
     version: str
     revision: str | None
@@ -80,10 +81,11 @@ class Need:
 
 
 def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
-    """One for each architecture of the release; one for Triton where the project has kernels."""
+    """One for each binary of the release that is said to have run; one for Triton's kernels."""
     by_name: dict[str, list[Manifest]] = {}
     for described in released:
-        by_name.setdefault(described.architecture.name, []).append(described)
+        if described.ran != _NEVER:
+            by_name.setdefault(described.kind.name, []).append(described)
     built_of = (*source.PARTS, schema.FILE_NAME)
     found = [Need(name, built_of, tuple(every)) for name, every in sorted(by_name.items())]
     triton = _TRITON_SOURCES.format(project=project)
@@ -107,14 +109,15 @@ def _read(path: Path, name: str) -> Record | None:
         passed: Counter[str] = Counter()
         for row, counts in found["counts_by_file"].items():
             passed[row.rpartition(" ")[2]] += counts.get("passed", 0)
-        own = Architecture(*device["capability"]).name
+        own = Architecture(*device["capability"])
+        served = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
         return Record(
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),
-            architecture=_text(forced) or own,
+            architecture=served.name,
             forced=forced is not None,
-            native=forced in (None, own),
+            native=served.architecture.capability == own.capability,
             whole=found.get("left_to_other_shards") == 0 and not system["interpreted"],
             passed=passed,
             failed=sum(found["counts"].get(outcome, 0) for outcome in _FAILURES),
@@ -133,7 +136,7 @@ def _binary(row: Mapping[str, Any]) -> Binary:
         revision=_text(made["revision"]),
         dirty=made["dirty"],
         sources=str(made["hash"]),
-        toolkit=str(row["toolkit"]["version"]),
+        toolkit=str(row["toolkit"].get("ptxas") or row["toolkit"]["version"]),
     )
 
 
@@ -185,8 +188,9 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
 
 def _differences(one: Binary, described: Manifest, platform: str) -> Iterator[str]:
     """What the binary that ran and the one that is released do not share."""
-    if one.toolkit != described.toolkit.version:
-        yield f"its binary is of nvcc {one.toolkit}, the release's of {described.toolkit.version}"
+    if one.toolkit != described.toolkit.machine_code:
+        made = described.toolkit.machine_code
+        yield f"its binary is of nvcc {one.toolkit}, the release's of {made}"
     built = (one.version, one.code_kinds, platform)
     if built != (described.version, described.code_kinds, described.platform):
         return  # a build of other parts, e.g. with PTX: its hash covers these

@@ -52,8 +52,9 @@ def text(
     for need, found in records.items():
         lines += [f"* {_what(need)}: {_run(need, record)}" for record in found]
     for one in released:
-        name, platform = one.architecture.name, one.platform
-        if not any(record.native and record.platform == platform for record in records[name]):
+        name, platform = one.kind.name, one.platform
+        on_own = (record for record in records.get(name, ()) if record.native)
+        if not any(record.platform == platform for record in on_own):
             lines.append(f"* the machine code of {name} for {platform}: on no GPU yet")
     lines += ["", "## Files", "", "```text"]
     lines += [f"{digest}  {name}" for name, digest in sorted(hashes.items())]

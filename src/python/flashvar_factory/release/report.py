@@ -17,7 +17,7 @@ _COLUMNS: Final = ("bytes", "architecture", "kernels", "file", "verdicts")
 
 def document(release: Release, done: Mapping[str, Outcome]) -> dict[str, Any]:
     """The release as plain data; the same files and findings give the same document."""
-    built = {(build.architecture.name, build.platform) for build, _ in release.builds}
+    built = {(build.kind.name, build.platform) for build, _ in release.builds}
     everything = {
         (name, platform)
         for name, target in release.config.targets.items()
@@ -56,10 +56,10 @@ def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
     described = members.described(file)
     if described is not None:
         row |= {
-            "architecture": described.architecture.name,
+            "architecture": described.kind.name,
             "code": described.architecture.code,
             "code_kinds": list(described.code_kinds),
-            "toolkit": f"{described.toolkit.compiler} {described.toolkit.version}",
+            "toolkit": f"{described.toolkit.compiler} {described.toolkit.machine_code}",
             "driver": described.minimum_driver.display,
             "library_bytes": described.library.bytes,
             "kernels": [kernel.name for kernel in described.kernels],

@@ -47,8 +47,8 @@ class Binary:
 
     @property
     def label(self) -> str:
-        """`smXY`: the last part of the variant wheel's file name."""
-        return self.manifest.architecture.extra
+        """`smXY`, `smXY_cuN`: the last part of the variant wheel's file name."""
+        return self.manifest.kind.extra.replace("-", "_")
 
     @property
     def properties(self) -> Properties:
@@ -196,7 +196,7 @@ def _write_wheel(
     tag = name.tag
     if binary is not None:
         tag = binary.tag
-        folder = f"{name.distribution}/_binaries/{binary.manifest.architecture.name}"
+        folder = f"{name.distribution}/_binaries/{binary.manifest.kind.name}"
         files |= {f"{folder}/{file}": data for file, data in binary.files.items()}
         files |= {f"{info}/sboms/{file}": data for file, data in binary.sboms.items()}
         files[f"{info}/WHEEL"] = _retagged(files[f"{info}/WHEEL"], tag)

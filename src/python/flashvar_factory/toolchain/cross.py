@@ -9,15 +9,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flashvar_factory.config import native
-from flashvar_factory.errors import CrossToolchainError
+from flashvar_factory.errors import CrossToolchainError, ToolchainError
+from flashvar_factory.toolchain import pypi
 
 # By platform: what Debian calls the machine, and the tag its CUDA wheels have on PyPI.
 TRIPLETS: Final = {"x86_64": "x86-64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -50,14 +49,8 @@ def find(
         return None
     compiler = _compiler(TRIPLETS[platform], environ)
     folder = root / FOLDER.format(platform=platform, version=version)
-    if not _libraries(folder):
-        _fetch(platform, version, folder)
-    found = _libraries(folder)
-    if not found:
-        raise CrossToolchainError(
-            f"{folder}: expected libcudart_static.a of {RUNTIME}, found none; remove the folder"
-        )
-    return Cross(platform, compiler, _headers(nvcc), found[-1])
+    libraries = runtime(f"{RUNTIME}=={version.rpartition('.')[0]}.*", platform, folder)
+    return Cross(platform, compiler, _headers(nvcc), libraries)
 
 
 def _compiler(triplet: str, environ: Mapping[str, str]) -> Path:
@@ -84,33 +77,23 @@ def _headers(nvcc: Path) -> Path:
     return Path(match["path"]).resolve()
 
 
+def runtime(requirement: str, platform: str, folder: Path) -> Path:
+    """The libraries of a processor's CUDA runtime, unpacked in `folder`; fetched where missing.
+
+    CrossToolchainError when it cannot be had.
+    """
+    if not _libraries(folder):
+        try:
+            pypi.fetch(requirement, platform, folder)
+        except ToolchainError as error:
+            raise CrossToolchainError(str(error)) from None
+    found = _libraries(folder)
+    if not found:
+        raise CrossToolchainError(
+            f"{folder}: expected libcudart_static.a of {requirement}, found none; remove the folder"
+        )
+    return found[-1]
+
+
 def _libraries(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("nvidia/cu*/lib/libcudart_static.a"))
-
-
-def _fetch(platform: str, version: str, folder: Path) -> None:
-    """Unpack the wheel of that processor into `folder`, which is whole or not there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
-        fresh = Path(place, "fresh")
-        command = [sys.executable, *_install(platform, version, fresh)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0:
-            by_hand = ["python", *_install(platform, version, folder)]
-            raise CrossToolchainError(
-                f"expected {by_hand[-1]} for {platform} from PyPI, found: "
-                f"{done.stdout.strip()}\n  by hand: {' '.join(by_hand)}"
-            )
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another build was faster
-                raise
-
-
-def _install(platform: str, version: str, folder: Path) -> list[str]:
-    release = version.rpartition(".")[0]
-    # NVIDIA tags its wheels by what is in them: an old glibc will do.
-    tags = ["--only-binary=:all:", "--platform", f"manylinux2014_{platform}"]
-    command = ["-m", "pip", "install", "--quiet", "--no-deps", *tags]
-    return [*command, "--target", str(folder), f"{RUNTIME}=={release}.*"]

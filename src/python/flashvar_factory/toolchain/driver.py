@@ -15,6 +15,10 @@ BRANCHES: Final = {
     (13, 1): "590",
 }
 
+# Compression of device code -> the oldest CUDA version whose drivers uncompress it. lz4 is older
+# than any driver served here.
+OPENS: Final = {"zstd": (12, 4)}
+
 
 def minimum(toolkit: tuple[int, int], code_kinds: tuple[str, ...]) -> MinimumDriver:
     """The oldest driver that runs what `toolkit` (major, minor) compiled.

@@ -61,21 +61,15 @@ def chunk_gated_delta_rule(
 
     `cu_seqlens_cpu` and `chunk_indices` are not needed, and `chunk_size` changes no result.
     """
-    require(
-        "chunk_gated_delta_rule",
-        unserved({**others, "q": q, "beta": beta, "cp_context": cp_context}),
-    )
     _refuse_head_first(head_first)
     _check_chunk_size(chunk_size)
-    out, state = _attend(
+    return _serve(
+        *("chunk_gated_delta_rule", q.dtype, {**others, "cp_context": cp_context}),
         *(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens),
-        qk_l2norm=use_qk_l2norm_in_kernel,
-        beta_sigmoid=use_beta_sigmoid_in_kernel,
-        allow_neg_eigval=allow_neg_eigval,
+        *(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         state_v_first=_v_first(state_v_first, transpose_state_layout),
         gate=_gate(use_gate_in_kernel, A_log, dt_bias),
     )
-    return out.to(q.dtype), state
 
 
 def fused_recurrent_gated_delta_rule(
@@ -103,20 +97,14 @@ def fused_recurrent_gated_delta_rule(
     **others: Any,
 ) -> Results:
     """The gated delta rule, with gradients too. Gates of keys or values (gk, gv) are not served."""
-    require(
-        "fused_recurrent_gated_delta_rule",
-        unserved({**others, "q": q, "beta": beta, "gk": gk, "gv": gv}),
-    )
     _refuse_head_first(head_first or None)
-    out, state = _attend(
+    return _serve(
+        *("fused_recurrent_gated_delta_rule", v.dtype, {**others, "gk": gk, "gv": gv}),
         *(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens),
-        qk_l2norm=use_qk_l2norm_in_kernel,
-        beta_sigmoid=use_beta_sigmoid_in_kernel,
-        allow_neg_eigval=allow_neg_eigval,
+        *(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         state_v_first=_v_first(state_v_first, transpose_state_layout),
         gate=_gate(use_gate_in_kernel, A_log, dt_bias),
     )
-    return out.to(v.dtype), state
 
 
 def chunk_delta_rule(
@@ -136,14 +124,13 @@ def chunk_delta_rule(
     **others: Any,
 ) -> Results:
     """The delta rule, which is the gated one without gates."""
-    require("chunk_delta_rule", unserved({**others, "q": q, "beta": beta}))
     _refuse_head_first(head_first)
     _check_chunk_size(chunk_size)
-    out, state = _attend(
+    return _serve(
+        *("chunk_delta_rule", q.dtype, others),
         *(q, k, v, None, beta, scale, initial_state, output_final_state, cu_seqlens),
-        qk_l2norm=use_qk_l2norm_in_kernel,
+        use_qk_l2norm_in_kernel,
     )
-    return out.to(q.dtype), state
 
 
 def fused_recurrent_delta_rule(
@@ -161,13 +148,12 @@ def fused_recurrent_delta_rule(
     **others: Any,
 ) -> Results:
     """The delta rule, which is the gated one without gates."""
-    require("fused_recurrent_delta_rule", unserved({**others, "q": q, "beta": beta}))
     _refuse_head_first(head_first or None)
-    out, state = _attend(
+    return _serve(
+        *("fused_recurrent_delta_rule", v.dtype, others),
         *(q, k, v, None, beta, scale, initial_state, output_final_state, cu_seqlens),
-        qk_l2norm=use_qk_l2norm_in_kernel,
+        use_qk_l2norm_in_kernel,
     )
-    return out.to(v.dtype), state
 
 
 def unserved(options: dict[str, Any]) -> str | None:
@@ -229,7 +215,10 @@ def _gate(
     return a_log, dt_bias
 
 
-def _attend(
+def _serve(
+    function: str,
+    out_dtype: torch.dtype,
+    others: dict[str, Any],
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -239,14 +228,18 @@ def _attend(
     initial_state: torch.Tensor | None,
     output_final_state: bool | None,
     cu_seqlens: torch.Tensor | None,
-    *,
     qk_l2norm: bool,
     beta_sigmoid: bool = False,
     allow_neg_eigval: bool = False,
+    *,
     state_v_first: bool = False,
     gate: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> Results:
-    """The op, of tensors of any mixture of dtypes: they are widened, which is exact."""
+    """The op, of tensors of any mixture of dtypes: they are widened, which is exact.
+
+    `others` are the options of `function` that the op does not have.
+    """
+    require(function, unserved({**others, "q": q, "beta": beta}))
     dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     if beta is None:
@@ -255,7 +248,7 @@ def _attend(
     def widened(x: torch.Tensor | None) -> torch.Tensor | None:
         return x if x is None or x.dtype == dtype else x.to(wide)
 
-    return gated_delta_rule(
+    out, state = gated_delta_rule(
         q.to(dtype),
         k.to(dtype),
         v.to(dtype),
@@ -272,6 +265,7 @@ def _attend(
         A_log=widened(gate[0]),
         dt_bias=widened(gate[1]),
     )
+    return out.to(out_dtype), state
 
 
 chunk_gdn = chunk_gated_delta_rule

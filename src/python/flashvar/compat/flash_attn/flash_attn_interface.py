@@ -21,7 +21,7 @@ from flashvar.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from flashvar.ops.attention.call import draw_rng_state
-from flashvar.ops.attention.dropout_mask import block_of_keys, dropped_weights
+from flashvar.ops.attention.dropout_mask import block_of_keys, signed_probabilities
 from flashvar.ops.attention.options import plain_scale, window_side
 from flashvar.ops.attention.problem import Inputs, Options
 
@@ -228,7 +228,7 @@ def _forward(inputs: Inputs, options: Options, return_softmax: bool) -> Forward:
         out, lse = torch.ops.flashvar.attention_fwd.default(*inputs, *options)
     weights = out.new_empty(0)
     if return_softmax and options.dropout_p > 0:
-        weights = dropped_weights(inputs, options)
+        weights = signed_probabilities(inputs, options)
     state = inputs.rng_state
     if state is None:
         state = torch.zeros(2, dtype=torch.int64, device=out.device)

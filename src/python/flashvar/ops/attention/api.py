@@ -102,9 +102,9 @@ def attention(
         bias: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in either layout, contiguous in the
             keys; dtype of q or float32. Added to the scores.
         alibi_slopes: float32 [heads_q] or [batch, heads_q] (Press et al. 2022); no gradient.
-        dropout_p: Probability that a weight becomes 0, below 1 and rounded to a multiple of 2^-16;
-            the kept weights are multiplied by 1 / (1 - dropout_p).
-        rng_state: int64 [seed, offset] on the device of q. They decide which weights are dropped
+        dropout_p: The share of entries of P, the softmax of the scores, that become 0: below 1 and
+            rounded to a multiple of 2^-16. The others are multiplied by 1 / (1 - dropout_p).
+        rng_state: int64 [seed, offset] on the device of q. They decide which entries become 0
             (Philox, Salmon et al. 2011), the same in every backend. Drawn from torch's generator
             of that device by default.
         deterministic: Make the gradients bit-identical between runs; implied by
@@ -118,8 +118,8 @@ def attention(
     Returns:
         The output, contiguous, in the dtype of q: [batch, seqlen_q, heads_q, head_dim_v], or in the
         order that the layout says. With `return_lse` also the natural log-sum-exp [batch, heads_q,
-        seqlen_q] in float32 (float64 for float64 inputs), of all weights, also the dropped ones. A
-        query that sees no key has output 0 and log-sum-exp -inf.
+        seqlen_q] in float32 (float64 for float64 inputs), of dropped
+        scores too. A query that sees no key has output 0 and log-sum-exp -inf.
 
     Raises:
         InvalidInputError: a shape, dtype, device, stride or option is not supported (ShapeError,

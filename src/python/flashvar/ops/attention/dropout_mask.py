@@ -1,4 +1,4 @@
-"""The dropped weights of a call, as FlashAttention 2 shows them to its tests (S_dmask).
+"""The signed probabilities of a call, as FlashAttention 2 shows them to its tests (S_dmask).
 
 An entry is negative where dropout removed the weight. Its magnitude is exp(s - m), where s is the
 score and m the running maximum of its query in the kernel of FlashAttention 2, which visits the
@@ -30,7 +30,7 @@ _SMALL_SHARED_MEMORY: Final = {160: 64}  # capabilities 8.6 and 8.9
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 @without_autocast
-def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
+def signed_probabilities(inputs: Inputs, options: Options) -> torch.Tensor:
     """[batch, heads_q, seqlen_q, seqlen_k] in the dtype of q, lengths rounded up to 128."""
     problem = inspect(inputs, options._replace(backend="reference"))
     dtype = compute_dtype(problem)
@@ -45,13 +45,13 @@ def dropped_weights(inputs: Inputs, options: Options) -> torch.Tensor:
         queries = of_queries(problem, inputs.q, part).to(dtype)
         keys = of_keys(problem, inputs.k, part).to(dtype)
         found = scores(problem, inputs, part, rows, queries, keys).final
-        weights = torch.exp(found - _seen_maximum(found, block))
+        probabilities = torch.exp(found - _seen_maximum(found, block))
         factors = dropout_factors(problem, inputs, part, rows, dtype)
         if factors is not None:
-            # Kept weights have the factor 1 / (1 - p), the others 0.
-            weights = torch.where(factors > 0, weights, -weights)
+            # Kept ones have the factor 1 / (1 - p), the others 0.
+            probabilities = torch.where(factors > 0, probabilities, -probabilities)
         target = shown[part.batch, :, rows, : part.seqlen_k]
-        target.copy_(weights.flatten(1, 2))
+        target.copy_(probabilities.flatten(1, 2))
     return shown
 
 
@@ -64,7 +64,7 @@ def _seen_maximum(found: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def block_of_keys(head_dim: int, device: torch.device) -> int:
-    """How many keys share a running maximum in `dropped_weights`."""
+    """How many keys share a running maximum in `signed_probabilities`."""
     bound = next((bound for bound in _BLOCKS if head_dim <= bound), max(_BLOCKS))
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

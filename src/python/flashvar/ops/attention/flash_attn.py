@@ -9,7 +9,7 @@ import torch
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import as_bool, check_strided, refuses_unknown_kinds
 from flashvar.ops.attention.call import call, rng_state_of
-from flashvar.ops.attention.dropout_mask import dropped_weights
+from flashvar.ops.attention.dropout_mask import signed_probabilities
 from flashvar.ops.attention.options import is_number, plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
@@ -132,8 +132,8 @@ def _attend(
         return out
     if arguments.dropout_p == 0:
         return out, lse, q.new_empty(0)
-    weights = dropped_weights(Inputs(q, k, v, *tensors), Options._make(options))
-    return out, lse, weights
+    probabilities = signed_probabilities(Inputs(q, k, v, *tensors), Options._make(options))
+    return out, lse, probabilities
 
 
 def _bound(length: int | torch.Tensor) -> int:

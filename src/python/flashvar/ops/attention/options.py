@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import InvalidInputError, LayoutError
+from flashvar.errors import InvalidInputError
+from flashvar.ops.arguments import check_backend, check_layout
 from flashvar.ops.attention.problem import Options
-from flashvar.selection.request import BACKENDS
 
 # The order of the dimensions of q, k and v; after "->" that of the output, if it differs.
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
@@ -38,16 +38,8 @@ def check_options(options: Options) -> None:
                 f"{name} must be True or False, got {getattr(options, name)!r}: pass a bool"
             )
     layout, backend, scale = options.layout, options.backend, options.scale
-    if type(layout) is not str or layout not in LAYOUTS:
-        raise LayoutError(
-            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
-            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
-        )
-    if type(backend) is not str or backend not in BACKENDS:
-        raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
-            'leave it out for "auto"'
-        )
+    check_layout(layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
+    check_backend(backend)
     if scale is not None and not is_number(scale):
         raise InvalidInputError(
             f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"

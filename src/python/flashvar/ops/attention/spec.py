@@ -35,4 +35,5 @@ SPEC: Final = OpSpec(
     warmup="flashvar.ops.attention.warmup",
     tune="flashvar.ops.attention.tune",
     speed="flashvar.ops.attention.speed",
+    verify="flashvar.ops.attention.verify",
 )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from flashvar.cli.comma_lists import names, pairs, unique
+from flashvar.cli.comma_lists import pairs, unique
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
 from flashvar.ops.op import value_text
+from flashvar.ops.warmup_options import add_backward, add_dtype, add_sizes, training
 from flashvar.selection.request import Request
 
 # Features of a call besides q, k and v, and their help texts.
@@ -65,29 +66,14 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
-    parser.add_argument(
-        "--head-dim",
-        type=pairs,
-        nargs="+",
-        default=[[(64, 64), (128, 128)]],
-        metavar="N",
-        help="e.g. 64,128, or 192x128 if values differ (default: 64,128)",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=names(_DTYPES),
-        nargs="+",
-        default=[["bf16"]],
-        metavar="T",
-        help="bf16, fp16 or both (default: bf16)",
-    )
+    words = "e.g. 64,128, or 192x128 if values differ (default: 64,128)"
+    add_sizes(parser, "--head-dim", pairs, [(64, 64), (128, 128)], words)
+    add_dtype(parser, _DTYPES)
     parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
     parser.add_argument(
         "--full", action="store_true", help="calls without a causal mask (default: both)"
     )
-    parser.add_argument(
-        "--backward", action="store_true", help="also training calls, with gradients"
-    )
+    add_backward(parser)
     features = parser.add_argument_group("features of every call; run warmup again for other calls")
     for name, words in FEATURES.items():
         features.add_argument(f"--{name}", action="store_true", help=words)
@@ -113,11 +99,10 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
             "for each"
         )
     causal = (*[True] * chosen.causal, *[False] * chosen.full) or (True, False)
-    training = (False, True) if chosen.backward else (False,)
     return [
         Kind(dtype, head_dim, head_dim_v, one, gradients, features)
         for (head_dim, head_dim_v), dtype, one, gradients in product(
-            dims, unique(chosen.dtype), causal, training
+            dims, unique(chosen.dtype), causal, training(chosen)
         )
     ]
 

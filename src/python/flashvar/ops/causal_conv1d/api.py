@@ -7,9 +7,11 @@ from typing import Any, Literal
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.causal_conv1d import torch_library
-from flashvar.ops.causal_conv1d.inputs import check_kinds, check_state_len
+from flashvar.ops.causal_conv1d import run, torch_library
+from flashvar.ops.causal_conv1d.autograd import forward_of_plain
+from flashvar.ops.causal_conv1d.inputs import ACTIVATIONS, check_kinds, check_state_len
 from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
@@ -78,7 +80,10 @@ def causal_conv1d(
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     others = {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
-    check_kinds({**tensors, **others}, activation, layout, backend)
+    plain = _are_plain(x, weight, *(bias, residual, initial_state, cu_seqlens))
+    if not (plain and _is_activation(activation)):
+        plain = False
+        check_kinds({**tensors, **others}, activation, layout, backend)
     if type(return_final_state) is not bool:
         raise InvalidInputError(
             f"return_final_state must be True or False, got {return_final_state!r}: pass one of "
@@ -97,10 +102,25 @@ def causal_conv1d(
             f"state_len is that of the final state, got {state_len!r} without it: pass "
             "return_final_state=True, or leave it out"
         )
-    y, final_state = torch_library.causal_conv1d_fwd(
+    y, final_state = (forward_of_plain if plain else torch_library.causal_conv1d_fwd)(
         *tensors.values(), *others.values(), activation is not None, columns, layout, backend
     )
     return (y, final_state) if return_final_state else y
+
+
+def _are_plain(x: Any, second: Any, *optional: Any) -> bool:
+    """Whether a call of these tensors may skip the dispatcher; the optional ones may be None."""
+    return (
+        type(x) in PLAIN
+        and type(second) in PLAIN
+        and all(one is None or type(one) in PLAIN for one in optional)
+        and not is_compiling()
+        and no_dispatch_mode_active()
+    )
+
+
+def _is_activation(given: Any) -> bool:
+    return given is None or (type(given) is str and given in ACTIVATIONS)
 
 
 def _of_named_sequences(
@@ -171,6 +191,13 @@ def causal_conv1d_update(
         "state_indices": state_indices,
         "state_positions": state_positions,
     }
+    others = bias, residual, state_indices, state_positions
+    plain = _are_plain(x, state, weight, *others) and _is_activation(activation)
+    if plain and not (
+        torch.is_grad_enabled()
+        and torch._C._any_requires_grad(*(one for one in given.values() if one is not None))
+    ):
+        return run.update(x, state, weight, *others, activation is not None, layout, backend)
     check_kinds(given, activation, layout, backend)
     return torch_library.causal_conv1d_update(
         *given.values(), activation is not None, layout, backend

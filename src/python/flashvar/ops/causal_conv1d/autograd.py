@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from flashvar.backends.reference.causal_conv1d import formula
 from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.ops.causal_conv1d import run
 from flashvar.ops.causal_conv1d.inputs import check, convolution, rows_first, users_order
 from flashvar.ops.derivatives import Differentiated, attach, below_autograd, may_be_differentiated
 
@@ -67,6 +68,18 @@ class _Updated(Differentiated):
             "causal_conv1d_update has no derivatives, got an input with a tangent: use "
             "causal_conv1d with initial_state, which has them"
         )
+
+
+def forward_of_plain(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A forward of plain tensors that nothing intercepts: without the dispatcher."""
+    results = run.forward(*arguments)
+    if not torch.is_grad_enabled():
+        return results
+    tensors, options = arguments[:6], arguments[6:]
+    if not torch._C._any_requires_grad(*[x for x in tensors if x is not None]):
+        return results
+    y, final_state = attach(_Convolved, results, options, *tensors)
+    return y, final_state
 
 
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:

@@ -6,16 +6,15 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
+from flashvar.ops.arguments import check_backend, check_layout, check_operand
 from flashvar.ops.causal_conv1d.problem import Convolution
 from flashvar.ops.dtypes import DTYPES
-from flashvar.selection.request import BACKENDS
 
 LAYOUTS: Final = ("btd", "bdt")
 ACTIVATIONS: Final = (None, "silu", "swish")
 WIDTHS: Final = (2, 3, 4)
 _INDICES: Final = (torch.int32, torch.int64)
-_DEVICES: Final = ("cpu", "cuda", "meta")
 
 
 def check_kinds(tensors: dict[str, Any], activation: Any, layout: Any, backend: Any) -> None:
@@ -23,40 +22,17 @@ def check_kinds(tensors: dict[str, Any], activation: Any, layout: Any, backend: 
 
     `x` and `weight` must be tensors, and `state` where it is among the names; others may be None.
     """
-    if type(layout) is not str or layout not in LAYOUTS:
-        raise LayoutError(
-            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
-            "name the order of x's dimensions (b batch, t tokens, d channels)"
-        )
+    check_layout(layout, LAYOUTS, "b batch, t tokens, d channels")
     if not (activation is None or type(activation) is str) or activation not in ACTIVATIONS:
         raise InvalidInputError(
             f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}: "
             "apply another one to the output"
         )
-    if type(backend) is not str or backend not in BACKENDS:
-        raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
-            'leave it out for "auto"'
-        )
+    check_backend(backend)
     for name, x in tensors.items():
         if x is None and name not in ("x", "weight", "state"):
             continue
-        if not isinstance(x, torch.Tensor):
-            raise InvalidInputError(
-                f"{name} must be a torch.Tensor, got {type(x).__name__}: "
-                "convert it with torch.as_tensor()"
-            )
-        if x.is_nested or x.layout is not torch.strided:
-            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-            raise LayoutError(
-                f"{name} must be a strided tensor, got {kind}: convert it to a dense one, or pass "
-                "its values as packed rows with cu_seqlens"
-            )
-        if x.device.type not in _DEVICES:
-            raise DeviceError(
-                f"{name} must be on a CUDA device or the CPU, got {x.device}: "
-                "move it with .to('cuda') or .to('cpu')"
-            )
+        check_operand(name, x, "a dense one, or pass its values as packed rows with cu_seqlens")
 
 
 def check(

@@ -12,8 +12,8 @@ float64 tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
 
 
-@dataclass(frozen=True, slots=True)
-class Convolution:
+class Convolution(NamedTuple):
     """The inputs of a call as views in one order, whatever layout the user keeps."""
 
     x: torch.Tensor  # [batch, seqlen, dim]; packed: [1, total, dim]
@@ -45,8 +44,7 @@ class Convolution:
         return count
 
 
-@dataclass(frozen=True, slots=True)
-class Gradients:
+class Gradients(NamedTuple):
     """Where a backward writes; None is not wanted. Those of weight, bias and state contiguous."""
 
     x: torch.Tensor
@@ -55,32 +53,47 @@ class Gradients:
     state: torch.Tensor | None
 
 
+# What writes the results of calls that differ in nothing but the addresses of their tensors.
+# conv, residual, y, final_state.
+ForwardLaunch: TypeAlias = Callable[
+    [Convolution, torch.Tensor | None, torch.Tensor, torch.Tensor], None
+]
+# conv, grad_y, grad_final, grads.
+BackwardLaunch: TypeAlias = Callable[
+    [Convolution, torch.Tensor, torch.Tensor | None, Gradients], None
+]
+# conv, residual, state_indices, state_positions, y.
+UpdateLaunch: TypeAlias = Callable[
+    [Convolution, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor], None
+]
+
+
 class Backend(Protocol):
     """What a backend module holds. Tensors are views in the order of Convolution."""
 
-    def forward(
+    def prepare_forward(
         self,
         chosen: CandidateResult,
         conv: Convolution,
         residual: torch.Tensor | None,
         y: torch.Tensor,
         final_state: torch.Tensor,
-    ) -> None:
-        """Write the output, and the final state, which may have no columns."""
+    ) -> ForwardLaunch:
+        """What writes the output, and the final state, which may have no columns."""
         ...
 
-    def backward(
+    def prepare_backward(
         self,
         chosen: CandidateResult,
         conv: Convolution,
         grad_y: torch.Tensor,
         grad_final: torch.Tensor | None,
         grads: Gradients,
-    ) -> None:
-        """Write the gradients."""
+    ) -> BackwardLaunch:
+        """What writes the gradients."""
         ...
 
-    def update(
+    def prepare_update(
         self,
         chosen: CandidateResult,
         conv: Convolution,
@@ -88,8 +101,8 @@ class Backend(Protocol):
         state_indices: torch.Tensor | None,
         state_positions: torch.Tensor | None,
         y: torch.Tensor,
-    ) -> None:
-        """Write the output, and move the tokens of x into the state.
+    ) -> UpdateLaunch:
+        """What writes the output, and moves the tokens of x into the state.
 
         With positions states are circular buffers: x[t] of a sequence goes to column
         (position + t) % columns, and x[-c] stands in column (position - c) % columns. A sequence

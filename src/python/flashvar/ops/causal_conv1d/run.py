@@ -1,8 +1,13 @@
-"""A forward, a backward and an update of causal_conv1d, below autograd and the dispatcher."""
+"""A forward, a backward and an update of causal_conv1d, below autograd and the dispatcher.
+
+What depends on shapes, strides, dtypes, devices and options alone is in a plan.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -11,19 +16,85 @@ from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
     check_indices,
+    check_kinds,
     check_state_len,
     check_update,
     check_values,
     convolution,
     rows_first,
 )
-from flashvar.ops.causal_conv1d.problem import Backend, Gradients
+from flashvar.ops.causal_conv1d.problem import (
+    Backend,
+    BackwardLaunch,
+    Convolution,
+    ForwardLaunch,
+    Gradients,
+    UpdateLaunch,
+)
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.ops.plans import keep, prototype
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
 Optional: TypeAlias = torch.Tensor | None
 Four: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How forwards of one kind are made."""
+
+    launch: ForwardLaunch | None  # None: there is nothing to compute
+    # Prototypes of the outputs, without memory.
+    y_like: torch.Tensor = field(repr=False)
+    final_like: torch.Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """How backwards of one kind are made."""
+
+    launch: BackwardLaunch | None  # None: there are no tokens and no states
+    likes: Four = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """How updates of one kind are made."""
+
+    launch: UpdateLaunch | None
+    y_like: torch.Tensor = field(repr=False)
+
+
+_P = TypeVar("_P", Plan, BackwardPlan, UpdatePlan)
+_plans: dict[tuple[Any, ...], Plan] = {}
+_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
+_update_plans: dict[tuple[Any, ...], UpdatePlan] = {}
+_empty_like = torch.empty_like
+
+
+def _plan(
+    plans: dict[tuple[Any, ...], _P], make: Callable[..., _P], given: dict[str, Any], *options: Any
+) -> _P:
+    """The plan of calls with such tensors and options, the last of which are layout and backend."""
+    try:
+        key = (
+            *[
+                None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+                for x in given.values()
+            ],
+            options,
+        )
+        found = plans.get(key)
+    # What has no strides, or cannot be hashed, is invalid: the checks say why.
+    except (AttributeError, TypeError, RuntimeError):
+        check_kinds(given, None, *options[-2:])
+        raise
+    if found is None:
+        check_kinds(given, None, *options[-2:])
+        found = make(*given.values(), *options)
+        keep(plans, key, found)
+    return found
 
 
 def forward(
@@ -39,18 +110,45 @@ def forward(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the final state, which has `columns`."""
+    given = {
+        "x": x, "weight": weight, "bias": bias, "residual": residual, "initial_state": state,
+        "cu_seqlens": cu_seqlens,
+    }  # fmt: skip
+    plan = _plan(_plans, _make, given, silu, columns, layout, backend)
+    if cu_seqlens is not None:
+        check_values(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
+    y, final_state = _empty_like(plan.y_like), _empty_like(plan.final_like)
+    if plan.launch is not None:
+        conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+        of_residual = None if residual is None else rows_first(residual, layout)
+        plan.launch(conv, of_residual, rows_first(y, layout), final_state)
+    return y, final_state
+
+
+def _make(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    residual: Optional,
+    state: Optional,
+    cu_seqlens: Optional,
+    silu: bool,
+    columns: int,
+    layout: str,
+    backend: str,
+) -> Plan:
     check(x, weight, bias, residual, state, cu_seqlens, layout)
     if columns:
         check_state_len(columns, weight, state)
-    conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
-    if conv.cu_seqlens is not None:
-        check_values(conv.cu_seqlens, conv.x.shape[1])
     y, final_state = like_forward(x, state, cu_seqlens, columns, layout)
-    if y.numel() or final_state.numel():
+    launch = None
+    if (y.numel() or final_state.numel()) and not x.is_meta:
         chosen, serves = _serving(FORWARD, x, backend)
+        conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         of_residual = None if residual is None else rows_first(residual, layout)
-        serves.forward(chosen, conv, of_residual, rows_first(y, layout), final_state)
-    return y, final_state
+        of_y = rows_first(y, layout)
+        launch = serves.prepare_forward(chosen, conv, of_residual, of_y, final_state)
+    return Plan(launch, prototype(y), prototype(final_state))
 
 
 def backward(
@@ -66,25 +164,57 @@ def backward(
     backend: str,
 ) -> Four:
     """The gradients of x, weight, bias and state. An absent gradient counts as zeros."""
-    check(x, weight, bias, None, state, cu_seqlens, layout)
-    found = like_backward(x, weight, bias, state)
-    if not x.numel() and not found[3].numel():
+    if grad_y is None:
+        grad_y = torch.zeros_like(x)
+    given = {
+        "grad_y": grad_y, "grad_final": grad_final, "x": x, "weight": weight, "bias": bias,
+        "initial_state": state, "cu_seqlens": cu_seqlens,
+    }  # fmt: skip
+    plan = _plan(_backward_plans, _make_backward, given, silu, layout, backend)
+    found = cast("Four", tuple([_empty_like(one) for one in plan.likes]))
+    if plan.launch is None:
         for one in found:
             one.zero_()
         return found
-    if grad_y is None:
-        grad_y = torch.zeros_like(x)
-    chosen, serves = _serving(BACKWARD, x, backend)
+    conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+    grads = _gradients(found, bias, state, layout)
+    plan.launch(conv, rows_first(grad_y, layout), grad_final, grads)
+    return found
+
+
+def _make_backward(
+    grad_y: torch.Tensor,
+    grad_final: Optional,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    state: Optional,
+    cu_seqlens: Optional,
+    silu: bool,
+    layout: str,
+    backend: str,
+) -> BackwardPlan:
+    check(x, weight, bias, None, state, cu_seqlens, layout)
+    found = like_backward(x, weight, bias, state)
+    launch = None
+    if (x.numel() or found[3].numel()) and not x.is_meta:
+        chosen, serves = _serving(BACKWARD, x, backend)
+        conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+        grads = _gradients(found, bias, state, layout)
+        launch = serves.prepare_backward(
+            chosen, conv, rows_first(grad_y, layout), grad_final, grads
+        )
+    return BackwardPlan(launch, cast("Four", tuple(prototype(one) for one in found)))
+
+
+def _gradients(found: Four, bias: Optional, state: Optional, layout: str) -> Gradients:
     of_x, of_weight, of_bias, of_state = found
-    grads = Gradients(
+    return Gradients(
         rows_first(of_x, layout),
         of_weight,
         None if bias is None else of_bias,
         None if state is None else of_state,
     )
-    conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
-    serves.backward(chosen, conv, rows_first(grad_y, layout), grad_final, grads)
-    return found
 
 
 def update(
@@ -100,28 +230,68 @@ def update(
     backend: str,
 ) -> torch.Tensor:
     """The output; the state is written."""
-    check_update(x, state, weight, bias, residual, state_indices, state_positions, layout)
+    given = {
+        "x": x, "state": state, "weight": weight, "bias": bias, "residual": residual,
+        "state_indices": state_indices, "state_positions": state_positions,
+    }  # fmt: skip
+    plan = _plan(_update_plans, _make_update, given, silu, layout, backend)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
         check_indices(state_indices, state.shape[0])
+    y = _empty_like(plan.y_like)
+    if plan.launch is None:
+        return y
+    if not state.is_inference():  # so that a backward that kept the state refuses
+        torch.autograd.graph.increment_version(state)
+    if state_positions is not None:
+        state_positions = state_positions.contiguous()
+    conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
+    plan.launch(conv, of_residual, state_indices, state_positions, of_y)
+    return y
+
+
+def _make_update(
+    x: torch.Tensor,
+    state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    residual: Optional,
+    state_indices: Optional,
+    state_positions: Optional,
+    silu: bool,
+    layout: str,
+    backend: str,
+) -> UpdatePlan:
+    check_update(x, state, weight, bias, residual, state_indices, state_positions, layout)
     if torch._debug_has_internal_overlap(state) == 1:
         raise LayoutError(
             f"state must have memory of its own for each element, got strides {state.stride()} of "
             f"{tuple(state.shape)}: make it contiguous first, it is written in place"
         )
-    y = torch.empty_like(x)
-    if not x.numel():
-        return y
-    if not state.is_inference():  # so that a backward that kept the state refuses
-        torch.autograd.graph.increment_version(state)
-    chosen, serves = _serving(UPDATE, x, backend)
+    y, launch = torch.empty_like(x), None
+    if x.numel() and not x.is_meta:
+        chosen, serves = _serving(UPDATE, x, backend)
+        conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
+        launch = serves.prepare_update(
+            chosen, conv, of_residual, state_indices, state_positions, of_y
+        )
+    return UpdatePlan(launch, prototype(y))
+
+
+def _update_views(
+    x: torch.Tensor,
+    state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    residual: Optional,
+    y: torch.Tensor,
+    silu: bool,
+    layout: str,
+) -> tuple[Convolution, Optional, torch.Tensor]:
+    """The tensors of an update in the order of backends."""
     conv = convolution(of_tokens(x, layout), weight, bias, state, None, silu, layout)
     of_residual = None if residual is None else rows_first(of_tokens(residual, layout), layout)
-    of_y = rows_first(of_tokens(y, layout), layout)
-    if state_positions is not None:
-        state_positions = state_positions.contiguous()
-    serves.update(chosen, conv, of_residual, state_indices, state_positions, of_y)
-    return y
+    return conv, of_residual, rows_first(of_tokens(y, layout), layout)
 
 
 def of_tokens(x: torch.Tensor, layout: str) -> torch.Tensor:

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from flashvar.cli.comma_lists import names, numbers, unique
+from flashvar.cli.comma_lists import numbers, unique
 from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, SPEC, UPDATE
+from flashvar.ops.warmup_options import (
+    add_backward,
+    add_dtype,
+    add_sizes,
+    add_varlen,
+    training,
+)
 from flashvar.selection.request import Request
 
 _DTYPES: Final = tuple(SPEC.triton)
@@ -45,25 +52,11 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which calls are meant; every combination is."""
-    parser.add_argument(
-        "--width",
-        type=numbers,
-        nargs="+",
-        default=[[4]],
-        metavar="N",
-        help="such as 2,4 (default: 4)",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=names(_DTYPES),
-        nargs="+",
-        default=[["bf16"]],
-        metavar="T",
-        help=f"of {', '.join(_DTYPES)} (default: bf16)",
-    )
+    add_sizes(parser, "--width", numbers, [4], "such as 2,4 (default: 4)")
+    add_dtype(parser, _DTYPES)
     parser.add_argument("--bias", action="store_true", help="with a bias")
-    parser.add_argument("--varlen", action="store_true", help="packed sequences")
-    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    add_varlen(parser)
+    add_backward(parser)
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
@@ -77,10 +70,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
         if width not in _WIDTHS:
             raise InvalidInputError(f"expected a width from 2 to 4, got {width}: correct it")
     return [
-        Kind(dtype, width, chosen.bias, chosen.varlen, training)
-        for width, dtype, training in product(
-            widths, unique(chosen.dtype), (False, True) if chosen.backward else (False,)
-        )
+        Kind(dtype, width, chosen.bias, chosen.varlen, gradients)
+        for width, dtype, gradients in product(widths, unique(chosen.dtype), training(chosen))
     ]
 
 
@@ -88,9 +79,9 @@ def tensors_of(kind: Kind, where: Any) -> dict[str, Any]:
     """Arguments of a small call; places in memory as in calls of any size."""
     import torch
 
-    from flashvar.ops.dtypes import DTYPES
+    from flashvar.ops.dtypes import dtype_of
 
-    dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
+    dtype = dtype_of(kind.dtype)
     ends = torch.tensor([0, 64], dtype=torch.int32, device=where) if kind.packed else None
     return {
         "x": torch.zeros(1, 64, _DIM, dtype=dtype, device=where),

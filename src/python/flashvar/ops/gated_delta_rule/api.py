@@ -66,7 +66,8 @@ def gated_delta_rule(
         state_indices: For decoding without gradients. initial_state is a pool then, [any number,
             heads of v, K, V], float32 or of the dtype of q. State state_indices[i], integers, is
             that of sequence i, and is updated in place. Negative: the sequence begins with zeros,
-            and its state is dropped. No state may belong to two sequences.
+            and its state is dropped. No state may belong to two sequences: on CUDA devices which
+            of them stays is not defined.
         state_layout: "vk" where states are [..., V, K].
         cu_seqlens: The first row of each sequence and then the number of rows, [sequences + 1],
             int32 or int64: sequences, also of no tokens, are packed into a batch of 1.

@@ -7,14 +7,13 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.arguments import check_backend, check_operand
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
-from flashvar.selection.request import BACKENDS
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
 _INTEGERS: Final = (torch.int32, torch.int64)
-_DEVICES: Final = ("cpu", "cuda", "meta")
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
 
@@ -25,22 +24,7 @@ def check_kinds(
     for name, x in tensors.items():
         if x is None and name not in _REQUIRED:
             continue
-        if not isinstance(x, torch.Tensor):
-            raise InvalidInputError(
-                f"{name} must be a torch.Tensor, got {type(x).__name__}: "
-                "convert it with torch.as_tensor()"
-            )
-        if x.is_nested or x.layout is not torch.strided:
-            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-            raise LayoutError(
-                f"{name} must be a strided tensor, got {kind}: pass sequences of several lengths "
-                "packed, [1, total, ...], with cu_seqlens"
-            )
-        if x.device.type not in _DEVICES:
-            raise DeviceError(
-                f"{name} must be on a CUDA device or the CPU, got {x.device}: "
-                "move it with .to('cuda') or .to('cpu')"
-            )
+        check_operand(name, x, "sequences packed as [1, total, ...], and pass cu_seqlens")
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise InvalidInputError(
@@ -50,11 +34,7 @@ def check_kinds(
         raise InvalidInputError(
             f"scale must be a number, got {type(scale).__name__}: leave it out for K ** -0.5"
         )
-    if type(backend) is not str or backend not in BACKENDS:
-        raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
-            'leave it out for "auto"'
-        )
+    check_backend(backend)
 
 
 def check_state_layout(layout: Any) -> None:

@@ -17,7 +17,14 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, FEW, FORWARD, MOST_K, STEP, UPDATE
+from flashvar.ops.gated_delta_rule.spec import (
+    BACKWARD,
+    FEW_COMPILED,
+    FORWARD,
+    MOST_K,
+    STEP,
+    UPDATE,
+)
 from flashvar.ops.plans import keep, prototype
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
@@ -307,9 +314,9 @@ def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | No
 
 
 def _few_tokens(inputs: Inputs) -> bool:
-    """Whether sequences are so short, on average, that they go token by token."""
+    """Whether sequences are so short, on average, that binaries go token by token."""
     rows: int = inputs.q.shape[0] * inputs.q.shape[1]
-    return rows < FEW * inputs.sequences
+    return rows < FEW_COMPILED * inputs.sequences
 
 
 def _rows_are_aligned(x: torch.Tensor) -> bool:

@@ -12,8 +12,10 @@ BACKWARD: Final = "gated_delta_rule_bwd"
 UPDATE: Final = "gated_delta_rule_update"
 # Of q and k in Triton's backward, which holds whole rows.
 MOST_K: Final = 256
-# Sequences of fewer tokens, on average where they are packed, go token by token.
+# Sequences of fewer tokens, on average where they are packed, go token by token: in Triton, and
+# where binaries serve.
 FEW: Final = 32
+FEW_COMPILED: Final = 16
 # What head dims of binaries are multiples of: they read rows 16 bytes at a time.
 STEP: Final = 8
 
@@ -28,4 +30,5 @@ SPEC: Final = OpSpec(
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.gated_delta_rule.warmup",
     speed="flashvar.ops.gated_delta_rule.speed",
+    verify="flashvar.ops.gated_delta_rule.verify",
 )

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from flashvar.cli.comma_lists import names, pairs, unique
+from flashvar.cli.comma_lists import pairs, unique
 from flashvar.errors import InvalidInputError
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, MOST_K, SPEC, UPDATE
+from flashvar.ops.warmup_options import (
+    add_backward,
+    add_dtype,
+    add_sizes,
+    add_varlen,
+    training,
+)
 from flashvar.selection.request import Request
 
 _DTYPES: Final = tuple(SPEC.triton)
@@ -49,27 +56,14 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which calls are meant; every combination is."""
-    parser.add_argument(
-        "--head-dim",
-        type=pairs,
-        nargs="+",
-        default=[[(128, 128)]],
-        metavar="N",
-        help="e.g. 64,128, or 96x192 for K and V (default: 128)",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=names(_DTYPES),
-        nargs="+",
-        default=[["bf16"]],
-        metavar="T",
-        help=f"of {', '.join(_DTYPES)} (default: bf16)",
-    )
+    words = "e.g. 64,128, or 96x192 for K and V (default: 128)"
+    add_sizes(parser, "--head-dim", pairs, [(128, 128)], words)
+    add_dtype(parser, _DTYPES)
     parser.add_argument(
         "--raw", action="store_true", help="with qk_l2norm, beta_sigmoid, A_log and dt_bias"
     )
-    parser.add_argument("--varlen", action="store_true", help="packed sequences")
-    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    add_varlen(parser)
+    add_backward(parser)
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
@@ -85,10 +79,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
                 f"expected K and V from 1, and K to {MOST_K} for gradients, got {k}x{v}: correct it"
             )
     return [
-        Kind(dtype, k, v, chosen.raw, chosen.varlen, training)
-        for (k, v), dtype, training in product(
-            dims, unique(chosen.dtype), (False, True) if chosen.backward else (False,)
-        )
+        Kind(dtype, k, v, chosen.raw, chosen.varlen, gradients)
+        for (k, v), dtype, gradients in product(dims, unique(chosen.dtype), training(chosen))
     ]
 
 
@@ -96,9 +88,9 @@ def inputs_of(kind: Kind, tokens: int, where: Any) -> dict[str, Any]:
     """Arguments of a small call; rows and places in memory as in calls of any size."""
     import torch
 
-    from flashvar.ops.dtypes import DTYPES
+    from flashvar.ops.dtypes import dtype_of
 
-    dtype = next(one for one, name in DTYPES.items() if name == kind.dtype)
+    dtype = dtype_of(kind.dtype)
     given: dict[str, Any] = {
         "q": torch.zeros(1, tokens, 2, kind.head_dim, dtype=dtype, device=where),
         "k": torch.zeros(1, tokens, 2, kind.head_dim, dtype=dtype, device=where),

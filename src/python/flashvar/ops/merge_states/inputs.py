@@ -8,12 +8,11 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.arguments import check_backend, check_layout, check_operand
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
-from flashvar.selection.request import BACKENDS
 
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
-_DEVICES: Final = ("cpu", "cuda", "meta")
 
 
 def given(outs: Any, lses: Any) -> tuple[list[Any], list[Any], bool]:
@@ -55,34 +54,12 @@ def check_kinds(outs: Sequence[Any], lses: Sequence[Any], layout: Any, backend: 
             "outs must hold at least one part, got none: pass the output and log-sum-exp of at "
             "least one attention"
         )
-    if type(layout) is not str or layout not in LAYOUTS:
-        raise LayoutError(
-            f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}: "
-            "name the order of the dimensions (b batch, s sequence, h heads, d head dim)"
-        )
-    if type(backend) is not str or backend not in BACKENDS:
-        raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
-            'leave it out for "auto"'
-        )
+    check_layout(layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
+    check_backend(backend)
     for name, tensors in (("outs", outs), ("lses", lses)):
         for place, x in enumerate(tensors):
-            if not isinstance(x, torch.Tensor):
-                raise InvalidInputError(
-                    f"{name}[{place}] must be a torch.Tensor, got {type(x).__name__}: "
-                    "convert it with torch.as_tensor()"
-                )
-            if x.is_nested or x.layout is not torch.strided:
-                kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-                raise LayoutError(
-                    f"{name}[{place}] must be a strided tensor, got {kind}: convert it to a dense "
-                    "one, or pass its values as packed rows"
-                )
-            if x.device.type not in _DEVICES:
-                raise DeviceError(
-                    f"{name}[{place}] must be on a CUDA device or the CPU, got {x.device}: "
-                    "move it with .to('cuda') or .to('cpu')"
-                )
+            to = "a dense one, or pass its values as packed rows"
+            check_operand(f"{name}[{place}]", x, to)
 
 
 def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) -> None:

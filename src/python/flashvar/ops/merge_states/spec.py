@@ -18,4 +18,5 @@ SPEC: Final = OpSpec(
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.merge_states.warmup",
     speed="flashvar.ops.merge_states.speed",
+    verify="flashvar.ops.merge_states.verify",
 )

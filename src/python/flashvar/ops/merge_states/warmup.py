@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
-from flashvar.cli.comma_lists import names, numbers, unique
+from flashvar.cli.comma_lists import numbers, unique
 from flashvar.errors import InvalidInputError
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
+from flashvar.ops.warmup_options import add_backward, add_dtype, add_sizes, training
 from flashvar.selection.request import Request
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class Kind:
         """Outs and lses of such a call, as the op takes them."""
         import torch
 
-        from flashvar.ops.dtypes import DTYPES
+        from flashvar.ops.dtypes import dtype_of
 
-        dtype = next(one for one, name in DTYPES.items() if name == self.dtype)
+        dtype = dtype_of(self.dtype)
         first = 1 if self.unaligned else 0
         shape = (1, 2, 2, self.head_dim)
 
@@ -78,31 +79,11 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which calls are meant; every combination is."""
-    parser.add_argument(
-        "--head-dim",
-        type=numbers,
-        nargs="+",
-        default=[[64, 128]],
-        metavar="N",
-        help="such as 64,128 (default: 64,128)",
-    )
-    parser.add_argument(
-        "--parts",
-        type=numbers,
-        nargs="+",
-        default=[[2]],
-        metavar="N",
-        help="how many are merged, such as 2,4 (default: 2); of parts that are stacked any number",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=names(_DTYPES),
-        nargs="+",
-        default=[["bf16"]],
-        metavar="T",
-        help=f"of {', '.join(_DTYPES)} (default: bf16)",
-    )
-    parser.add_argument("--backward", action="store_true", help="training too, with gradients")
+    add_sizes(parser, "--head-dim", numbers, [64, 128], "such as 64,128 (default: 64,128)")
+    words = "how many are merged, such as 2,4 (default: 2); of parts that are stacked any number"
+    add_sizes(parser, "--parts", numbers, [2], words)
+    add_dtype(parser, _DTYPES)
+    add_backward(parser)
     parser.add_argument("--stacked", action="store_true", help="parts in one tensor too")
     parser.add_argument(
         "--unaligned", action="store_true", help="outs that do not start on 16 bytes too"
@@ -120,17 +101,17 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     for name, number in (*(("head dim", n) for n in head_dims), *(("part", n) for n in parts)):
         if number < 1:
             raise InvalidInputError(f"expected at least one {name}, got {number}: correct it")
-    forms = [(count, False) for count in parts]
+    numbers_of_parts = [(count, False) for count in parts]
     if chosen.stacked:
-        forms.append((_STACKED, True))
+        numbers_of_parts.append((_STACKED, True))
     return [
-        Kind(dtype, head_dim, count, training, stacked, unaligned)
-        for dtype, head_dim, (count, stacked), unaligned, training in product(
+        Kind(dtype, head_dim, count, gradients, stacked, unaligned)
+        for dtype, head_dim, (count, stacked), unaligned, gradients in product(
             dtypes,
             head_dims,
-            forms,
+            numbers_of_parts,
             (False, True) if chosen.unaligned else (False,),
-            (False, True) if chosen.backward else (False,),
+            training(chosen),
         )
     ]
 

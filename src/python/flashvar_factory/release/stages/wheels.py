@@ -26,6 +26,7 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
         inputs = {
             **sources,
             "build": [build.platform, build.code, build.code_kinds, build.distribution],
+            "toolkit": None if build.toolkit is None else vars(build.toolkit),
             "kernels": [kernel.name for kernel in build.kernels],
             "compilers": compiled_by.facts(compiler),
         }

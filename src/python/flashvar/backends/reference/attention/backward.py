@@ -1,4 +1,4 @@
-"""The backward of the reference: gradients from weights recomputed with the log-sum-exp."""
+"""The backward of the reference: gradients from probabilities recomputed with the log-sum-exp."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def attention_bwd(
 ) -> None:
     """Write the gradients of q, k and v, and add to the gradient of the bias.
 
-    With P the weights and dP = dO V^T, the gradient of the scores is P * (dP - delta). delta is the
-    sum of P * dP over the keys, which equals the sum of dO * O over the head dim.
+    With P the probabilities and dP = dO V^T, the gradient of the scores is P * (dP - delta).
+    delta is the sum of P * dP over the keys, which equals the sum of dO * O over the head dim.
     """
     for grad in grads[:3]:
         assert grad is not None
@@ -76,18 +76,19 @@ def _part(
         grad_chunk = grad_outs[..., rows, :].to(dtype)
         found = scores(problem, inputs, part, rows, chunk, keys)
         row_lse = sums[..., rows, None].to(dtype)
-        weights = torch.exp(found.final - row_lse.masked_fill(row_lse == -torch.inf, 0.0))
+        probabilities = torch.exp(found.final - row_lse.masked_fill(row_lse == -torch.inf, 0.0))
         delta = (grad_chunk * outs[..., rows, :].to(dtype)).sum(-1, keepdim=True)
         if grad_sums is not None:
             delta = delta - grad_sums[..., rows, None].to(dtype)
-        grad_weights = times(grad_chunk, values.mT)
+        grad_probabilities = times(grad_chunk, values.mT)
         kept = dropout_factors(problem, inputs, part, rows, dtype)
         if kept is not None:
-            grad_weights = grad_weights * kept
-        grad_scores = weights * (grad_weights - delta)
+            grad_probabilities = grad_probabilities * kept
+        grad_scores = probabilities * (grad_probabilities - delta)
         # A row that sees no key has lse -inf; the incoming gradient of that lse may be any number.
-        grad_scores = grad_scores.masked_fill(weights == 0.0, 0.0)
-        grad_values += folded(weights if kept is None else weights * kept).mT @ folded(grad_chunk)
+        grad_scores = grad_scores.masked_fill(probabilities == 0.0, 0.0)
+        dropped = probabilities if kept is None else probabilities * kept
+        grad_values += folded(dropped).mT @ folded(grad_chunk)
         if grads.bias is not None:
             target = bias_of(problem, grads.bias, part, rows)
             target += grad_scores.sum_to_size(target.shape)

@@ -68,7 +68,7 @@ def threshold(dropout_p: float) -> int:
 
 
 def kept_scale(dropout_p: float) -> float:
-    """The factor of the kept weights, 1 / (1 - p)."""
+    """The factor of the kept probabilities, 1 / (1 - p)."""
     return _HALF_WORDS / (_HALF_WORDS - _dropped(dropout_p))
 
 

@@ -45,12 +45,12 @@ def attention_fwd(
             found = scores(problem, inputs, part, rows, queries[..., rows, :].to(dtype), keys).final
             row_max = found.amax(-1, keepdim=True)
             # A row that sees no key has maximum -inf; subtracting 0 instead avoids NaN.
-            weights = torch.exp(found - row_max.masked_fill(row_max == -torch.inf, 0.0))
-            row_sum = weights.sum(-1, keepdim=True)
+            unnormalized = torch.exp(found - row_max.masked_fill(row_max == -torch.inf, 0.0))
+            row_sum = unnormalized.sum(-1, keepdim=True)
             kept = dropout_factors(problem, inputs, part, rows, dtype)
             if kept is not None:
-                weights = weights * kept
-            sums = times(weights, values) / row_sum.masked_fill(row_sum == 0.0, 1.0)
+                unnormalized = unnormalized * kept
+            sums = times(unnormalized, values) / row_sum.masked_fill(row_sum == 0.0, 1.0)
             outs[..., rows, :] = sums.to(out.dtype)
             if lse is not None:
                 of_lse(problem, lse, part)[..., rows] = (row_max + row_sum.log())[..., 0]

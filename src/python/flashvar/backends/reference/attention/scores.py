@@ -103,7 +103,7 @@ def bias_of(problem: Problem, bias: torch.Tensor, part: Part, rows: slice) -> to
 def dropout_factors(
     problem: Problem, inputs: Inputs, part: Part, rows: slice, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """The factors of weights, [batch, heads_kv, group, rows, seqlen_k]; None without dropout."""
+    """The factors of P, [batch, heads_kv, group, rows, seqlen_k]; None without dropout."""
     rng_state = inputs.rng_state
     if problem.dropout_p == 0 or rng_state is None:
         return None

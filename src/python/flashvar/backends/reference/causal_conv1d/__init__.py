@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +10,29 @@ import torch
 from flashvar.backends.reference.causal_conv1d import formula
 
 if TYPE_CHECKING:
-    from flashvar.ops.causal_conv1d.problem import Convolution, Gradients
+    from flashvar.ops.causal_conv1d.problem import (
+        BackwardLaunch,
+        Convolution,
+        ForwardLaunch,
+        Gradients,
+        UpdateLaunch,
+    )
     from flashvar.selection.candidates import CandidateResult
+
+
+def prepare_forward(chosen: CandidateResult, *like: object) -> ForwardLaunch:
+    """What writes the output and the final state."""
+    return partial(forward, chosen)
+
+
+def prepare_backward(chosen: CandidateResult, *like: object) -> BackwardLaunch:
+    """What writes the gradients."""
+    return partial(backward, chosen)
+
+
+def prepare_update(chosen: CandidateResult, *like: object) -> UpdateLaunch:
+    """What writes the output, and moves the tokens of x into the state."""
+    return partial(update, chosen)
 
 
 def forward(
@@ -63,7 +84,7 @@ def update(
         gathered = pool.new_zeros(slots.shape[0], *pool.shape[1:])
     else:
         gathered = pool[slots]
-    found, final = _moved(replace(conv, state=gathered), residual, state_positions)
+    found, final = _moved(conv._replace(state=gathered), residual, state_positions)
     outside = torch.where(state_indices < 0, 0.0, torch.nan).to(found.dtype)[:, None, None]
     y.copy_(torch.where(inside[:, None, None], found, outside))
     pool[slots[inside]] = final[inside]
@@ -78,9 +99,9 @@ def _moved(
     columns = state.shape[-1]
     if positions is None:
         return formula.forward(conv, residual, columns)
-    ordered = replace(conv, state=_turned(state, positions))
+    ordered = conv._replace(state=_turned(state, positions))
     found, final = formula.forward(ordered, residual, columns)
-    return found, _turned(final, -(positions + conv.x.shape[1]))
+    return found, _turned(final, -(positions.long() + conv.x.shape[1]))
 
 
 def _turned(state: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

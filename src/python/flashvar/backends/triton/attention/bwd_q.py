@@ -1,6 +1,6 @@
 """The first kernel of the Triton backward: the gradient of q, and delta of every query.
 
-With P the weights, dP = dO V^T and delta = rowsum(dO o O) - dLSE: dS = P o (dP - delta) and
+With P the probabilities, dP = dO V^T and delta = rowsum(dO o O) - dLSE: dS = P o (dP - delta) and
 dQ = scale dS K (FlashAttention-2, Dao 2023, section 3.2). Every program computes its own rows of
 dQ, and in the second kernel its own rows of dK and dV. Nothing is accumulated in memory, so the
 backward is deterministic; in exchange, S and dP are computed twice.

@@ -40,9 +40,9 @@ def grad_scores(
     RIGHT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The weights after dropout, the gradient of the bias, and the gradient of scale * q . k.
+    """P after dropout, the gradient of the bias, and the gradient of scale * q . k.
 
-    Dropped weights are 0; kept weights are not yet multiplied by `dropout_scale`.
+    Dropped probabilities are 0; kept ones are not yet multiplied by `dropout_scale`.
     """
     MODIFIED: tl.constexpr = SOFTCAP or ALIBI or (p_bias is not None)
     diagonal = seqlen_k - seqlen_q

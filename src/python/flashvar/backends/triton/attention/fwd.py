@@ -32,7 +32,7 @@ def _update(
     b_acc,  # [BLOCK_Q, HEAD_V] float32, not yet divided by the row sum
     b_acc_tail,  # [BLOCK_Q, TAIL_V]
     b_max,  # [BLOCK_Q] float32: running maximum of the scores times log2(e)
-    b_sum,  # [BLOCK_Q] float32: running sum of the weights
+    b_sum,  # [BLOCK_Q] float32: running sum of P
     b_q,  # [BLOCK_Q, HEAD]
     b_q_tail,  # [BLOCK_Q, TAIL]
     p_k,  # key 0, dim 0 of the head

@@ -85,7 +85,7 @@ def kept(
     head_index,  # sequence * heads_q + head
     threshold,  # a half word in the upper half of a uint32, passed as an int32
 ):
-    """The mask of weights that dropout keeps; depends on position, head, seed and offset."""
+    """The mask of probabilities that dropout keeps; depends on position, head, seed and offset."""
     # Broadcast to [rows, columns].
     o_row = (o_query + o_key * 0).to(tl.uint32)
     o_column = (o_key + o_query * 0).to(tl.uint32)

@@ -21,8 +21,8 @@ from flashvar.ops.attention.plan import plan
 from flashvar.ops.attention.problem import Gradients, Inputs, Options
 from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.ops.attention.warmup import Kind
+from flashvar.ops.dtypes import dtype_of
 
-_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Two sequences, longer than the window; rows of a bias are 16-byte aligned.
 _SEQLEN: Final = 64
 _WINDOW: Final = 16
@@ -47,7 +47,7 @@ def inputs_of(kind: Kind, device: torch.device) -> Inputs:
     """The tensors of one call of a kind, filled with zeros."""
     rows = (_BATCH * _SEQLEN,) if "varlen" in kind.features else (_BATCH, _SEQLEN)
     make: Any = partial(torch.zeros, device=device)
-    dtype, integers = _DTYPES[kind.dtype], torch.int32
+    dtype, integers = dtype_of(kind.dtype), torch.int32
     q, k = (make(*rows, 1, kind.head_dim, dtype=dtype) for _ in range(2))
     offsets, used = None, None
     if "varlen" in kind.features:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,7 +18,13 @@ from flashvar.backends.triton.causal_conv1d.kernels import (
 )
 
 if TYPE_CHECKING:
-    from flashvar.ops.causal_conv1d.problem import Convolution, Gradients
+    from flashvar.ops.causal_conv1d.problem import (
+        BackwardLaunch,
+        Convolution,
+        ForwardLaunch,
+        Gradients,
+        UpdateLaunch,
+    )
     from flashvar.selection.candidates import CandidateResult
 
 # Elements of a block: 16 bytes of a 16-bit dtype for each thread of 4 warps.
@@ -28,6 +35,21 @@ _CHUNK: Final = 256
 # Tokens or columns of a block of an update, which mostly has one token.
 _UPDATE_ROWS: Final = 4
 _WARPS: Final = 4
+
+
+def prepare_forward(chosen: CandidateResult, *like: object) -> ForwardLaunch:
+    """What writes the output and the final state."""
+    return partial(forward, chosen)
+
+
+def prepare_backward(chosen: CandidateResult, *like: object) -> BackwardLaunch:
+    """What writes the gradients."""
+    return partial(backward, chosen)
+
+
+def prepare_update(chosen: CandidateResult, *like: object) -> UpdateLaunch:
+    """What writes the output, and moves the tokens of x into the state."""
+    return partial(update, chosen)
 
 
 def forward(

@@ -1,0 +1,98 @@
+"""Processes that prepare cases at the same time, and then measure them one after the other.
+
+What Triton and torch compile takes most of a run's time, and stays in the process that compiled it.
+So each process prepares a share of the cases; once all are ready, each is told to measure its own
+when nobody else works.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from multiprocessing import get_context
+from time import perf_counter
+from typing import Final
+
+from benchmarks.report import Row, reason
+
+# Compiling in a worker must not start workers of its own.
+_ALONE: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def run(
+    names: Sequence[str],
+    processes: int,
+    prepare: Callable[[Sequence[str]], None],
+    measure: Callable[[str], list[Row]],
+    lost: Callable[[str, str], list[Row]],
+) -> list[Row]:
+    """The rows of all cases in their order.
+
+    Args:
+        names: the cases.
+        processes: how many work; with 0 this one does, and prepares a case when its turn comes.
+        prepare: makes cases ready in the process that it is called in.
+        measure: the rows of a case that the process has prepared.
+        lost: the rows of a case that broke, or whose process ended, with the reason.
+    """
+    if processes == 0:
+        return [row for name in names for row in _try(partial(_both, prepare, measure), name, lost)]
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ALONE.items()})
+    with ExitStack() as stack:
+        workers = []
+        for share in shares(names, processes):
+            context = get_context("spawn")  # CUDA does not survive a fork
+            worker = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+            workers.append((worker, share, worker.submit(prepare, share)))
+        start = perf_counter()
+        wait([prepared for _, _, prepared in workers])
+        seconds = perf_counter() - start
+        print(
+            f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
+            file=sys.stderr,
+        )
+        return [
+            row
+            for worker, share, prepared in workers
+            for name in share
+            for row in _try(partial(_next, worker, prepared, measure), name, lost)
+        ]
+
+
+def _both(
+    prepare: Callable[[Sequence[str]], None], measure: Callable[[str], list[Row]], name: str
+) -> list[Row]:
+    prepare([name])
+    return measure(name)
+
+
+def _next(
+    worker: ProcessPoolExecutor,
+    prepared: Future[None],
+    measure: Callable[[str], list[Row]],
+    name: str,
+) -> list[Row]:
+    prepared.result()  # raises what went wrong
+    return worker.submit(measure, name).result()
+
+
+def _try(
+    work: Callable[[str], list[Row]], name: str, lost: Callable[[str, str], list[Row]]
+) -> list[Row]:
+    """Rows of a case; a case that breaks does not take the others with it."""
+    try:
+        return work(name)
+    except Exception as error:
+        return lost(name, reason(error))
+
+
+def shares(names: Sequence[str], count: int) -> list[list[str]]:
+    """At most `count` shares of neighbours, of sizes that differ by one at most; none is empty."""
+    count = min(count, len(names))
+    edges = [len(names) * index // count for index in range(count + 1)]
+    return [list(names[a:b]) for a, b in pairwise(edges)]

@@ -1,0 +1,77 @@
+// The C functions of the op causal_conv1d_bwd.
+#include <array>
+
+#include "abi/call.h"
+#include "abi/causal_conv1d_problem.h"
+#include "causal_conv1d/kernel_table.h"
+
+namespace flashvar {
+
+#include "causal_conv1d_bwd_kernels.inc"  // kCausalConv1dBwdKernels: generated; ends with null
+
+namespace {
+
+struct CausalConv1dBwd {
+  using Params = flashvar_causal_conv1d_bwd_params;
+  using Kernel = CausalConv1dBwdKernel;
+  static constexpr const char* kName = "causal_conv1d_bwd";
+  static constexpr size_t kFirstSize = 504;
+
+  static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
+    flashvar_status status = check_causal_conv1d(p.problem, p.final_columns);
+    if (status == FLASHVAR_OK) status = check_sequences(p.problem);
+    if (status == FLASHVAR_OK) status = check_like_x("grad_x", p.grad_x, p.problem);
+    if (status == FLASHVAR_OK) status = check_like_x("grad_y", p.grad_y, p.problem);
+    if (status == FLASHVAR_OK) status = check_dtype("grad_weight", p.grad_weight);
+    if (status == FLASHVAR_OK) status = check_dtype("grad_bias", p.grad_bias);
+    if (status == FLASHVAR_OK) status = check_dtype("grad_state", p.grad_state);
+    if (status == FLASHVAR_OK) status = check_dtype("grad_final", p.grad_final);
+    return status == FLASHVAR_OK ? find_kernel(kName, kCausalConv1dBwdKernels, p.problem, kernel)
+                                 : status;
+  }
+
+  // Weights have gradients also where there are no tokens: zeros.
+  static bool is_empty(const Params& p) { return p.problem.dim == 0; }
+
+  static std::array<Pointer, 5> required(const Params& p) {
+    bool const tokens = has_tokens(p.problem);
+    return {{{"x.data", p.problem.x.data, tokens},
+             {"weight.data", p.problem.weight.data, tokens},
+             {"grad_y.data", p.grad_y.data, tokens},
+             {"grad_x.data", p.grad_x.data, tokens},
+             {"grad_weight.data", p.grad_weight.data}}};
+  }
+
+  static causal_conv1d::BwdProblem problem(const Params& p) {
+    causal_conv1d::BwdProblem problem{};
+    translate(p.problem, problem);
+    problem.grad_x = view(p.grad_x);
+    problem.grad_weight = view(p.grad_weight);
+    problem.grad_bias = view(p.grad_bias);
+    problem.grad_state = view(p.grad_state);
+    problem.grad_y = view(p.grad_y);
+    problem.grad_final = view(p.grad_final);
+    // Rows that no sequence has would read a gradient that is not there.
+    if (p.problem.sequences == 0) problem.grad_final.data = nullptr;
+    problem.final_columns = p.final_columns;
+    problem.parts = static_cast<float*>(p.call.workspace);
+    return problem;
+  }
+};
+
+}  // namespace
+}  // namespace flashvar
+
+flashvar_status flashvar_causal_conv1d_bwd(const flashvar_causal_conv1d_bwd_params* params) {
+  return flashvar::launch<flashvar::CausalConv1dBwd>(params);
+}
+
+flashvar_status flashvar_causal_conv1d_bwd_workspace(
+    const flashvar_causal_conv1d_bwd_params* params, uint64_t* size) {
+  return flashvar::workspace<flashvar::CausalConv1dBwd>(params, size);
+}
+
+flashvar_status flashvar_causal_conv1d_bwd_explain(const flashvar_causal_conv1d_bwd_params* params,
+                                                   char* text, uint64_t size) {
+  return flashvar::explain<flashvar::CausalConv1dBwd>(params, text, size);
+}

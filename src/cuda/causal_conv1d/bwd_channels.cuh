@@ -1,0 +1,169 @@
+// The backward where channels lie beside each other. As in the forward a thread goes along the
+// tokens; what the next tokens still add to the gradients of the last kWidth - 1 is in registers
+// too. Behind its last row it goes on as far as these need.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "causal_conv1d/channels.cuh"
+#include "causal_conv1d/filter.cuh"
+#include "causal_conv1d/state.cuh"
+#include "ptx/grid_dependency.cuh"
+
+namespace flashvar::causal_conv1d {
+
+struct BwdChannelsArgs : BwdProblem {
+  ChannelTiles tiles;  // blocks behind them write the gradients of states
+};
+
+// Adds the gradients of final states to those of a row, `left` rows before its sequence's end.
+template <int kElements>
+__device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Span& span,
+                                               int64_t channel, int64_t left,
+                                               float (&grads)[kElements]) {
+  for (int e = 0; e < kElements; ++e) {
+    grads[e] += load(problem.grad_final, offset(problem.grad_final, span.index, channel + e,
+                                                problem.final_columns - left));
+  }
+}
+
+// Adds up the groups' values of one lane, in order; right in the first group.
+template <int kElements>
+__device__ __forceinline__ void add_groups(const ChannelPlace& at, const ChannelTiles& tiles,
+                                           float (&values)[kElements], float* shared) {
+  __syncthreads();  // the last reads of `shared`
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) shared[e * kThreads + threadIdx.x] = values[e];
+  __syncthreads();  // all values are there
+  if (at.group != 0) return;
+  int const step = 1 << tiles.lanes_log2;
+  for (int other = step; other < kThreads; other += step) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) values[e] += shared[e * kThreads + other + at.lane];
+  }
+}
+
+// kElements: of a thread, kStages: rows that are read ahead. With one element, strides may be any.
+template <class Dtype, int kWidth, int kElements, int kStages>
+__global__ void __launch_bounds__(kThreads, 2)
+    bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
+  constexpr int kPast = kWidth - 1;
+  using Reader = RowReader<Dtype, kElements, kStages>;
+  __shared__ typename Reader::Shared shared_rows, shared_grads;
+  __shared__ SharedFilters<kWidth, 32 * kElements> shared;
+  __shared__ float shared_sums[kElements * kThreads];
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  if (blockIdx.x >= args.tiles.blocks) {
+    write_grad_state(args, blockIdx.x - args.tiles.blocks);
+    return;
+  }
+  ChannelPlace const at(args, args.tiles, kElements);
+  shared.fill(args, at.first_channel);
+  int64_t const channel = at.first_channel + at.lane * kElements;
+  Filters<kWidth, kElements> filters;
+  shared.copy(at.lane * kElements, filters);
+  float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's
+
+  at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
+    // Counted from the first row: the thread's, those that it sees, and those that final states
+    // have.
+    int64_t const left = segment.span.end - segment.first;
+    int const rows = static_cast<int>(segment.last - segment.first);
+    int const ahead = static_cast<int>(min(left, int64_t{rows} + kPast));
+    bool const has_final = args.grad_final.data != nullptr;
+    int const first_kept = has_final && left - args.final_columns < rows
+                               ? static_cast<int>(max(left - args.final_columns, int64_t{0}))
+                               : rows;
+    Reader from(shared_rows, args.x, segment, channel);
+    Reader grads(shared_grads, args.grad_y, segment, channel);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      from.start(stage, stage < ahead);
+      grads.start(stage, stage < ahead);
+      ptx::cp_async_commit();
+    }
+    float past[kPast][kElements];
+    load_past<Dtype>(args, segment, channel, past);
+    auto* to = first_row<Dtype>(args.grad_x, segment, channel);
+    auto write = [&](const float (&grad)[kElements]) {
+      Chunk<Dtype, kElements> chunk;
+      chunk.pack(grad);
+      chunk.template store<true>(to, 1);
+      to += args.grad_x.strides[1];
+    };
+    auto finish = [&](float (&grad)[kElements], int row) {
+      if (row >= first_kept) add_grad_final(args, segment.span, channel, left - row, grad);
+      write(grad);
+    };
+    float pending[kPast][kElements] = {};  // gradients of the last rows
+    // One row; kInner: it is the thread's, and the row that it completes has no final state.
+    auto step = [&](auto inner, bool silu, int stage, int row) {
+      constexpr bool kInner = decltype(inner)::value;
+      float newest[kElements], grad[kElements], done[kElements];
+      ptx::cp_async_wait<kStages - 1>();
+      from.read(stage, ahead - row, newest);
+      grads.read(stage, ahead - row, grad);
+      ptx::cp_async_commit();
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        grad[e] = grad_activated(grad[e], convolved<kWidth>(filters, past, newest[e], e), silu);
+      }
+      if (kInner || row < rows) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+          for (int j = 0; j < kPast; ++j) sums[j][e] = fmaf(grad[e], past[j][e], sums[j][e]);
+          sums[kPast][e] = fmaf(grad[e], newest[e], sums[kPast][e]);
+          sums[kWidth][e] += grad[e];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        done[e] = fmaf(filters.taps[0][e], grad[e], pending[0][e]);
+#pragma unroll
+        for (int k = 0; k + 1 < kPast; ++k) {
+          pending[k][e] = fmaf(filters.taps[k + 1][e], grad[e], pending[k + 1][e]);
+        }
+        pending[kPast - 1][e] = filters.taps[kPast][e] * grad[e];
+      }
+      if constexpr (kInner) {
+        write(done);
+      } else if (row >= kPast) {
+        finish(done, row - kPast);
+      }
+      shift(past, newest);
+    };
+    for (int row = 0; row < ahead; row += kStages) {
+      bool const inner = row >= kPast && row + kStages <= min(rows, first_kept + kPast);
+      if (inner && args.silu) {
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) {
+          step(std::true_type(), true, stage, row + stage);
+        }
+      } else {
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) {
+          if (row + stage < ahead) step(std::false_type(), args.silu, stage, row + stage);
+        }
+      }
+    }
+    // Where the sequence ends, nothing is added to its last rows.
+#pragma unroll
+    for (int k = 0; k < kPast; ++k) {
+      int const row = ahead - kPast + k;
+      if (0 <= row && row < rows) finish(pending[k], row);
+    }
+  });
+
+#pragma unroll
+  for (int j = 0; j <= kWidth; ++j) {
+    add_groups(at, args.tiles, sums[j], shared_sums);
+    if (at.group != 0 || channel >= args.dim) continue;
+    float* const part = args.parts + (at.row_block * (kWidth + 1) + j) * args.dim + channel;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) part[e] = sums[j][e];
+  }
+}
+
+}  // namespace flashvar::causal_conv1d

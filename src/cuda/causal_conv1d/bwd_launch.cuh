@@ -1,0 +1,103 @@
+// Launches the backward, on every architecture: all gradients and parts of those of weights and
+// biases, then the sums of the parts.
+#pragma once
+#include "causal_conv1d/bwd_channels.cuh"
+#include "causal_conv1d/bwd_tokens.cuh"
+#include "causal_conv1d/kernel_table.h"
+#include "causal_conv1d/launch.h"
+#include "causal_conv1d/layout.h"
+#include "causal_conv1d/sums.cuh"
+#include "core/kernel_facts.h"
+
+namespace flashvar::causal_conv1d {
+
+template <class Target, class Dtype>
+struct BwdLaunch {
+  static constexpr int kWordBytes = sizeof(typename Dtype::Word);
+  // Of channels a thread keeps much more in registers than of tokens.
+  static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
+  static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
+  static constexpr int kLeastRows = 32, kMostRows = 128;
+  static constexpr int kMostTiles = 16;
+
+  static constexpr CausalConv1dBwdKernel row() {
+    return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
+  }
+
+  static constexpr KernelFactsList<3> facts(const char* row) {
+    KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
+    KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
+    KernelFactsMaker const every{row, "simt", "every call"};
+    return {{channels.make("bwd_channels_kernel", kThreads, 0, 0),
+             tokens.make("bwd_tokens_kernel", kThreads, 0, 0),
+             every.make("sums_kernel", kThreads, 0, 0)}};
+  }
+
+ private:
+  // How a call goes, and how many parts its sums have.
+  struct Plan {
+    Layout layout;
+    ChannelTiles channels;
+    TokenTiles tokens;
+    int64_t parts;
+  };
+
+  static int chunk_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
+
+  static Plan plan(const BwdProblem& problem) {
+    auto layout = [&](bool tokens) {
+      return Layout::of(problem, Dtype::kAbi, kWordBytes, chunk_bytes(tokens),
+                        {{"grad_x", problem.grad_x}, {"x", problem.x}, {"grad_y", problem.grad_y}});
+    };
+    Plan plan{layout(false), {}, {}, 0};
+    if (plan.layout.tokens_inner) {
+      plan.layout = layout(true);
+      plan.tokens = TokenTiles::make(problem, plan.layout.chunks ? kTokens : 1, kMostTiles);
+      plan.parts = plan.tokens.chunks;
+    } else {
+      plan.channels =
+          ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kLeastRows, kMostRows);
+      plan.parts = plan.channels.row_blocks(problem);
+    }
+    return plan;
+  }
+
+  static uint64_t workspace(const BwdProblem& problem) {
+    return plan(problem).parts * (problem.width + 1) * problem.dim * sizeof(float);
+  }
+
+  static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
+    Plan const chosen = plan(problem);
+    return with_width(problem.width, [&](auto width) {
+      cudaError_t const error =
+          chosen.layout.chunks
+              ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
+              : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
+      if (error != cudaSuccess) return error;
+      SumsArgs const args{problem.parts, chosen.parts, problem.dim, problem.grad_weight,
+                          problem.grad_bias};
+      int64_t const columns = (width + 1) * problem.dim;
+      return launch_blocks<sums_kernel<width>, Target>(args, (columns + kSumLanes - 1) / kSumLanes,
+                                                       device, stream);
+    });
+  }
+
+  template <int kWidth, int kOfChannels, int kOfTokens>
+  static cudaError_t launch_tiles(const BwdProblem& problem, const Plan& chosen, int device,
+                                  cudaStream_t stream) {
+    int64_t const others = blocks_of(problem.state_elements());
+    if (chosen.layout.tokens_inner) {
+      return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens>, Target>(
+          BwdTokensArgs{problem, chosen.tokens}, chosen.tokens.blocks + others, device, stream);
+    }
+    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages>, Target>(
+        BwdChannelsArgs{problem, chosen.channels}, chosen.channels.blocks + others, device, stream);
+  }
+
+  static void explain_call(const BwdProblem& problem, Text& text) {
+    Layout const found = plan(problem).layout;
+    found.explain(chunk_bytes(found.tokens_inner), text);
+  }
+};
+
+}  // namespace flashvar::causal_conv1d

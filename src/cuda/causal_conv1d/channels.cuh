@@ -1,0 +1,186 @@
+// A thread's channels, which lie beside each other, and its rows, from sequence to sequence.
+#pragma once
+#include <cstdint>
+
+#include "causal_conv1d/sequences.cuh"
+#include "causal_conv1d/tiles.h"
+#include "core/chunk.cuh"
+#include "ptx/cp_async.cuh"
+
+namespace flashvar::causal_conv1d {
+
+// Rows of a sequence that a thread has: [first, last) of one of the batch.
+struct Segment {
+  Span span;
+  int64_t first, last;
+};
+
+struct ChannelPlace {
+  int32_t lane, group;
+  int64_t row_block;
+  int64_t first_channel;  // of the block
+  int64_t row;            // the thread's first, of the rows of all of the batch
+  int32_t rows;
+
+  __device__ __forceinline__ ChannelPlace(const Problem& problem, const ChannelTiles& tiles,
+                                          int elements)
+      : lane(threadIdx.x & ((1 << tiles.lanes_log2) - 1)),
+        group(threadIdx.x >> tiles.lanes_log2),
+        row_block(blockIdx.x / tiles.column_blocks),
+        first_channel(int64_t{blockIdx.x % tiles.column_blocks} *
+                      (int64_t{elements} << tiles.lanes_log2)),
+        row(row_of(tiles, group)),
+        rows(static_cast<int>(
+            min(int64_t{tiles.rows}, max(problem.batch * problem.seqlen - row, int64_t{0})))) {}
+
+  // Calls f(segment) for each of the thread's sequences, in order. All threads of a warp call it.
+  template <class F>
+  __device__ __forceinline__ void each_segment(const Problem& problem, const ChannelTiles& tiles,
+                                               bool exists, F f) const {
+    int64_t index = 0;
+    if (is_packed(problem)) {
+      int const first_of_warp = static_cast<int>(threadIdx.x & ~31u) >> tiles.lanes_log2;
+      index = find_together(problem, row_of(tiles, first_of_warp));
+    }
+    if (!exists) return;
+    int64_t next = row;
+    for (int left = rows; left > 0;) {
+      Segment segment{};
+      if (is_packed(problem)) {
+        segment.span = find(problem, next, index);
+        segment.first = next;
+      } else {
+        int64_t const batch = next / problem.seqlen;
+        segment.span = {batch, batch, 0, problem.seqlen};
+        segment.first = next - batch * problem.seqlen;
+      }
+      index = segment.span.index;
+      segment.last = min(segment.first + left, segment.span.end);
+      f(segment);
+      int const done = static_cast<int>(segment.last - segment.first);
+      next += done;
+      left -= done;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int64_t row_of(const ChannelTiles& tiles, int of_group) const {
+    return (row_block * (kThreads >> tiles.lanes_log2) + of_group) * tiles.rows;
+  }
+};
+
+template <class Dtype>
+__device__ __forceinline__ typename Dtype::Word* first_row(const Tensor& tensor,
+                                                           const Segment& segment,
+                                                           int64_t channel) {
+  return static_cast<typename Dtype::Word*>(tensor.data) +
+         offset(tensor, segment.span.batch, segment.first, channel);
+}
+
+// Reads a thread's channels of rows that follow each other, kStages of them ahead: into shared
+// memory, where a thread has places of its own, or of chunks that are too small for that, into
+// registers. The kernel closes a group of copies for each row that it starts or reads.
+template <class Dtype, int kElements, int kStages>
+class RowReader {
+  using C = Chunk<Dtype, kElements>;
+  using Word = typename Dtype::Word;
+  static constexpr bool kCopies = C::kBytes >= 4;
+
+ public:
+  struct alignas(16) Shared {
+    uint32_t words[kCopies ? kStages * kThreads * C::kBytes / 4 : 1];
+  };
+
+  __device__ __forceinline__ RowReader(Shared& shared, const Tensor& tensor, const Segment& segment,
+                                       int64_t channel)
+      : shared_(shared.words),
+        next_(first_row<Dtype>(tensor, segment, channel)),
+        stride_(tensor.strides[1]) {}
+
+  // Called for each of the first kStages rows, before any is read.
+  __device__ __forceinline__ void start(int stage, bool exists) {
+    if constexpr (kCopies) copy(stage, exists);
+  }
+
+  // The next row, whose number is `stage` modulo kStages; `left`: rows from it on.
+  __device__ __forceinline__ void read(int stage, int left, float (&values)[kElements]) {
+    C chunk;
+    if constexpr (kCopies) {
+      memcpy(chunk.words, place(stage), C::kBytes);
+    } else {
+      if (stage == 0) {
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+          chunks_[i].template load<true>(next_, left - i);
+          next_ += stride_;
+        }
+      }
+      chunk = chunks_[stage];
+    }
+    chunk.unpack(values);
+    if constexpr (kCopies) copy(stage, left > kStages);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t* place(int stage) const {
+    uint32_t* const words = shared_ + (stage * kThreads + threadIdx.x) * (C::kBytes / 4);
+    return static_cast<uint32_t*>(__builtin_assume_aligned(words, C::kBytes));
+  }
+  __device__ __forceinline__ void copy(int stage, bool exists) {
+    if (exists) ptx::cp_async<C::kBytes>(place(stage), next_);
+    next_ += stride_;
+  }
+
+  uint32_t* shared_;
+  const Word* next_;
+  int64_t stride_;
+  C chunks_[kCopies ? 1 : kStages];
+};
+
+// The kPast tokens before a segment, the oldest first.
+template <class Dtype, int kPast, int kElements>
+__device__ __forceinline__ void load_past(const Problem& problem, const Segment& segment,
+                                          int64_t channel, float (&past)[kPast][kElements]) {
+  Chunk<Dtype, kElements> chunks[kPast];
+  int64_t const seen = segment.first - segment.span.begin;
+  const auto* const first = first_row<Dtype>(problem.x, segment, channel);
+#pragma unroll
+  for (int k = 0; k < kPast; ++k) {
+    int const back = kPast - k;
+    chunks[k].template load<true>(first - back * problem.x.strides[1], seen >= back);
+  }
+#pragma unroll
+  for (int k = 0; k < kPast; ++k) {
+    int const back = kPast - k;
+    chunks[k].unpack(past[k]);
+    if (seen >= back || problem.state.data == nullptr) continue;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      past[k][e] = before(problem, segment.span, channel + e, back - seen);
+    }
+  }
+}
+
+template <int kPast, int kElements>
+__device__ __forceinline__ void shift(float (&past)[kPast][kElements],
+                                      const float (&newest)[kElements]) {
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+    for (int k = 0; k + 1 < kPast; ++k) past[k][e] = past[k + 1][e];
+    past[kPast - 1][e] = newest[e];
+  }
+}
+
+// What the activation of a row gets.
+template <int kWidth, int kElements, class Filters>
+__device__ __forceinline__ float convolved(const Filters& filters,
+                                           const float (&past)[kWidth - 1][kElements], float newest,
+                                           int e) {
+  float z = filters.bias[e];
+#pragma unroll
+  for (int j = 0; j + 1 < kWidth; ++j) z = fmaf(filters.taps[j][e], past[j][e], z);
+  return fmaf(filters.taps[kWidth - 1][e], newest, z);
+}
+
+}  // namespace flashvar::causal_conv1d

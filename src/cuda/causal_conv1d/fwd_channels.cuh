@@ -1,0 +1,91 @@
+// The forward where channels lie beside each other. Bound by memory: a thread goes along the tokens
+// of its channels with the last kWidth - 1 of them in registers, so that each is loaded once.
+#pragma once
+#include <cstdint>
+
+#include "causal_conv1d/channels.cuh"
+#include "causal_conv1d/filter.cuh"
+#include "causal_conv1d/state.cuh"
+#include "ptx/grid_dependency.cuh"
+
+namespace flashvar::causal_conv1d {
+
+struct FwdChannelsArgs : FwdProblem {
+  ChannelTiles tiles;  // blocks behind them write the final states
+};
+
+template <class Dtype, int kElements>
+__device__ __forceinline__ void add_residual(const FwdProblem& problem, const Segment& segment,
+                                             int row, int64_t channel, float (&y)[kElements]) {
+  int64_t const place = offset(problem.residual, segment.span.batch, segment.first + row, channel);
+  float added[kElements];
+  if constexpr (kElements > 1) {
+    Chunk<Dtype, kElements> chunk;
+    chunk.template load<true>(
+        static_cast<const typename Dtype::Word*>(problem.residual.data) + place, 1);
+    chunk.unpack(added);
+  } else {
+    added[0] = load(problem.residual, place);
+  }
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) y[e] += added[e];
+}
+
+// kElements: of a thread, kStages: rows that are read ahead. With one element, strides and the
+// dtype of the residual may be any.
+template <class Dtype, int kWidth, int kElements, int kStages>
+__global__ void __launch_bounds__(kThreads, 2)
+    fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
+  constexpr int kPast = kWidth - 1;
+  using Reader = RowReader<Dtype, kElements, kStages>;
+  __shared__ SharedFilters<kWidth, 32 * kElements> shared;
+  __shared__ typename Reader::Shared shared_rows;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  if (blockIdx.x >= args.tiles.blocks) {
+    write_final(args, blockIdx.x - args.tiles.blocks);
+    return;
+  }
+  ChannelPlace const at(args, args.tiles, kElements);
+  shared.fill(args, at.first_channel);
+  int64_t const channel = at.first_channel + at.lane * kElements;
+  Filters<kWidth, kElements> filters;
+  shared.copy(at.lane * kElements, filters);
+
+  at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
+    int const rows = static_cast<int>(segment.last - segment.first);
+    Reader reader(shared_rows, args.x, segment, channel);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      reader.start(stage, stage < rows);
+      ptx::cp_async_commit();
+    }
+    float past[kPast][kElements];
+    load_past<Dtype>(args, segment, channel, past);
+    auto* to = first_row<Dtype>(args.y, segment, channel);
+    for (int row = 0; row < rows; row += kStages) {
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        if (row + stage >= rows) break;
+        float newest[kElements], y[kElements];
+        ptx::cp_async_wait<kStages - 1>();
+        reader.read(stage, rows - (row + stage), newest);
+        ptx::cp_async_commit();
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+          y[e] = activated(convolved<kWidth>(filters, past, newest[e], e), args.silu);
+        }
+        if (args.residual.data != nullptr) {
+          add_residual<Dtype>(args, segment, row + stage, channel, y);
+        }
+        Chunk<Dtype, kElements> chunk;
+        chunk.pack(y);
+        chunk.template store<true>(to, 1);
+        to += args.y.strides[1];
+        shift(past, newest);
+      }
+    }
+  });
+}
+
+}  // namespace flashvar::causal_conv1d

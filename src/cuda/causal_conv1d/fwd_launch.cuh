@@ -1,0 +1,66 @@
+// Launches the forward, on every architecture.
+#pragma once
+#include "causal_conv1d/fwd_channels.cuh"
+#include "causal_conv1d/fwd_tokens.cuh"
+#include "causal_conv1d/kernel_table.h"
+#include "causal_conv1d/launch.h"
+#include "causal_conv1d/layout.h"
+#include "core/kernel_facts.h"
+
+namespace flashvar::causal_conv1d {
+
+template <class Target, class Dtype>
+struct FwdLaunch {
+  static constexpr int kChunk = 16;  // bytes
+  static constexpr int kElements = kChunk / sizeof(typename Dtype::Word);
+  static constexpr int kStages = 4;
+  static constexpr int kLeastRows = 16, kMostRows = 128;
+  static constexpr int kMostTiles = 16;
+
+  static constexpr CausalConv1dFwdKernel row() {
+    return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
+  }
+
+  static constexpr KernelFactsList<2> facts(const char* row) {
+    KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
+    KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
+    return {{channels.make("fwd_channels_kernel", kThreads, 0, 0),
+             tokens.make("fwd_tokens_kernel", kThreads, 0, 0)}};
+  }
+
+ private:
+  static uint64_t workspace(const FwdProblem&) { return 0; }
+
+  static Layout layout(const FwdProblem& problem) {
+    return Layout::of(problem, Dtype::kAbi, sizeof(typename Dtype::Word), kChunk,
+                      {{"y", problem.y}, {"x", problem.x}, {"residual", problem.residual}});
+  }
+
+  static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
+    Layout const chosen = layout(problem);
+    return with_width(problem.width, [&](auto width) {
+      return chosen.chunks ? launch_tiles<width, kElements>(problem, chosen, device, stream)
+                           : launch_tiles<width, 1>(problem, chosen, device, stream);
+    });
+  }
+
+  template <int kWidth, int kCount>
+  static cudaError_t launch_tiles(const FwdProblem& problem, const Layout& chosen, int device,
+                                  cudaStream_t stream) {
+    int64_t const others = blocks_of(problem.final_elements());
+    if (chosen.tokens_inner) {
+      FwdTokensArgs const args{problem, TokenTiles::make(problem, kCount, kMostTiles)};
+      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kCount>, Target>(
+          args, args.tiles.blocks + others, device, stream);
+    }
+    FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kCount, kLeastRows, kMostRows)};
+    return launch_blocks<fwd_channels_kernel<Dtype, kWidth, kCount, kStages>, Target>(
+        args, args.tiles.blocks + others, device, stream);
+  }
+
+  static void explain_call(const FwdProblem& problem, Text& text) {
+    layout(problem).explain(kChunk, text);
+  }
+};
+
+}  // namespace flashvar::causal_conv1d

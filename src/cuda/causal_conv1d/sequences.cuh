@@ -1,0 +1,83 @@
+// Where sequences lie, and what came before them. Whatever cu_seqlens holds, no row is outside of
+// the tensors.
+#pragma once
+#include <cstdint>
+
+#include "causal_conv1d/problem.h"
+#include "causal_conv1d/tensors.cuh"
+
+namespace flashvar::causal_conv1d {
+
+// Rows [begin, end) of one of the batch.
+struct Span {
+  int64_t index;  // of the sequence
+  int64_t batch;
+  int64_t begin, end;
+};
+
+__device__ __forceinline__ bool is_packed(const Problem& problem) {
+  return problem.cu_seqlens.data != nullptr;
+}
+
+// A sequence by its number.
+__device__ __forceinline__ Span span_of(const Problem& problem, int64_t index) {
+  if (!is_packed(problem)) return {index, index, 0, problem.seqlen};
+  int64_t const begin = min(max(load(problem.cu_seqlens, index), int64_t{0}), problem.seqlen);
+  int64_t const end = min(max(load(problem.cu_seqlens, index + 1), begin), problem.seqlen);
+  return {index, 0, begin, end};
+}
+
+// The last packed sequence that begins at `row` or before it, where the warp's threads look for one
+// row. All of them call it.
+__device__ __forceinline__ int64_t find_together(const Problem& problem, int64_t row) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int64_t found = 0;
+  for (int64_t candidates = problem.sequences; candidates > 1;) {
+    int64_t const step = (candidates + 31) / 32;
+    bool const fits = lane == 0 || (lane * step < candidates &&
+                                    load(problem.cu_seqlens, found + lane * step) <= row);
+    int const last = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, fits)));
+    found += last * step;
+    candidates = min(step, candidates - last * step);
+  }
+  return found;
+}
+
+// The packed sequence of a row, which is not before the sequence `from`. Rows that belong to none
+// belong to the one before them.
+__device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_t from) {
+  int64_t low = from, step = 1;
+  while (low + step < problem.sequences && load(problem.cu_seqlens, low + step) <= row) {
+    low += step;
+    step *= 2;
+  }
+  int64_t high = min(low + step, problem.sequences);
+  while (high - low > 1) {
+    int64_t const middle = low + (high - low) / 2;
+    bool const fits = load(problem.cu_seqlens, middle) <= row;
+    low = fits ? middle : low;
+    high = fits ? high : middle;
+  }
+  int64_t begin = 0, end = problem.seqlen;
+  if (low > 0) begin = min(max(load(problem.cu_seqlens, low), int64_t{0}), row);
+  if (low + 1 < problem.sequences) {
+    end = min(max(load(problem.cu_seqlens, low + 1), row + 1), problem.seqlen);
+  }
+  return {low, 0, begin, end};
+}
+
+// What stands in the state `back` tokens before the sequence: 0 where there is nothing.
+__device__ __forceinline__ float before(const Problem& problem, const Span& span, int64_t channel,
+                                        int64_t back) {
+  if (problem.state.data == nullptr || back > problem.columns) return 0.f;
+  return load(problem.state, offset(problem.state, span.index, channel, problem.columns - back));
+}
+
+// The token `at` places from the beginning of its sequence, which may be negative.
+__device__ __forceinline__ float token(const Problem& problem, const Span& span, int64_t channel,
+                                       int64_t at) {
+  if (at < 0) return before(problem, span, channel, -at);
+  return load(problem.x, offset(problem.x, span.batch, span.begin + at, channel));
+}
+
+}  // namespace flashvar::causal_conv1d

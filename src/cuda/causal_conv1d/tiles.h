@@ -1,0 +1,77 @@
+// How the threads of blocks share the elements of a call. Where channels lie beside each other, a
+// thread has some of them and goes along the tokens; where tokens do, it has a channel. What a
+// thread has depends on the call's sizes alone, so that sums are made in one order on every device.
+#pragma once
+#include <cstdint>
+
+#include "causal_conv1d/problem.h"
+
+namespace flashvar::causal_conv1d {
+
+inline constexpr int kThreads = 256;
+inline constexpr int64_t kBlocks = 1024;  // wanted before a thread's work grows
+
+// Channels beside each other: `lanes` threads hold the channels of a row, and groups of them `rows`
+// rows each, which follow each other. Rows are those of the batch, one sequence after the other.
+struct ChannelTiles {
+  int64_t blocks;
+  uint32_t column_blocks;  // the blocks of the same rows, which are neighbours
+  int32_t lanes_log2;      // at most 5
+  int32_t rows;
+
+  static ChannelTiles make(const Problem& problem, int elements, int least_rows, int most_rows) {
+    ChannelTiles tiles{};
+    while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.dim) {
+      ++tiles.lanes_log2;
+    }
+    int64_t const columns = int64_t{elements} << tiles.lanes_log2;
+    tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
+    tiles.rows = most_rows;
+    while (tiles.rows > least_rows && tiles.count(problem) < kBlocks) tiles.rows /= 2;
+    tiles.blocks = tiles.count(problem);
+    return tiles;
+  }
+
+  int64_t row_blocks(const Problem& problem) const {
+    int64_t const block_rows = int64_t{rows} * (kThreads >> lanes_log2);
+    return (problem.batch * problem.seqlen + block_rows - 1) / block_rows;
+  }
+
+ private:
+  int64_t count(const Problem& problem) const { return row_blocks(problem) * column_blocks; }
+};
+
+// Tokens beside each other: `lanes` threads hold a tile of tokens of a channel, and go through
+// `tiles` of them, which follow each other, of one sequence of the batch after the other.
+struct TokenTiles {
+  int64_t blocks;
+  int64_t of_channel;  // tiles: of all of the batch
+  int64_t of_row;      // of one of the batch
+  int64_t chunks;      // of a channel's tiles
+  int32_t lanes_log2;  // at most 5
+  int32_t tiles;       // of a chunk
+
+  static TokenTiles make(const Problem& problem, int elements, int most_tiles) {
+    TokenTiles tiles{};
+    while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.seqlen) {
+      ++tiles.lanes_log2;
+    }
+    int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
+    tiles.of_row = (problem.seqlen + tokens - 1) / tokens;
+    tiles.of_channel = problem.batch * tiles.of_row;
+    tiles.tiles = most_tiles;
+    while (tiles.tiles > 1 && tiles.count(problem) < kBlocks) tiles.tiles /= 2;
+    tiles.blocks = tiles.count(problem);
+    tiles.chunks = (tiles.of_channel + tiles.tiles - 1) / tiles.tiles;
+    return tiles;
+  }
+
+ private:
+  int64_t count(const Problem& problem) const {
+    int64_t const units = (of_channel + tiles - 1) / tiles * problem.dim;
+    int64_t const groups = kThreads >> lanes_log2;
+    return (units + groups - 1) / groups;
+  }
+};
+
+}  // namespace flashvar::causal_conv1d

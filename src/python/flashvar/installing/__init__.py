@@ -1,0 +1,1 @@
+"""Installs binaries into this environment: which ones, from where, by which installer."""

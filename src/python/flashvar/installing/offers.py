@@ -1,0 +1,118 @@
+"""The binaries that the installed flashvar names in its extras, and which of them serve a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+from flashvar.binaries.extras import EXTRA, MACHINE
+from flashvar.binaries.variant import Architecture
+from flashvar.errors import InstallError, UnservedDeviceError
+from flashvar.selection.compatibility import dotted
+
+# `flashvar-sm89 ==0.1.0 ; marker`, as build backends write requirements.
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?==\s*([^;,\s)]+)")
+
+
+@dataclass(frozen=True, order=True)
+class Offer:
+    """A binary distribution of exactly one version, for one architecture."""
+
+    architecture: Architecture
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        """The requirement that an installer is given."""
+        return f"{self.distribution}=={self.version}"
+
+
+def of_installed(platform: str) -> tuple[Offer, ...]:
+    """The offers of the installed flashvar for a platform such as "linux_x86_64".
+
+    Raises:
+        InstallError: flashvar is not installed here, or its metadata is damaged.
+    """
+    try:
+        required = metadata.metadata("flashvar").get_all("Requires-Dist") or []
+    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError) as error:
+        raise InstallError(
+            "expected flashvar to be installed in this environment, found no metadata of it "
+            f"({type(error).__name__}): run `pip install flashvar` here first"
+        ) from error
+    return read(required, platform)
+
+
+def read(requirements: Iterable[str], platform: str) -> tuple[Offer, ...]:
+    """The offers among the requirements of a distribution, from high to low architectures.
+
+    An architecture may have several, for different drivers; the one whose extra has no further word
+    comes first.
+    """
+    found: dict[Offer, bool] = {}  # whether an extra is the architecture alone
+    for requirement in requirements:
+        pinned = _REQUIREMENT.match(requirement)
+        machines = {f"linux_{machine}" for machine in MACHINE.findall(requirement)}
+        if pinned is None or platform not in (machines or {platform}):
+            continue
+        for extra in EXTRA.findall(requirement):
+            words = extra.split("-")
+            for count in range(len(words), 0, -1):
+                architecture = _architecture("-".join(words[:count]))
+                if architecture is not None:
+                    offer = Offer(architecture, pinned[1], pinned[2])
+                    found[offer] = found.get(offer, False) or count == len(words)
+                    break
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (
+                -one.architecture.major,
+                -one.architecture.minor,
+                not found[one],
+                one.distribution,
+            ),
+        )
+    )
+
+
+def serving(capability: tuple[int, int], offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """The offers whose machine code runs on a device, the best first."""
+    return tuple(one for one in offers if one.architecture.runs_on(capability))
+
+
+def named(text: str, offers: tuple[Offer, ...]) -> list[tuple[int, int]]:
+    """The capabilities of `--arch`: `sm_89,9.0`, or `all` that are offered.
+
+    Raises:
+        UnservedDeviceError: a word is no architecture.
+    """
+    if text == "all":
+        return list(dict.fromkeys(one.architecture.capability for one in offers))
+    try:
+        return [Architecture.parse(word).capability for word in text.split(",")]
+    except ValueError as error:
+        raise UnservedDeviceError(
+            f"--arch: {error}; {of_words(offers)}, or all of them: --arch all"
+        ) from None
+
+
+def of_words(offers: Iterable[Offer]) -> str:
+    """What is offered, in words."""
+    known = dict.fromkeys(dotted(one.architecture.capability) for one in offers)
+    if not known:
+        return "flashvar has no binaries for this platform"
+    return f"flashvar has binaries for compute capability {', '.join(reversed(known))}"
+
+
+def _architecture(text: str) -> Architecture | None:
+    """The architecture of an extra's name, as installers spell it: `sm89`, `sm-89`, `8-9`."""
+    try:
+        found = Architecture.parse(text.replace("sm-", "sm_").replace("-", "."))
+    except ValueError:
+        return None
+    # `sm-90a` is another name of `sm90`; what code it holds, its manifest says.
+    return Architecture(found.major, found.minor)

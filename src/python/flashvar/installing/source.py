@@ -1,0 +1,72 @@
+"""Where wheels come from: a folder, a package index, or what pip itself is configured for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from flashvar.binaries import advice
+from flashvar.errors import SourceError
+
+VARIABLE: Final = "FLASHVAR_INDEX"
+# A package index has a page of all its projects.
+_PAGE: Final = "index.html"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place that has wheels; `folder` and `index` are None where the installer decides."""
+
+    folder: Path | None = None
+    index: str | None = None
+
+    def __str__(self) -> str:
+        """The place for people, without a password."""
+        if self.folder is not None:
+            return str(self.folder)
+        if self.index is None:
+            return "the configured package index"
+        parts = urlsplit(self.index)
+        host = parts.netloc.rpartition("@")[2]
+        return parts._replace(netloc=host).geturl()
+
+    @property
+    def is_named(self) -> bool:
+        """Whether nothing but this place may be asked."""
+        return self.folder is not None or self.index is not None
+
+
+def find(named: str | None, environ: Mapping[str, str], *, architecture: str) -> Source:
+    """The source of `--from`, else of FLASHVAR_INDEX, else the published release.
+
+    Raises:
+        SourceError: nothing is named and no release is published, or what is named is not there.
+    """
+    where, text = ("--from", named) if named else (VARIABLE, environ.get(VARIABLE))
+    if not text:
+        if advice.PUBLISHED:
+            return Source()
+        raise SourceError(
+            "expected a folder of wheels or a package index, found none, and no release of "
+            "flashvar is published yet: make wheels in a checkout "
+            f"(nox -s wheels -- {architecture}), then name their folder or an index of them with "
+            f"--from or {VARIABLE}"
+        )
+    if urlsplit(text).scheme in ("http", "https", "file"):
+        return Source(index=text)
+    folder = Path(text).expanduser()
+    try:
+        is_index = (folder / _PAGE).is_file()
+        if is_index or any(folder.glob("*.whl")):
+            path = Path(os.path.realpath(folder))
+            return Source(index=path.as_uri() + "/") if is_index else Source(folder=path)
+        found = "no wheels in it" if folder.is_dir() else "no such folder"
+    except OSError as error:
+        found = error.strerror or str(error)
+    raise SourceError(
+        f"{where}: expected a folder of wheels or the address of an index, found {found}: {text}"
+    )

@@ -1,0 +1,56 @@
+"""Writes a small project of one op, which the factory builds, audits and indexes as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from flashvar._version import __version__
+from flashvar.binaries.advice import public
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config import names
+
+# A whole project, whose own name every file spells so.
+TEMPLATE: Final = Path(__file__).parents[1] / "data" / "project"
+_NAME: Final = "vecadd"
+# Files that a checkout of the factory would take for its own if they had their dot.
+_DOTTED: Final = frozenset({"gitignore", "github"})
+# A namespace of C++, the beginning of functions in C, of distributions and of files.
+_VALID: Final = re.compile(r"[a-z][a-z0-9]*")
+
+
+def write(name: str, folder: Path) -> list[Path]:
+    """Write the project `name` into a folder that is empty or missing; returns its files.
+
+    Raises:
+        ConfigurationError: the name is not one, or something is in the folder.
+    """
+    if not _VALID.fullmatch(name) or names.why_not(name):
+        raise ConfigurationError(
+            "expected a name of lower-case letters and digits that means nothing in C++, such as "
+            f"mykernels, found {name!r}"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(
+            f"{folder}: expected an empty folder or none, found something; name another with "
+            "--output"
+        )
+    made = []
+    for source in sorted(TEMPLATE.rglob("*")):
+        relative = source.relative_to(TEMPLATE)
+        if source.is_dir() or "__pycache__" in relative.parts:
+            continue
+        first = relative.parts[0]
+        dotted = f".{first}" if first in _DOTTED else first
+        path = folder / renamed(str(Path(dotted, *relative.parts[1:])), name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+        made.append(path)
+    return made
+
+
+def renamed(text: str, name: str) -> str:
+    """A text of the template for a project of this name."""
+    text = text.replace(_NAME, name).replace(_NAME.upper(), name.upper())
+    return text.replace("@version@", public(__version__))

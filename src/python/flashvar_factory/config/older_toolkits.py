@@ -1,0 +1,59 @@
+"""Toolkits of an older CUDA, for drivers that the compiler's own is too new for: reads [toolkits].
+
+    [toolkits]
+    cu12 = { ptx = "8.8", ptxas = "nvidia-cuda-nvcc-cu12==12.9.86", runtime = "...==12.9.79" }
+
+nvcc stays the front end. The PTX that it writes is labelled with the version that the older ptxas
+reads; machine code and the CUDA runtime are of the older toolkit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashvar.binaries.variant import CUDA
+from flashvar_factory.config.toml_table import Table
+
+_REQUIREMENT = r"[a-z][a-z0-9-]*==[0-9]+\.[0-9]+\.[0-9]+"
+_MEANING = "a requirement with its version, such as 'nvidia-cuda-nvcc-cu12==12.9.86'"
+
+
+@dataclass(frozen=True)
+class OlderToolkit:
+    """What makes the machine code of a second binary of an architecture."""
+
+    cuda: int  # the major version: drivers that serve it run the binary
+    ptx: str  # the version of PTX that its ptxas reads
+    ptxas: str  # the requirement of its packages on PyPI
+    runtime: str
+
+    @property
+    def version(self) -> str:
+        """The version of ptxas."""
+        return self.ptxas.partition("==")[2]
+
+    @property
+    def runtime_version(self) -> str:
+        """The version of the CUDA runtime."""
+        return self.runtime.partition("==")[2]
+
+
+def read(table: Table) -> dict[str, OlderToolkit]:
+    """The toolkits of the table, by name."""
+    found = {}
+    for name in list(table.rest):
+        one = table.table(name)
+        toolkit = OlderToolkit(
+            cuda=int(name.removeprefix("cu")) if name.removeprefix("cu").isdecimal() else 0,
+            ptx=one.text("ptx", r"[1-9]\.[0-9]", "a version of PTX such as '8.8'"),
+            ptxas=one.text("ptxas", _REQUIREMENT, _MEANING),
+            runtime=one.text("runtime", _REQUIREMENT, _MEANING),
+        )
+        major = int(toolkit.version.partition(".")[0])
+        if name != f"cu{major}" or not 12 <= major < CUDA:
+            raise table.wrong(name, f"the name cuN of a CUDA major, 12 to {CUDA - 1}", name)
+        if not toolkit.runtime_version.startswith(f"{major}."):
+            raise one.wrong("runtime", f"version {major} as ptxas", toolkit.runtime)
+        found[name] = toolkit
+        one.end()
+    return found

@@ -1,0 +1,30 @@
+"""`nox -s wheels` builds, audits and indexes wheels; `nox -s tests` installs and tests them."""
+
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+FACTORY = "flashvar-factory[audit,cuda]==@version@"
+
+nox.options.sessions = ["wheels", "tests"]
+
+
+@nox.session(reuse_venv=True)
+def wheels(session: nox.Session) -> None:
+    """Build a wheel per architecture, audit each, and make an index: `-- sm_90` for one."""
+    session.install(FACTORY)
+    session.run("wheel-factory", "wheels", *(session.posargs or ["all"]))
+    session.run("wheel-factory", "audit", *map(str, sorted(DIST.glob("*.whl"))))
+    session.run("wheel-factory", "index")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Install every wheel from the index into a fresh environment, and test what is installed."""
+    names = sorted({path.name.split("-")[0] for path in DIST.glob("*.whl")})
+    session.install("pytest==9.2.0")
+    index = (ROOT / "build" / "index").as_uri() + "/"
+    session.install("--index-url", index, *names)
+    session.run("python", "-m", "pytest", "tests")

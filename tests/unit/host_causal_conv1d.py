@@ -1,0 +1,86 @@
+"""causal_conv1d on the host: its own kernels and C functions, for every dtype."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import host_program
+import pytest
+import torch
+
+from flashvar.backends.cuda import causal_conv1d as cuda
+from flashvar.binaries.registry import Binary
+from flashvar.selection.candidates import CandidateResult
+
+CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
+
+_PROGRAM = """
+#include "device.h"
+#include "abi/causal_conv1d_fwd.cc"
+#include "abi/causal_conv1d_bwd.cc"
+#include "abi/causal_conv1d_update.cc"
+#include "abi/error.cc"
+
+flashvar::DeviceGuard::DeviceGuard(int) : status_(FLASHVAR_OK) {}
+flashvar::DeviceGuard::~DeviceGuard() {}
+"""
+_TABLE = """
+}}
+#include "core/dtype.cuh"
+#include "sm80/causal_conv1d/{direction}_launch.cuh"
+namespace flashvar {{
+template <class Dtype>
+constexpr CausalConv1d{Direction}Kernel k{Direction}Row =
+    sm80::causal_conv1d::{Direction}Launch<Target<80, 166912>, Dtype>::row();
+constexpr const CausalConv1d{Direction}Kernel* kCausalConv1d{Direction}Kernels[] = {{
+    &k{Direction}Row<dtype::bf16>, &k{Direction}Row<dtype::fp16>, &k{Direction}Row<dtype::fp32>,
+    nullptr}};
+"""
+
+
+class HostLibrary:
+    """What `flashvar.backends.cuda` calls of a binary."""
+
+    def __init__(self, folder: Path) -> None:
+        tables = {
+            f"causal_conv1d_{direction}_kernels.inc": _TABLE.format(
+                direction=direction, Direction=direction.capitalize()
+            )
+            for direction in ("fwd", "bwd", "update")
+        }
+        self._library = host_program.library(_PROGRAM, folder, tables)
+        self._library.flashvar_last_error.restype = ctypes.c_char_p
+
+    def function(self, name: str) -> Any:
+        def call(suffix: str, packed: bytes, *others: Any) -> None:
+            if getattr(self._library, f"flashvar_{name}{suffix}")(packed, *others):
+                raise RuntimeError(self._library.flashvar_last_error().decode())
+
+        def workspace(packed: bytes) -> int:
+            size = ctypes.c_uint64()
+            call("_workspace", packed, ctypes.byref(size))
+            return size.value
+
+        def explain(packed: bytes) -> str:
+            text = ctypes.create_string_buffer(512)
+            call("_explain", packed, text, ctypes.c_uint64(512))
+            return text.value.decode()
+
+        return SimpleNamespace(
+            launch=lambda packed: call("", packed), workspace=workspace, explain=explain
+        )
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Serve CPU tensors that are handed to the cuda backend."""
+        patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))
+        patch.setattr(cuda, "_workspace", _aligned)
+        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+
+
+def _aligned(size: int, device: torch.device) -> torch.Tensor:
+    """As memory of a device is, on a multiple of 256 bytes."""
+    memory = torch.full((size + 255,), 0xFF, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % 256 :][:size]

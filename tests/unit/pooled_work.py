@@ -1,0 +1,28 @@
+"""Work for the processes of a benchmark's worker pool in tests; they import it by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+_ready: list[str] = []
+
+
+def prepare(names: Sequence[str]) -> None:
+    """Get ready; a case named "broken" cannot."""
+    if "broken" in names:
+        raise ValueError("it cannot be prepared")
+    _ready.extend(names)
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """Who measured what; a case named "deadly" ends the process."""
+    if name == "deadly":
+        os._exit(3)
+    return [{"case": name, "process": os.getpid(), "ready": " ".join(_ready)}]
+
+
+def lost(name: str, why: str) -> list[dict[str, Any]]:
+    """What is recorded of a case that broke."""
+    return [{"case": name, "skipped": why}]

@@ -1,0 +1,245 @@
+"""The CUDA kernels of causal_conv1d, run on the host, beside the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import host_program
+import pytest
+import torch
+from host_causal_conv1d import CHOSEN, HostLibrary
+
+from flashvar.backends.cuda import causal_conv1d as cuda
+from flashvar.backends.reference import causal_conv1d as reference
+from flashvar.backends.reference.causal_conv1d import formula
+from flashvar.ops.causal_conv1d.problem import Convolution, Gradients
+
+pytestmark = host_program.needs_compiler
+NAN, INF = torch.nan, torch.inf
+# Zero lengths, lengths below the width, one that goes over several tiles of threads.
+ENDS = (0, 0, 1, 3, 3, 40, 41, 300, 303, 303)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
+    return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"))
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host(library: HostLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    library.install(monkeypatch)
+
+
+def laid_out(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """x in memory with its channels or its tokens beside each other, aligned or not."""
+    if kind == "channels":
+        return x.contiguous()
+    if kind == "tokens":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if kind == "padded tokens":  # rows begin at multiples of 16 bytes
+        padded = torch.full((*x.shape[::2], -(-x.shape[1] // 8) * 8), NAN, dtype=x.dtype)
+        return padded[..., : x.shape[1]].copy_(x.transpose(1, 2)).transpose(1, 2)
+    if kind == "sliced":  # of channels of a wider projection, not aligned
+        return torch.cat((x[..., :1], x, x[..., :2]), 2)[..., 1:-2]
+    return torch.stack((x, x), 3)[..., 0]  # neither
+
+
+KINDS = ("channels", "tokens", "padded tokens", "sliced", "neither")
+
+
+def made(
+    dim: int, seqlen: int, width: int, columns: int, dtype: torch.dtype, kind: str = "channels",
+    ends: tuple[int, ...] = (), batch: int = 2, mixed: bool = False,
+) -> tuple[Convolution, torch.Tensor]:  # fmt: skip
+    """A call with everything, and its residual; `mixed`: parameters of other dtypes."""
+    others = [torch.float32, torch.float16, torch.bfloat16] if mixed else [dtype] * 3
+    if ends:
+        batch, seqlen = 1, ends[-1]
+    x, residual = torch.randn(2, batch, seqlen, dim).to(dtype)
+    sequences = len(ends) - 1 if ends else batch
+    conv = Convolution(
+        laid_out(x, kind),
+        torch.randn(dim, width).to(others[0]),
+        torch.randn(dim).to(others[1]),
+        torch.randn(sequences, dim, columns).to(others[2]) if columns else None,
+        torch.tensor(ends, dtype=torch.int32) if ends else None,
+        True,
+    )
+    return conv, laid_out(residual.to(others[0]), kind)
+
+
+def forward(
+    conv: Convolution, residual: torch.Tensor | None, columns: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.empty_like(conv.x).fill_(NAN)
+    like = conv.x if conv.state is None else conv.state
+    final = like.new_full((conv.sequences, conv.x.shape[2], columns), NAN)
+    cuda.prepare_forward(CHOSEN, conv, residual, y, final)(conv, residual, y, final)
+    return y, final
+
+
+def backward(conv: Convolution, grad_y: torch.Tensor, grad_final: torch.Tensor | None) -> Gradients:
+    found = Gradients(
+        *(
+            None if one is None else torch.empty_like(one).fill_(NAN)
+            for one in (conv.x, conv.weight, conv.bias, conv.state)
+        )  # type: ignore[arg-type]
+    )
+    given: Any = conv, grad_y, grad_final, found
+    cuda.prepare_backward(CHOSEN, *given)(*given)
+    return found
+
+
+def assert_alike(found: Any, wanted: Any, sums: int = 1) -> None:
+    """Half a step of the dtype, of results that are sums of so many."""
+    for one, other in zip(found, wanted, strict=True):
+        if one is None:
+            continue
+        eps = torch.finfo(one.dtype).eps
+        tolerance = 2 * eps + 1e-5
+        torch.testing.assert_close(
+            one.double(), other.double(), rtol=tolerance, atol=tolerance * sums**0.5, equal_nan=True
+        )
+
+
+def check(conv: Convolution, residual: torch.Tensor | None, columns: int) -> None:
+    """Both directions, beside the reference in float64."""
+    wide = Convolution(*(x.double() if torch.is_tensor(x) else x for x in conv))
+    if conv.cu_seqlens is not None:
+        wide = wide._replace(cu_seqlens=conv.cu_seqlens)
+    found = forward(conv, residual, columns)
+    wanted = formula.forward(wide, None if residual is None else residual.double(), columns)
+    assert_alike(found, wanted)
+    grad_y = laid_out(torch.randn(conv.x.shape).to(conv.x.dtype), "channels")
+    if conv.x.stride(1) == 1:
+        grad_y = laid_out(grad_y, "tokens")
+    grad_final = torch.randn(found[1].shape).to(found[1].dtype) if columns else None
+    of_wide = formula.backward(
+        wide, grad_y.double(), None if grad_final is None else grad_final.double()
+    )
+    assert_alike(backward(conv, grad_y, grad_final), of_wide, conv.x.shape[0] * conv.x.shape[1])
+
+
+@DTYPES
+@pytest.mark.parametrize("ends", [(), ENDS], ids=["batch", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values(kind: str, ends: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(*made(24, 41, 4, 3, dtype, kind, ends), 3)
+
+
+@pytest.mark.parametrize("kind", ["channels", "tokens", "sliced"])
+@pytest.mark.parametrize("columns", [0, 1, 4, 9])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_widths_and_states(width: int, columns: int, kind: str) -> None:
+    """Some packed, some with parameters of other dtypes."""
+    columns = max(columns, width - 1) if columns else 0
+    ends = ENDS if width == 3 else ()
+    check(*made(16, 33, width, columns, torch.float32, kind, ends, mixed=columns == 4), columns)
+
+
+@pytest.mark.parametrize("kind", ["channels", "tokens"])
+@pytest.mark.parametrize(
+    ("dim", "seqlen", "batch"),
+    [(1, 1, 1), (1, 700, 2), (300, 2, 3), (8, 1, 600), (7, 3, 5), (264, 5, 1), (8, 600, 2)],
+    ids=str,
+)
+def test_sizes(dim: int, seqlen: int, batch: int, kind: str) -> None:
+    check(*made(dim, seqlen, 4, 4, torch.float32, kind, batch=batch), 4)
+
+
+@pytest.mark.parametrize("kind", ["channels", "tokens"])
+def test_nothing_but_x_and_weights(kind: str) -> None:
+    conv, _ = made(16, 30, 4, 0, torch.float32, kind)
+    conv = conv._replace(bias=None, silu=False)
+    check(conv, None, 0)
+    wide = conv._replace(cu_seqlens=torch.tensor([0, 7, 30]), x=conv.x[:1])
+    check(wide, None, 2)
+
+
+@pytest.mark.parametrize("kind", ["channels", "tokens", "sliced"])
+def test_no_sequence_sees_anothers_nan(kind: str) -> None:
+    """Nor infinite weights where no token follows."""
+    ends = (0, 5, 20, 21, 60)
+    conv, residual = made(8, 0, 4, 3, torch.float32, kind, ends)
+    assert conv.state is not None
+    assert conv.cu_seqlens is not None
+    conv.x[:, 5:20] = NAN
+    conv.state[2] = INF
+    found = forward(conv, residual, 3)
+    wanted = formula.forward(conv, residual, 3)
+    assert_alike(found, wanted)
+    assert found[0][:, :5].isfinite().all()
+    grad_y = torch.randn(conv.x.shape)
+    grads = backward(conv, grad_y, None)
+    assert_alike(grads[:1], formula.backward(conv, grad_y, None)[:1])
+    plain, _ = made(8, 0, 4, 3, torch.float32, kind, ends)
+    plain.weight[:, :3] = INF
+    plain = plain._replace(silu=False)
+    for one, other in zip(
+        backward(plain, grad_y, None)[::3], formula.backward(plain, grad_y, None)[::3], strict=True
+    ):
+        assert torch.equal(one.isfinite(), other.isfinite())
+    assert backward(plain, grad_y, None).x[:, [4, 19, 20, 59]].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["channels", "tokens"])
+@pytest.mark.parametrize(
+    "ends", [(-7, 10**9, 5, 2**40), (3, 2, 1, 0), (9, 9, 9, 9), (0, 0, 0, 12)], ids=str
+)
+def test_wrong_ends_read_nothing_beyond(ends: tuple[int, ...], kind: str) -> None:
+    """Tensors are in the middle of others, whose NaN would be seen."""
+    conv, _ = made(8, 30, 4, 3, torch.float32, kind, batch=3)
+    conv.x[::2] = NAN
+    x, state = conv.x[1:2], torch.randn(3, 8, 3)
+    wrong = conv._replace(x=x, state=state, cu_seqlens=torch.tensor(ends))
+    y, final = forward(wrong, None, 3)
+    grads = backward(wrong, torch.ones_like(x), torch.ones_like(final))
+    for one in (y, final, *grads):
+        assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["channels", "tokens"])
+def test_the_same_bits_again(kind: str) -> None:
+    conv, _ = made(16, 500, 4, 3, torch.float32, kind)
+    grad_y = torch.randn(conv.x.shape)
+    first, second = backward(conv, grad_y, None), backward(conv, grad_y, None)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])
+@pytest.mark.parametrize("slots", [False, True], ids=["in order", "pool"])
+@pytest.mark.parametrize(
+    ("seqlen", "columns", "width"), [(1, 3, 4), (1, 4, 4), (6, 3, 3), (2, 9, 2), (12, 9, 4)]
+)
+def test_update(seqlen: int, columns: int, width: int, slots: bool, positions: bool) -> None:
+    conv, residual = made(70, seqlen, width, columns, torch.bfloat16, batch=6, mixed=True)
+    states = torch.randn(9, 70, columns) if slots else conv.state
+    assert states is not None
+    indices = torch.tensor([8, -1, 0, 3, 10**12, 2]) if slots else None
+    turns = torch.tensor([0, 5, 2**31 - 1, 3, 7, -4], dtype=torch.int32) if positions else None
+    pools = states.clone(), states.clone()
+    results = [torch.empty_like(conv.x).fill_(7) for _ in pools]
+    for module, pool, y in zip((cuda, reference), pools, results, strict=True):
+        given: Any = conv._replace(state=pool), residual, indices, turns, y
+        module.prepare_update(CHOSEN, *given)(*given)
+    assert_alike(results[:1], results[1:])
+    assert torch.equal(*pools)
+    if slots:
+        assert (results[0][1] == 0).all()
+        assert results[0][4].isnan().all()
+
+
+def test_the_binary_explains_a_call() -> None:
+    said = {}
+    for kind in KINDS:
+        conv, residual = made(24, 40, 4, 0, torch.bfloat16, kind)
+        y = torch.empty_like(conv.x)
+        said[kind] = cuda.explain_forward(CHOSEN, conv, residual, y, y.new_empty(2, 24, 0))
+    assert said["channels"] == "simt: along channels, 16 bytes at a time"
+    assert said["tokens"] == said["padded tokens"] == "simt: along tokens, 16 bytes at a time"
+    assert said["sliced"] == (
+        "simt: along channels, element by element, for the address of x does not allow 16 bytes"
+    )
+    assert "the order of dimensions of x" in said["neither"]

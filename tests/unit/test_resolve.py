@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import simulated as sim
+from installed import COMPILER, compile_library, library_source, put_binary
+
+from flashvar.binaries import advice
+from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
+from flashvar.selection import resolve
+from flashvar.selection.request import Request
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+
+BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
+
+
+@pytest.fixture
+def lib_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An A100 that looks for binaries in an empty folder, and where that folder is."""
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
+    return tmp_path / "lib"
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+def test_good_binary_is_chosen_and_open(lib_dir: Path, tmp_path: Path) -> None:
+    library = compile_library(library_source(), tmp_path)
+    put_binary(lib_dir / "good", sim.manifest("80"), library)
+    result = resolve.choose(BF16_64)
+    assert result.binary is not None
+    assert result.kernel is not None
+    assert (result.candidate, result.kernel.name) == (
+        "cuda sm_80",
+        "attention_fwd_bf16_hdim64",
+    )
+
+
+def test_binary_that_does_not_open_is_replaced_and_said_so(
+    lib_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert resolve.choose(BF16_64).backend == "triton"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "triton serves, not cuda sm_80" in record.getMessage()
+    assert "expected an ELF library" in record.getMessage()
+
+
+def test_missing_wheel_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(resolve, "registry", SimpleNamespace(installed=sim.inventory))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert resolve.choose(BF16_64).backend == "triton"
+        assert (
+            resolve.choose(Request.of("attention_fwd", "bf16", 0, head_dim=128)).backend == "triton"
+        )
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert advice.install("sm80") in record.getMessage()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+def test_damaged_binary_is_said_though_another_serves(
+    lib_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.RTX_3090))
+    put_binary(lib_dir / "bad", sim.manifest("86"), b"text")
+    put_binary(lib_dir / "good", sim.manifest("80"), compile_library(library_source(), tmp_path))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert resolve.choose(BF16_64).candidate == "cuda sm_80"
+    (record,) = caplog.records
+    assert "cuda sm_80 serves, not cuda sm_86" in record.getMessage()
+
+
+def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Path) -> None:
+    put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
+    with pytest.raises(BackendUnavailableError) as caught:
+        resolve.choose(BF16_64, "cuda")
+    message = str(caught.value)
+    assert "attention_fwd bf16 head dim 64 on cuda:0: expected backend 'cuda'" in message
+    assert "expected an ELF library" in message
+    assert "flashvar doctor" in message
+
+
+@pytest.mark.usefixtures("lib_dir")
+def test_environment_names_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
+    assert resolve.choose(BF16_64).backend == "reference"
+    assert resolve.choose(BF16_64, "triton").backend == "triton"
+    resolve.choose.cache_clear()
+    monkeypatch.setenv("FLASHVAR_BACKEND", "gpu")
+    with pytest.raises(ConfigurationError, match="FLASHVAR_BACKEND"):
+        resolve.choose(BF16_64)
+
+
+def test_cpu_tensors_ask_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("devices were asked")
+
+    monkeypatch.setattr(resolve, "gather", fail)
+    assert (
+        resolve.choose(Request.of("attention_fwd", "fp32", None, head_dim=64)).backend
+        == "reference"
+    )
+
+
+def test_other_version_is_an_error_when_strict(
+    lib_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_binary(lib_dir / "old", replace(sim.manifest("80"), version="0.0.9"))
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    with pytest.raises(ManifestError, match=r"FLASHVAR_STRICT=1 makes this an error.*0\.0\.9"):
+        resolve.choose(BF16_64)
+    assert resolve.choose(BF16_64, "triton").backend == "triton"
+    assert resolve.choose(replace(BF16_64, device=None)).backend == "reference"
