@@ -91,12 +91,12 @@ def of_backend(given: dict[str, Any], backend: str, wide: bool) -> dict[str, tor
     return {"out": out.detach(), "final": final.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
-def compared(given: dict[str, Any], **factors: float) -> None:
+def compared(given: dict[str, Any], backend: str = "triton", **factors: float) -> None:
     """Every result and every gradient within its limit, times a factor where one is given.
 
     Gradients of a root mean square below 1e-4, beside others of about 1, are rounding.
     """
-    found = of_backend(given, "triton", wide=False)
+    found = of_backend(given, backend, wide=False)
     expected = of_backend(given, "reference", wide=True)
     errors = {}
     for name, limit in LIMITS.items():

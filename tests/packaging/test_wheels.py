@@ -106,8 +106,9 @@ def test_spills_up_to_head_dim_128(target: Target, unpacked: Path) -> None:
     spilling = {row.name: row.spill_bytes for row in small if row.spill_bytes or row.stack_bytes}
     assert {name for name, spilt in spilling.items() if spilt > target.spill_bytes} == set()
     if target.ran != "never":
-        # Its branch for chunks that go token by token takes a few registers too many.
-        assert {name for name in spilling if not name.startswith("gated_delta_rule_fwd")} == set()
+        # Chunks that go token by token, or are careful, take a few registers too many.
+        ops = "gated_delta_rule_fwd", "gated_delta_rule_bwd"
+        assert {name for name in spilling if not name.startswith(ops)} == set()
 
 
 def largest(row: manifest.KernelRow) -> int:

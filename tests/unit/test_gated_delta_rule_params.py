@@ -19,7 +19,7 @@ from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.selection.candidates import CandidateResult
 
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
-PARAMS = {name: declared(f"flashvar_{name}_params") for name in (FORWARD, UPDATE)}
+PARAMS = {name: declared(f"flashvar_{name}_params") for name in (FORWARD, BACKWARD, UPDATE)}
 
 
 @pytest.fixture
@@ -170,6 +170,56 @@ def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
     assert (params.states, params.state_dtype, params.index_bytes) == (0, 2, 0)
 
 
+def test_gradients(calls: list[Any]) -> None:
+    inputs, before = made(), torch.empty(3, 4, 40, 24).transpose(-1, -2)
+    grad_out, after = torch.empty(3, 5, 4, 40).half(), torch.empty(3, 4, 24, 40)
+    grads = cuda.backward(CHOSEN, inputs, before, grad_out, after)
+    (params,) = calls
+    assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
+    assert params.call.workspace_size == 512
+    assert tensor(params.grad_out) == (grad_out.data_ptr(), 800, 160, 40)
+    assert state(params.grad_final_state) == (after.data_ptr(), 3840, 960, 40, 1)
+    for name, grad, given in zip("qkv", grads[:3], inputs[:3], strict=True):
+        assert grad is not None
+        assert grad.shape == given.shape
+        assert tensor(getattr(params, f"grad_{name}"))[0] == grad.data_ptr()
+        assert grad.is_contiguous()
+    assert grads.g is not None
+    assert gate(params.grad_g) == (grads.g.data_ptr(), 20, 4, 1, 2, 0)
+    assert gate(params.grad_beta) == (grads.beta.data_ptr(), 20, 4, 1, 1, 0)
+    assert grads.a_log is not None
+    assert gate(params.grad_a_log) == (grads.a_log.data_ptr(), 0, 0, 1, 2, 0)
+    assert grads.dt_bias is None
+    assert not params.grad_dt_bias.data
+    assert grads.initial_state is not None
+    assert state(params.grad_initial_state)[0] == grads.initial_state.data_ptr()
+    assert tensor(params.problem.q) == (inputs.q.data_ptr(), 240, 48, 24)
+    assert state(params.problem.initial_state) == (before.data_ptr(), 3840, 960, 1, 24)
+
+
+def test_gradients_of_little(calls: list[Any]) -> None:
+    """No gate, no states, packed rows, and no gradient of out but that of the final states."""
+    inputs = made(packed=True, g=None, a_log=None, dtype=torch.bfloat16)
+    grads = cuda.backward(CHOSEN, inputs, None, None, torch.empty(2, 4, 24, 40))
+    (params,) = calls
+    assert grads.g is None
+    assert grads.initial_state is None
+    assert not params.grad_g.data
+    assert not params.grad_initial_state.data
+    assert params.grad_out.data
+    # Rows of no sequence, which the kernels leave as they are.
+    assert all(not x.any() for x in (grads.q, grads.k, grads.v, grads.beta))
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_gradient_whose_rows_start_anywhere_is_copied(calls: list[Any], shifted: bool) -> None:
+    inputs, whole = made(), torch.zeros(3 * 5 * 4 * 40 + 1).half()
+    grad_out = whole[1:].view(3, 5, 4, 40) if shifted else whole[:1].expand(3, 5, 4, 40)
+    cuda.backward(CHOSEN, inputs, None, grad_out, None)
+    assert tensor(calls[0].grad_out)[0] != grad_out.data_ptr()
+    assert tensor(calls[0].grad_out)[1:] == (800, 160, 40)
+
+
 class OnDevice(torch.Tensor):
     """A tensor of which the rules believe that it is on a device."""
 
@@ -198,6 +248,9 @@ def on_device(**changes: Any) -> Inputs:
         (UPDATE, {"v": torch.empty(3, 1, 40, 4).half().transpose(2, 3)}, "auto", "triton"),
         (BACKWARD, {}, "auto", None),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 8).half()}, "auto", None),
+        (BACKWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "auto", "triton"),
+        (BACKWARD, {"v": torch.empty(3, 64, 4, 36).half()}, "cuda", "triton"),
+        (BACKWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "auto", "triton"),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "triton", "reference"),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "reference", None),
     ],

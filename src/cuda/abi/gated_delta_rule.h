@@ -1,4 +1,5 @@
-/* The C ABI of the gated delta rule: the ops gated_delta_rule_fwd and gated_delta_rule_update. */
+/* The C ABI of the gated delta rule: the ops gated_delta_rule_fwd, gated_delta_rule_bwd and
+ * gated_delta_rule_update. */
 #ifndef FLASHVAR_GATED_DELTA_RULE_H
 #define FLASHVAR_GATED_DELTA_RULE_H
 
@@ -86,6 +87,46 @@ FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_workspace(
  * terminated by 0. */
 FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_explain(
     const flashvar_gated_delta_rule_fwd_params* params, char* text, uint64_t size);
+
+/* A flashvar_gate that is written. */
+typedef struct flashvar_grad_gate {
+  void* data; /* may be NULL where the op's header says so */
+  int64_t batch_stride;
+  int64_t seq_stride;
+  int64_t head_stride;
+  uint32_t dtype; /* flashvar_dtype */
+  uint32_t reserved;
+} flashvar_grad_gate;
+
+/* The gradients of a forward's inputs, from those of its results. */
+typedef struct flashvar_gated_delta_rule_bwd_params {
+  flashvar_call call;
+  flashvar_tensor grad_out;        /* like v, rows start at multiples of 16 bytes */
+  flashvar_state grad_final_state; /* data may be NULL: zeros */
+  flashvar_tensor grad_q; /* these three like q, k and v, rows start at multiples of 16 bytes;
+                             written. Varlen: rows of no sequence stay as they are */
+  flashvar_tensor grad_k;
+  flashvar_tensor grad_v;
+  flashvar_grad_gate grad_g; /* likewise, as the next; data may be NULL: not wanted */
+  flashvar_grad_gate grad_beta;
+  flashvar_grad_gate grad_a_log;     /* [heads]; written. data may be NULL: not wanted, as in the
+                                        next two */
+  flashvar_grad_gate grad_dt_bias;   /* [heads]; written */
+  flashvar_state grad_initial_state; /* written */
+  flashvar_gated_delta_rule_problem problem;
+} flashvar_gated_delta_rule_bwd_params;
+
+/* By chunks of 64 tokens: the same bits on every run. Enqueues on the stream and returns; empty
+ * problems return without a launch. */
+FLASHVAR_API flashvar_status
+flashvar_gated_delta_rule_bwd(const flashvar_gated_delta_rule_bwd_params* params);
+
+/* About 138 KiB a chunk and head for head dims 128 and 128. */
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_bwd_workspace(
+    const flashvar_gated_delta_rule_bwd_params* params, uint64_t* size);
+
+FLASHVAR_API flashvar_status flashvar_gated_delta_rule_bwd_explain(
+    const flashvar_gated_delta_rule_bwd_params* params, char* text, uint64_t size);
 
 /* Out and the states after each sequence, token by token: for decoding. The problem's rows may
  * start anywhere, and its head dims are any from 1. In place where final_state is

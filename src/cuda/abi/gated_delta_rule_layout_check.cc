@@ -60,3 +60,27 @@ static_assert(offsetof(Update, state_index_stride) == 472);
 static_assert(offsetof(Update, states) == 480);
 static_assert(offsetof(Update, state_dtype) == 488);
 static_assert(offsetof(Update, index_bytes) == 492);
+
+using GradGate = flashvar_grad_gate;
+static_assert(sizeof(GradGate) == 40);
+static_assert(offsetof(GradGate, data) == 0);
+static_assert(offsetof(GradGate, batch_stride) == 8);
+static_assert(offsetof(GradGate, seq_stride) == 16);
+static_assert(offsetof(GradGate, head_stride) == 24);
+static_assert(offsetof(GradGate, dtype) == 32);
+static_assert(offsetof(GradGate, reserved) == 36);
+
+using Bwd = flashvar_gated_delta_rule_bwd_params;
+static_assert(sizeof(Bwd) == 760);
+static_assert(offsetof(Bwd, call) == 0);
+static_assert(offsetof(Bwd, grad_out) == 40);
+static_assert(offsetof(Bwd, grad_final_state) == 72);
+static_assert(offsetof(Bwd, grad_q) == 112);
+static_assert(offsetof(Bwd, grad_k) == 144);
+static_assert(offsetof(Bwd, grad_v) == 176);
+static_assert(offsetof(Bwd, grad_g) == 208);
+static_assert(offsetof(Bwd, grad_beta) == 248);
+static_assert(offsetof(Bwd, grad_a_log) == 288);
+static_assert(offsetof(Bwd, grad_dt_bias) == 328);
+static_assert(offsetof(Bwd, grad_initial_state) == 368);
+static_assert(offsetof(Bwd, problem) == 408);

@@ -46,14 +46,14 @@ gated_delta_rule::StateView<Element> view(const flashvar_state& s) {
   return {static_cast<Element*>(s.data), s.sequence_stride, s.head_stride, s.k_stride, s.v_stride};
 }
 
+inline gated_delta_rule::Tensor gated_delta_rule_tensor(const flashvar_tensor& t) {
+  return {static_cast<uint16_t*>(t.data), t.batch_stride, t.seq_stride, t.head_stride};
+}
+
 // An op's problem, with what all ops have alike.
 template <class Problem>
 Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
                                  const flashvar_tensor& out) {
-  auto const tensor = [](const flashvar_tensor& t) {
-    return gated_delta_rule::Tensor{static_cast<uint16_t*>(t.data), t.batch_stride, t.seq_stride,
-                                    t.head_stride};
-  };
   auto const gate = [](const flashvar_gate& g) {
     return gated_delta_rule::Gate{g.data, g.batch_stride, g.seq_stride, g.head_stride, g.dtype};
   };
@@ -70,10 +70,10 @@ Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
   problem.qk_l2norm = (p.flags & FLASHVAR_QK_L2NORM) != 0;
   problem.beta_sigmoid = (p.flags & FLASHVAR_BETA_SIGMOID) != 0;
   problem.beta_scale = (p.flags & FLASHVAR_NEGATIVE_EIGVAL) != 0 ? 2.f : 1.f;
-  problem.q = tensor(p.q);
-  problem.k = tensor(p.k);
-  problem.v = tensor(p.v);
-  problem.out = tensor(out);
+  problem.q = gated_delta_rule_tensor(p.q);
+  problem.k = gated_delta_rule_tensor(p.k);
+  problem.v = gated_delta_rule_tensor(p.v);
+  problem.out = gated_delta_rule_tensor(out);
   problem.g = gate(p.g);
   problem.beta = gate(p.beta);
   problem.a_log = gate(p.a_log);

@@ -176,16 +176,15 @@ __device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&
   for (int i = 0; i < kElements; ++i) d[i] *= factors[i / 2 % 2];
 }
 
-// Copies the warp's 16 columns of a tile [token][column of V] to out.
-__device__ __forceinline__ void copy_out(const FwdProblem& problem, const Work& work, uint32_t tile,
-                                         int32_t row, int32_t column) {
+// Copies the warp's 16 columns of a tile [token][column of V] to memory where `rows` and `columns`
+// of the tile exist.
+__device__ __forceinline__ void copy_columns(uint16_t* to, int64_t stride, uint32_t tile,
+                                             int32_t rows, int32_t columns) {
   __syncwarp();  // the warp's columns are there
   int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
   int const chunk = 2 * warp + lane % 2;
-  uint16_t* const out = problem.out.data + work.batch * problem.out.batch_stride +
-                        (int64_t{work.span.first} + row) * problem.out.seq_stride +
-                        work.head * problem.out.head_stride + column + 8 * chunk;
-  bool const exists = column + 8 * chunk < problem.head_dim_v;
+  uint16_t* const out = to + 8 * chunk;
+  bool const exists = 8 * chunk < columns;
 #pragma unroll
   for (int first = 0; first < kChunk; first += 16) {
     int const token = first + lane / 2;
@@ -193,10 +192,18 @@ __device__ __forceinline__ void copy_out(const FwdProblem& problem, const Work& 
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                  : "r"(tile + token * 128 + ((chunk ^ (token & 7)) * 16)));
-    if (exists && row + token < work.span.count) {
-      *reinterpret_cast<uint4*>(out + token * problem.out.seq_stride) = words;
-    }
+    if (exists && token < rows) *reinterpret_cast<uint4*>(out + token * stride) = words;
   }
+}
+
+// The same to the rows of a tensor like out.
+__device__ __forceinline__ void copy_out(const FwdProblem& problem, const Tensor& out,
+                                         const Work& work, uint32_t tile, int32_t row,
+                                         int32_t column) {
+  uint16_t* const to = out.data + work.batch * out.batch_stride +
+                       (int64_t{work.span.first} + row) * out.seq_stride +
+                       work.head * out.head_stride + column;
+  copy_columns(to, out.seq_stride, tile, work.span.count - row, problem.head_dim_v - column);
 }
 
 // Stores out^T of the warp's 16 columns by way of `tile`, of which other warps use other columns.
@@ -212,7 +219,7 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
     for (int i = 0; i < 4; ++i) words[i] = Dtype::pack(d[4 * n + 2 * i], d[4 * n + 2 * i + 1]);
     put(n, words);
   }
-  copy_out(problem, work, tile, row, column);
+  copy_out(problem, problem.out, work, tile, row, column);
 }
 
 // Element (token, column) of a tile in column blocks of 64 columns.

@@ -13,6 +13,7 @@ struct GatedDeltaRuleKernel {
 };
 
 using GatedDeltaRuleFwdKernel = GatedDeltaRuleKernel<gated_delta_rule::FwdProblem>;
+using GatedDeltaRuleBwdKernel = GatedDeltaRuleKernel<gated_delta_rule::BwdProblem>;
 using GatedDeltaRuleUpdateKernel = GatedDeltaRuleKernel<gated_delta_rule::UpdateProblem>;
 
 }  // namespace flashvar

@@ -43,6 +43,22 @@ struct FwdProblem : Problem {
   void* workspace;
 };
 
+// A Gate that is written; data may be null: not wanted.
+struct GradGate {
+  void* data;
+  int64_t batch_stride, seq_stride, head_stride;
+  unsigned dtype;  // flashvar_dtype
+};
+
+// `out` and `final_state` are not set.
+struct BwdProblem : FwdProblem {
+  Tensor grad_out;
+  State grad_final_state;  // data may be null: zeros
+  Tensor grad_q, grad_k, grad_v;
+  GradGate grad_g, grad_beta, grad_a_log, grad_dt_bias;
+  State grad_initial_state;
+};
+
 // Indices of states, integers of `bytes` bytes.
 struct Indices {
   const void* data;  // [sequences]; null: sequence i has state i

@@ -71,9 +71,10 @@ __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
 }
 
 // Copies `bytes` contiguous bytes by all threads of the block.
+template <int kThreads = 128>
 __device__ __forceinline__ void copy_async(uint32_t smem, const void* from, int bytes) {
   const char* const source = static_cast<const char*>(from);
-  for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += 128 * 16) {
+  for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += kThreads * 16) {
     ptx::cp_async_16(smem + i, source + i, true);
   }
 }
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       pack<Dtype>(packed_state, state);
       __syncthreads();  // Q has been read
       loads.start_scores(row + kChunk);
-      copy_out(problem, work, tile_v, row, work.column);
+      copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
     float known[32], update[32];

@@ -318,7 +318,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
       ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
       step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
                                   tile_v, row);
-      copy_out(problem, work, tile_v, row, column);
+      copy_out(problem, problem.out, work, tile_v, row, column);
       ptx::fence_async_proxy();  // the tile's words come before the next load
       warp_arrive(smem.updates().full);
       warp_arrive(operands.empty());

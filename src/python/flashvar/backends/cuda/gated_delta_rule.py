@@ -9,7 +9,8 @@ import torch
 
 from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, Template, call_head, function_of
 from flashvar.ops.dtypes import DTYPES as NAMES
-from flashvar.ops.gated_delta_rule.spec import FORWARD, UPDATE
+from flashvar.ops.gated_delta_rule.problem import Gradients
+from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import prototype
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ _FORWARD: Final = struct.Struct(f"<{CALL}{TENSOR}{_STATE}{_PROBLEM}")
 # flashvar_gated_delta_rule_update_params: the same; state_indices, stride, states, state_dtype,
 # index_bytes.
 _UPDATE: Final = struct.Struct(f"{_FORWARD.format}QqqII")
+# flashvar_gated_delta_rule_bwd_params: grad_out, grad_final_state; grad_q grad_k grad_v; grad_g
+# grad_beta grad_a_log grad_dt_bias; grad_initial_state, the problem.
+_BACKWARD: Final = struct.Struct(
+    f"<{CALL}{TENSOR}{_STATE}{3 * TENSOR}{4 * _GATE}{_STATE}{_PROBLEM}"
+)
 _QK_L2NORM, _BETA_SIGMOID, _NEGATIVE_EIGVAL = 1, 2, 4
 _NO_GATE: Final = (0, 0, 0, 0, DTYPES["fp32"], 0)
 _NO_STATE: Final = (0, 0, 0, 0, 0)
@@ -94,6 +100,53 @@ def prepare_update(
         function.launch(template.pack(stream, 0, 0, *addresses, place))
 
     return launch
+
+
+def backward(
+    chosen: CandidateResult,
+    inputs: Inputs,
+    initial_state: torch.Tensor | None,
+    grad_out: torch.Tensor | None,
+    grad_final_state: torch.Tensor | None,
+) -> Gradients:
+    """The gradients of all inputs; an absent gradient of a result counts as zeros."""
+    # Binaries write nothing where there is no element of v, and packed rows of no sequence.
+    whole = inputs.cu_seqlens is None and inputs.v.numel() > 0
+    make = _new_empty if whole else _new_zeros
+    of_state = None if initial_state is None else _new_zeros(initial_state)
+    grads = Gradients._make([*(None if x is None else make(x) for x in inputs[:7]), of_state])
+    grad_out = torch.zeros_like(inputs.v) if grad_out is None else _with_aligned_rows(grad_out)
+    function, device = function_of(BACKWARD, chosen, inputs.q.device.index)
+    cu_seqlens = _offsets(inputs)
+    head = call_head(_BACKWARD, device), _current_stream(device)
+    tail = (
+        *_tensor(grad_out),
+        *_state(grad_final_state),
+        *(field for x in grads[:3] for field in _tensor(x)),
+        *(field for x in grads[3:7] for field in _gate(x)),
+        *_state(grads.initial_state),
+        *_problem(inputs, cu_seqlens, initial_state),
+    )
+    size = function.workspace(_BACKWARD.pack(*head, 0, 0, *tail))
+    workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
+    function.launch(_BACKWARD.pack(*head, workspace.data_ptr(), size, *tail))
+    return grads
+
+
+def _new_empty(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _new_zeros(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
+    """A tensor whose rows start at multiples of 16 bytes: itself if it has such."""
+    elements = 16 // x.element_size()
+    strides = (stride for stride, size in zip(x.stride()[:3], x.shape, strict=False) if size > 1)
+    aligned = x.data_ptr() % 16 == 0 and all(stride % elements == 0 for stride in strides)
+    return x if aligned and x.stride(3) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def _current_stream(device: int) -> int:

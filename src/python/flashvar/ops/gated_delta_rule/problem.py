@@ -99,7 +99,7 @@ class Backend(Protocol):
 
     Binaries have prepare_forward and prepare_update instead, which take the chosen candidate and a
     call, and return a Launch of such calls. It may be called without a final state, and in
-    prepare_update indices may be None too.
+    prepare_update indices may be None too. Their backward takes the chosen candidate first.
     """
 
     def forward(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -107,9 +108,12 @@ def backward(
     """The gradients of all tensors that are differentiable; empty where there is no tensor."""
     *of_inputs, layout, backend = arguments
     inputs = given(tuple(of_inputs))
-    _, serves = _serving(BACKWARD, inputs, backend)
+    chosen, serves = _serving(BACKWARD, inputs, backend)
+    launch: Any = serves.backward
+    if chosen.binary is not None:
+        launch = partial(launch, chosen)
     states = _k_first(initial_state, layout), _k_first(grad_final_state, layout)
-    found = serves.backward(inputs, states[0], grad_out, states[1])
+    found = launch(inputs, states[0], grad_out, states[1])
     grads = list(found)
     if found.initial_state is not None:
         grads[-1] = _view(found.initial_state, layout).contiguous()
@@ -297,13 +301,13 @@ def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | No
         return None
     if function == BACKWARD and named in ("auto", "triton") and inputs.head_dim > MOST_K:
         return "reference", f"Triton's kernels take q and k of head dims to {MOST_K}"
-    if function == FORWARD and named in ("auto", "cuda"):
+    if function != UPDATE and named in ("auto", "cuda"):
         dims = inputs.head_dim, inputs.v.shape[3]
         if any(dim % STEP for dim in dims):
             return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
         if not all(map(_rows_are_aligned, inputs[:3])):
             return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
-    elif function == UPDATE and named in ("auto", "cuda"):
+    elif named in ("auto", "cuda"):
         strided = [x.stride(3) != 1 and x.shape[3] > 1 for x in inputs[:3]]
         return ("triton", "binaries take contiguous rows of q, k and v") if any(strided) else None
     return None

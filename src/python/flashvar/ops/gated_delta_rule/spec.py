@@ -26,7 +26,7 @@ SPEC: Final = OpSpec(
     "gated_delta_rule",
     (FORWARD, BACKWARD, UPDATE),
     (HEAD_DIM,),
-    compiled=(FORWARD, UPDATE),
+    compiled=(FORWARD, BACKWARD, UPDATE),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.gated_delta_rule.warmup",
     speed="flashvar.ops.gated_delta_rule.speed",

@@ -1,0 +1,123 @@
+// The C functions of the op gated_delta_rule_bwd.
+#include <array>
+
+#include "abi/call.h"
+#include "abi/gated_delta_rule_problem.h"
+#include "gated_delta_rule/kernel_table.h"
+
+namespace flashvar {
+
+#include "gated_delta_rule_bwd_kernels.inc"  // kGatedDeltaRuleBwdKernels: generated; ends with null
+
+namespace {
+
+namespace gdr = gated_delta_rule;
+
+struct GatedDeltaRuleBwd {
+  using Params = flashvar_gated_delta_rule_bwd_params;
+  using Kernel = GatedDeltaRuleBwdKernel;
+  static constexpr const char* kName = "gated_delta_rule_bwd";
+  static constexpr size_t kFirstSize = 760;
+
+  static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
+    flashvar_status status = check_gated_delta_rule(p.problem, 8);
+    if (status == FLASHVAR_OK) status = check_gates(p);
+    return status == FLASHVAR_OK ? find_kernel(p, kernel) : status;
+  }
+
+  static bool is_empty(const Params& p) {
+    return p.problem.sequences == 0 || p.problem.heads == 0 || p.problem.head_dim_v == 0;
+  }
+
+  static std::array<Pointer, 9> required(const Params& p) {
+    bool const has_rows = p.problem.seqlen > 0;
+    return {{{"q.data", p.problem.q.data, has_rows},
+             {"k.data", p.problem.k.data, has_rows},
+             {"v.data", p.problem.v.data, has_rows},
+             {"beta.data", p.problem.beta.data, has_rows},
+             {"grad_out.data", p.grad_out.data, has_rows},
+             {"grad_q.data", p.grad_q.data, has_rows},
+             {"grad_k.data", p.grad_k.data, has_rows},
+             {"grad_v.data", p.grad_v.data, has_rows},
+             {"grad_beta.data", p.grad_beta.data, has_rows}}};
+  }
+
+  static gdr::BwdProblem problem(const Params& p) {
+    auto problem = gated_delta_rule_problem<gdr::BwdProblem>(p.problem, {});
+    problem.initial_state = view<float>(p.problem.initial_state);
+    problem.workspace = p.call.workspace;
+    problem.grad_out = gated_delta_rule_tensor(p.grad_out);
+    problem.grad_final_state = view<float>(p.grad_final_state);
+    problem.grad_q = gated_delta_rule_tensor(p.grad_q);
+    problem.grad_k = gated_delta_rule_tensor(p.grad_k);
+    problem.grad_v = gated_delta_rule_tensor(p.grad_v);
+    problem.grad_g = grad_gate(p.grad_g);
+    problem.grad_beta = grad_gate(p.grad_beta);
+    problem.grad_a_log = grad_gate(p.grad_a_log);
+    problem.grad_dt_bias = grad_gate(p.grad_dt_bias);
+    problem.grad_initial_state = view<float>(p.grad_initial_state);
+    return problem;
+  }
+
+ private:
+  static gdr::GradGate grad_gate(const flashvar_grad_gate& g) {
+    return {g.data, g.batch_stride, g.seq_stride, g.head_stride, g.dtype};
+  }
+
+  static flashvar_status check_gates(const Params& p) {
+    struct Pair {
+      const char* name;
+      const flashvar_grad_gate& grad;
+      const flashvar_gate& gate;
+    };
+    const flashvar_gated_delta_rule_problem& given = p.problem;
+    for (const Pair& pair : {Pair{"g", p.grad_g, given.g}, Pair{"beta", p.grad_beta, given.beta},
+                             Pair{"a_log", p.grad_a_log, given.a_log},
+                             Pair{"dt_bias", p.grad_dt_bias, given.dt_bias}}) {
+      if (pair.grad.dtype > FLASHVAR_FP32) {
+        return fail(FLASHVAR_INVALID_ARGUMENT, "the dtype of grad_%s must be 0 to 2, found %u",
+                    pair.name, pair.grad.dtype);
+      }
+      if (pair.grad.data != nullptr && pair.gate.data == nullptr && given.seqlen > 0) {
+        return fail(FLASHVAR_INVALID_ARGUMENT,
+                    "grad_%s is the gradient of %s, found no %s: leave it NULL", pair.name,
+                    pair.name, pair.name);
+      }
+    }
+    return FLASHVAR_OK;
+  }
+
+  static flashvar_status find_kernel(const Params& p, const Kernel*& found) {
+    gdr::BwdProblem const call = problem(p);
+    bool aligned = true;
+    for (const gdr::Tensor* tensor :
+         {&call.q, &call.k, &call.v, &call.grad_out, &call.grad_q, &call.grad_k, &call.grad_v}) {
+      aligned = aligned && rows_are_aligned(*tensor);
+    }
+    found = flashvar::find_kernel(kGatedDeltaRuleBwdKernels, p.problem);
+    if (found != nullptr && aligned) return FLASHVAR_OK;
+    return fail(FLASHVAR_NO_KERNEL,
+                aligned
+                    ? "this binary holds no gated_delta_rule_bwd kernel for dtype %u, head dim %d"
+                    : "gated_delta_rule_bwd needs rows that start at multiples of 16 bytes "
+                      "(dtype %u, head dim %d): make the tensors contiguous",
+                p.problem.dtype, p.problem.head_dim);
+  }
+};
+
+}  // namespace
+}  // namespace flashvar
+
+flashvar_status flashvar_gated_delta_rule_bwd(const flashvar_gated_delta_rule_bwd_params* params) {
+  return flashvar::launch<flashvar::GatedDeltaRuleBwd>(params);
+}
+
+flashvar_status flashvar_gated_delta_rule_bwd_workspace(
+    const flashvar_gated_delta_rule_bwd_params* params, uint64_t* size) {
+  return flashvar::workspace<flashvar::GatedDeltaRuleBwd>(params, size);
+}
+
+flashvar_status flashvar_gated_delta_rule_bwd_explain(
+    const flashvar_gated_delta_rule_bwd_params* params, char* text, uint64_t size) {
+  return flashvar::explain<flashvar::GatedDeltaRuleBwd>(params, text, size);
+}

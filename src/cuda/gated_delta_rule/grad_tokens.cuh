@@ -1,0 +1,121 @@
+// Chunks of the backward's chains token by token, in fp32.
+#pragma once
+#include <cstdint>
+
+#include "gated_delta_rule/chain.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+// The lane's element of a row of a 16-bit tile, of row g or g + 8 of its accumulators.
+template <class Dtype>
+__device__ __forceinline__ float load_value(uint32_t tile, int token, int half) {
+  Lane const lane;
+  uint16_t word;
+  asm volatile("ld.shared.u16 %0, [%1];"
+               : "=h"(word)
+               : "r"(element_address(tile, token, 16 * lane.warp + lane.g + 8 * half)));
+  return Dtype::unpack(word);
+}
+
+// Element i of a row of q or k meets this one of the state's row g + 8 half.
+template <int kElements>
+__device__ __forceinline__ float& element_of(float (&state)[kElements], int i, int half) {
+  return state[i / 2 * 4 + 2 * half + i % 2];
+}
+
+__device__ __forceinline__ GatePlace place_of(const Work& work, int32_t row) {
+  return {work.batch, int64_t{work.span.first} + row, work.head};
+}
+
+// The state through a chunk. put(token, half, r) takes what its token lacks of V, from all lanes of
+// a quad; zeros beyond the sequence.
+template <class Dtype, int kDim, class Put>
+__device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, const Work& work,
+                                                    float (&state)[kDim / 2], uint32_t tile_k,
+                                                    uint32_t tile_v, int32_t row, Put put) {
+  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
+  int32_t const count = min(work.span.count - row, kChunk);
+#pragma unroll 1
+  for (int token = 0; token < count; ++token) {
+    GatePlace const place = place_of(work, row + token);
+    float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
+    float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
+    float const factor = beta_of(problem, place) * norm;
+    float known[2] = {}, residual[2];
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        element_of(state, i, half) *= decay;
+        known[half] = fmaf(element_of(state, i, half), x, known[half]);
+      }
+    });
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      residual[half] = load_value<Dtype>(tile_v, token, half) - norm * quad_sum(known[half]);
+      put(token, half, residual[half]);
+    }
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& value = element_of(state, i, half);
+        value = fmaf(factor * residual[half], x, value);
+      }
+    });
+  }
+#pragma unroll 1
+  for (int token = count; token < kChunk; ++token) {
+    put(token, 0, 0.f);
+    put(token, 1, 0.f);
+  }
+}
+
+// The state's gradient through a chunk, backwards. put(token, half, x) takes the gradient of its
+// token's row of V, from all lanes of a quad, after the quad has read dOut's element.
+template <class Dtype, int kDim, class Put>
+__device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, const Work& work,
+                                                    float (&grad)[kDim / 2], uint32_t tile_k,
+                                                    uint32_t tile_q, uint32_t tile_grad_out,
+                                                    int32_t row, Put put) {
+  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
+#pragma unroll 1
+  for (int token = min(work.span.count - row, kChunk) - 1; token >= 0; --token) {
+    GatePlace const place = place_of(work, row + token);
+    float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
+    float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
+    float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
+    float given[2], product[2] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      given[half] = factor * load_value<Dtype>(tile_grad_out, token, half);
+    }
+    each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& value = element_of(grad, i, half);
+        value = fmaf(given[half], x, value);
+      }
+    });
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        product[half] = fmaf(element_of(grad, i, half), x, product[half]);
+      }
+    });
+    float const beta = beta_of(problem, place);
+    __syncwarp();  // the quad has read dOut's elements
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      product[half] = beta * norm * quad_sum(product[half]);
+      put(token, half, product[half]);
+    }
+    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& value = element_of(grad, i, half);
+        value = decay * fmaf(-norm * product[half], x, value);
+      }
+    });
+  }
+}
+
+}  // namespace flashvar::gated_delta_rule

@@ -1,0 +1,195 @@
+// The end of a chunk of a head in the backward: the gradients of beta and of the gates, by one
+// warp.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "gated_delta_rule/gates.cuh"
+#include "gated_delta_rule/grad_chunk.h"
+#include "sm80/gated_delta_rule/prepare.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+// The vectors of a record in shared memory, in its order.
+struct RecordRows {
+  float a[kChunk], b[kChunk], c[kChunk];
+  float decay, growth;
+  float unused[kChunk - 2];
+  float beta[kChunk], sums[kChunk], norm_q[kChunk], norm_k[kChunk];
+};
+static_assert(sizeof(RecordRows) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
+
+// Sums by the warps of a block of rows_kernel, each of 16 tokens and a quarter of the columns.
+struct GateRows {
+  float gates[4][kChunk];    // of G but for `kept`: products of A, P, c and a with their gradients
+  float kept[4][kChunk];     // k (R dS^T)
+  float columns[4][kChunk];  // products of A and P with their gradients, without beta of the column
+  float states[16];          // S dS
+};
+
+__device__ __forceinline__ float sum_of(const float (&parts)[4][kChunk], int token) {
+  return parts[0][token] + parts[1][token] + (parts[2][token] + parts[3][token]);
+}
+
+// Adds up the warps' sums, by the first threads of the block.
+__device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums) {
+  int const thread = static_cast<int>(threadIdx.x);
+  if (thread < kChunk) {
+    sums.gates[thread] = sum_of(found.gates, thread);
+    sums.kept[thread] = sum_of(found.kept, thread);
+    sums.columns[thread] = sum_of(found.columns, thread);
+  } else if (thread == kChunk) {
+    float states = 0.f;
+#pragma unroll
+    for (float const one : found.states) states += one;
+    sums.states = states;
+  }
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+// The sum of the values of the warp's lanes above this one.
+__device__ __forceinline__ float sum_behind(float value) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    float const behind = __shfl_down_sync(0xffffffffu, sum, step);
+    if (lane + step < 32) sum += behind;
+  }
+  float const behind = __shfl_down_sync(0xffffffffu, sum, 1);
+  return lane == 31 ? 0.f : behind;
+}
+
+__device__ __forceinline__ void store(const GradGate& gate, const GatePlace& place, float value) {
+  int64_t const index =
+      place.batch * gate.batch_stride + place.row * gate.seq_stride + place.head * gate.head_stride;
+  if (gate.dtype == dtype::fp32::kAbi) {
+    static_cast<float*>(gate.data)[index] = value;
+    return;
+  }
+  uint32_t const word = gate.dtype == dtype::bf16::kAbi ? dtype::bf16::pack(value, 0.f)
+                                                        : dtype::fp16::pack(value, 0.f);
+  static_cast<uint16_t*>(gate.data)[index] = static_cast<uint16_t>(word);
+}
+
+// The gradients of what a gate is made of, from its own.
+struct RawGate {
+  float g, a_log;
+};
+__device__ __forceinline__ RawGate gate_backward(const FwdProblem& problem, const GatePlace& place,
+                                                 float grad) {
+  GateBits const bits(problem, place);
+  float const gate = bits.decay_log(problem);
+  if (gate <= kLowestGate) return {0.f, 0.f};  // what forgets all depends on nothing
+  if (problem.a_log.data == nullptr) return {grad, 0.f};
+  float x = from_bits(problem.g, bits.g);
+  if (problem.dt_bias.data != nullptr) x += from_bits(problem.dt_bias, bits.dt_bias);
+  float const rate = -expf(from_bits(problem.a_log, bits.a_log));
+  return {grad * rate / (1.f + expf(-x)), grad * gate};
+}
+
+struct GatesArgs {
+  BwdProblem problem;
+  GradWorkspace workspace;
+};
+
+inline constexpr int kGatesThreads = 128;
+
+// A warp takes a chunk and a head. The grid: chunks of all sequences times heads, four to a block.
+// Templates, as each of a library's sources has them.
+template <class Target>
+__global__ void __launch_bounds__(kGatesThreads)
+    gates_kernel(const __grid_constant__ GatesArgs args) {
+  const BwdProblem& problem = args.problem;
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int64_t const record = int64_t{blockIdx.x} * (kGatesThreads / 32) + threadIdx.x / 32;
+  auto const slot = static_cast<uint32_t>(record / problem.heads);
+  if (slot >= problem.rows.tiles(problem.sequences, kChunk)) return;
+  TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
+  Span const span = problem.rows.span(chunk.batch);
+  int32_t const count = span.count - chunk.first;
+  int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
+  float sum_a_log = 0.f, sum_dt_bias = 0.f;
+  if (count > 0) {  // or else more chunks were launched than there are
+    const GradRecord& rows = args.workspace.records[record];
+    const GateSums& found = args.workspace.sums[record];
+    float of_sums[2], kept[2], of_beta[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const token = 2 * lane + i;
+      float const column = found.columns[token], beta = rows.beta[token];
+      float const of_state = rows.b[token] * found.kept[token];
+      of_beta[i] = of_state + column;
+      kept[i] = beta * of_state;
+      of_sums[i] = found.gates[token] - beta * column - kept[i];
+    }
+    // A gate scales what the tokens before it, and the state, leave in the state after the chunk.
+    float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
+    float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
+    float const of_gates[2] = {behind + of_sums[1] + of_sums[0], behind + of_sums[1]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const token = 2 * lane + i;
+      if (token >= count) break;
+      GatePlace const place{batch, int64_t{span.first} + chunk.first + token,
+                            record - int64_t{slot} * problem.heads};
+      float beta_grad = of_beta[i];
+      if (problem.beta_sigmoid) {
+        beta_grad *= rows.beta[token] * (1.f - rows.beta[token] / problem.beta_scale);
+      }
+      store(problem.grad_beta, place, beta_grad);
+      if (problem.g.data == nullptr) continue;
+      RawGate const raw = gate_backward(problem, place, of_gates[i]);
+      if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
+      sum_a_log += raw.a_log;
+      sum_dt_bias += raw.g;
+    }
+  }
+  sum_a_log = warp_sum(sum_a_log);
+  sum_dt_bias = warp_sum(sum_dt_bias);
+  if (lane == 0) {
+    args.workspace.grad_a_log[record] = sum_a_log;
+    args.workspace.grad_dt_bias[record] = sum_dt_bias;
+  }
+}
+
+struct GateSumsArgs {
+  GradGate to[2];
+  const float* parts[2];  // [slot][head]
+  int64_t slots;
+  int32_t heads;
+};
+
+inline constexpr int kSumThreads = 128;
+
+// Adds up the chunks' parts of the gradients of a_log and dt_bias. The grid: heads.
+template <class Target>
+__global__ void __launch_bounds__(kSumThreads)
+    gate_sums_kernel(const __grid_constant__ GateSumsArgs args) {
+  __shared__ float sums[kSumThreads / 32];
+  int const thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    if (args.to[which].data == nullptr) continue;
+    float sum = 0.f;
+    for (int64_t slot = thread; slot < args.slots; slot += kSumThreads) {
+      sum += args.parts[which][slot * args.heads + blockIdx.x];
+    }
+    sum = warp_sum(sum);
+    if (thread % 32 == 0) sums[thread / 32] = sum;
+    __syncthreads();  // the warps' sums are there
+    if (thread == 0) {
+      float total = 0.f;
+      for (float const one : sums) total += one;
+      store(args.to[which], {0, 0, blockIdx.x}, total);
+    }
+    __syncthreads();  // they have been read
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

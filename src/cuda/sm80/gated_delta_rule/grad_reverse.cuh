@@ -1,0 +1,185 @@
+// A chain of the backward, from the last chunk of a sequence to the first, with 64
+// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
+//   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
+//   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
+// It writes dV, and dS^T after each chunk.
+#pragma once
+#include <cstdint>
+
+#include "ptx/movmatrix.cuh"
+#include "sm80/gated_delta_rule/grad_chain.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+template <class Target, class Dtype_, int kDim_>
+struct ReverseConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  using Tile = SmemLayout<kChunk, kDim>;
+
+  // A stage: K, X o D, P, dOut, vectors.
+  static constexpr int kInverse = Tile::kBytes;
+  static constexpr int kScores = kInverse + kSquareBytes;
+  static constexpr int kGradOut = kScores + kSquareBytes;
+  static constexpr int kVectors = kGradOut + kSquareBytes;
+  static constexpr int kStageBytes = kVectors + kChainVectorBytes;
+  // Behind the two stages: Q.
+  static constexpr int kQ = 2 * kStageBytes;
+  static constexpr int kSharedMemory = kQ + Tile::kBytes;
+  static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+// dOut^T, the warp's 16 rows, as operand A.
+__device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t tile) {
+#pragma unroll
+  for (int kk = 0; kk < 4; ++kk) ptx::ldmatrix_x4_trans(a[kk], transposed(tile, 2 * kk));
+}
+
+// Multiplies columns of operand A by a vector of the record.
+template <class Dtype>
+__device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vector) {
+  TokenFactors const factors(vector);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    float2 const factor = factors.pairs[n];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t& pair = a[n / 2][n % 2 * 2 + half];
+      pair = Dtype::pack(Dtype::unpack(static_cast<uint16_t>(pair)) * factor.x,
+                         Dtype::unpack(static_cast<uint16_t>(pair >> 16)) * factor.y);
+    }
+  }
+}
+
+// Stores the transpose of operand A to a tile [token][column of V], the warp's 16 columns.
+__device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4][4]) {
+  Lane const lane;
+  // Of token g and of the warp's first 8 columns; those of the others differ by a bit of the chunk.
+  uint32_t const first = tile + Square::chunk_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm volatile(
+          "st.shared.u32 [%0], %1;" ::"r"(Square::advance(first, half) + 8 * n * Square::kRowBytes),
+          "r"(ptx::movmatrix_trans(a[n / 2][n % 2 * 2 + half]))
+          : "memory");
+    }
+  }
+}
+
+// The chain of 64 columns of V.
+template <class Config>
+__device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
+                                                 const GradWorkspace& workspace, const Work& work,
+                                                 unsigned char* shared) {
+  using Dtype = typename Config::Dtype;
+  using Tile = typename Config::Tile;
+  constexpr int kDim = Config::kDim;
+  auto start = [&](int32_t row, unsigned char* stage) {
+    if (row >= 0) {
+      load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
+                                     problem.head_dim);
+      load_rows<Square, kChainThreads>(stage + Config::kGradOut, problem.grad_out, {work, row},
+                                       work.head, work.column, problem.head_dim_v);
+      TilePlace const place(problem, work, workspace.tiles, row);
+      const GradRecord& record = workspace.records[place.record];
+      uint32_t const to = ptx::smem_address(stage);
+      copy_async(to + Config::kInverse, record.inverse, 2 * kSquareBytes);
+      copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
+    }
+    ptx::cp_async_commit();
+  };
+  auto start_q = [&](int32_t row) {
+    if (row >= 0) {
+      load_rows<Tile, kChainThreads>(shared + Config::kQ, problem.q, {work, row}, work.head_qk, 0,
+                                     problem.head_dim);
+    }
+    ptx::cp_async_commit();
+  };
+  int32_t const last = (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
+  start(last, shared + (last / kChunk & 1) * Config::kStageBytes);
+  start_q(last);
+
+  float grad[kDim / 2] = {};
+  if (problem.grad_final_state.data != nullptr) {
+    each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
+                        [&](int i, const float* from) { grad[i] = *from; });
+  }
+  for (int32_t row = last; row >= 0; row -= kChunk) {
+    unsigned char* const stage = shared + (row / kChunk & 1) * Config::kStageBytes;
+    uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
+    uint32_t const tile_q = ptx::smem_address(shared + Config::kQ);
+    uint32_t const tile_out = tiles + Config::kGradOut;
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // all but Q is loaded, and the other stage has been read
+    start(row - kChunk, shared + (row / kChunk + 1 & 1) * Config::kStageBytes);
+
+    TilePlace const place(problem, work, workspace.tiles, row);
+    uint32_t packed_grad[kDim / 16][4];
+    pack<Dtype>(packed_grad, grad);
+    store_image(workspace.grad_states + place.tile * workspace.state_bytes, packed_grad);
+    auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
+                     place.tile * (kChunk * kChainColumns);
+    float const growth = load_float(vectors + Vectors::growth);
+    if (growth > kMostGradGrowth) {
+      ptx::cp_async_wait<1>();
+      __syncthreads();  // Q is loaded
+      gradients_by_tokens<Dtype, kDim>(
+          problem, work, grad, tiles, tile_q, tile_out, row, [&](int token, int half, float x) {
+            Lane const lane;
+            if (lane.t != 0) return;
+            int const column = 16 * lane.warp + lane.g + 8 * half;
+            auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
+            asm volatile("st.shared.u16 [%0], %1;" ::"r"(element_address(tile_out, token, column)),
+                         "h"(word)
+                         : "memory");
+            low[token * kChainColumns + column] =
+                static_cast<uint16_t>(Dtype::pack(x - Dtype::unpack(word), 0.f));
+          });
+      __syncthreads();  // Q has been read
+      start_q(row - kChunk);
+      copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
+      continue;
+    }
+    float d[32];
+    multiply_registers<Dtype, Tile, false, false>(d, packed_grad, tiles);
+    TokenFactors(vectors + Vectors::b).scale(d);
+    uint32_t packed_out[4][4], packed[4][4];
+    load_transposed(packed_out, tile_out);
+    multiply_registers<Dtype, Square, true, true>(d, packed_out, tiles + Config::kScores);
+    solve<true>(d, workspace.records[place.record], tiles + Config::kInverse, vectors + kVectorBeta,
+                growth > kCarefulGrowth);
+    TokenFactors(vectors + kVectorBeta).scale(d);
+    __syncwarp();  // the warp has read its columns of dOut
+    pack<Dtype>(packed, d);
+    put_operand(tile_out, packed);
+    copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
+    if (growth > kCarefulGrowth) {
+      __syncwarp();  // dV has been copied
+      pack_low<Dtype>(packed, d);
+      put_operand(tile_out, packed);
+      copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
+    }
+    TokenFactors(vectors).scale(d);
+#pragma unroll
+    for (float& value : d) value = -value;
+    pack<Dtype>(packed, d);
+    scale_operand<Dtype>(packed_out, vectors + Vectors::c);
+    float const decay = load_float(vectors + Vectors::decay);
+#pragma unroll
+    for (float& value : grad) value *= decay;
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // Q is loaded
+    multiply_registers<Dtype, Tile, true, true>(grad, packed_out, tile_q);
+    __syncthreads();  // Q has been read
+    start_q(row - kChunk);
+  }
+  if (problem.grad_initial_state.data != nullptr) {
+    each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
+                        [&](int i, float* to) { *to = grad[i]; });
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

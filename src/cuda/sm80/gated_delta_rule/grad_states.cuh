@@ -1,0 +1,97 @@
+// A chain of the backward: the forward's once more, which writes the states before
+// chunks and what tokens lack of V instead of out.
+#pragma once
+#include <cstdint>
+
+#include "sm80/gated_delta_rule/grad_chain.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+template <class Target, class Dtype_, int kDim_>
+struct StatesConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  using Tile = SmemLayout<kChunk, kDim>;
+
+  // A stage: K, X o D, V, vectors.
+  static constexpr int kInverse = Tile::kBytes;
+  static constexpr int kV = kInverse + kSquareBytes;
+  static constexpr int kVectors = kV + kSquareBytes;
+  static constexpr int kStageBytes = kVectors + kChainVectorBytes;
+  static constexpr int kSharedMemory = 2 * kStageBytes;
+  static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+// The chain of 64 columns of V.
+template <class Config>
+__device__ __forceinline__ void find_states(const FwdProblem& problem,
+                                            const GradWorkspace& workspace, const Work& work,
+                                            unsigned char* shared) {
+  using Dtype = typename Config::Dtype;
+  using Tile = typename Config::Tile;
+  constexpr int kDim = Config::kDim;
+  auto start = [&](int32_t row, unsigned char* stage) {
+    if (row < work.span.count) {
+      load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
+                                     problem.head_dim);
+      load_rows<Square, kChainThreads>(stage + Config::kV, problem.v, {work, row}, work.head,
+                                       work.column, problem.head_dim_v);
+      TilePlace const place(problem, work, workspace.tiles, row);
+      const GradRecord& record = workspace.records[place.record];
+      uint32_t const to = ptx::smem_address(stage);
+      copy_async(to + Config::kInverse, record.inverse, kSquareBytes);
+      copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
+    }
+    ptx::cp_async_commit();
+  };
+  start(0, shared);
+
+  float state[kDim / 2] = {};
+  if (problem.initial_state.data != nullptr) {
+    each_of_state<kDim>(problem, problem.initial_state, work, work.column,
+                        [&](int i, const float* from) { state[i] = *from; });
+  }
+  for (int32_t row = 0; row < work.span.count; row += kChunk) {
+    unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
+    uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // the chunk is loaded, and the other stage has been read
+    start(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
+
+    TilePlace const place(problem, work, workspace.tiles, row);
+    uint32_t packed_state[kDim / 16][4];
+    pack<Dtype>(packed_state, state);
+    store_image(workspace.states + place.tile * workspace.state_bytes, packed_state);
+    unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
+    unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
+    float const growth = load_float(vectors + Vectors::growth);
+    if (growth > kMostGradGrowth) {
+      residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,
+                                       [&](int token, int half, float x) {
+                                         put_element<Dtype>(image, token, half, x, image_low);
+                                       });
+      continue;
+    }
+    float residual[32];
+    multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);
+    ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));
+    solve<false>(residual, workspace.records[place.record], tiles + Config::kInverse,
+                 vectors + kVectorBeta, growth > kCarefulGrowth);
+    uint32_t packed[4][4];
+    pack<Dtype>(packed, residual);
+    store_image(image, packed);
+    if (growth > kCarefulGrowth) {
+      pack_low<Dtype>(packed, residual);
+      store_image(image_low, packed);
+    }
+    TokenFactors(vectors + kVectorBeta).scale(residual);
+    TokenFactors(vectors + Vectors::b).scale(residual);
+    pack<Dtype>(packed, residual);
+    float const decay = load_float(vectors + Vectors::decay);
+#pragma unroll
+    for (float& value : state) value *= decay;
+    multiply_registers<Dtype, Tile, true, true>(state, packed, tiles);
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule
