@@ -283,7 +283,6 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
     [
         pytest.param(sim.A100, lacking("merge_states_fwd", "0.1.0+part"), id="a part was built"),
         pytest.param(sim.A100, lacking("merge_states_fwd", "0.0.9"), id="an older release"),
-        pytest.param(sim.A100, lacking("gated_delta_rule_update"), id="no binary has the function"),
         pytest.param(sim.GB200, ALL, id="no binary is for the device"),
     ],
 )
@@ -293,16 +292,13 @@ def test_triton_serves_what_no_binary_here_should(machine: Device, inventory: In
     assert found.shortfalls == ()
 
 
-def test_an_op_that_no_binary_has_is_named_with_its_backend() -> None:
-    made = sim.binary("90a")
-    compiled = {name for spec in specs() for name in spec.compiled}
-    kernels = tuple(row for row in made.manifest.kernels if row.op in compiled)
-    inventory = Inventory((replace(made, manifest=replace(made.manifest, kernels=kernels)),))
-    found = report(sim.system(sim.H100), inventory)
-    others = [one for one in found.decisions if one.request.function not in compiled]
-    ops = ", ".join(dict.fromkeys(one.request.spec.name for one in others))
+def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
+    found = report(sim.system(sim.H100), sim.inventory("90a"))
+    assert {one.request.function for one in found.decisions} == {
+        name for spec in specs() for name in spec.compiled
+    }
     assert found.healthy
-    assert found.conclusion.endswith(f"triton {len(others)} ({ops}).")
+    assert found.conclusion == "Compiled kernels serve every request."
 
 
 def test_one_op_without_any_kernel_is_unhealthy() -> None:
