@@ -30,14 +30,24 @@ def beta_of(b_beta, SIGMOID: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
+def softplus(b_x):
+    """log(1 + exp(x)), of large x without overflow and of small x with all digits."""
+    b_exp = tl.exp(-tl.abs(b_x))
+    b_sum = 1.0 + b_exp
+    # The quotient undoes what rounding does to the sum (Kahan's log1p).
+    b_same = b_sum == 1.0
+    b_quotient = b_exp / tl.where(b_same, 1.0, b_sum - 1.0)
+    b_log = tl.where(b_same, b_exp, tl.log(b_sum) * b_quotient)
+    return tl.maximum(b_x, 0.0) + b_log
+
+
+@triton.jit
 def gate_of(b_g, p_a_log, p_dt_bias):
     """The gate, made of a head's parameters where there are any."""
     if p_a_log is not None:
         if p_dt_bias is not None:
             b_g += tl.load(p_dt_bias).to(tl.float32)
-        # log(1 + exp(g)), of large g without overflow
-        b_softplus = tl.maximum(b_g, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_g)))
-        b_g = -tl.exp(tl.load(p_a_log).to(tl.float32)) * b_softplus
+        b_g = -tl.exp(tl.load(p_a_log).to(tl.float32)) * softplus(b_g)
     return b_g
 
 
