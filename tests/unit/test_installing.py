@@ -33,7 +33,7 @@ EVERY = offers.read(requirements(), "linux_x86_64")
 
 def test_each_architecture_is_offered_once() -> None:
     assert {one.distribution for one in EVERY} == {
-        target.distribution for target in CONFIG.targets.values()
+        target.distribution for target in CONFIG.targets.values() if "x86_64" in target.platforms
     }
     assert {str(one) for one in EVERY} == {f"{one.distribution}==1.2" for one in EVERY}
     assert sorted(EVERY, key=lambda one: one.architecture, reverse=True) == list(EVERY)
@@ -70,7 +70,9 @@ def test_lower_minors_serve_and_other_majors_do_not() -> None:
 
 def test_architectures_can_be_named() -> None:
     assert offers.named("sm_89,9.0", EVERY) == [(8, 9), (9, 0)]
-    assert offers.named("all", EVERY) == [one.architecture.capability for one in EVERY]
+    assert offers.named("all", EVERY) == list(
+        dict.fromkeys(one.architecture.capability for one in EVERY)
+    )
     with pytest.raises(UnservedDeviceError, match="--arch all"):
         offers.named("hopper", EVERY)
 

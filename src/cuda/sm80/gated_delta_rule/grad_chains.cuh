@@ -30,6 +30,8 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
   find_states<Config>(args.problem, args.workspace, work, shared);
+  // What follows in the stream waits for this kernel alone, so it ends after the other.
+  ptx::griddepcontrol_wait();
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule
