@@ -39,7 +39,7 @@ struct GatePlace {
 struct GateBits {
   uint32_t g, a_log, dt_bias, beta;
 
-  __device__ __forceinline__ GateBits() = default;
+  GateBits() = default;
   __device__ __forceinline__ GateBits(const Problem& problem, const GatePlace& place)
       : g(bits(problem.g, place)),
         a_log(bits(problem.a_log, place)),
