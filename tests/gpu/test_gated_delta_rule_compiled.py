@@ -36,6 +36,8 @@ def call(given: dict[str, Any], backend: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 def compared(given: dict[str, Any], wider: float = 1.0) -> None:
+    q = given["q"]
+    skip_unless_compiled("cuda", q.dtype, q.shape[3], "gated_delta_rule_fwd")
     found = call(given, "cuda")
     wide = {
         name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

@@ -63,6 +63,8 @@ def compared(
     given: dict[str, Any], layout: str = "kv", dtype: torch.dtype = torch.float32, **options: Any
 ) -> None:
     """Out, the pool's states after it, and what else is in the pool."""
+    q = given["q"]
+    skip_unless_compiled("cuda", q.dtype, q.shape[3], "gated_delta_rule_update")
     pool, places = pooled(given, layout, dtype)
     used = {**given, "initial_state": pool[places].float() if layout == "kv" else pool[places].mT}
     expected, final = gated_delta_rule(**wide(used), return_final_state=True, backend="reference")

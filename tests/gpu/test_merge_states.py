@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_call import DEVICE, expected_architecture
+from device_call import DEVICE, expected_architecture, skip_unless_compiled
 
 import flashvar
 from flashvar.backends import backend as backend_of
@@ -224,6 +224,7 @@ def test_nothing_around_is_written_to(backend: str) -> None:
 
 
 def test_attentions_over_parts_of_the_keys(backend: str) -> None:
+    skip_unless_compiled(backend, torch.bfloat16, 64)
     q, k, v = (torch.randn(2, 200, 4, 64, device=DEVICE).to(torch.bfloat16) for _ in range(3))
     cuts = [(0, 64), (64, 65), (65, 200)]
     parts = [
