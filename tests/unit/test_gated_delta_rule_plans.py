@@ -8,7 +8,8 @@ import pytest
 import torch
 from test_gated_delta_rule import differentiable, made
 
-from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
+from flashvar.backends.cuda import gated_delta_rule as cuda
+from flashvar.errors import BackendUnavailableError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
@@ -140,3 +141,44 @@ def test_what_a_plan_depends_on(plans: dict[Any, Any]) -> None:
         for _ in range(2):
             gated_delta_rule(**call)
         assert len(plans) == count
+
+
+def test_a_negated_view_goes_through_the_dispatcher(dispatched: list[str]) -> None:
+    """Kernels read its memory, which holds the values before."""
+    given = made(seqlen=5)
+    expected = gated_delta_rule(**{**given, "v": given["v"].neg()})[0]
+    assert torch.equal(gated_delta_rule(**{**given, "v": torch._neg_view(given["v"])})[0], expected)
+    assert len(dispatched) == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_is_refused() -> None:
+    given = made(seqlen=5)
+    call = {name: x for name, x in given.items() if name != "q"}
+    with pytest.raises(BackendUnavailableError, match="tangent"):
+        torch.func.jvp(
+            lambda q: gated_delta_rule(q, **call)[0], (given["q"],), (torch.ones_like(given["q"]),)
+        )
+
+
+def test_a_pool_whose_states_share_memory_is_refused() -> None:
+    given = made(seqlen=1)
+    states = given.pop("initial_state")
+    count = states.shape[0]
+    with pytest.raises(LayoutError, match="memory of its own"):
+        gated_delta_rule(
+            **given,
+            initial_state=states[:1].expand(count, *states.shape[1:]),
+            state_indices=torch.arange(count),
+        )
+
+
+def test_offsets_of_binaries_lie_side_by_side() -> None:
+    wide = torch.tensor([0, 9, 3, 9, 3, 9, 5, 9], dtype=torch.int32)
+    given = made(seqlen=5, packed=(3, 0, 2))
+    tensors = [given[name] for name in ("q", "k", "v", "g", "beta")]
+    inputs = run.given((*tensors, None, None, wide[::2], None, False, False, False))
+    found = cuda._offsets(inputs)
+    assert found is not None
+    assert found.is_contiguous()
+    assert found.tolist() == [0, 3, 3, 5]

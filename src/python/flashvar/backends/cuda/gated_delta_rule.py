@@ -156,7 +156,8 @@ def _current_stream(device: int) -> int:
 
 def _offsets(inputs: Inputs) -> torch.Tensor | None:
     """cu_seqlens as binaries read it."""
-    return None if inputs.cu_seqlens is None else inputs.cu_seqlens.to(torch.int32)
+    offsets = inputs.cu_seqlens
+    return None if offsets is None else offsets.to(torch.int32).contiguous()
 
 
 def _addresses(

@@ -17,7 +17,7 @@ from flashvar.ops.attention.api import BackendName, Layout, attention
 from flashvar.ops.attention.call import call_plain
 from flashvar.ops.attention.options import plain_scale
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import PLAIN, are_plain, is_compiling, no_dispatch_mode_active
 
 __all__ = ["attend", "attend_fast", "non_plain_type", "why_not"]
 
@@ -38,7 +38,7 @@ def attend_fast(
     Dtype and device are the same too. Returns None where `why_not` must decide, and on the CPU
     without `on_cpu`.
     """
-    if is_compiling() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+    if is_compiling() or not are_plain(q, k, v):
         return None
     if q.is_nested or k.is_nested or v.is_nested or not no_dispatch_mode_active():
         return None
@@ -207,7 +207,7 @@ def _why_not_mask(
     layout: Layout,
     cast: torch.dtype | None,
 ) -> str | None:
-    if type(mask) not in PLAIN:
+    if not are_plain(mask):
         return f"attn_mask has the type {type(mask).__name__}"
     if causal:
         return "is_causal together with an attn_mask"

@@ -25,7 +25,7 @@ from flashvar.ops.derivatives import (
     refuse_forward_mode,
     refuse_second,
 )
-from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 
 _TENSORS: Final = len(Inputs._fields)
 # Arguments of _Attention before the inputs.
@@ -126,7 +126,7 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
 
 
 def _have_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
-    """Whether the tensors have memory; torch's wrappers of batched or functorch tensors do not."""
+    """Whether memory holds the tensors' values; torch's wrappers of other tensors have none."""
     try:
         out.data_ptr()
         grad_out.data_ptr()
@@ -134,7 +134,7 @@ def _have_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tens
             grad_lse.data_ptr()
     except RuntimeError:
         return False
-    return True
+    return are_plain(grad_out) and (grad_lse is None or are_plain(grad_lse))
 
 
 # The base class's apply. `Function.apply` adds only functorch support, which plain tensors do not

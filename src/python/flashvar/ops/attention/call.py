@@ -15,7 +15,7 @@ from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options,
 from flashvar.ops.attention.sharding import refuse_mixed_dtensors, register_sharding_rules
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -42,11 +42,9 @@ def call(
         out, lse = attention_fwd(*_cast(q, k, v, optional), *options)
         return out, lse
     if not (
-        type(q) in PLAIN
-        and type(k) in PLAIN
-        and type(v) in PLAIN
+        are_plain(q, k, v)
         and no_dispatch_mode_active()
-        and (optional is NO_TENSORS or all(x is None or type(x) in PLAIN for x in optional))
+        and (optional is NO_TENSORS or are_plain(*[x for x in optional if x is not None]))
     ):
         try:
             return _dispatched(q, k, v, optional, options)

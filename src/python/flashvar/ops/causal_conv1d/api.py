@@ -11,7 +11,7 @@ from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import ACTIVATIONS, check_kinds, check_state_len
 from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
@@ -111,9 +111,7 @@ def causal_conv1d(
 def _are_plain(x: Any, second: Any, *optional: Any) -> bool:
     """Whether a call of these tensors may skip the dispatcher; the optional ones may be None."""
     return (
-        type(x) in PLAIN
-        and type(second) in PLAIN
-        and all(one is None or type(one) in PLAIN for one in optional)
+        are_plain(x, second, *[one for one in optional if one is not None])
         and not is_compiling()
         and no_dispatch_mode_active()
     )
@@ -132,10 +130,10 @@ def _of_named_sequences(
         for one in (tensors["x"], tensors["residual"])
     )
     y, _ = torch_library.causal_conv1d_fwd(
-        x.reshape(1, -1, x.shape[2]),
+        x.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         tensors["weight"],
         tensors["bias"],
-        None if residual is None else residual.reshape(1, -1, x.shape[2]),
+        None if residual is None else residual.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         *(None, ends_of(seq_idx), silu, 0, "btd", backend),
     )
     y = torch.where(seq_idx[..., None] < 0, 0, y.view(x.shape))

@@ -74,7 +74,11 @@ _empty_like = torch.empty_like
 
 
 def _plan(
-    plans: dict[tuple[Any, ...], _P], make: Callable[..., _P], given: dict[str, Any], *options: Any
+    plans: dict[tuple[Any, ...], _P],
+    make: Callable[..., _P],
+    given: dict[str, Any],
+    *options: Any,
+    alignment: int = 0,
 ) -> _P:
     """The plan of calls with such tensors and options, the last of which are layout and backend."""
     try:
@@ -84,6 +88,7 @@ def _plan(
                 for x in given.values()
             ],
             options,
+            alignment,
         )
         found = plans.get(key)
     # What has no strides, or cannot be hashed, is invalid: the checks say why.
@@ -170,7 +175,9 @@ def backward(
         "grad_y": grad_y, "grad_final": grad_final, "x": x, "weight": weight, "bias": bias,
         "initial_state": state, "cu_seqlens": cu_seqlens,
     }  # fmt: skip
-    plan = _plan(_backward_plans, _make_backward, given, silu, layout, backend)
+    # The workspace depends on it.
+    alignment = (x.data_ptr() | grad_y.data_ptr()) % 16
+    plan = _plan(_backward_plans, _make_backward, given, silu, layout, backend, alignment=alignment)
     found = cast("Four", tuple([_empty_like(one) for one in plan.likes]))
     if plan.launch is None:
         for one in found:

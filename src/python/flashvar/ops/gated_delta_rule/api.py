@@ -10,7 +10,7 @@ from flashvar.errors import InvalidInputError
 from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
-from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
+from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout, refuse_tangents
 from flashvar.ops.gated_delta_rule.torch_library import (
     differentiable,
     gated_delta_rule_fwd,
@@ -114,6 +114,8 @@ def gated_delta_rule(
     }
     check_kinds(tensors, switches, scale, backend)
     check_state_layout(state_layout)
+    if not is_compiling():
+        refuse_tangents(tensors.values())
     if not is_compiling() and torch._C._len_torch_dispatch_stack():
         register_flop_formulas()
     if state_indices is None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 
-from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.errors import (
+    BackendUnavailableError,
+    DeviceError,
+    DtypeError,
+    InvalidInputError,
+    LayoutError,
+    ShapeError,
+)
 from flashvar.ops.arguments import check_backend, check_operand
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
@@ -195,6 +204,19 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
     _check_device("initial_state", state, inputs.q)
 
 
+def refuse_tangents(tensors: Iterable[Any]) -> None:
+    """Refuse forward-mode derivatives, which no backend has."""
+    if forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise BackendUnavailableError(
+                "gated_delta_rule has first derivatives in reverse mode only, got an input with a "
+                "tangent (forward mode, torch.func.jvp): write the recurrence in torch's own "
+                "functions there"
+            )
+
+
 def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout: str) -> None:
     """Refuse a pool of other states, and indices that are not one for each sequence."""
     if pool.dim() != 4 or tuple(pool.shape) != state_shape(inputs, pool.shape[0], layout):
@@ -213,6 +235,12 @@ def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout
         raise ShapeError(
             f"state_indices must be [sequences], that is ({inputs.sequences},), got "
             f"{tuple(indices.shape)}: pass one index into the pool for each sequence, -1 for none"
+        )
+    if torch._debug_has_internal_overlap(pool) == 1:
+        raise LayoutError(
+            "initial_state must have memory of its own for each element with state_indices, got "
+            f"strides {pool.stride()} of {tuple(pool.shape)}: make it contiguous first, it is "
+            "written in place"
         )
     _check_integers("state_indices", indices)
     for name, x in (("initial_state", pool), ("state_indices", indices)):

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import torch
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.dispatch_modes import PLAIN
+from flashvar.ops.dispatch_modes import are_plain
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch
 from flashvar.ops.gated_delta_rule.spec import (
@@ -32,7 +32,6 @@ from flashvar.selection.request import Overrides
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
 _ROW_ALIGNMENT: Final = 16
-_PLAIN_OR_ABSENT: Final = {*PLAIN, type(None)}
 _empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
 
@@ -147,8 +146,8 @@ def known(
 ) -> Plan | None:
     """The plan of a call of plain tensors that has been made before; arguments of any kind."""
     q, k, v, g, beta, a_log, dt_bias, cu_seqlens = arguments[:8]
-    tensors = {type(x) for x in (q, k, v, g, beta, a_log, dt_bias, cu_seqlens, states, indices)}
-    if not tensors <= _PLAIN_OR_ABSENT:
+    optional = [x for x in (g, a_log, dt_bias, cu_seqlens, states, indices) if x is not None]
+    if not are_plain(q, k, v, beta, *optional):
         return None
     try:
         return _plans.get(_key(states, indices, arguments))

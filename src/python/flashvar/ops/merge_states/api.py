@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 from flashvar.ops.merge_states.autograd import forward_of_plain
 from flashvar.ops.merge_states.inputs import check_kinds, given
 from flashvar.ops.merge_states.sharding import register_sharding_rules
@@ -64,8 +64,7 @@ def merge_states(
         out_list
         and not is_compiling()
         and no_dispatch_mode_active()
-        and all(type(x) in PLAIN for x in out_list)
-        and all(type(x) in PLAIN for x in lse_list)
+        and are_plain(*out_list, *lse_list)
     ):
         return forward_of_plain(out_list, lse_list, stacked, layout, backend)
     check_kinds(out_list, lse_list, layout, backend)

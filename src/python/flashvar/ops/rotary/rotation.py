@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.arguments import as_bool, check_strided, count
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling
+from flashvar.ops.dispatch_modes import are_plain, is_compiling
 from flashvar.ops.dtypes import DTYPES
 
 _INTEGERS: Final = (torch.int32, torch.int64)
@@ -169,7 +169,7 @@ def needs_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool
     of_tables: bool = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
     if of_tables or is_compiling():
         return of_tables
-    return type(x) not in PLAIN or _transforms() is not None or forward_ad._current_level >= 0
+    return not are_plain(x, cos, sin) or _transforms() is not None or forward_ad._current_level >= 0
 
 
 def formula(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
