@@ -95,6 +95,8 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", "--dry-run", "--Werror", *cpp)
     workflows = [str(file) for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    forms = [str(file) for file in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
     session.run("zizmor", "--offline", "--quiet", *workflows)
 
 

@@ -40,6 +40,7 @@ GENERATED = {
     "software": support.software,
     "forward": rates.forward,
     "backward": rates.backward,
+    "ratios": rates.ratios,
     "host time": rates.host,
     "host time of integrations": rates.integrations,
     "builds": rates.builds,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from statistics import geometric_mean
+from typing import Any, Final, TypeAlias
 
 from benchmarks import result_file
 from tables import table
 
 RESULTS: Final = Path("benchmarks", "results")
 OURS: Final = "flashvar-cuda"
+# (head dim, length, causal) -> contender -> row.
+Cells: TypeAlias = dict[tuple[int, int, bool], dict[str, dict[str, Any]]]
 
 
 def _documents(root: Path, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -33,22 +36,57 @@ def backward(root: Path) -> str:
 def _rates(root: Path, direction: str) -> str:
     """A table per record in which a device ran its own binary."""
     parts = []
-    for file, document in _documents(root, "attention"):
-        environment = document["environment"]
-        if "FLASHVAR_FORCE_ARCH" in environment.get("settings", {}):
-            continue  # translated code, tuned for another device
-        cells: dict[tuple[int, int, bool], dict[str, dict[str, Any]]] = {}
-        for row in document["rows"]:
-            if row.get("direction", "forward") == direction and "tflops" in row:
-                cell = (row["head_dim"], row["seqlen"], row["causal"])
-                cells.setdefault(cell, {})[row["contender"]] = row
-        cells = {cell: by for cell, by in cells.items() if OURS in by}
-        if cells:
-            parts.append(_caption(file, environment) + "\n\n" + _comparison(cells))
+    for file, document in _of_own_binaries(root):
+        if cells := _cells(document, direction):
+            parts.append(_caption(file, document["environment"]) + "\n\n" + _comparison(cells))
     return "\n\n".join(parts)
 
 
-def _comparison(cells: dict[tuple[int, int, bool], dict[str, dict[str, Any]]]) -> str:
+def _of_own_binaries(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Records of attention, without those of translated code, which is tuned for another device."""
+    for file, document in _documents(root, "attention"):
+        if "FLASHVAR_FORCE_ARCH" not in document["environment"].get("settings", {}):
+            yield file, document
+
+
+def _cells(document: dict[str, Any], direction: str) -> Cells:
+    """The cells that flashvar's binary served, with a row for each contender."""
+    cells: Cells = {}
+    for row in document["rows"]:
+        if row.get("direction", "forward") == direction and "tflops" in row:
+            cell = (row["head_dim"], row["seqlen"], row["causal"])
+            cells.setdefault(cell, {})[row["contender"]] = row
+    return {cell: by for cell, by in cells.items() if OURS in by}
+
+
+def ratios(root: Path) -> str:
+    """The rate of flashvar divided by that of each other package, and who is missing."""
+    parts = []
+    for file, document in _of_own_binaries(root):
+        directions = [_cells(document, direction) for direction in ("forward", "backward")]
+        if not any(directions):
+            continue
+        named = dict.fromkeys(row["contender"] for row in document["rows"])
+        peers = [name for name in named if not name.startswith("flashvar-")]
+        rows = [(f"`{peer}`", *(_ratio(cells, peer) for cells in directions)) for peer in peers]
+        absent = [name for name, *found in rows if not any(found)]
+        heading = ("contender", "forward: mean (range)", "backward: mean (range)")
+        made = table(heading, (row for row in rows if row[0] not in absent))
+        missing = f"\n\nNot measured in this run: {', '.join(absent)}." if absent else ""
+        caption = _caption(file, document["environment"]).replace("TFLOP/s on", "Measured on")
+        parts.append(f"{caption} Means are geometric.\n\n{made}{missing}")
+    return "\n\n".join(parts)
+
+
+def _ratio(cells: Cells, peer: str) -> str:
+    """Geometric mean, lowest and highest; "" where nothing was measured."""
+    found = [by[OURS]["tflops"] / by[peer]["tflops"] for by in cells.values() if peer in by]
+    if not found:
+        return ""
+    return f"{geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+
+def _comparison(cells: Cells) -> str:
     peers = [name for name in dict.fromkeys(n for by in cells.values() for n in by) if name != OURS]
     rows = []
     for (head_dim, seqlen, causal), by in sorted(cells.items()):

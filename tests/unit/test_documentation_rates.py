@@ -1,0 +1,67 @@
+"""Ratios are made from records: who was measured, how far apart, and who was not."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import result_file
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "device": {"name": "GPU", "driver": "1.2"},
+    "versions": {"torch": "9.9"},
+    "source": {"revision": "0123456789abcdef"},
+}
+
+
+def row(contender: str, seqlen: int, direction: str = "forward", **measured: Any) -> dict[str, Any]:
+    cell = {"head_dim": 64, "seqlen": seqlen, "causal": True}
+    return {"contender": contender, "direction": direction, **cell, **measured}
+
+
+def ratios(root: Path, *rows: dict[str, Any], **settings: str) -> str:
+    folder = root / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    environment = {**ENVIRONMENT, "settings": settings}
+    document = {"benchmark": "attention", "environment": environment, "rows": list(rows)}
+    result_file.write(folder / "made.json", document)
+    return str(import_module("rates").ratios(root))
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "generate"))
+
+
+OURS = [row("flashvar-cuda", 1024, tflops=200.0), row("flashvar-cuda", 2048, tflops=400.0)]
+
+
+def test_a_ratio_is_the_geometric_mean_of_the_cells(tmp_path: Path) -> None:
+    peer = [row("peer", 1024, tflops=100.0), row("peer", 2048, tflops=50.0)]
+    found = ratios(tmp_path, *OURS, *peer)
+    assert "| `peer` | 4.00 (2.00 to 8.00) |  |" in found
+    assert "commit 0123456789" in found
+    assert "made.json" in found
+
+
+def test_cells_that_only_one_has_are_left_out(tmp_path: Path) -> None:
+    peer = [row("peer", 2048, tflops=800.0), row("peer", 4096, tflops=1.0)]
+    assert "| `peer` | 0.50 (0.50 to 0.50) |  |" in ratios(tmp_path, *OURS, *peer)
+
+
+def test_who_was_not_measured_is_named(tmp_path: Path) -> None:
+    peers = [row("peer", 1024, tflops=100.0), row("absent", 1024, skipped="not installed")]
+    found = ratios(tmp_path, *OURS, *peers)
+    assert "Not measured in this run: `absent`." in found
+    assert "| `absent`" not in found
+
+
+def test_our_own_other_kernels_are_no_contenders(tmp_path: Path) -> None:
+    assert "flashvar-triton" not in ratios(tmp_path, *OURS, row("flashvar-triton", 1024, tflops=1))
+
+
+def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
+    assert ratios(tmp_path, *OURS, FLASHVAR_FORCE_ARCH="sm_80") == ""
