@@ -111,9 +111,9 @@ def causal_conv1d(
 def _are_plain(x: Any, second: Any, *optional: Any) -> bool:
     """Whether a call of these tensors may skip the dispatcher; the optional ones may be None."""
     return (
-        are_plain(x, second, *[one for one in optional if one is not None])
-        and not is_compiling()
+        not is_compiling()
         and no_dispatch_mode_active()
+        and are_plain(x, second, *[one for one in optional if one is not None])
     )
 
 
