@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
-from flashvar.errors import DriverError, InstallError, UnservedDeviceError
+from flashvar.errors import DriverError, InstallError, SourceError, UnservedDeviceError
 from flashvar.installing import installer, offers, source, verify
 from flashvar.installing.installer import Fetched, Installer
 from flashvar.installing.offers import Offer
@@ -156,7 +156,14 @@ def _fetch(
     misfit: InstallError | None = None
     for offer in mine:
         print(f"fetching {offer} from {where} for {_words(gpus)}", flush=True)
-        fetched = tool.fetch(offer, where, folder / offer.distribution)
+        try:
+            fetched = tool.fetch(offer, where, folder / offer.distribution)
+        except SourceError as error:
+            if misfit is None:
+                raise
+            # Why the best one does not fit says more than that another is not there.
+            print(f"  passed over: {error}")
+            continue
         manifest = verify.contents(fetched.tree, offer)
         said = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
         print(f"  {said}, for driver {manifest.minimum_driver.display} or newer")
