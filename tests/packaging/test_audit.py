@@ -52,6 +52,7 @@ int flashvar_merge_states_fwd(const void* params) { return params == 0; }
 int flashvar_merge_states_bwd(const void* params) { return params == 0; }
 int flashvar_gated_delta_rule_fwd(const void* params) { return params == 0; }
 int flashvar_gated_delta_rule_bwd(const void* params) { return params == 0; }
+int flashvar_gated_delta_rule_update(const void* params) { return params == 0; }
 int flashvar_causal_conv1d_fwd(const void* params) { return params == 0; }
 int flashvar_causal_conv1d_bwd(const void* params) { return params == 0; }
 int flashvar_causal_conv1d_update(const void* params) { return params == 0; }

@@ -66,7 +66,7 @@ def test_it_compiles_into_a_wheel(factory: Factory, tree: Path, tmp_path: Path) 
     done = factory(tree, "wheels", *WORDS, "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout[-5000:]
     (wheel,) = tmp_path.glob("flashvar_sm88-*.whl")
-    assert wheel.name.endswith(f"+bf16.hdim112-py3-none-manylinux_2_28_{platform.machine()}.whl")
+    assert wheel.name.endswith(f"bf16.hdim112-py3-none-manylinux_2_28_{platform.machine()}.whl")
     with zipfile.ZipFile(wheel) as archive:
         read = manifest.parse(archive.read(f"flashvar_sm88/{manifest.FILE_NAME}").decode())
     assert read.architecture.name == "sm_88"

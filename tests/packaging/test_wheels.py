@@ -223,13 +223,13 @@ def test_wheel_metadata(target: Target, dist: Path) -> None:
     assert "Requires-Dist" not in metadata
 
 
-def test_the_pure_wheel_holds_no_factory_and_no_binary(dist: Path) -> None:
+def test_the_pure_wheel_holds_no_factory_and_no_binary(dist: Path, config: Config) -> None:
     with zipfile.ZipFile(dist / f"flashvar-{VERSION}-py3-none-any.whl") as archive:
         names = archive.namelist()
         metadata = archive.read(f"flashvar-{VERSION}.dist-info/METADATA").decode()
     assert {name.split("/")[0] for name in names} == {"flashvar", f"flashvar-{VERSION}.dist-info"}
     assert [name for name in names if name.endswith(".so")] == []
     extras = re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)
-    architectures = {kind.extra for target in CONFIG.targets.values() for kind in target.kinds}
+    architectures = {kind.extra for target in config.targets.values() for kind in target.kinds}
     assert architectures | {"sm-89", "8-9", "all", "cuda", "cli"} <= set(extras)
     assert len(extras) == len(set(extras))
