@@ -1,7 +1,8 @@
 """A whole wheel of the factory with one planted fault each: every one is found, and said in words.
 
 A row is a fault: its name, how it is planted, and a part of the sentence that reports it. The wheel
-has no other fault: a row shows a check that nothing else makes.
+has no other fault: a row shows a check that nothing else makes. The file is long because it is a
+table, with one row per fault.
 
 The file is long because it is a table, with one row per fault.
 """

@@ -105,8 +105,8 @@ class Report:
             for row in self.spilling
         ]
         lines += [f"  FAULT {finding}" for finding in self.findings]
-        verdict = "passed" if self.passed else f"faults: {len(self.findings)}"
-        lines.append(f"  {verdict} (checked: {', '.join(self.checks)})")
+        result = "passed" if self.passed else f"faults: {len(self.findings)}"
+        lines.append(f"  {result} (checked: {', '.join(self.checks)})")
         return "\n".join(lines)
 
 

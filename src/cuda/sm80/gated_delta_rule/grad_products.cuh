@@ -1,0 +1,350 @@
+// What a warp of rows_kernel (grad_rows.cuh) computes: products of tiles in shared memory, and what
+// becomes of their elements.
+#pragma once
+#include <cstdint>
+
+#include "sm80/gated_delta_rule/grad_chain.cuh"
+#include "sm80/gated_delta_rule/grad_gates.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+// The lane's offset of a 16 x 16 fragment of operand A of a tile's transpose: row 0 of the tile is
+// the fragment's column 0.
+__device__ __forceinline__ uint32_t turned_offset(int chunk) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const row = lane / 16 * 8 + lane % 8;
+  return Square::chunk_offset(row, chunk + lane / 8 % 2);
+}
+
+// A warp's place: its 16 tokens, and its quarter of the columns. Squares have no elements where the
+// quarter is behind the strip; the strips of quarters are permuted, so that each of the four
+// schedulers of a multiprocessor has two or three warps with elements.
+struct Part {
+  int strip, quarter;
+
+  __device__ __forceinline__ Part() {
+    int const warp = static_cast<int>(threadIdx.x) / 32;
+    quarter = warp / 4;
+    strip = warp % 4 ^ (quarter == 2 ? 2 : quarter == 3 ? 1 : 0);
+  }
+  __device__ __forceinline__ bool has_elements() const { return quarter <= strip; }
+};
+
+// The lane's address of the fragment at row 0 and the warp's first column of a tile.
+template <class Config>
+__device__ __forceinline__ uint32_t column_fragments(uint32_t tile) {
+  using Layout = typename Config::Tile;
+  return Layout::advance(tile + fragment_offset<Layout>(), Part().quarter * (Config::kColumns / 8));
+}
+
+// c += a B, of the warp's columns; `tile`: rows are k, from `row` on.
+template <class Config, class Acc>
+__device__ __forceinline__ void add_product(Acc& c, const uint32_t (&a)[4], uint32_t fragments,
+                                            int row) {
+  using Layout = typename Config::Tile;
+#pragma unroll
+  for (int n = 0; n < Acc::kMmaCols; n += 2) {
+    uint32_t b[4];
+    ptx::ldmatrix_x4_trans(b, Layout::advance(fragments, n) + row * Layout::kRowBytes);
+    ptx::mma_m16n8k16<typename Config::Dtype>(c.tile[0][n], a, b[0], b[1]);
+    ptx::mma_m16n8k16<typename Config::Dtype>(c.tile[0][n + 1], a, b[2], b[3]);
+  }
+}
+
+// The same of two sums with one B.
+template <class Config, class Acc>
+__device__ __forceinline__ void add_products(Acc& c, const uint32_t (&a)[4], Acc& d,
+                                             const uint32_t (&e)[4], uint32_t fragments, int row) {
+  using Dtype = typename Config::Dtype;
+  using Layout = typename Config::Tile;
+#pragma unroll
+  for (int n = 0; n < Acc::kMmaCols; n += 2) {
+    uint32_t b[4];
+    ptx::ldmatrix_x4_trans(b, Layout::advance(fragments, n) + row * Layout::kRowBytes);
+    ptx::mma_m16n8k16<Dtype>(c.tile[0][n], a, b[0], b[1]);
+    ptx::mma_m16n8k16<Dtype>(d.tile[0][n], e, b[0], b[1]);
+    ptx::mma_m16n8k16<Dtype>(c.tile[0][n + 1], a, b[2], b[3]);
+    ptx::mma_m16n8k16<Dtype>(d.tile[0][n + 1], e, b[2], b[3]);
+  }
+}
+
+// The lane's part of the products of the warp's rows of a tile with accumulators.
+template <class Config, class Acc>
+__device__ __forceinline__ float2 row_products(const Acc& c, uint32_t tile) {
+  using Dtype = typename Config::Dtype;
+  using Layout = typename Config::Tile;
+  uint32_t const mine = column_fragments<Config>(tile) + Part().strip * 16 * Layout::kRowBytes;
+  float2 sum = {0.f, 0.f};
+#pragma unroll
+  for (int n = 0; n < Acc::kMmaCols; n += 2) {
+    uint32_t words[4];
+    ptx::ldmatrix_x4(words, Layout::advance(mine, n));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float (&pair)[4] = c.tile[0][n + i / 2];
+      float& to = i % 2 == 0 ? sum.x : sum.y;
+      to = fmaf(Dtype::unpack(static_cast<uint16_t>(words[i])), pair[i % 2 * 2], to);
+      to = fmaf(Dtype::unpack(static_cast<uint16_t>(words[i] >> 16)), pair[i % 2 * 2 + 1], to);
+    }
+  }
+  return sum;
+}
+
+// Writes sums over the warp's columns of its rows, from the lanes' parts.
+__device__ __forceinline__ void write_row_sums(float (&sums)[kChunk], float2 parts) {
+  Lane const at;
+  int const row = 16 * Part().strip + at.g;
+  parts = {quad_sum(parts.x), quad_sum(parts.y)};
+  if (at.t == 0) {
+    sums[row] = parts.x;
+    sums[row + 8] = parts.y;
+  }
+}
+
+using Squares = Accumulator<16, kChunk / 4>;
+
+// e += dV R^T, and with `both` f += dOut R^T, of a slot.
+template <class Dtype, class Config>
+__device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slot, bool both) {
+  Part const part;
+  if (!part.has_elements()) return;
+  uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
+  uint32_t const residuals =
+      Square::advance(slot + Config::kResiduals + fragment_offset<Square>(), 2 * part.quarter);
+#pragma unroll Config::kUnroll
+  for (int kk = 0; kk < 4; ++kk) {
+    uint32_t a[4], b[4];
+    ptx::ldmatrix_x4_trans(b, residuals + 16 * kk * Square::kRowBytes);
+    ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradValues, 2 * kk));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      ptx::mma_m16n8k16<Dtype>(e.tile[0][n], a, b[2 * n], b[2 * n + 1]);
+    }
+    if (!both) continue;
+    ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradOut, 2 * kk));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      ptx::mma_m16n8k16<Dtype>(f.tile[0][n], a, b[2 * n], b[2 * n + 1]);
+    }
+  }
+}
+
+// The warp's part of X K^T, X being Q or K.
+template <class Config>
+__device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k) {
+  using Layout = typename Config::Tile;
+  Part const part;
+  c.clear();
+  if (!part.has_elements()) return;
+  gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(
+      c, x + part.strip * 16 * Layout::kRowBytes, k + part.quarter * 16 * Layout::kRowBytes);
+}
+
+// Of one square: `d`, E or F, becomes the gradient of the product x K^T as it was multiplied, Q K^T
+// or with kGram K K^T. The products with it, without beta of the column, are added to the lane's
+// parts of the sums of columns, and with beta to those of its rows.
+template <bool kGram>
+__device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
+                                              const RecordRows& rows, float2& row_sum,
+                                              float (&columns)[4]) {
+  Lane const at;
+  Part const part;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    int const j = 16 * part.quarter + 8 * n + 2 * at.t;
+    float2 const sums = pair_of(rows.sums, j), norm = pair_of(rows.norm_k, j);
+    float2 const beta = pair_of(rows.beta, j);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const i = 16 * part.strip + at.g + 8 * half;
+      float const factor = kGram ? -rows.norm_k[i] : scale * rows.norm_q[i];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        bool const exists = kGram ? j + k < i : j + k <= i;
+        float const decay = exp2_approx(rows.sums[i] - (k == 0 ? sums.x : sums.y));
+        float& value = d.tile[0][n][2 * half + k];
+        // Above the diagonal there are no elements: 0, and not a product.
+        value = exists ? value * (factor * (k == 0 ? norm.x : norm.y)) * decay : 0.f;
+        float const one = exists ? value * product.tile[0][n][2 * half + k] : 0.f;
+        columns[2 * n + k] += one;
+        value *= k == 0 ? beta.x : beta.y;
+        (half == 0 ? row_sum.x : row_sum.y) += one * (k == 0 ? beta.x : beta.y);
+      }
+    }
+  }
+}
+
+// Stores the warp's part of a square in 16 bits, and leaves in it what they do not hold.
+template <class Dtype>
+__device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
+  Lane const at;
+  Part const part;
+  if (!part.has_elements()) return;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& first = d.tile[0][n][2 * half];
+      float& second = d.tile[0][n][2 * half + 1];
+      uint32_t const word = Dtype::pack(first, second);
+      int const row = 16 * part.strip + at.g + 8 * half;
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(
+                       tile + Square::chunk_offset(row, 2 * part.quarter + n) + 4 * at.t),
+                   "r"(word)
+                   : "memory");
+      first -= Dtype::unpack(static_cast<uint16_t>(word));
+      second -= Dtype::unpack(static_cast<uint16_t>(word >> 16));
+    }
+  }
+}
+
+// Adds what the gradients of Q K^T and K K^T give to dQ and dK. Of both only 16 x 16 blocks on and
+// below the diagonal are there.
+template <class Config, class Acc>
+__device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t tiles) {
+  Part const part;
+  uint32_t const rows = part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
+  uint32_t const turned = turned_offset(2 * part.strip);
+  uint32_t const of_qk = tiles + Config::kSquares, of_kk = of_qk + kSquareBytes;
+  uint32_t const q = column_fragments<Config>(tiles);
+  uint32_t const k = column_fragments<Config>(tiles + Config::kK);
+#pragma unroll Config::kUnroll
+  for (int kk = 0; kk < 4; ++kk) {
+    uint32_t a[4], b[4];
+    if (kk <= part.strip) {
+      ptx::ldmatrix_x4(a, Square::advance(of_qk + rows, 2 * kk));
+      ptx::ldmatrix_x4(b, Square::advance(of_kk + rows, 2 * kk));
+      add_products<Config>(dq, a, dk, b, k, 16 * kk);
+    }
+    if (kk >= part.strip) {
+      ptx::ldmatrix_x4_trans(a, of_qk + turned + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(b, of_kk + turned + 16 * kk * Square::kRowBytes);
+      add_product<Config>(dk, a, q, 16 * kk);
+      add_product<Config>(dk, b, k, 16 * kk);
+    }
+  }
+}
+
+// What the states give, without the factors of rows.
+template <class Config>
+struct StateProducts {
+  Accumulator<16, Config::kColumns> of_q, of_k, later;  // dOut S^T, dV S^T, R dS^T
+
+  __device__ __forceinline__ void clear() {
+    of_q.clear();
+    of_k.clear();
+    later.clear();
+  }
+
+  // Adds those of a slot; with `both` that of dOut too.
+  __device__ __forceinline__ void add(uint32_t slot, bool both) {
+    Part const part;
+    uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
+    uint32_t const turned = slot + Config::kResiduals + turned_offset(2 * part.strip);
+    uint32_t const state = column_fragments<Config>(slot + Config::kState);
+    uint32_t const grad_state = column_fragments<Config>(slot + Config::kGradState);
+#pragma unroll Config::kUnroll
+    for (int kk = 0; kk < 4; ++kk) {
+      uint32_t a[4], b[4];
+      ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradValues, 2 * kk));
+      if (both) {
+        ptx::ldmatrix_x4(b, Square::advance(rows + Config::kGradOut, 2 * kk));
+        add_products<Config>(of_q, b, of_k, a, state, 16 * kk);
+      } else {
+        add_product<Config>(of_k, a, state, 16 * kk);
+      }
+      ptx::ldmatrix_x4_trans(a, turned + 16 * kk * Square::kRowBytes);
+      add_product<Config>(later, a, grad_state, 16 * kk);
+    }
+  }
+};
+
+// d += factors o e, by rows.
+template <class Acc>
+__device__ __forceinline__ void add_scaled(Acc& d, const Acc& e, const float (&factors)[2]) {
+#pragma unroll
+  for (int n = 0; n < Acc::kMmaCols; ++n) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      d.tile[0][n][k] = fmaf(factors[k / 2], e.tile[0][n][k], d.tile[0][n][k]);
+    }
+  }
+}
+
+// The thread's part of the products of two images of states.
+template <class Config>
+__device__ __forceinline__ float state_products(const unsigned char* slot) {
+  using Dtype = typename Config::Dtype;
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < Config::Tile::kBytes; i += Config::kThreads * 16) {
+    int const mine = i + static_cast<int>(threadIdx.x) * 16;
+    uint4 const s = *reinterpret_cast<const uint4*>(slot + Config::kState + mine);
+    uint4 const d = *reinterpret_cast<const uint4*>(slot + Config::kGradState + mine);
+    uint32_t const words[2][4] = {{s.x, s.y, s.z, s.w}, {d.x, d.y, d.z, d.w}};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n])),
+                 Dtype::unpack(static_cast<uint16_t>(words[1][n])), sum);
+      sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n] >> 16)),
+                 Dtype::unpack(static_cast<uint16_t>(words[1][n] >> 16)), sum);
+    }
+  }
+  return sum;
+}
+
+// Stores rows of dQ or dK.
+template <class Config, class Acc>
+__device__ __forceinline__ void store_rows(const Acc& d, uint16_t* to, int64_t stride,
+                                           int32_t count, int32_t head_dim) {
+  using Dtype = typename Config::Dtype;
+  Lane const at;
+  Part const part;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const row = 16 * part.strip + at.g + 8 * half;
+#pragma unroll
+    for (int n = 0; n < Acc::kMmaCols; ++n) {
+      int const column = part.quarter * Config::kColumns + 8 * n + 2 * at.t;
+      const float (&pair)[4] = d.tile[0][n];
+      if (row < count && column < head_dim) {
+        *reinterpret_cast<uint32_t*>(to + row * stride + column) =
+            Dtype::pack(pair[2 * half], pair[2 * half + 1]);
+      }
+    }
+  }
+}
+
+// Takes out of the gradients of rows what would change their length: d -= (x d) x / |x|^2.
+template <class Config, class Acc>
+__device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm,
+                                        float (&sums)[4][kChunk]) {
+  using Dtype = typename Config::Dtype;
+  using Layout = typename Config::Tile;
+  Part const part;
+  int const row = 16 * part.strip + Lane().g;
+  write_row_sums(sums[part.quarter], row_products<Config>(d, tile));
+  __syncthreads();  // all quarters are there
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const i = row + 8 * half;
+    factor[half] = -(sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i]) * norm[i] * norm[i];
+  }
+  uint32_t const mine = column_fragments<Config>(tile) + part.strip * 16 * Layout::kRowBytes;
+#pragma unroll
+  for (int n = 0; n < Acc::kMmaCols; n += 2) {
+    uint32_t words[4];
+    ptx::ldmatrix_x4(words, Layout::advance(mine, n));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float (&pair)[4] = d.tile[0][n + i / 2];
+      float& first = pair[i % 2 * 2];
+      float& second = pair[i % 2 * 2 + 1];
+      first = fmaf(factor[i % 2], Dtype::unpack(static_cast<uint16_t>(words[i])), first);
+      second = fmaf(factor[i % 2], Dtype::unpack(static_cast<uint16_t>(words[i] >> 16)), second);
+    }
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule
