@@ -34,7 +34,6 @@ __device__ __forceinline__ void load_col_blocks(uint32_t smem, const CUtensorMap
 // need them.
 template <class Config>
 __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSmem<Config>& smem) {
-  const BwdProblem& problem = args.problem;
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
   for (KeyWorkUnit work; work.unit < args.work_units; work.advance(args)) {
@@ -52,7 +51,7 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
           smem.v(), &args.v, smem.full_v(), tile.first_key, tile.head_kv, tile.batch);
     };
     bool first = true;
-    for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+    for_each_step(args, tile, [&](uint32_t head, int32_t m) {
       uint32_t const s = step.stage();
       int32_t const row = m * Config::kBlockQ;
       auto load_q = [&] {

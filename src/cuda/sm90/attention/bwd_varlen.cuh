@@ -65,6 +65,9 @@ struct VarlenKeyTile {
   // Always from the last query block to the first: the first keys, which have the most work under a
   // causal mask, start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
+  __device__ __forceinline__ static bool heads_outermost(const BwdArgs& args) {
+    return args.heads_outermost;
+  }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ bool has_queries() const { return begin < end; }
@@ -246,7 +249,7 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       }
     };
     bool first = true;
-    for_each_step(tile, problem.group, [&](uint32_t head, int32_t m) {
+    for_each_step(args, tile, [&](uint32_t head, int32_t m) {
       uint32_t const s = step.stage();
       request_next(--left == kStepsAhead);
       if constexpr (kOperand == Operand::kKeys) {

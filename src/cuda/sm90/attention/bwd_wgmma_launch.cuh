@@ -52,7 +52,7 @@ struct BwdWgmmaLaunch {
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     bool const varlen = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
-                        problem.seqused_k != nullptr;
+                        problem.seqused_k != nullptr || has_short_windows(problem);
     if constexpr (Dense::kGradQ) {
       if (problem.deterministic) {
         return problem.has_modifiers()
@@ -67,6 +67,15 @@ struct BwdWgmmaLaunch {
   }
 
  private:
+  // Whether the windows are short beside the sequences. Key tiles then have equal work, so that
+  // pairs of them are not needed, and those that run together see different queries: the varlen
+  // kernel takes one head of a group after the other, so that what is in use at a time fits L2. The
+  // dense kernel has no registers for this order.
+  static bool has_short_windows(const BwdProblem& problem) {
+    return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&
+           2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
+  }
+
   template <class C>
   static cudaError_t launch_variant(const BwdProblem& problem, int device, cudaStream_t stream) {
     BwdArgs args{problem};
@@ -82,6 +91,7 @@ struct BwdWgmmaLaunch {
     bool const varlen = problem.keys.offsets != nullptr;
     int64_t const heads = (varlen ? 1 : problem.batch) * (problem.heads_q / problem.group);
     int64_t const tiles = problem.keys.tiles(varlen ? problem.batch : 1, C::kBlockKV);
+    args.heads_outermost = has_short_windows(problem);
     args.paired =
         !C::kVarlen && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
     int64_t const units_per_head = args.paired ? (tiles + 1) / 2 : tiles;

@@ -28,6 +28,7 @@ struct BwdArgs {
   uint32_t work_units;      // over all heads and batches
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
   bool paired;              // a unit is a pair of tiles
+  bool heads_outermost;     // varlen: all steps of a head come before those of the next
   // Dynamic schedules: [0] the next unit of this kernel (varlen), [1] of the dQ kernel.
   uint32_t* counters;
 };
@@ -77,6 +78,7 @@ struct KeyTile {
 
   // Whether query blocks are visited from the last to the first (query_iterator.cuh).
   __device__ __forceinline__ bool reversed() const { return !second; }
+  __device__ __forceinline__ static constexpr bool heads_outermost(const BwdArgs&) { return false; }
 
   // False for the second tile of a unit that has only one.
   __device__ __forceinline__ bool exists() const { return first_key < mask.seqlen_k; }

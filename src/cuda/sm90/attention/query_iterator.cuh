@@ -6,18 +6,27 @@
 
 namespace flashvar::sm90::attention {
 
-// Calls step(head, m) for each of these query blocks, of all query heads of the group; heads vary
-// fastest. First tiles of a pair, which start together, visit queries in descending order; second
-// tiles, which end together, in ascending order. CTAs of the same kv head are then at the same
-// queries at any time, under any mask, and find Q, dO and the sums of dQ in L2.
+// Calls step(head, m) for each of these query blocks, of all query heads of the group.
+//
+// Where a key tile sees all queries on one side of it, heads vary fastest. First tiles of a pair,
+// which start together, visit queries in descending order; second tiles, which end together, in
+// ascending order. CTAs of the same kv head are then at the same queries at any time, and find Q,
+// dO and the sums of dQ in L2. In short windows CTAs that run together, which have neighbouring key
+// tiles, see different queries: there queries vary fastest, so that what is in use is of one head.
 template <class Tile, class Step>
-__device__ __forceinline__ void for_each_step(const Tile& tile, int32_t group, Step&& step) {
+__device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& tile, Step&& step) {
+  int32_t const group = args.problem.group;
   uint32_t head = tile.head_kv * group;
   int32_t m = tile.reversed() ? tile.end - 1 : tile.begin;
 #pragma unroll 1
   for (int32_t left = group * (tile.end - tile.begin); left > 0; --left) {
     step(head, m);
-    if (++head == (tile.head_kv + 1) * group) {
+    if (tile.heads_outermost(args)) {  // no pairs: in descending order
+      if (--m < tile.begin) {
+        m = tile.end - 1;
+        ++head;
+      }
+    } else if (++head == (tile.head_kv + 1) * group) {
       head -= group;
       m += tile.reversed() ? -1 : 1;
     }
@@ -43,12 +52,21 @@ struct QueryIterator {
 
   __device__ __forceinline__ void advance(const BwdArgs& args) {
     previous = number;
-    number += args.query_tiles;
-    uint32_t const heads = args.problem.group * args.query_tiles;
-    if (number >= (tile.head_kv + 1) * heads) {  // past the group's last head
-      int32_t const direction = tile.reversed() ? -1 : 1;
-      m += direction;
-      number += static_cast<uint32_t>(direction) - heads;
+    if (tile.heads_outermost(args)) {
+      --number;
+      if (--m < tile.begin) {  // past the head's last block
+        int32_t const count = tile.end - tile.begin;
+        m += count;
+        number += static_cast<uint32_t>(args.query_tiles + count);
+      }
+    } else {
+      number += args.query_tiles;
+      uint32_t const heads = args.problem.group * args.query_tiles;
+      if (number >= (tile.head_kv + 1) * heads) {  // past the group's last head
+        int32_t const direction = tile.reversed() ? -1 : 1;
+        m += direction;
+        number += static_cast<uint32_t>(direction) - heads;
+      }
     }
     --left;
   }
