@@ -22,8 +22,15 @@ from benchmarks.report import Options, Report, Row, chosen, reason
 from benchmarks.timing import Measurement, Timing, measure
 
 DEFAULT = (
-    *(REFERENCE, "sdpa-cudnn", "sdpa-efficient", "flex", "flash-attn", "flash-attn-4"),
-    *("flashinfer", "flashvar-cuda", "flashvar-sm80", "flashvar-triton"),
+    *(REFERENCE, "sdpa-cudnn", "sdpa-efficient", "flex", "flash-attn"),
+    *(
+        "flash-attn-3",
+        "flash-attn-4",
+        "flashinfer",
+        "flashvar-cuda",
+        "flashvar-sm80",
+        "flashvar-triton",
+    ),
 )
 _SIDE: Final = 8192
 _PRODUCT: Final = "product"

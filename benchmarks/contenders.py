@@ -19,6 +19,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
     "sdpa-efficient": Contender(sdpa(SDPBackend.EFFICIENT_ATTENTION)),
     "flex": Contender(flex),
     "flash-attn": Contender(peers.flash_attn),
+    "flash-attn-3": Contender(peers.flash_attn_3),
     "flash-attn-4": Contender(peers.flash_attn_4),
     "flashinfer": Contender(peers.flashinfer),
     "flashvar-cuda": Contender(flashvar("cuda"), features=FEATURES),

@@ -2,13 +2,15 @@
 
 Each raises ImportError where its package is missing, and ValueError for what it does not serve:
 the run records that as the reason why it is absent. The calls follow the packages' documentation:
-flash-attn 2.8, flash-attn-4 4.0.0b36, flashinfer-python 0.7.
+flash-attn 2.8, flash-attn-4 4.0.0b36, flashinfer-python 0.7; FlashAttention 3 as built into
+vllm 0.33.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from typing import Any, Final
 
 import torch
@@ -29,6 +31,39 @@ def flash_attn(cell: Cell, device: torch.device) -> Forward:
     return lambda q, k, v: _first(
         module.flash_attn_varlen_func(q, k, v, *sizes, causal=cell.causal)
     )
+
+
+def flash_attn_3(cell: Cell, device: torch.device) -> Forward:
+    """FlashAttention 3, of the library in vllm's wheel: a forward of packed sequences alone."""
+    if cell.direction == "backward":
+        raise ValueError("vllm's build has no backward")
+    _load_flash_attn_3()
+    offsets = _all_bounds(cell, device)
+    no = None  # of what the call does not use: caches, pages, rotary tables, scales, sinks
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        packed = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (q, k, v))
+        result = torch.ops._vllm_fa3_C.fwd(
+            *packed,
+            *(no, no, no, no),
+            *(offsets, offsets, no, no, no),
+            *(cell.seqlen, cell.seqlen),
+            *(no,) * 9,
+            *(q.shape[-1] ** -0.5, cell.causal, -1, -1, 0.0, True),
+            *(no, 1, no, 0, no, 1, 0, no),
+        )
+        return _first(result).view(*q.shape[:-1], v.shape[-1])
+
+    return forward
+
+
+@cache
+def _load_flash_attn_3() -> None:
+    try:
+        path = distribution("vllm").locate_file("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")
+    except PackageNotFoundError:
+        raise ImportError("vllm is not installed") from None
+    torch.ops.load_library(str(path))
 
 
 def flash_attn_4(cell: Cell, device: torch.device) -> Forward:
@@ -56,11 +91,7 @@ def flashinfer(cell: Cell, device: torch.device) -> Forward:
     module = _installed("flashinfer-python", "flashinfer")
     workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
     wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-    if cell.lengths:
-        offsets = bounds(cell, device)
-    else:
-        step = cell.seqlen
-        offsets = torch.arange(0, (cell.batch + 1) * step, step, dtype=torch.int32, device=device)
+    offsets = _all_bounds(cell, device)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[cell.dtype]
     heads = (cell.heads, cell.heads_kv, cell.head_dim)
     wrapper.plan(offsets, offsets, *heads, causal=cell.causal, q_data_type=dtype)
@@ -73,16 +104,24 @@ def flashinfer(cell: Cell, device: torch.device) -> Forward:
     return forward
 
 
-def _installed(distribution: str, module: str) -> Any:
+def _all_bounds(cell: Cell, device: torch.device) -> torch.Tensor:
+    """`bounds`, of a dense cell too: for contenders that take nothing but packed sequences."""
+    if cell.lengths:
+        return bounds(cell, device)
+    step = cell.seqlen
+    return torch.arange(0, (cell.batch + 1) * step, step, dtype=torch.int32, device=device)
+
+
+def _installed(package: str, module: str) -> Any:
     """The module of a distribution; what stands in for it under the same name does not count.
 
     Raises:
         ImportError: it is not installed.
     """
     try:
-        version(distribution)
+        version(package)
     except PackageNotFoundError:
-        raise ImportError(f"{distribution} is not installed") from None
+        raise ImportError(f"{package} is not installed") from None
     return import_module(module)
 
 

@@ -24,13 +24,16 @@ STYLES: Final[dict[str, tuple[str, str, str]]] = {
     "flex": ("FlexAttention, compiled", "#CC79A7", "v"),
     "sdpa-efficient": ("SDPA memory-efficient", "#999999", "P"),
     "flash-attn": ("flash-attn", "#6B4C9A", "<"),
-    "flash-attn-4": ("flash-attn-4", "#56B4E9", ">"),
+    "flash-attn-3": ("FlashAttention-3", "#B8860B", "d"),
+    "flash-attn-4": ("FlashAttention-4", "#56B4E9", ">"),
     "flashinfer": ("FlashInfer", "#8C564B", "X"),
 }
 SHORT: Final = {
     "flashvar-sm80": "flashvar (mma.sync)",
     "sdpa-flash": "FA2",
     "sdpa-cudnn": "cuDNN",
+    "flash-attn-3": "FA3",
+    "flash-attn-4": "FA4",
     "flex": "Flex",
     "sdpa-efficient": "mem.-efficient",
 }

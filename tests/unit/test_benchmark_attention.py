@@ -53,12 +53,15 @@ def cell(**changes: Any) -> Any:
 
 
 def test_a_whole_run(on_cpu: ModuleType) -> None:
-    contenders = ("sdpa-flash", "flash-attn", "flash-attn-4", "flashinfer", "flashvar-reference")
+    contenders = (
+        *("sdpa-flash", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer"),
+        "flashvar-reference",
+    )
     cells = [cell(name=f"small-{d}", direction=d) for d in ("forward", "backward")]
     options = import_module("benchmarks.report").Options(contenders=contenders)
     report = on_cpu.report(cells, options)
     rows = {(row["cell"], row["contender"]): row for row in report.rows}
-    assert len(rows) == 10
+    assert len(rows) == 12
     for direction in ("forward", "backward"):
         ours = rows[f"small-{direction}", "flashvar-reference"]
         assert ours["median_ms"] == 2.0
@@ -68,10 +71,12 @@ def test_a_whole_run(on_cpu: ModuleType) -> None:
         assert rows[f"small-{direction}", "flash-attn-4"]["skipped"] == (
             "ImportError: flash-attn-4 is not installed"
         )
-    assert "no backward" in rows["small-backward", "flashinfer"]["skipped"]
+    assert rows["small-forward", "flash-attn-3"]["skipped"] == "ImportError: vllm is not installed"
+    for contender in ("flash-attn-3", "flashinfer"):
+        assert "no backward" in rows["small-backward", contender]["skipped"]
     # Who never ran has a note in the place of a column.
     assert report.columns[1:3] == ("sdpa-flash", "flashvar-reference")
-    assert len(report.notes()) == 4
+    assert len(report.notes()) == 6
 
 
 def test_a_matrix_product_is_timed_beside(
