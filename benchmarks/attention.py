@@ -2,7 +2,7 @@
 
 Rate = operations of the result / median time, in TFLOP/s. `difference_to_reference` is the relative
 distance (Frobenius norm) of a contender's results from the first one's: it tells that the same
-function was timed. `goal_tflops` is cuDNN's rate times the case's `goal`: the figure to beat here.
+function was timed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def report(cells: Sequence[cases.Cell], options: Options) -> Report:
         rows=rows,
         columns=("cell (TFLOP/s)", *timed, "cuda / flash", "cuda / best"),
         lines=[_line(name, rows, timed) for name in names],
-        closing=[ratios.summary(rows), ratios.to_goals(rows)],
+        closing=[ratios.summary(rows), ratios.to_best_peers(rows)],
     )
 
 
@@ -167,7 +167,7 @@ def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[R
     product = timings.pop(_PRODUCT, None)
     beside = {} if product is None else {"product_tflops": 2.0 * _SIDE**3 / product.median_ms / 1e9}
     rates = {name: cell.operations / timing.median_ms / 1e9 for name, timing in timings.items()}
-    compared = ratios.to_peers(rates, cell.goal)
+    compared = ratios.to_peers(rates)
     rows: list[Row] = [
         {
             "cell": cell.name,

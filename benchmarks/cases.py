@@ -38,7 +38,6 @@ class Cell:
     causal: bool
     lengths: tuple[int, ...] = ()
     feature: str | None = None  # one of `kinds` in cases.toml
-    goal: float | None = None  # the figure to beat, as a multiple of cuDNN's rate in the same run
     product: bool = False  # whether a matrix product is timed beside it
 
     @property
@@ -56,11 +55,10 @@ def attention() -> list[Cell]:
     return [
         replace(
             _of_width(table, f"{name}-{direction}", direction, cell),
-            goal=goal,
             product=cell.get("product", False) and direction == "forward",
         )
         for name, cell in table["cells"].items()
-        for direction, goal in zip(DIRECTIONS, cell["goal"], strict=True)
+        for direction in DIRECTIONS
     ]
 
 

@@ -9,7 +9,6 @@ from typing import Final
 from benchmarks.report import Row
 
 REFERENCE: Final = "sdpa-flash"
-_ANCHOR: Final = "sdpa-cudnn"  # whose rate in the same run the cells' goals are multiples of
 
 
 def is_ours(contender: str) -> bool:
@@ -17,12 +16,8 @@ def is_ours(contender: str) -> bool:
     return contender.startswith("flashvar-")
 
 
-def to_peers(rates: Mapping[str, float], goal: float | None = None) -> dict[str, dict[str, float]]:
-    """Each rate over the reference's (`to_reference`) and over the best peer's (`to_best`).
-
-    With a goal and cuDNN among the rates also the figure to beat (`goal_tflops`), and the rate over
-    that (`to_goal`).
-    """
+def to_peers(rates: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Each rate over the reference's (`to_reference`) and over the best peer's (`to_best`)."""
     peers = [rate for name, rate in rates.items() if not is_ours(name)]
     result: dict[str, dict[str, float]] = {name: {} for name in rates}
     for name, rate in rates.items():
@@ -30,9 +25,6 @@ def to_peers(rates: Mapping[str, float], goal: float | None = None) -> dict[str,
             result[name]["to_reference"] = rate / rates[REFERENCE]
         if peers:
             result[name]["to_best"] = rate / max(peers)
-        if goal is not None and _ANCHOR in rates:
-            result[name]["goal_tflops"] = goal * rates[_ANCHOR]
-            result[name]["to_goal"] = rate / (goal * rates[_ANCHOR])
     return result
 
 
@@ -61,27 +53,32 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [head, *lines] if lines else []
 
 
-def to_goals(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Lines: a cell's figure to beat, and our rates over it; last, their geometric means."""
+def to_best_peers(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Lines: a cell's fastest peer, and our rates over it; last, their geometric means."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        if "tflops" in row and not is_ours(str(row["contender"])):
+            cell = str(row["cell"])
+            best[cell] = max(row, best.get(cell, row), key=lambda one: float(one["tflops"]))
     ours = [name for name in _contenders(rows) if is_ours(name)]
-    ratios = {name: _column(rows, None, name, "to_goal") for name in ours}
+    ratios = {name: _column(rows, None, name, "to_best") for name in ours}
     ours = [name for name in ours if ratios[name]]
-    goals = {
-        str(row["cell"]): goal for row in rows if isinstance(goal := row.get("goal_tflops"), float)
-    }
     if not ours:
         return []
     lines = [
-        (cell, f"{goal:.0f}", *(_shown(ratios[name].get(cell)) for name in ours))
-        for cell, goal in goals.items()
+        (
+            *(cell, str(row["contender"]), f"{row['tflops']:.0f}"),
+            *(_shown(ratios[name].get(cell)) for name in ours),
+        )
+        for cell, row in best.items()
     ]
     means = []
     for direction in _directions(rows):
-        found = [list(_column(rows, direction, name, "to_goal").values()) for name in ours]
+        found = [list(_column(rows, direction, name, "to_best").values()) for name in ours]
         if any(found):
             shown = (_shown(geometric_mean(one) if one else None) for one in found)
-            means.append((f"geometric mean, {direction}", "", *shown))
-    return [("rate / figure to beat (cuDNN here x goal)", "TFLOP/s", *ours), *lines, *means]
+            means.append((f"geometric mean, {direction}", "", "", *shown))
+    return [("rate / the fastest peer's", "peer", "TFLOP/s", *ours), *lines, *means]
 
 
 def _contenders(rows: Sequence[Row]) -> list[str]:

@@ -34,12 +34,10 @@ The JSON file, schema 2, here as `result_file.read` gives it:
                then median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
                difference_to_reference (relative distance from the first contender's output),
                to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
-               contender that is not flashvar), goal_tflops (the figure to beat, from cuDNN's rate
-               in this run and cases.toml), to_goal (ratio to it), product_tflops (of a matrix
-               product of 8192 x 8192, timed beside the long forwards), and clocks under load:
-               sm_mhz, memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did
-               not run
-    models     as attention, without goals
+               contender that is not flashvar), product_tflops (of a matrix product of 8192 x
+               8192, timed beside the long forwards), and clocks under load: sm_mhz,
+               memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did not run
+    models     as attention
     shapes     cell, contender, shape (gqa or mha, packed or padded, a feature or "without", a head
                dim or the next that is compiled); the rest as attention; ratio to the plain call: of
                rates (to_plain) and of times (faster)

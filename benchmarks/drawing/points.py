@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 
 from benchmarks.drawing.style import STYLES, is_ours
 
-GOAL: Final = "goal"  # the figure to beat, beside the contenders
 BEST: Final = "best peer"
 MASKS: Final = {False: "no mask", True: "causal"}
 
@@ -27,20 +26,18 @@ Rates: TypeAlias = dict[str, dict[Point, float]]
 
 
 def rates(rows: Sequence[dict[str, Any]], direction: str) -> Rates:
-    """TFLOP/s by contender and point, in the order of the styles; with GOAL where rows have it."""
-    found: Rates = {name: {} for name in [*STYLES, GOAL]}
+    """TFLOP/s by contender and point, in the order of the styles."""
+    found: Rates = {name: {} for name in STYLES}
     for row in rows:
         if row["direction"] == direction and "tflops" in row and row["contender"] in found:
             point = Point(row["head_dim"], row["causal"], row["seqlen"])
             found[row["contender"]][point] = row["tflops"]
-            if "goal_tflops" in row:
-                found[GOAL][point] = row["goal_tflops"]
     return {name: by_point for name, by_point in found.items() if by_point}
 
 
 def best_peer(measured: Rates) -> dict[Point, float]:
     """The fastest of the peers at each point."""
-    peers = [found for name, found in measured.items() if name != GOAL and not is_ours(name)]
+    peers = [found for name, found in measured.items() if not is_ours(name)]
     points = {point for found in peers for point in found}
     return {point: max(found[point] for found in peers if point in found) for point in points}
 

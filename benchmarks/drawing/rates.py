@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import style
-from benchmarks.drawing.points import GOAL, MASKS, Rates, length
+from benchmarks.drawing.points import MASKS, Rates, length
 
 # A row of panels: what it says at its left, its rates, and which mask.
 Strip = tuple[str, Rates, bool]
@@ -61,19 +61,15 @@ def draw(strips: Sequence[Strip], title: str, *lines: str) -> Figure:
 
 
 def _names(strips: Sequence[Strip]) -> list[str]:
-    """The legend: contenders as the styles order them, the figure to beat last."""
+    """The legend: contenders as the styles order them."""
     present = {name for _, measured, _ in strips for name in measured}
-    names = [style.label(name) for name in style.STYLES if name in present]
-    return [*names, _GOAL_LABEL]
-
-
-_GOAL_LABEL = "figure to beat (cuDNN x best known ratio)"
+    return [style.label(name) for name in style.STYLES if name in present]
 
 
 def _draw_panel(panel: Axes, measured: Rates, head_dim: int, causal: bool) -> None:
     lengths: list[int] = []
     # Ours are drawn last, on top.
-    for name in sorted(measured, key=lambda name: (name != GOAL, style.is_ours(name))):
+    for name in sorted(measured, key=style.is_ours):
         here = {
             point.seqlen: rate
             for point, rate in measured[name].items()
@@ -83,12 +79,6 @@ def _draw_panel(panel: Axes, measured: Rates, head_dim: int, causal: bool) -> No
             continue
         lengths = sorted({*lengths, *here})
         x, y = sorted(here), [here[length] for length in sorted(here)]
-        if name == GOAL:
-            panel.plot(
-                x, y, color="#888888", linewidth=5, alpha=0.28, solid_capstyle="round",
-                label=_GOAL_LABEL,
-            )  # fmt: skip
-            continue
         label, colour, marker = style.STYLES[name]
         ours = style.is_ours(name)
         panel.plot(

@@ -48,7 +48,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def cell(**changes: Any) -> Any:
     common = {"name": "small", "direction": "forward", "dtype": "bf16", "batch": 2, "seqlen": 16}
-    sizes = {"heads": 4, "heads_kv": 2, "head_dim": 16, "causal": True, "goal": 1.25}
+    sizes = {"heads": 4, "heads_kv": 2, "head_dim": 16, "causal": True}
     return import_module("benchmarks.cases").Cell(**{**common, **sizes, **changes})
 
 
