@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import simulated as sim
 
 from flashvar.binaries import advice
 from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.cli.diagnosis import Report, examine
 from flashvar.machine.system import System
+from flashvar.selection.request import Overrides
 
 # flashvar[all] on x86-64, and on aarch64.
 X86_EXTRAS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
@@ -92,6 +95,13 @@ class Machine:
     def reason(self, op: str) -> tuple[str, str]:
         """A candidate for `op` on the first device, and words of its reason."""
         return self.why if op == "attention_fwd" else self.why_backward or self.why
+
+
+@cache
+def examined(name: str) -> Report:
+    """What doctor says of a machine, unless an environment variable asks for something else."""
+    machine = MACHINES[name]
+    return examine(machine.system, machine.wheels, Overrides())
 
 
 def pip(extra: str) -> str:

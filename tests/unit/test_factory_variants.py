@@ -218,11 +218,13 @@ def test_a_wheel_without_a_binary(wheels: Path) -> None:
         made(wheels)
 
 
-VALID = json.loads(
-    variants.document(
-        {"sm1": {"cuda_version_lower_bound": ["13.0"], "sm_arch": ["10_real"]}, "null": {}}
+def valid() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(
+        variants.document(
+            {"sm1": {"cuda_version_lower_bound": ["13.0"], "sm_arch": ["10_real"]}, "null": {}}
+        )
     )
-)
+    return document
 
 
 @pytest.mark.parametrize(
@@ -259,8 +261,8 @@ VALID = json.loads(
     ],
 )
 def test_the_schema_refuses(spoil: Callable[[Any], object]) -> None:
-    variants.check(VALID)
-    spoiled = copy.deepcopy(VALID)
+    spoiled = valid()
+    variants.check(spoiled)
     spoil(spoiled)
     with pytest.raises(PackagingError, match=r"schema\.json: "):
         variants.check(spoiled)

@@ -10,14 +10,12 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from machines import MACHINES
+from machines import MACHINES, examined
 
 from flashvar.cli import doctor_page, main, page_text, screen
-from flashvar.cli.diagnosis import examine
 from flashvar.cli.page import Page, Section, Table, rows
 from flashvar.cli.speed import Result, Speed, record_of
 from flashvar.ops.attention.speed import CELLS
-from flashvar.selection.request import Overrides
 
 PAGE = Page(
     "All is well.",
@@ -131,8 +129,7 @@ def test_every_machine_fits(
     monkeypatch.setenv("COLUMNS", str(width))
     if form == "text":
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    machine = MACHINES[name]
-    page = doctor_page.page(examine(machine.system, machine.wheels, Overrides()))
+    page = doctor_page.page(examined(name))
     lines = ESCAPE.sub("", on_terminal(lambda: screen.show(page))).splitlines()
     commands = {f"  {command}" for command in page.commands}
     assert [line for line in lines if len(line) > width and line not in commands] == []

@@ -168,15 +168,20 @@ def check(chain: Chain, found: Function, expected: Function) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop.*aten:UserWarning")
-@pytest.mark.parametrize("chain", list(filter(possible, chains())), ids=name)
-def test_chains(chain: Chain) -> None:
-    check(chain, composed(chain, whole(fused)), composed(chain, whole(written_out)))
+@pytest.mark.parametrize("outermost", [*FUNCTORCH, *AUTOGRAD], ids=lambda one: one.__name__)
+def test_chains(outermost: Callable[[Function], Function], subtests: pytest.Subtests) -> None:
+    for chain in filter(possible, chains()):
+        if chain[0] is outermost:
+            with subtests.test(name(chain)):
+                check(chain, composed(chain, whole(fused)), composed(chain, whole(written_out)))
 
 
-@pytest.mark.parametrize("chain", PAIRS, ids=name)
 @pytest.mark.parametrize("place", range(4), ids=["q", "k", "v", "bias"])
-def test_chains_of_one_input(place: int, chain: Chain) -> None:
-    check(chain, composed(chain, alone(fused, place)), composed(chain, alone(written_out, place)))
+def test_chains_of_one_input(place: int, subtests: pytest.Subtests) -> None:
+    for chain in PAIRS:
+        with subtests.test(name(chain)):
+            one = alone(fused, place), alone(written_out, place)
+            check(chain, *(composed(chain, function) for function in one))
 
 
 # A compilation takes a second: one of each kind. What is refused is so when the program runs.

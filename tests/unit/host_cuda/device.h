@@ -1,8 +1,10 @@
-// A block of threads on the host: each of its threads is one of the system's.
+// A block of threads on the host: they take turns, each as far as its next barrier.
 #pragma once
-#include <pthread.h>
+#include <ucontext.h>
 
-#include <thread>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "cuda_runtime_api.h"
@@ -10,7 +12,7 @@
 struct Index {
   uint32_t x;
 };
-inline thread_local Index threadIdx, blockIdx;
+inline Index threadIdx, blockIdx;
 
 struct uint2 {
   uint32_t x, y;
@@ -19,39 +21,66 @@ struct uint4 {
   uint32_t x, y, z, w;
 };
 
+struct Barrier {
+  int threads, arrived = 0, round = 0;
+};
+
+struct Thread {
+  static constexpr size_t kStackBytes = 256 << 10;
+
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  Barrier* barrier;  // the one it waits at
+  int round;
+  bool finished;
+
+  bool waits() const { return barrier != nullptr && barrier->round == round; }
+};
+
 // Of the block that runs.
 struct Block {
-  pthread_barrier_t all;
-  std::vector<pthread_barrier_t> warps;
+  ucontext_t scheduler;
+  std::vector<Thread>& threads;
+  Barrier all;
+  std::vector<Barrier> warps;
   std::vector<float> exchanged;
+  void (*run)(const void*);
+  const void* what;
 
-  explicit Block(int threads) : warps(threads / 32), exchanged(threads) {
-    pthread_barrier_init(&all, nullptr, threads);
-    for (pthread_barrier_t& warp : warps) pthread_barrier_init(&warp, nullptr, 32);
+  void wait(Barrier& barrier) {
+    Thread& thread = threads[threadIdx.x];
+    if (++barrier.arrived == barrier.threads) {
+      barrier.arrived = 0;
+      ++barrier.round;
+      return;
+    }
+    thread.barrier = &barrier;
+    thread.round = barrier.round;
+    swapcontext(&thread.context, &scheduler);
   }
 };
 inline Block* block = nullptr;
 
-inline void __syncthreads() { pthread_barrier_wait(&block->all); }
+inline void __syncthreads() { block->wait(block->all); }
 
 inline float __shfl_xor_sync(uint32_t, float value, int mask) {
-  pthread_barrier_t* const warp = &block->warps[threadIdx.x / 32];
+  Barrier& warp = block->warps[threadIdx.x / 32];
   block->exchanged[threadIdx.x] = value;
-  pthread_barrier_wait(warp);
+  block->wait(warp);
   float const other = block->exchanged[threadIdx.x ^ mask];
-  pthread_barrier_wait(warp);
+  block->wait(warp);
   return other;
 }
 
 inline uint32_t __ballot_sync(uint32_t, bool value) {
-  pthread_barrier_t* const warp = &block->warps[threadIdx.x / 32];
+  Barrier& warp = block->warps[threadIdx.x / 32];
   block->exchanged[threadIdx.x] = value;
-  pthread_barrier_wait(warp);
+  block->wait(warp);
   uint32_t ballot = 0;
   for (uint32_t lane = 0; lane < 32; ++lane) {
     ballot |= uint32_t{block->exchanged[threadIdx.x / 32 * 32 + lane] != 0} << lane;
   }
-  pthread_barrier_wait(warp);
+  block->wait(warp);
   return ballot;
 }
 
@@ -77,19 +106,59 @@ Element __ldcs(const Element* from) {
   return *from;
 }
 
+inline void run_thread() {
+  block->run(block->what);
+  block->threads[threadIdx.x].finished = true;  // and on with the scheduler, its link
+}
+
+// Runs the threads of a block. Who goes first changes from turn to turn and from block to block,
+// so that a barrier that is missing shows.
+inline void run_block(int threads, void (*run)(const void*), const void* what) {
+  static std::vector<Thread> pool;
+  static bool backwards = false;
+  if (pool.size() < size_t(threads)) pool = std::vector<Thread>(threads);
+  Block one{{},
+            pool,
+            {threads},
+            std::vector<Barrier>(threads / 32, Barrier{32}),
+            std::vector<float>(threads),
+            run,
+            what};
+  block = &one;
+  for (int index = 0; index < threads; ++index) {
+    Thread& thread = pool[index];
+    thread.barrier = nullptr;
+    thread.finished = false;
+    getcontext(&thread.context);
+    thread.context.uc_stack = {thread.stack.get(), 0, Thread::kStackBytes};
+    thread.context.uc_link = &one.scheduler;
+    makecontext(&thread.context, run_thread, 0);
+  }
+  bool const first = backwards;
+  for (int left = threads; left > 0; backwards = !backwards) {
+    bool moved = false;
+    for (int turn = 0; turn < threads; ++turn) {
+      threadIdx.x = backwards ? threads - 1 - turn : turn;
+      Thread& thread = pool[threadIdx.x];
+      if (thread.finished || thread.waits()) continue;
+      moved = true;
+      swapcontext(&one.scheduler, &thread.context);
+      left -= thread.finished;
+    }
+    if (!moved) {
+      std::fprintf(stderr, "%d threads wait at barriers that others do not reach\n", left);
+      std::abort();
+    }
+  }
+  backwards = !first;
+}
+
 template <class Kernel, class Args>
 void run_blocks(Kernel* kernel, const Args& args, int64_t blocks, int threads) {
+  auto const call = [kernel, &args] { kernel(args); };
+  using Call = decltype(call);
   for (uint32_t index = 0; index < blocks; ++index) {
-    Block one(threads);
-    block = &one;
-    std::vector<std::thread> running;
-    for (int thread = 0; thread < threads; ++thread) {
-      running.emplace_back([=, &args] {
-        threadIdx.x = thread;
-        blockIdx.x = index;
-        kernel(args);
-      });
-    }
-    for (std::thread& each : running) each.join();
+    blockIdx.x = index;
+    run_block(threads, [](const void* what) { (*static_cast<Call*>(what))(); }, &call);
   }
 }

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -130,7 +131,7 @@ class KernelRow:
         """The instruction families of its kernels, that of a plain call first."""
         return tuple(dict.fromkeys(Rule(one.family, one.when) for one in self.launches))
 
-    @property
+    @cached_property
     def dtype(self) -> str | None:
         """The value of the axis dtype; None when the op has none."""
         value = dict(self.axes).get("dtype")

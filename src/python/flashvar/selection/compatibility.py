@@ -31,7 +31,7 @@ def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow |
     """
     fitting: list[tuple[int, KernelRow]] = []
     for row in rows:
-        if (row.op, row.dtype) != (request.function, request.dtype):
+        if row.op != request.function or row.dtype != request.dtype:
             continue
         held = values_of(request.spec, row)
         if held is None:
