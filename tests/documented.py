@@ -12,7 +12,7 @@ A block says its language, and behind it what a reader does not need to see:
     ```text shown          what the program before it prints
     ```text, toml, ...     is no program
 
-A command ends with 0, or with a code of `exits=0,1`, and prints what `prints="some ... words"` says.
+A command ends with 0, or with a code of `exits=0,1`; the block prints what `prints="a ... b"` says.
 `...` stands for any text, there and where output is shown. A block runs in an environment of its
 own, or in that of the block before it if it is `continued`; the folder is that of the page.
 

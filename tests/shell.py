@@ -96,7 +96,7 @@ def why_wrong(block: Block, shell: Shell, shown: str = "") -> str | None:
 def unnoticed(block: Block, shell: Shell, shown: str = "", *, every: bool = False) -> list[str]:
     """Run a block, each command after a mutant or all; those that nothing would have noticed.
 
-    Of what a mutant does nothing is undone: what does not end with an error must be told by its output.
+    Nothing of what a mutant does is undone. One that ends well must be told by its output.
     """
     right = {int(code) for code in (block.mark("exits") or "0").split(",")}
     said = [words for words in (block.mark("prints"), shown) if words]

@@ -20,7 +20,7 @@ import environment_index
 import pytest
 import simulated_driver
 from checkout import alone
-from documented import ROOT, Block, blocks, pages, shown_after
+from documented import Block, blocks, pages, shown_after
 from shell import Shell, unnoticed
 
 from flashvar_factory.toolchain import environment
