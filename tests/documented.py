@@ -13,7 +13,8 @@ A block says its language, and behind it what a reader does not need to see:
     ```text, toml, ...     is no program
 
 A command ends with 0, or with a code of `exits=0,1`; the block prints what `prints="a ... b"` says.
-`...` stands for any text, there and where output is shown. A block runs in an environment of its
+`given="pip install nox"` is what a reader did before. `...` stands for any text, there and where
+output is shown. A block runs in an environment of its
 own, or in that of the block before it if it is `continued`; the folder is that of the page.
 
 Whatever else a block says is an error, so nothing in the documentation goes without being run.
@@ -32,7 +33,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 PROGRAMS: Final = {
     "python": {"needs"},
-    "sh": {"by", "continued", "exits", "needs", "prints", "without"},
+    "sh": {"by", "continued", "exits", "given", "needs", "prints", "without"},
 }
 OTHERS: Final = {"c", "cmake", "cpp", "json", "text", "toml"}
 NEEDS: Final = {"python": {"gpu"}, "sh": {"gpu", "network", "toolkit"}}

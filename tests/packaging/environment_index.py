@@ -1,6 +1,6 @@
 """A package index that stands for PyPI: what this environment has installed, as wheels of itself.
 
-A wheel there holds no code but the way to this environment, and the commands of its distribution.
+A wheel there holds no code but the way to this environment, and its distribution's entry points.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ def write(folder: Path, *empty: tuple[str, str]) -> str:
         if name in OURS:
             continue
         stem, version = name.replace("-", "_"), Version(one.version).public
-        scripts = one.entry_points.select(group="console_scripts")
-        lines = ["[console_scripts]", *(f"{script.name} = {script.value}" for script in scripts)]
+        entries = one.read_text("entry_points.txt") or ""
         files = {
             f"{stem}.pth": here,
-            f"{stem}-{version}.dist-info/entry_points.txt": "\n".join([*lines, ""]).encode(),
+            f"{stem}-{version}.dist-info/entry_points.txt": entries.encode(),
         }
         paper_wheels.put(folder / "wheels", stem, version, "py3-none-any", files)
     for name, version in empty:

@@ -1,8 +1,7 @@
 """The documentation's commands that compile run as they are written, in a sample of the project.
 
 PyPI is an index of what this environment has. Sessions of nox find their environments made, as in
-any second run, and compile what an earlier run of these tests did not. Tests that a command runs
-are collected only, for this test may be one of them.
+any second run, and compile what an earlier run of these tests did not.
 """
 
 from __future__ import annotations
@@ -37,21 +36,22 @@ def selected(page: Path) -> list[Block]:
     return [one for one in blocks(page) if one.language == "sh" and one.needs in needs]
 
 
-def chains() -> Iterator[tuple[Block, ...]]:
-    """What runs in one environment; what several pages say once."""
-    seen: set[str] = set()
+def chains() -> list[tuple[Block, ...]]:
+    """What runs in one environment each; what several pages say runs once, in the longest."""
+    found: list[tuple[Block, ...]] = []
     for page in pages():
-        chain: tuple[Block, ...] = ()
         for block in selected(page):
             if block.mark("continued") is None:
-                if chain:
-                    yield chain
-                chain = () if block.text in seen else (block,)
-            elif chain:
-                chain = (*chain, block)
-            seen.add(block.text)
-        if chain:
-            yield chain
+                found.append((block,))
+            else:
+                found[-1] = (*found[-1], block)
+    said: set[str] = set()
+    kept = set()
+    for chain in sorted(found, key=len, reverse=True):
+        if not {block.text for block in chain} <= said:
+            kept.add(chain)
+            said |= {block.text for block in chain}
+    return [chain for chain in found if chain in kept]
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +126,10 @@ def user(folder: Path, pypi: str) -> dict[str, str]:
         "UV_CACHE_DIR": str(folder / "uv-cache"),
         "NV_VARIANT_PROVIDER_FORCE_SM_ARCH": "8.9",
         "NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION": "13.0",
-        "PYTEST_ADDOPTS": "--collect-only --quiet",
     }
 
 
-@pytest.mark.parametrize("chain", list(chains()), ids=lambda chain: str(chain[0]))
+@pytest.mark.parametrize("chain", chains(), ids=lambda chain: str(chain[0]))
 def test_commands_do_what_the_page_says(
     chain: tuple[Block, ...],
     checkout: Path,
@@ -145,4 +144,7 @@ def test_commands_do_what_the_page_says(
     shell = Shell(checkout, user(tmp_path, pypi), tmp_path / "state")
     every = pytestconfig.getoption("--misspell") == "every"
     for block in chain:
+        if (given := block.mark("given")) is not None:
+            code, output = shell.run(given)
+            assert code == 0, output
         assert unnoticed(block, shell, shown_after(block), every=every) == [], str(block)

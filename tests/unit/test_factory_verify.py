@@ -82,7 +82,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
         "GitHubPublisher": Publisher,
         "Distribution": Distribution,
     }
-    vars(module).update({**own, "Attestation": Attestation, "Provenance": Provenance})
+    own |= {"Distribution": Distribution, "Attestation": Attestation, "Provenance": Provenance}
+    vars(module).update(own)
     monkeypatch.setitem(sys.modules, "pypi_attestations", module)
     monkeypatch.setattr(attestations, "is_available", lambda: True)
 

@@ -98,7 +98,11 @@ def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
         PackagingError: one is missing, or of another version.
     """
     plain = _plain(wheels, project)
-    binaries = [_binary(path) for path in sorted(wheels.glob(f"{project}_*.whl"))]
+    found = sorted(wheels.glob(f"{project}_*.whl"))
+    # A wheel for any platform holds no binary.
+    binaries = [
+        _binary(path) for path in found if not archive.parse_name(path.name).tag.endswith("-any")
+    ]
     if not binaries:
         raise PackagingError(
             f"{wheels}: expected wheels of binaries beside {plain.name}, found none; "
