@@ -64,7 +64,7 @@ def listed(path: Path) -> dict[str, str]:
         }
     else:
         rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line]
-        found = {row[1].lstrip("*"): row[0].lower() for row in rows if _is_sum(row)}
+        found = {Path(row[1].lstrip("*")).name: row[0].lower() for row in rows if _is_sum(row)}
         if len(found) != len(rows):
             found = {}
     if not found:
