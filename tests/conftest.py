@@ -15,7 +15,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the fuzzers run."""
+    """How long the fuzzers run, and how much is done with documented commands."""
+    parser.addoption(
+        "--misspell",
+        choices=["last", "every"],
+        default="last",
+        help="which words of documented commands are spelled wrong, to see that it is noticed",
+    )
     parser.addoption(
         "--fuzzed", type=int, default=60, help="damaged inputs for each reader (default: 60)"
     )

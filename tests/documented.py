@@ -2,28 +2,42 @@
 
 A block says its language, and behind it what a reader does not need to see:
 
-    ```python            runs on the CPU, with the page's other blocks, in their order
-    ```python gpu        runs in tests/gpu, with all Python of the page
-    ```sh                runs here, in an empty folder; `exits=0,1` says which codes are right
-    ```sh by=FILE,FILE   runs elsewhere: one of the FILEs, workflows, runs each `nox -s NAME` of it
-    ```sh by=FILE::TEST  runs elsewhere: in that test
-    ```text, toml, ...   is no program
+    ```python              runs on the CPU, with the page's other blocks, in their order
+    ```python needs=gpu    runs in tests/gpu, with all Python of the page
+    ```sh                  runs without a GPU, in tests/unit, command by command
+    ```sh needs=gpu        runs in tests/gpu; `without` is what it prints where there is none
+    ```sh needs=toolkit    runs in tests/packaging, in a checkout that compiles
+    ```sh needs=network    runs there with `--network`
+    ```sh by=FILE,FILE     the suites themselves: these workflows run each of its commands
+    ```text shown          what the program before it prints
+    ```text, toml, ...     is no program
+
+A command ends with 0, or with a code of `exits=0,1`; the block prints what `prints="a ... b"` says.
+`given="pip install nox"` is what a reader did before. `...` stands for any text, there and where
+output is shown. A block runs in an environment of its
+own, or in that of the block before it if it is `continued`; the folder is that of the page.
 
 Whatever else a block says is an error, so nothing in the documentation goes without being run.
 """
 
 from __future__ import annotations
 
-import ast
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-PROGRAMS: Final = {"python": {"gpu"}, "sh": {"by", "exits"}}
+PROGRAMS: Final = {
+    "python": {"needs"},
+    "sh": {"by", "continued", "exits", "given", "needs", "prints", "without"},
+}
 OTHERS: Final = {"c", "cmake", "cpp", "json", "text", "toml"}
+NEEDS: Final = {"python": {"gpu"}, "sh": {"gpu", "network", "toolkit"}}
+_MARKS: Final = {**PROGRAMS, "text": {"shown"}}
 
 _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}) *(.*?) *$")
 
@@ -41,6 +55,11 @@ class Block:
     def mark(self, name: str) -> str | None:
         """The value of a mark, "" where it has none; None where it is absent."""
         return dict(self.marks).get(name)
+
+    @property
+    def needs(self) -> str | None:
+        """What a program needs beside Python and flashvar."""
+        return self.mark("needs")
 
     def __str__(self) -> str:
         """Where it is, for people and test ids."""
@@ -74,47 +93,35 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def _block(page: Path, line: int, said: str, text: str) -> Block:
-    language, *words = said.split() or [""]
+    language, *words = shlex.split(said) or [""]
     where = f"{page.name}:{line}"
     known = {*PROGRAMS, *OTHERS}
     if language not in known:
         raise ValueError(f"{where}: expected a language of {sorted(known)}, found {language!r}")
     marks = tuple((key, value) for key, _, value in (word.partition("=") for word in words))
-    strange = {key for key, _ in marks} - PROGRAMS.get(language, set())
+    strange = {key for key, _ in marks} - _MARKS.get(language, set())
     if strange:
-        valid = sorted(PROGRAMS.get(language, set())) or "none"
+        valid = sorted(_MARKS.get(language, set())) or "none"
         raise ValueError(f"{where}: expected marks of {valid}, found {sorted(strange)}")
-    return Block(page, line, language, marks, text)
+    block = Block(page, line, language, marks, text)
+    if block.needs not in {None, *NEEDS.get(language, set())}:
+        valid = sorted(NEEDS[language])
+        raise ValueError(f"{where}: expected needs of {valid}, found {block.needs!r}")
+    return block
 
 
 def program(page: Path, *, on_gpu: bool) -> str:
     """The Python of a page as one file with the page's line numbers; "" where there is none."""
     lines: list[str] = []
     for block in blocks(page):
-        if block.language == "python" and (on_gpu or block.mark("gpu") is None):
+        if block.language == "python" and (on_gpu or block.needs is None):
             lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
     return "".join(f"{line}\n" for line in lines)
 
 
-def why_not_run(block: Block) -> str | None:
-    """What is wrong with who is said to run a block; None where that is real."""
-    sessions = set(re.findall(r"nox -s ([\w-]+)", block.text))
-    run_there: set[str] = set()
-    for runner in (block.mark("by") or "").split(","):
-        name, _, test = runner.partition("::")
-        if not (ROOT / name).is_file():
-            return f"expected a file that runs it, found {name!r}"
-        text = (ROOT / name).read_text(encoding="utf-8")
-        if not test:
-            run_there.update(re.findall(r"nox\"? -s ([\w-]+)", text))
-        elif test in _tests(text):
-            return None
-        else:
-            return f"expected a test of {name}, found {test!r}"
-    if not sessions or sessions - run_there:
-        return f"expected one of nox -s {sorted(run_there)}, found nox -s {sorted(sessions)}"
-    return None
-
-
-def _tests(source: str) -> set[str]:
-    return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+def shown_after(program: Block) -> str:
+    """The output that the page shows of a program, "" if none."""
+    for before, block in itertools.pairwise(blocks(program.page)):
+        if before.line == program.line and block.mark("shown") is not None:
+            return block.text
+    return ""

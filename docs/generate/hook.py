@@ -56,7 +56,7 @@ GENERATED = {
     "header": pages.header,
 }
 MARKER = re.compile(r"^<!-- (generated|drawing): (.+) -->$", re.MULTILINE)
-MARKED_FENCE = re.compile(r"^( *```(?:python|sh)) .+$", re.MULTILINE)
+MARKED_FENCE = re.compile(r"^( *```(?:python|sh|text)) .+$", re.MULTILINE)
 ELSEWHERE = re.compile(
     r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
     r"""|@import\s+(?:url\()?["']?(?:https?:)?//.*|url\(["']?(?:https?:)?//.*"""

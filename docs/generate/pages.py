@@ -132,4 +132,4 @@ def header(root: Path) -> str:
     folder, first = root / "src" / "cuda" / "abi", "flashvar.h"
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.h"))}
     ops = [name for name, text in texts.items() if f'#include "{first}"' in text]
-    return "\n\n".join(f"```c title={name}\n{texts[name]}```" for name in (first, *ops))
+    return "\n\n".join(f'```c title="{name}"\n{texts[name]}```' for name in (first, *ops))

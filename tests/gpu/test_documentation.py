@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from documented import ROOT, blocks, pages, program
 
-FOR_A_GPU = [page for page in pages() if any(b.mark("gpu") is not None for b in blocks(page))]
+FOR_A_GPU = [
+    page for page in pages() if any(b.language == "python" and b.needs for b in blocks(page))
+]
 
 
 @pytest.mark.parametrize("page", FOR_A_GPU, ids=lambda page: str(page.relative_to(ROOT)))

@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="build the wheels of a release with all their kernels, not a sample of these",
     )
+    parser.addoption(
+        "--network", action="store_true", help="run documented commands that fetch from PyPI"
+    )
 
 
 @pytest.fixture(scope="session")

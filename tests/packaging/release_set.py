@@ -61,6 +61,7 @@ class Case:
         return {
             "sdist": f"flashvar-{self.release}.tar.gz",
             "pure": f"flashvar-{self.release}-py3-none-any.whl",
+            "factory": f"flashvar_factory-{self.release}-py3-none-any.whl",
             "binary": f"{STEM}-{self.release}-py3-none-manylinux_2_28_x86_64.whl",
         }
 
@@ -130,8 +131,8 @@ def put_binary(folder: Path, root: Path, **changes: Any) -> Path:
 
 def put_own(case: Case) -> None:
     """The sdist and the project's own wheel of both builds, made again."""
-    for make_one in (wheel.sdist, wheel.pure):
-        made = make_one(case.config, root=case.root, output=case.one)
+    for make_one in wheel.makers(case.config, case.root).values():
+        made = make_one(case.one)
         shutil.copyfile(made, case.two / made.name)
 
 

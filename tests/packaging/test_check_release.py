@@ -473,7 +473,7 @@ def test_what_an_index_lacks_is_uploaded(
         assert unpublished(proved, address, output) == 0, capsys.readouterr().err
     assert f"there already: {STEM}" in capsys.readouterr().out
     assert {path.name for path in output.iterdir()} == {
-        proved.names[name] for name in (SDIST, PURE)
+        proved.names[name] for name in (SDIST, PURE, "factory")
     }
     for path in output.iterdir():
         assert path.read_bytes() == (proved.one / path.name).read_bytes()

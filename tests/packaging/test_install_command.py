@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -215,6 +216,50 @@ def test_a_damaged_binary_is_replaced(place: Place) -> None:
     done = place.run("--from", "dist", gpus=[RTX_4090])
     assert done.returncode == 0, done.stdout + done.stderr
     assert library.read_bytes() == LIBRARY
+
+
+# What the environment's Python does: fetch, then install while the source has other bytes.
+CHANGED_MEANWHILE = """
+import os, sys, shutil
+from pathlib import Path
+from flashvar.binaries.variant import Architecture
+from flashvar.installing import installer, offers, source
+place = source.find(sys.argv[1], os.environ, architecture="sm89")
+tool = installer.find(os.environ)
+offer = offers.Offer(Architecture.parse("89"), "flashvar-sm89", sys.argv[2])
+fetched = tool.fetch(offer, place, Path("fetched"))
+for path in Path(sys.argv[1]).glob("**/flashvar_sm89-*.whl"):
+    path.write_bytes(b"other bytes")
+tool.install([fetched], place)
+"""
+
+
+@pytest.mark.parametrize("way", ["dist", "site"])
+def test_what_was_judged_is_installed(way: str, place: Place) -> None:
+    """An index without hashes, and a folder: what lies there may change at any time."""
+    for page in place.site.glob("**/index.*"):
+        text = re.sub(r"#sha256=[0-9a-f]{64}", "", page.read_text(encoding="utf-8"))
+        page.write_text(re.sub(r'"sha256": ?"[0-9a-f]+"', "", text), encoding="utf-8")
+    environ = {**os.environ, "PATH": f"{Path(UV).parent}:{os.environ['PATH']}"}
+    command = [str(place.python), "-c", CHANGED_MEANWHILE, way, VERSION]
+    done = subprocess.run(command, cwd=place.root, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (library,) = place.root.glob("env/lib/*/site-packages/flashvar_sm89/*.so")
+    assert library.read_bytes() == LIBRARY
+
+
+def test_a_second_choice_is_not_fetched_again(place: Place) -> None:
+    """On a driver that is too old for the best binary, the one made for it stays."""
+    for path in place.dist.glob("flashvar_sm89_cu12-*.whl"):
+        path.unlink()
+    wheel(place.dist, "86", "-cu12", CODE_12)
+    first = place.run("--from", "dist", gpus=[RTX_4090], cuda=(12, 4))
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert place.installed() == {"flashvar_sm86_cu12"}
+    before = place.files()
+    again = place.run("--from", "dist", gpus=[RTX_4090], cuda=(12, 4))
+    assert (again.returncode, place.files()) == (0, before), again.stdout + again.stderr
+    assert "installed already: flashvar-sm86-cu12" in again.stdout
 
 
 def cut(path: Path) -> None:

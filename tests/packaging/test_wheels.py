@@ -76,6 +76,7 @@ def test_one_wheel_per_architecture_the_pure_one_and_the_sources(
         *names,
         f"flashvar-{VERSION}-py3-none-any.whl",
         f"flashvar-{VERSION}.tar.gz",
+        f"flashvar_factory-{VERSION}-py3-none-any.whl",
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.registry import Binary
 from flashvar.errors import DriverError, InstallError, SourceError, UnservedDeviceError
 from flashvar.installing import installer, offers, source, verify
 from flashvar.installing.installer import Fetched, Installer
@@ -58,6 +59,8 @@ def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
             for gpus, mine in missing.items()
             for offer, one in _fetch(gpus, mine, machine.system, where, tool, Path(folder))
         }
+        if not fetched:
+            return 0
         if chosen.dry_run:
             print(f"would install {_listed(fetched)} into {sys.prefix}; nothing was changed")
             return 0
@@ -122,11 +125,23 @@ def _is_present(mine: Sequence[Offer], system: System | None) -> bool:
     """
     return any(
         binary.architecture.capability == mine[0].architecture.capability
-        and binary.skew is None
+        for binary in _usable(system)
+    )
+
+
+def _is_installed(offer: Offer, system: System | None) -> bool:
+    return any(one.manifest.distribution == offer.distribution for one in _usable(system))
+
+
+def _usable(system: System | None) -> list[Binary]:
+    """The binaries of this environment, in this version, that the driver loads."""
+    return [
+        binary
+        for binary in registry.installed().binaries
+        if binary.skew is None
         and not binary.candidate.named
         and _misfit(binary.manifest, [], system) is None
-        for binary in registry.installed().binaries
-    )
+    ]
 
 
 def _misfit(
@@ -155,6 +170,9 @@ def _fetch(
     """
     misfit: InstallError | None = None
     for offer in mine:
+        if misfit is not None and _is_installed(offer, system):
+            print(f"installed already: {offer}, for {_words(gpus)}")
+            return
         print(f"fetching {offer} from {where} for {_words(gpus)}", flush=True)
         try:
             fetched = tool.fetch(offer, where, folder / offer.distribution)

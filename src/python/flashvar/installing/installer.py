@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from flashvar.errors import InstallError, IntegrityError, SourceError
+from flashvar.installing import repacked
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
 
@@ -150,31 +151,37 @@ class Uv:
         asked.write_text(f"{offer}\n", encoding="utf-8")
         # uv checks the hashes that its input names: those that the index lists, then.
         command = [*self.command, "pip", "compile", str(asked), "--output-file", str(pinned)]
-        command += ["--generate-hashes", "--no-header", "--no-annotate", *self._settings(source)]
+        command += ["--generate-hashes", "--no-header", "--no-annotate"]
+        command += [*self._settings(source), *self._places(source)]
         environ = _environment(source)
         _check_fetched(_run(command, environ), offer, source)
         listed = pinned.read_text(encoding="utf-8")
         hashes = ["--require-hashes"] if "--hash=" in listed else []
         arguments = ("--requirement", str(pinned), *hashes)
         command = [*self.command, "pip", "install", "--target", str(tree), *arguments]
-        _check_fetched(_run([*command, *self._settings(source)], environ), offer, source)
+        command += [*self._settings(source), *self._places(source)]
+        _check_fetched(_run(command, environ), offer, source)
         digest = listed.partition("--hash=")[2].split("\n")[0].strip(" \\")
-        return Fetched(tree, f"{offer} {digest}".strip(), arguments)
+        # uv leaves no file: what is judged is packed again, so that nothing is fetched twice.
+        wheel = repacked.write(tree, folder)
+        return Fetched(tree, f"{offer} {digest}".strip(), (str(wheel),))
 
     def install(self, fetched: Sequence[Fetched], source: Source) -> None:
         """Install fetched wheels, in place of other versions of them."""
-        for one in fetched:
-            command = [*self.command, "pip", "install", "--reinstall", *one.arguments]
-            _check_installed(_run([*command, *self._settings(source)], _environment(source)))
+        command = [*self.command, "pip", "install", "--reinstall", "--no-index"]
+        command += [*self._settings(source), *(word for one in fetched for word in one.arguments)]
+        _check_installed(_run(command, _environment(source)))
 
     @staticmethod
     def _settings(source: Source) -> list[str]:
         settings = ["--quiet", "--no-deps", "--only-binary", ":all:", "--python", sys.executable]
-        if source.is_named:
-            settings.append("--no-config")
+        return [*settings, "--no-config"] if source.is_named else settings
+
+    @staticmethod
+    def _places(source: Source) -> list[str]:
         if source.folder is not None:
-            return [*settings, "--no-index", "--find-links", str(source.folder)]
-        return settings if source.index is None else [*settings, "--default-index", source.index]
+            return ["--no-index", "--find-links", str(source.folder)]
+        return [] if source.index is None else ["--default-index", source.index]
 
 
 def _environment(source: Source, further: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -28,6 +28,7 @@ class Expectations:
     config: Config | None = None
     root: Path | None = None  # of the sources that the wheel is to be made of
     revision: str | None = None  # the commit that is released
+    spills: bool = False  # allowed: what a project allows its releases is not known
 
     def architecture(self, name: Name) -> Architecture | None:
         """What a wheel of this name holds; None when that is not known."""

@@ -116,7 +116,8 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         used = max([row.shared_memory, *(one.shared_memory for one in row.launches)])
         if limit is not None and used > limit:
             yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
-        if "+" not in described.version and row.spill_bytes > allowed:
+        released = "+" not in described.version and not expected.spills
+        if released and row.spill_bytes > allowed:
             yield (
                 f"expected no spilled registers in a release, found {row.spill_bytes} bytes of "
                 f"{row.name}; choose smaller tiles, or raise its spill_bytes"

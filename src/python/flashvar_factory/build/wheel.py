@@ -1,11 +1,12 @@
-"""Makes wheels: one of every binary distribution, and the pure one of the project; its sdist."""
+"""Makes wheels: one of every binary distribution, and the pure ones of the project; its sdist."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,11 @@ from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.toolchain import older_cuda
 from flashvar_factory.toolchain.nvcc import Toolchain
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FOLDER: Final = "build/wheels"
 BACKEND: Final = "scikit-build-core==1.1.2"
@@ -57,6 +63,32 @@ def binary(
 def has_pure(root: Path) -> bool:
     """Whether the project has a wheel of its own: binary wheels may be all that there is."""
     return (root / "pyproject.toml").is_file()
+
+
+def packages(root: Path) -> dict[str, Path]:
+    """The folders of distributions beside the project's own, by name: pure, of its version."""
+    found = {}
+    for file in sorted((root / "packages").glob("*/pyproject.toml")):
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        found[str(document["project"]["name"])] = file.parent
+    return found
+
+
+def makers(config: Config, root: Path) -> dict[str, Callable[[Path], Path]]:
+    """What makes each file without a binary, in the folder it is given: by what it is."""
+    found: dict[str, Callable[[Path], Path]] = {}
+    if has_pure(root):
+        found["sdist"] = lambda output: sdist(config, root=root, output=output)
+        found["pure"] = lambda output: pure(config, root=root, output=output)
+    for name, folder in packages(root).items():
+        found[name] = partial(_of_package, root, name, folder)
+    return found
+
+
+def _of_package(root: Path, name: str, folder: Path, output: Path) -> Path:
+    directory = root / FOLDER / name
+    with process.alone(directory):
+        return _build(root, folder, directory, name.replace("-", "_"), output, [])
 
 
 def pure(config: Config, *, root: Path, output: Path) -> Path:

@@ -25,9 +25,8 @@ def run(arguments: argparse.Namespace) -> None:
     compiler = None if arguments.own else selection.compiler()
     output = root / arguments.output
     made = []
-    if selection.first_shard() and wheel.has_pure(root):
-        made.append(wheel.sdist(selection.config, root=root, output=output))
-        made.append(wheel.pure(selection.config, root=root, output=output))
+    if selection.first_shard():
+        made += [make(output) for make in wheel.makers(selection.config, root).values()]
     if compiler is not None:
         jobs = selection.given.jobs
         made += [

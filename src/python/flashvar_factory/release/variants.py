@@ -73,16 +73,8 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
 
     `wheels` holds the project's own wheel and the binary ones, as `nox -s wheels` leaves them.
     """
-    plain = _plain(wheels, project)
+    plain, binaries = release(wheels, project)
     name = archive.parse_name(plain.name)
-    binaries = [_binary(path) for path in sorted(wheels.glob(f"{project}_*.whl"))]
-    if not binaries:
-        raise PackagingError(
-            f"{wheels}: expected wheels of binaries beside {plain.name}, found none; "
-            "nox -s wheels -- all"
-        )
-    for binary in binaries:
-        _check_version(binary, name.version)
     properties = {binary.label: binary.properties for binary in binaries}
     _check_consistent(binaries, properties)
     output.mkdir(parents=True, exist_ok=True)
@@ -97,6 +89,28 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
     listed = output / f"{name.distribution}-{name.version}-variants.json"
     listed.write_text(document({**properties, NULL: {}}), encoding="utf-8")
     return [*made, listed]
+
+
+def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
+    """The project's own wheel in a folder, and the binary ones of its version.
+
+    Raises:
+        PackagingError: one is missing, or of another version.
+    """
+    plain = _plain(wheels, project)
+    found = sorted(wheels.glob(f"{project}_*.whl"))
+    # A wheel for any platform holds no binary.
+    binaries = [
+        _binary(path) for path in found if not archive.parse_name(path.name).tag.endswith("-any")
+    ]
+    if not binaries:
+        raise PackagingError(
+            f"{wheels}: expected wheels of binaries beside {plain.name}, found none; "
+            "nox -s wheels -- all"
+        )
+    for binary in binaries:
+        _check_version(binary, archive.parse_name(plain.name).version)
+    return plain, binaries
 
 
 def document(variants: Mapping[str, Properties]) -> str:

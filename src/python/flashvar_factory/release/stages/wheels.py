@@ -19,9 +19,8 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
     """One step per file, then one that looks at all of them."""
     _remove_others(release)
     sources = {"revision": release.revision, "version": release.version, "backend": wheel.BACKEND}
-    if wheel.has_pure(release.root):
-        yield Step("wheels/sdist", sources, partial(_own, release, wheel.sdist))
-        yield Step("wheels/pure", sources, partial(_own, release, wheel.pure))
+    for name, make in wheel.makers(release.config, release.root).items():
+        yield Step(f"wheels/{name}", sources, partial(_own, release, make))
     for build, compiler in release.builds:
         inputs = {
             **sources,
@@ -44,8 +43,8 @@ def _remove_others(release: Release) -> None:
             file.unlink()
 
 
-def _own(release: Release, make: Callable[..., Path]) -> Outcome:
-    return _outcome(make(release.config, root=release.root, output=release.wheels))
+def _own(release: Release, make: Callable[[Path], Path]) -> Outcome:
+    return _outcome(make(release.wheels))
 
 
 def _binary(release: Release, build: Build, compiler: Toolchain) -> Outcome:

@@ -1,0 +1,58 @@
+"""Verify wheels that were downloaded, without a network: hashes, audit, SBOM, attestations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashvar.errors import ConfigurationError
+from flashvar_factory.audit import expectations
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.config import schema
+from flashvar_factory.release import downloaded
+from flashvar_factory.release.attestations import Publisher
+from flashvar_factory.release.downloaded import Trusted
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The wheels, and what they are compared with."""
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--hashes",
+        type=Path,
+        metavar="PATH",
+        help="lists the files' SHA-256, as sha256sum writes it; or the folder of an index",
+    )
+    parser.add_argument(
+        "--publisher",
+        metavar="OWNER/REPOSITORY:WORKFLOW.yml",
+        help="whose attestations must lie beside each file, as FILE.publish.attestation",
+    )
+    parser.add_argument(
+        "--require",
+        nargs="+",
+        default=[],
+        choices=downloaded.CHECKS,
+        help="checks that must have been made: else one that cannot be made is said, no fault",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print what each check found; the exit code is that of the first fault."""
+    missing = [path for path in arguments.wheels if not path.is_file()]
+    if missing:
+        raise ConfigurationError(f"expected a file, found none: {missing[0]}")
+    file = arguments.root / schema.FILE_NAME
+    is_project = file.is_file()
+    trusted = Trusted(
+        None if arguments.hashes is None else downloaded.listed(arguments.hashes),
+        None if arguments.publisher is None else Publisher.parse(arguments.publisher),
+        expectations.of(schema.read(file), None, root=arguments.root)
+        if is_project
+        else Expectations(spills=True),
+    )
+    outcomes = {path: downloaded.verify(path, trusted) for path in arguments.wheels}
+    for path, found in outcomes.items():
+        print("\n".join([path.name, *map(str, found)]))
+    print(downloaded.BEYOND)
+    downloaded.require(outcomes, frozenset(arguments.require))

@@ -1,0 +1,90 @@
+"""Checks who published a file, by the attestations of PEP 740 that lie beside it; offline.
+
+The trust root is the one that `sigstore` brings or fetched last: whether it is still today's cannot
+be known without a network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flashvar.errors import ConfigurationError, IntegrityError
+
+if TYPE_CHECKING:
+    from pypi_attestations import Attestation
+
+LIBRARY: Final = "pypi-attestations"
+# One attestation, as the publishing action leaves them; or what the integrity API of an index has.
+_ONE: Final = ".attestation"
+_ALL: Final = ".provenance"
+
+
+class Publisher(NamedTuple):
+    """Whose workflow must have published a file."""
+
+    repository: str
+    workflow: str
+
+    @classmethod
+    def parse(cls, text: str) -> Publisher:
+        """Read `OWNER/NAME:WORKFLOW.yml`; ConfigurationError where it is not that."""
+        repository, _, workflow = text.partition(":")
+        if repository.count("/") != 1 or not workflow.endswith((".yml", ".yaml")):
+            raise ConfigurationError(
+                f"--publisher: expected OWNER/REPOSITORY:WORKFLOW.yml, found {text!r}"
+            )
+        return cls(repository, workflow)
+
+    def __str__(self) -> str:
+        return f"{self.workflow} of {self.repository}"
+
+
+def is_available() -> bool:
+    """Whether the library that verifies them is installed."""
+    return importlib.util.find_spec(LIBRARY.replace("-", "_")) is not None
+
+
+def beside(file: Path) -> tuple[Path, ...]:
+    """The files beside `file` that hold attestations of it."""
+    found = file.parent.glob(f"{file.name}.*")
+    return tuple(sorted(path for path in found if path.suffix in (_ONE, _ALL)))
+
+
+def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
+    """Verify every attestation of `file` that `found` holds; their kinds.
+
+    Raises:
+        IntegrityError: one is not readable, of another file, or of another publisher.
+    """
+    from pypi_attestations import AttestationError, Distribution, GitHubPublisher
+
+    expected = GitHubPublisher(repository=publisher.repository, workflow=publisher.workflow)
+    try:
+        attested = list(_read(found))
+        kinds = [
+            one.verify(expected, Distribution.from_file(file), offline=True) for one in attested
+        ]
+    except (AttestationError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise IntegrityError(
+            f"{found.name}: expected attestations of {file.name} by {publisher}, found: {first}; "
+            "do not install it"
+        ) from error
+    if not kinds:
+        raise IntegrityError(f"{found.name}: expected an attestation in it, found none")
+    return tuple(kind for kind, _ in kinds)
+
+
+def _read(path: Path) -> Iterator[Attestation]:
+    from pypi_attestations import Attestation, Provenance
+
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == _ONE:
+        yield Attestation.model_validate_json(text)
+        return
+    provenance: Any = Provenance.model_validate_json(text)
+    for bundle in provenance.attestation_bundles:
+        yield from bundle.attestations

@@ -1,0 +1,150 @@
+"""The documentation's commands that compile run as they are written, in a sample of the project.
+
+PyPI is an index of what this environment has. Sessions of nox find their environments made, as in
+any second run, and compile what an earlier run of these tests did not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import environment_index
+import pytest
+import simulated_driver
+from checkout import alone
+from documented import Block, blocks, pages, shown_after
+from shell import Shell, unnoticed
+
+from flashvar_factory.toolchain import environment
+
+UV = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+# Sessions, and the groups that they install.
+SESSIONS = {"wheels": "build", "variants": "build", "tests": "test", "foreign-wheels": "foreign"}
+GPUS = [("NVIDIA GeForce RTX 4090", 8, 9)]
+
+
+def selected(page: Path) -> list[Block]:
+    """The blocks of a page that run here."""
+    needs = {"toolkit", "network"}
+    return [one for one in blocks(page) if one.language == "sh" and one.needs in needs]
+
+
+def chains() -> list[tuple[Block, ...]]:
+    """What runs in one environment each; what several pages say runs once, in the longest."""
+    found: list[tuple[Block, ...]] = []
+    for page in pages():
+        for block in selected(page):
+            if block.mark("continued") is None:
+                found.append((block,))
+            else:
+                found[-1] = (*found[-1], block)
+    said: set[str] = set()
+    kept = set()
+    for chain in sorted(found, key=len, reverse=True):
+        if not {block.text for block in chain} <= said:
+            kept.add(chain)
+            said |= {block.text for block in chain}
+    return [chain for chain in found if chain in kept]
+
+
+@pytest.fixture(scope="module")
+def pypi(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the index that stands for PyPI."""
+    return environment_index.write(tmp_path_factory.mktemp("pypi"), ("cuda-toolkit", "13.0.2"))
+
+
+@pytest.fixture(scope="module")
+def checkout(project: Path) -> Iterator[Path]:
+    """The sample, in which no wheel is made yet, with environments of its sessions."""
+    noxfile = _noxfile(project)
+    with alone():
+        shutil.rmtree(project / "dist", ignore_errors=True)
+        shutil.rmtree(project / "factory-wheel", ignore_errors=True)
+        for name, group in SESSIONS.items():
+            folder = project / ".nox" / name
+            make_environment(folder)
+            # This Python by its own path, which commands of the compiler have in them.
+            put_script(folder / "bin" / "python", f'exec "{sys.executable}" "$@"')
+            _, pins = noxfile.pinned(group)
+            (folder / environment.STAMP).write_text("\n".join(pins), encoding="utf-8")
+        yield project
+
+
+def _noxfile(project: Path) -> Any:
+    spec = util.spec_from_file_location("noxfile_of_the_sample", project / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(found)
+    sys.path[:] = path
+    return found
+
+
+def make_environment(folder: Path) -> None:
+    """A virtual environment without pip."""
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [UV, "venv", "--quiet", "--no-config", "--python", sys.executable, str(folder)]
+    subprocess.run(command, check=True)
+
+
+def put_script(path: Path, line: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def user(folder: Path, pypi: str) -> dict[str, str]:
+    """The variables of a user in a new environment, beside pip and uv, with a GPU's driver."""
+    make_environment(folder / "env")
+    commands = folder / "env" / "bin"
+    python = commands / "python"
+    put_script(commands / "pip", f'exec "{sys.executable}" -m pip --python "{python}" "$@"')
+    (commands / "uv").symlink_to(UV)
+    driver = simulated_driver.put(folder / "driver", (13, 0), GPUS)
+    names = ("FLASHVAR_", "NOX", "PIP_", "PYTEST", "PYTHONPATH", "UV_", "VIRTUAL_ENV")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+    # Not the commands of this environment: what a page forgets to install is missing.
+    others = [
+        one for one in kept["PATH"].split(os.pathsep) if one and not (Path(one) / "nox").exists()
+    ]
+    return kept | {
+        "PATH": os.pathsep.join([str(commands), *others]),
+        "VIRTUAL_ENV": str(folder / "env"),
+        "LD_LIBRARY_PATH": str(driver),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_INDEX_URL": pypi,
+        "UV_DEFAULT_INDEX": pypi,
+        "UV_CACHE_DIR": str(folder / "uv-cache"),
+        "NV_VARIANT_PROVIDER_FORCE_SM_ARCH": "8.9",
+        "NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION": "13.0",
+    }
+
+
+@pytest.mark.parametrize("chain", chains(), ids=lambda chain: str(chain[0]))
+def test_commands_do_what_the_page_says(
+    chain: tuple[Block, ...],
+    checkout: Path,
+    pypi: str,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Each, and no misspelling of it."""
+    if any(block.needs == "network" for block in chain) and not pytestconfig.getoption("--network"):
+        pytest.skip("fetches sources from PyPI: --network runs it")
+    shutil.rmtree(checkout / "vecadd", ignore_errors=True)
+    shell = Shell(checkout, user(tmp_path, pypi), tmp_path / "state")
+    every = pytestconfig.getoption("--misspell") == "every"
+    for block in chain:
+        if (given := block.mark("given")) is not None:
+            code, output = shell.run(given)
+            assert code == 0, output
+        assert unnoticed(block, shell, shown_after(block), every=every) == [], str(block)

@@ -1,0 +1,196 @@
+"""Downloaded wheels are verified offline: a check passes, finds a fault, or says why it cannot.
+
+The library that verifies signatures is a stand-in here, which believes what a file says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fabricated import Wheel
+
+from flashvar.errors import ConfigurationError, IntegrityError
+from flashvar_factory import index
+from flashvar_factory.cli import main
+from flashvar_factory.errors import AuditError
+from flashvar_factory.release import attestations
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+PUBLISHER = "someone/kernels:wheels.yml"
+KIND = "https://docs.pypi.org/attestations/publish/v1"
+
+
+class RefusedError(ValueError):
+    """What the library raises."""
+
+
+@dataclass(frozen=True)
+class Publisher:
+    repository: str
+    workflow: str
+
+
+class Distribution:
+    @classmethod
+    def from_file(cls, path: Path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Attestation:
+    said: dict[str, Any]
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> Attestation:
+        return cls(json.loads(text))
+
+    def verify(self, publisher: Publisher, digest: str, *, offline: bool) -> tuple[str, None]:
+        assert offline
+        if self.said != {"by": f"{publisher.repository}:{publisher.workflow}", "of": digest}:
+            raise RefusedError("does not match\nand more")
+        return KIND, None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    attestations: list[Attestation]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    attestation_bundles: list[Bundle]
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> Provenance:
+        return cls([Bundle([Attestation(one)]) for one in json.loads(text)])
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("pypi_attestations")
+    own = {
+        "AttestationError": RefusedError,
+        "GitHubPublisher": Publisher,
+        "Distribution": Distribution,
+    }
+    own |= {"Distribution": Distribution, "Attestation": Attestation, "Provenance": Provenance}
+    vars(module).update(own)
+    monkeypatch.setitem(sys.modules, "pypi_attestations", module)
+    monkeypatch.setattr(attestations, "is_available", lambda: True)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One wheel, downloaded into a folder that is no project."""
+    monkeypatch.chdir(tmp_path)
+    return Wheel().write(tmp_path)
+
+
+def attest(wheel: Path, *, by: str = PUBLISHER, suffix: str = "publish.attestation") -> Path:
+    said = {"by": by, "of": Distribution.from_file(wheel)}
+    path = wheel.with_name(f"{wheel.name}.{suffix}")
+    path.write_text(json.dumps([said] if suffix == "provenance" else said), encoding="utf-8")
+    return path
+
+
+def sums(wheel: Path) -> Path:
+    path = wheel.with_name("SHA256SUMS")
+    path.write_text(f"{Distribution.from_file(wheel)}  {wheel.name}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("suffix", ["publish.attestation", "provenance"])
+@pytest.mark.parametrize("way", ["list", "index"])
+def test_all_of_it(way: str, suffix: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attest(wheel, suffix=suffix)
+    if way == "index":
+        (wheel.parent / "dist").mkdir()
+        shutil.copy(wheel, wheel.parent / "dist")
+        index.write(wheel.parent / "dist", wheel.parent / "site")
+    hashes = wheel.parent / "site" if way == "index" else sums(wheel)
+    words = ["--hashes", str(hashes), "--publisher", PUBLISHER]
+    required = ["--require", "hash", "audit", "sbom", "attestation"]
+    assert main(["verify", str(wheel), *words, *required]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" ok: ") == 4
+    assert f"{KIND}, wheels.yml of someone/kernels" in printed
+    assert "it takes a network" in printed
+
+
+def test_what_cannot_be_checked_is_said(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(wheel)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" not checked: ") == 2
+    assert "--hashes" in printed
+    assert f"no {wheel.name}.*.attestation" in printed
+
+
+@pytest.mark.parametrize("check", ["hash", "attestation"])
+def test_what_is_required_must_be_checked(check: str, wheel: Path) -> None:
+    assert main(["verify", str(wheel), "--require", check]) == IntegrityError.exit_code
+
+
+def test_who_published_must_be_named(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attest(wheel)
+    assert main(["verify", str(wheel)]) == 0
+    assert "say whose it must be with --publisher" in capsys.readouterr().out
+
+
+def test_without_the_library_signatures_are_not_checked(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attest(wheel)
+    monkeypatch.setattr(attestations, "is_available", lambda: False)
+    words = ["verify", str(wheel), "--publisher", PUBLISHER]
+    assert main(words) == 0
+    assert "pip install pypi-attestations" in capsys.readouterr().out
+    assert main([*words, "--require", "attestation"]) == IntegrityError.exit_code
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("fault", ["other bytes", "not listed", "other publisher", "no JSON"])
+def test_faults(fault: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hashes = sums(wheel)
+    attest(wheel, by="else/kernels:wheels.yml" if fault == "other publisher" else PUBLISHER)
+    if fault == "other bytes":
+        hashes.write_text(f"{'0' * 64}  {wheel.name}\n", encoding="utf-8")
+    if fault == "not listed":
+        hashes.write_text(f"{'0' * 64}  other.whl\n", encoding="utf-8")
+    if fault == "no JSON":
+        wheel.with_name(f"{wheel.name}.publish.attestation").write_text("{", encoding="utf-8")
+    words = ["--hashes", str(hashes), "--publisher", PUBLISHER]
+    assert main(["verify", str(wheel), *words]) == IntegrityError.exit_code
+    printed = capsys.readouterr()
+    assert printed.out.count("FAULT") == 1
+    assert "do not install it" in printed.err
+
+
+def test_a_damaged_wheel_fails_its_audit(wheel: Path) -> None:
+    wheel.write_bytes(wheel.read_bytes()[:-40])
+    assert main(["verify", str(wheel)]) in (AuditError.exit_code, IntegrityError.exit_code)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["absent.whl"],
+        ["WHEEL", "--publisher", "kernels"],
+        ["WHEEL", "--hashes", "notes.txt"],
+        ["WHEEL", "--hashes", "."],
+    ],
+    ids=" ".join,
+)
+def test_words_that_mean_nothing(words: list[str], wheel: Path) -> None:
+    (wheel.parent / "notes.txt").write_text("nothing here\n", encoding="utf-8")
+    given = [str(wheel) if word == "WHEEL" else word for word in words]
+    assert main(["verify", *given]) == ConfigurationError.exit_code
