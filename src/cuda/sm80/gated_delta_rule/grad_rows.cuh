@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/grid_dependency.cuh"
 #include "sm80/gated_delta_rule/grad_chain.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 #include "sm80/gated_delta_rule/grad_products.cuh"
@@ -172,6 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return {head, int64_t{slot} * problem.heads + head};
   };
   if (place.count <= 0) return;  // more chunks were launched than there are
+  ptx::griddepcontrol_wait();    // the chains have ended
   bool growing = false;
   for (int32_t i = threadIdx.x; i < problem.group; i += Config::kThreads) {
     growing = growing || workspace.records[of_group(i).record].growth > kCarefulGrowth;
