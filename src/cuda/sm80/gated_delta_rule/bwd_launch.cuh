@@ -77,7 +77,7 @@ struct BwdLaunch {
     error = Chains::launch(problem, workspace, device, stream);
     int64_t const slots = problem.rows.tiles(problem.sequences, kChunk);
     if (error == cudaSuccess && slots > 0) {
-      error = Rows::launch(problem, workspace, slots, device, stream);
+      error = Rows::launch(problem, workspace, device, stream);
     }
     if (error == cudaSuccess && slots > 0) {
       constexpr int kWarps = kGatesThreads / 32;

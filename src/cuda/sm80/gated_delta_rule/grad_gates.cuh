@@ -5,7 +5,7 @@
 
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/grad_chunk.h"
-#include "gated_delta_rule/grad_sums.cuh"
+#include "gated_delta_rule/grad_rows.cuh"
 #include "sm80/gated_delta_rule/prepare.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {

@@ -41,14 +41,14 @@ __device__ __forceinline__ void zero_shared(uint32_t base, uint32_t bytes) {
   ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
 }
 
-// The rows of a block's sequence in clipped maps (clipped_map.h).
+// The rows of a sequence in clipped maps (clipped_map.h).
 struct ClippedRows {
   int32_t shift, end, batch;
 
+  __device__ __forceinline__ ClippedRows(const FwdProblem& problem, const Span& span, int32_t batch)
+      : shift(problem.rows.seqlen - span.count), end(span.first + span.count), batch(batch) {}
   __device__ __forceinline__ ClippedRows(const FwdProblem& problem, const Work& work)
-      : shift(problem.rows.seqlen - work.span.count),
-        end(work.span.first + work.span.count),
-        batch(work.batch) {}
+      : ClippedRows(problem, work.span, work.batch) {}
 
   // Loads `count` column blocks of a chunk's 64 rows.
   __device__ __forceinline__ void load(uint32_t to, const CUtensorMap& map, uint32_t barrier,

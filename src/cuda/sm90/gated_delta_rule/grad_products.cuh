@@ -5,14 +5,16 @@
 #include <cstdint>
 
 #include "core/smem_layout.cuh"
-#include "gated_delta_rule/grad_sums.cuh"
-#include "sm90/gated_delta_rule/fwd.cuh"
+#include "gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/grad_rows.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "sm90/gated_delta_rule/chain.cuh"
+#include "sm90/gemm.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
-using Square = SmemLayout<kChunk, kChunk>;
 // Operands of 64 rows: squares, tiles of rows and of columns of V, images.
-using RowsAsK = MnMajor<kSquareBytes>;     // rows are k
+using RowsAsK = MnMajor<kSquareBytes>;    // rows are k
 using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 
 // Sums by warps, each of 16 tokens.
@@ -31,7 +33,7 @@ __device__ __forceinline__ void multiply(float (&d)[kN / 2], const A& a, const B
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {
     ptx::Wgmma<Dtype, kN>::template ss<B::kTransposed, A::kTransposed>(d, a.step(kk), b.step(kk),
-                                                                      kAdd || kk > 0);
+                                                                       kAdd || kk > 0);
   }
 }
 
@@ -203,12 +205,7 @@ template <class Dtype>
 __device__ __forceinline__ void put_square(uint32_t square, const float (&d)[32]) {
   uint32_t packed[4][4];
   pack<Dtype>(packed, d);
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t const first = square + Square::chunk_offset(16 * Lane().warp + lane % 16, lane / 16);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    ptx::stmatrix_x4(Square::advance(first, 2 * step), packed[step]);
-  }
+  store_operand<kSquareBytes>(square, packed, 0);
   ptx::fence_async_proxy();  // wgmma reads it
 }
 

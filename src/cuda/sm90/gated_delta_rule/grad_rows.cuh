@@ -11,7 +11,12 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/bulk.cuh"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/epilogue.cuh"
 #include "sm90/gated_delta_rule/grad_products.cuh"
+#include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
@@ -19,7 +24,7 @@ struct RowsArgs {
   BwdProblem problem;
   GradWorkspace workspace;
   CUtensorMap q, k, grad_out, grad_v;  // clipped at the end of a sequence
-  uint32_t items;                      // those of surplus chunks too
+  uint32_t items;                      // chunks of all sequences times heads of q and k
 };
 
 template <class Target, class Dtype_, int kDim_>
@@ -57,16 +62,8 @@ struct RowsConfig {
 // The barrier of the warpgroups that multiply, and that of the warps that sum.
 inline constexpr uint32_t kRowsBarrier = 1, kStatesBarrier = 2;
 
-// A chunk and a head of q and k.
-struct Item {
-  uint32_t slot, head_qk;
-  int32_t batch;          // coordinate in dense tensors
-  int32_t begin, length;  // of the sequence; length 0: there are no more items
-  int32_t first;          // row in the sequence
-
-  __device__ __forceinline__ int32_t count() const { return length - first; }
-};
-static_assert(sizeof(Item) <= 32);
+// How the end of the items is told.
+inline constexpr int32_t kNoItem = -1;  // as the sequence's length
 
 template <class Config>
 struct RowsSmem {
@@ -85,8 +82,8 @@ struct RowsSmem {
   __device__ __forceinline__ RowSums& sums() const {
     return *reinterpret_cast<RowSums*>(start + Config::kSums);
   }
-  __device__ __forceinline__ Item& item(uint32_t i) const {
-    return *reinterpret_cast<Item*>(start + Config::kItems + 32 * i);
+  __device__ __forceinline__ RowsItem& item(uint32_t i) const {
+    return *reinterpret_cast<RowsItem*>(start + Config::kItems + 32 * i);
   }
   __device__ __forceinline__ Handover barriers(uint32_t i) const {
     return {base + Config::kBarriers + 16 * i};
@@ -98,21 +95,17 @@ struct RowsSmem {
   __device__ __forceinline__ Handover of_item(uint32_t i) const {
     return barriers(Config::kSlotCount + 2 + i);
   }
-  __device__ __forceinline__ Handover of_tiles() const {
-    return barriers(Config::kSlotCount + 4);
-  }
+  __device__ __forceinline__ Handover of_tiles() const { return barriers(Config::kSlotCount + 4); }
 
   // By one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
-    auto const pair = [](Handover of, uint32_t readers) {
-      ptx::mbarrier_init(of.full, 1);
-      ptx::mbarrier_init(of.empty(), readers);
-    };
-    for (uint32_t i = 0; i < Config::kSlotCount; ++i) pair(of_slot(i), kRowsWarps + kStatesWarps);
-    for (uint32_t i = 0; i < 2; ++i) pair(of_vectors(i), kRowsWarps);
-    for (uint32_t i = 0; i < 2; ++i) pair(of_item(i), kRowsWarps + kStatesWarps);
-    pair(of_tiles(), kRowsWarps);
+    for (uint32_t i = 0; i < Config::kSlotCount; ++i) {
+      of_slot(i).init(1, kRowsWarps + kStatesWarps);
+    }
+    for (uint32_t i = 0; i < 2; ++i) of_vectors(i).init(1, kRowsWarps);
+    for (uint32_t i = 0; i < 2; ++i) of_item(i).init(1, kRowsWarps + kStatesWarps);
+    of_tiles().init(1, kRowsWarps);
     ptx::mbarrier_init_fence();
   }
 };
@@ -127,46 +120,26 @@ struct ItemQueue {
   PipelineState<2> place;
 
   // Called by whole warps.
-  __device__ __forceinline__ bool next(Item& item) {
+  __device__ __forceinline__ bool next(RowsItem& item) {
     Handover const barrier = smem.of_item(place.stage());
     ptx::mbarrier_wait(barrier.full, place.phase());  // the item is known
     item = smem.item(place.stage());
     warp_arrive(barrier.empty());
     place.advance();
-    return item.length > 0;
+    return item.length != kNoItem;
   }
 };
 
-// Calls f(item) for each of the block's items, with whole warps. Items with a careful chunk are
-// another kernel's, and surplus chunks nobody's.
+// Calls f(item) for each of the block's items, with whole warps. Careful ones are another kernel's,
+// and surplus chunks nobody's.
 template <class F>
 __device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
-  const BwdProblem& problem = args.problem;
+  ptx::griddepcontrol_wait();  // the chains have ended
   for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
     __syncwarp();  // the lanes are together again
-    uint32_t const slot = i / static_cast<uint32_t>(problem.heads_qk);
-    uint32_t const head_qk = i - slot * problem.heads_qk;
-    TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
-    Span const span = problem.rows.span(chunk.batch);
-    if (chunk.first >= span.count) continue;
-    bool growing = false;
-    for (int32_t h = threadIdx.x % 32; h < problem.group; h += 32) {
-      int64_t const record = int64_t{slot} * problem.heads + head_qk * problem.group + h;
-      growing = growing || args.workspace.records[record].growth > kCarefulGrowth;
-    }
-    if (__any_sync(0xffffffffu, growing)) continue;
-    int32_t const batch = problem.rows.offsets == nullptr ? static_cast<int32_t>(chunk.batch) : 0;
-    f(Item{slot, head_qk, batch, span.first, span.count, chunk.first});
+    RowsItem const item(args.problem, i);
+    if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
   }
-}
-
-// Loads 64 columns of the chunk's rows of a tensor.
-__device__ __forceinline__ void load_block(const RowsArgs& args, const Item& item, uint32_t to,
-                                           const CUtensorMap* map, uint32_t barrier, int32_t column,
-                                           uint32_t head) {
-  int32_t const shift = args.problem.rows.seqlen - item.length;  // of clipped maps
-  ptx::tma_load_5d(to, map, barrier, ptx::CacheHint::kNormal, column, shift + item.first,
-                   static_cast<int32_t>(head), item.begin + item.length, item.batch);
 }
 
 // Loads the slots of all heads; one warp.
@@ -175,27 +148,28 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
   const GradWorkspace& workspace = args.workspace;
   int32_t const group = args.problem.group;
   SlotPlace<Config> place;
-  auto const load = [&](const Item& item, uint32_t head, int32_t tile) {
+  auto const load = [&](const RowsItem& item, int32_t i, int32_t tile) {
     Handover const barrier = smem.of_slot(place.stage());
     uint32_t const to = smem.slot(place.stage()), full = barrier.full;
-    int64_t const from =
-        (int64_t{item.slot} * args.problem.heads + head) * workspace.tiles + tile;
+    uint32_t const head = item.head(args.problem, i);
+    int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
+    ClippedRows const rows(args.problem, {item.begin, item.length}, item.batch);
     ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // the slot has been read
     ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
-    load_block(args, item, to + Config::kGradOut, &args.grad_out, full, 64 * tile, head);
-    load_block(args, item, to + Config::kGradValues, &args.grad_v, full, 64 * tile, head);
-    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kSquareBytes,
-                   kSquareBytes, full);
+    rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
+    rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
+    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kSquareBytes, kSquareBytes,
+                   full);
     ptx::bulk_load(to + Config::kState, workspace.states + from * Config::Tile::kBytes,
                    Config::Tile::kBytes, full);
     ptx::bulk_load(to + Config::kGradState, workspace.grad_states + from * Config::Tile::kBytes,
                    Config::Tile::kBytes, full);
   };
-  each_item(args, [&](const Item& item) {
+  each_item(args, [&](const RowsItem& item) {
     bool const loads = ptx::elect_one();
     for (int32_t i = 0; i < group; ++i) {
       for (int32_t tile = 0; tile < workspace.tiles; ++tile, place.advance()) {
-        if (loads) load(item, item.head_qk * group + i, tile);
+        if (loads) load(item, i, tile);
       }
     }
   });
@@ -208,41 +182,42 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
   int32_t const blocks = col_blocks_of(problem.head_dim);
   PipelineState<2> of_item, of_vectors;
   PipelineState<1> of_tiles;
-  auto const tell = [&](const Item& item) {
+  auto const tell = [&](const RowsItem& item) {
     Handover const barrier = smem.of_item(of_item.stage());
     ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the item has been read
     smem.item(of_item.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
-  auto const load = [&](const Item& item) {
+  auto const load = [&](const RowsItem& item) {
     tell(item);
     Handover const tiles = smem.of_tiles();
     ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // Q and K have been read
     ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
-    for (int32_t i = 0; i < blocks; ++i) {
-      uint32_t const to = smem.base + i * Config::kColBlockBytes;
-      load_block(args, item, to, &args.q, tiles.full, 64 * i, item.head_qk);
-      load_block(args, item, to + Config::kK, &args.k, tiles.full, 64 * i, item.head_qk);
-    }
-    int64_t const record =
-        int64_t{item.slot} * problem.heads + int64_t{item.head_qk} * problem.group;
+    ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
+    rows.load(smem.base, args.q, tiles.full, blocks, 0, item.first, item.head_qk);
+    rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
     PipelineState<2> vectors = of_vectors;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       Handover const barrier = smem.of_vectors(vectors.stage());
       ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors have been read
       ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
       ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
-                     args.workspace.records[record + i].a, sizeof(RecordRows), barrier.full);
+                     args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
+                     barrier.full);
     }
   };
-  each_item(args, [&](const Item& item) {
+  each_item(args, [&](const RowsItem& item) {
     if (ptx::elect_one()) load(item);
     of_item.advance();
     of_tiles.advance();
     of_vectors.count += problem.group;
   });
   __syncwarp();  // the lanes are together again
-  if (ptx::elect_one()) tell(Item{});
+  if (ptx::elect_one()) {
+    RowsItem end{};
+    end.length = kNoItem;
+    tell(end);
+  }
 }
 
 // Adds up the products of the elements of S and dS; two warps, each of a half.
@@ -256,7 +231,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
   uint32_t heads = 0;
   SlotPlace<Config> place;
   ItemQueue<Config> items{smem, {}};
-  for (Item item; items.next(item);) {
+  for (RowsItem item; items.next(item);) {
     for (int32_t i = 0; i < problem.group; ++i, ++heads) {
       float sum = 0.f;
       for (int32_t tile = 0; tile < args.workspace.tiles; ++tile, place.advance()) {
@@ -278,9 +253,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
       // The other half is there. It stays until the sum of the head after the next.
       ptx::named_barrier_sync(kStatesBarrier, 64);
       if (half == 0 && lane == 0) {
-        int64_t const record =
-            int64_t{item.slot} * problem.heads + int64_t{item.head_qk} * problem.group + i;
-        args.workspace.sums[record].states = sum + other[heads % 2];
+        args.workspace.sums[item.record(problem, i)].states = sum + other[heads % 2];
       }
     }
   }
@@ -410,7 +383,7 @@ struct RowGradients {
     project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.kept);
   }
 
-  __device__ __forceinline__ void store(const Item& item) const {
+  __device__ __forceinline__ void store(const RowsItem& item) const {
     const BwdProblem& problem = args.problem;
     Lane const at;
     int const column = static_cast<int>(warpgroup) * Config::kColumns;
@@ -441,15 +414,13 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
   PipelineState<2> vectors;
   PipelineState<1> tiles;
   ItemQueue<Config> items{smem, {}};
-  for (Item item; items.next(item); tiles.advance()) {
+  for (RowsItem item; items.next(item); tiles.advance()) {
     rows.clear();
-    int64_t const record =
-        int64_t{item.slot} * problem.heads + int64_t{item.head_qk} * problem.group;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       Handover const barrier = smem.of_vectors(vectors.stage());
       const RecordRows& of_head = smem.vectors(vectors.stage());
       rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), place,
-                    args.workspace.sums[record + i]);
+                    args.workspace.sums[item.record(problem, i)]);
       bool const last = i + 1 == problem.group;
       if (last && problem.qk_l2norm) rows.project_rows(of_head);
       warp_arrive(barrier.empty());
@@ -467,10 +438,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   RowsSmem<Config> const smem(shared);
   if (threadIdx.x == 0) smem.init();
   if (col_blocks_of(args.problem.head_dim) < Config::kColBlocks) {
-    for (uint32_t at = threadIdx.x * 16; at < Config::kSlots; at += Config::kThreads * 16) {
-      ptx::store_zeros_16(smem.base + at);
-    }
-    ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
+    zero_shared(smem.base, Config::kSlots);
   }
   __syncthreads();  // mbarriers are initialised, column blocks that are never loaded zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
