@@ -91,7 +91,7 @@ __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float
 template <class Dtype>
 __device__ __forceinline__ void put_element(unsigned char* image, int token, int half, float high,
                                             unsigned char* image_low) {
-  Lane const lane;
+  Lane const lane(ptx::thread_index());
   if (lane.t != 0) return;
   int const row = 16 * lane.warp + lane.g + 8 * half;
   uint32_t const offset = Square::chunk_offset(row, token / 8) + token % 8 * 2;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void put_element(unsigned char* image, int token, int
 template <class Dtype>
 __device__ __forceinline__ void put_grad_value(uint32_t tile, int token, int half, float x,
                                                uint16_t* low) {
-  Lane const lane;
+  Lane const lane(ptx::thread_index());
   if (lane.t != 0) return;
   int const column = 16 * lane.warp + lane.g + 8 * half;
   auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
