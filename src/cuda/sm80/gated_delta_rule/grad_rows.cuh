@@ -293,8 +293,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 // make_rows() as a call: inlined into a loop it would keep addresses in registers that it lacks.
 template <class Config>
-__device__ __noinline__ void call_make_rows(const RowsArgs& args, uint32_t item,
-                                            unsigned char* shared) {
+__device__ __noinline__ void call_make_rows(const RowsArgs& args, uint32_t item) {
+  extern __shared__ __align__(1024) unsigned char shared[];
   make_rows<Config>(args, RowsItem(args.problem, item), shared);
 }
 
@@ -307,6 +307,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr uint32_t kWarps = Config::kThreads / 32;
   auto* const careful = reinterpret_cast<bool*>(shared + Config::kCarefulItems);
   uint32_t const warp = threadIdx.x / 32;
+  ptx::griddepcontrol_wait();  // the other kernel of rows has ended, and what it waited for
   for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {
     uint32_t const mine = first + warp * gridDim.x;
     if (mine < args.items) {
@@ -320,7 +321,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll 1
     for (uint32_t i = 0; i < kWarps; ++i) {
       if (!careful[i]) continue;
-      call_make_rows<Config>(args, first + i * gridDim.x, shared);
+      call_make_rows<Config>(args, first + i * gridDim.x);
       __syncthreads();  // the item's tiles and sums have been read
     }
     __syncthreads();  // what the warps found has been read

@@ -21,13 +21,15 @@ struct CarefulRowsLaunch {
         {maker.make("careful_rows_kernel", Config::kThreads, Config::kSharedMemory, kChunk, kDim)}};
   }
 
-  static cudaError_t launch(const RowsArgs& args, int device, cudaStream_t stream) {
+  // `programmatic`: of a grid that lets it start early.
+  static cudaError_t launch(const RowsArgs& args, bool programmatic, int device,
+                            cudaStream_t stream) {
     int multiprocessors = 0;
     cudaError_t const error =
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
     LaunchShape const shape{std::min(int64_t{args.items}, int64_t{multiprocessors}),
-                            Config::kThreads, Config::kSharedMemory};
+                            Config::kThreads, Config::kSharedMemory, programmatic};
     return launch_kernel<careful_rows_kernel<Config>>(args, shape, device, stream);
   }
 };
@@ -58,7 +60,7 @@ struct RowsLaunch {
     LaunchShape const shape{args.items, Config::kThreads, Config::kSharedMemory,
                             Target::kArchitecture >= 90};
     cudaError_t const error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
-    return error == cudaSuccess ? Careful::launch(args, device, stream) : error;
+    return error == cudaSuccess ? Careful::launch(args, false, device, stream) : error;
   }
 };
 

@@ -26,8 +26,7 @@ struct RowSums {
   float unused[2];
 };
 
-// d = A B or, with kAdd, d += A B over kSteps k-steps of 16; of the open group of instructions. The
-// compiler sees no use of d before a product that is not added: its registers are free until then.
+// d = A B or, with kAdd, d += A B over kSteps k-steps of 16; of the open group of instructions.
 template <class Dtype, int kN, bool kAdd, int kSteps = 4, class A, class B>
 __device__ __forceinline__ void multiply(float (&d)[kN / 2], const A& a, const B& b) {
 #pragma unroll
@@ -78,7 +77,7 @@ struct SlotProducts {
     uint32_t const of_square = slot + Config::kGradOut + warpgroup * kSquareBytes;
     RowsAsK const state(half_of<Config>(slot + Config::kState, warpgroup));
     RowsAsK const grad_state(half_of<Config>(slot + Config::kGradState, warpgroup));
-    if constexpr (kAdd) fence();
+    if constexpr (kAdd) fence();  // else the registers are others' until here
     ptx::wgmma_fence();
     multiply<Dtype, kN, kAdd>(of_q, ColumnsAsK(slot + Config::kGradOut), state);
     multiply<Dtype, kN, kAdd>(of_k, ColumnsAsK(values), state);

@@ -134,7 +134,8 @@ struct ItemQueue {
 // and surplus chunks nobody's.
 template <class F>
 __device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
-  ptx::griddepcontrol_wait();  // the chains have ended
+  ptx::griddepcontrol_wait();               // the chains have ended
+  ptx::griddepcontrol_launch_dependents();  // blocks of the next kernel start as SMs become free
   for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
     __syncwarp();  // the lanes are together again
     RowsItem const item(args.problem, i);

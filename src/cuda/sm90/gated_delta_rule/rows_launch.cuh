@@ -52,7 +52,7 @@ struct RowsLaunch {
                             Config::kThreads, Config::kSharedMemory, true};
     error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
     if (error != cudaSuccess) return error;
-    return Careful::launch({problem, workspace, args.items}, device, stream);
+    return Careful::launch({problem, workspace, args.items}, true, device, stream);
   }
 };
 
