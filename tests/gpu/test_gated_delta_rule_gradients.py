@@ -206,7 +206,10 @@ def test_offsets_outside_the_tensor() -> None:
     ids=["batches", "heads", "elements"],
 )
 def test_large(seqlen: int, heads: tuple[int, int], dims: tuple[int, int], batch: int) -> None:
-    """The last head's gradients are those of the head alone, to the bit."""
+    """The last head's gradients are those of the head alone.
+
+    Those of v to the bit. In a group with a careful head those of gates are another kernel's.
+    """
     given = made(seqlen, heads, dims, batch=batch)
     given.pop("initial_state")
     last = {
@@ -225,5 +228,7 @@ def test_large(seqlen: int, heads: tuple[int, int], dims: tuple[int, int], batch
         grads = torch.autograd.grad(out, leaves, weight)
         results.append([x[-1:, :, -1:].clone() for x in grads])
         del out, grads, leaves, weight
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    values, *gates = zip(*results, strict=True)
+    assert torch.equal(*values)
+    for one, other in gates:
+        assert float((one - other).norm()) <= 1e-4 * float(other.norm())

@@ -27,10 +27,11 @@ struct Work {
   int64_t first_chunk;  // place of the sequence's first record
   int32_t batch;        // coordinate in dense tensors
 
-  // `tiles`: of `columns` columns of V each.
-  __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns) {
-    uint32_t const row = blockIdx.x / tiles;
-    column = static_cast<int32_t>(blockIdx.x - row * tiles) * columns;
+  // `tiles`: of `columns` columns of V each. `block`: its number among those of a chain.
+  __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns,
+                                  uint32_t block = blockIdx.x) {
+    uint32_t const row = block / tiles;
+    column = static_cast<int32_t>(block - row * tiles) * columns;
     sequence = row / problem.heads;
     head = row - sequence * problem.heads;
     head_qk = head / problem.group;

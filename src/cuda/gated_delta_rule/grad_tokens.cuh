@@ -9,7 +9,7 @@ namespace flashvar::gated_delta_rule {
 // The lane's element of a row of a 16-bit tile, of row g or g + 8 of its accumulators.
 template <class Dtype>
 __device__ __forceinline__ float load_value(uint32_t tile, int token, int half) {
-  Lane const lane;
+  Lane const lane(ptx::thread_index());
   uint16_t word;
   asm volatile("ld.shared.u16 %0, [%1];"
                : "=h"(word)
@@ -33,10 +33,10 @@ template <class Dtype, int kDim, class Put>
 __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, const Work& work,
                                                     float (&state)[kDim / 2], uint32_t tile_k,
                                                     uint32_t tile_v, int32_t row, Put put) {
-  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
   int32_t const count = min(work.span.count - row, kChunk);
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
+    Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
     GatePlace const place = place_of(work, row + token);
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
@@ -76,9 +76,9 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
                                                     float (&grad)[kDim / 2], uint32_t tile_k,
                                                     uint32_t tile_q, uint32_t tile_grad_out,
                                                     int32_t row, Put put) {
-  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
 #pragma unroll 1
   for (int token = min(work.span.count - row, kChunk) - 1; token >= 0; --token) {
+    Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
     GatePlace const place = place_of(work, row + token);
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);

@@ -1,4 +1,4 @@
-// cp.async.bulk: asynchronous copies of contiguous bytes from global to shared memory, and fp32
+// cp.async.bulk: asynchronous copies of contiguous bytes between global and shared memory, and fp32
 // reductions from shared into global memory (sm_90 and newer). Addresses and sizes are multiples of
 // 16 bytes.
 #pragma once
@@ -17,6 +17,12 @@ __device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uin
       : "memory");
 }
 
+// Copies shared to global memory; belongs to the thread's open bulk group.
+__device__ __forceinline__ void bulk_store(void* global, uint32_t smem, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(smem), "r"(bytes)
+               : "memory");
+}
 // global += smem, element-wise in fp32; belongs to the thread's open bulk group.
 __device__ __forceinline__ void bulk_add(float* global, uint32_t smem, uint32_t bytes) {
   asm volatile(
@@ -28,9 +34,11 @@ __device__ __forceinline__ void bulk_add(float* global, uint32_t smem, uint32_t 
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits until all of the thread's groups have read shared memory, which may then be overwritten.
+// Waits until all but the thread's kPending newest groups have read shared memory, which may then
+// be overwritten.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 // Waits until all of the thread's groups are complete.
 __device__ __forceinline__ void bulk_wait() {

@@ -75,34 +75,34 @@ struct Wgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 
-// kA to kG: numbers of the asm operands after the accumulators. ss: a, b, accumulate, trans-b. rs:
-// the four registers of a, b, accumulate, trans-b. kTransB: b is MN-major (its rows are k, as those
-// of V), else K-major (its columns are k, as those of K).
-#define FLASHVAR_WGMMA(kN_, kDtype, kName, kA, kB, kC, kD, kE, kF, kG, kRegisters, ...)        \
-  template <>                                                                                  \
-  struct Wgmma<dtype::kDtype, kN_> {                                                           \
-    template <bool kTransB>                                                                    \
-    static __device__ __forceinline__ void ss(float (&d)[kN_ / 2], uint64_t a, uint64_t b,     \
-                                              int accumulate) {                                \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " kC                                      \
-                   ", 0;\n"                                                                    \
-                   "wgmma.mma_async.sync.aligned.m64n" #kN_ "k16.f32." kName "." kName         \
-                   " {" kRegisters "}, " kA ", " kB ", p, 1, 1, 0, " kD ";\n}\n"               \
-                   : __VA_ARGS__                                                               \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransB ? 1 : 0));                   \
-    }                                                                                          \
-    template <bool kTransB>                                                                    \
-    static __device__ __forceinline__ void rs(float (&d)[kN_ / 2], const uint32_t (&a)[4],     \
-                                              uint64_t b, int accumulate) {                    \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " kF                                      \
-                   ", 0;\n"                                                                    \
-                   "wgmma.mma_async.sync.aligned.m64n" #kN_ "k16.f32." kName "." kName         \
-                   " {" kRegisters "}, {" kA ", " kB ", " kC ", " kD "}, " kE ", p, 1, 1, " kG \
-                   ";\n}\n"                                                                    \
-                   : __VA_ARGS__                                                               \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),      \
-                     "n"(kTransB ? 1 : 0));                                                    \
-    }                                                                                          \
+// kA to kG: numbers of the asm operands after the accumulators. ss: a, b, accumulate, trans-a,
+// trans-b. rs: the four registers of a, b, accumulate, trans-b. kTransB: b is MN-major (its rows
+// are k, as those of V), else K-major (its columns are k, as those of K); kTransA likewise.
+#define FLASHVAR_WGMMA(kN_, kDtype, kName, kA, kB, kC, kD, kE, kF, kG, kRegisters, ...)            \
+  template <>                                                                                      \
+  struct Wgmma<dtype::kDtype, kN_> {                                                               \
+    template <bool kTransB, bool kTransA = false>                                                  \
+    static __device__ __forceinline__ void ss(float (&d)[kN_ / 2], uint64_t a, uint64_t b,         \
+                                              int accumulate) {                                    \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " kC                                          \
+                   ", 0;\n"                                                                        \
+                   "wgmma.mma_async.sync.aligned.m64n" #kN_ "k16.f32." kName "." kName             \
+                   " {" kRegisters "}, " kA ", " kB ", p, 1, 1, " kD ", " kE ";\n}\n"              \
+                   : __VA_ARGS__                                                                   \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA ? 1 : 0), "n"(kTransB ? 1 : 0)); \
+    }                                                                                              \
+    template <bool kTransB>                                                                        \
+    static __device__ __forceinline__ void rs(float (&d)[kN_ / 2], const uint32_t (&a)[4],         \
+                                              uint64_t b, int accumulate) {                        \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " kF                                          \
+                   ", 0;\n"                                                                        \
+                   "wgmma.mma_async.sync.aligned.m64n" #kN_ "k16.f32." kName "." kName             \
+                   " {" kRegisters "}, {" kA ", " kB ", " kC ", " kD "}, " kE ", p, 1, 1, " kG     \
+                   ";\n}\n"                                                                        \
+                   : __VA_ARGS__                                                                   \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),          \
+                     "n"(kTransB ? 1 : 0));                                                        \
+    }                                                                                              \
   };
 #define FLASHVAR_WGMMA_BOTH(kN_, ...)            \
   FLASHVAR_WGMMA(kN_, bf16, "bf16", __VA_ARGS__) \

@@ -22,8 +22,8 @@ struct KMajor {
   }
 };
 
-// MN-major operand in shared memory: its rows are k (V for the output). Operand B only. step(kk):
-// 16 rows.
+// MN-major operand in shared memory: its rows are k (V for the output). step(kk): 16 rows. As
+// operand A, which has one column block, for the ss instructions only.
 template <int kColBlockBytes>
 struct MnMajor {
   static constexpr bool kTransposed = true;

@@ -7,45 +7,42 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
-#include "sm80/gated_delta_rule/grad_chains.cuh"
+#include "sm80/gated_delta_rule/chains_launch.cuh"
 #include "sm80/gated_delta_rule/grad_prepare.cuh"
-#include "sm80/gated_delta_rule/grad_rows.cuh"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
+#include "sm80/gated_delta_rule/rows_launch.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
-template <class Target, class Dtype, int kHeadDim>
+// Chains_ and Rows_: the launches of a family's kernels.
+template <class Target, class Dtype, int kHeadDim,
+          template <class, class, int> class Chains_ = ChainsLaunch,
+          template <class, class, int> class Rows_ = RowsLaunch>
 struct BwdLaunch {
   static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
   using Prepare = PrepareConfig<Dtype, kDim, GradRecord>;
-  using States = StatesConfig<Target, Dtype, kDim>;
-  using Reverse = ReverseConfig<Target, Dtype, kDim>;
-  template <bool kCareful>
-  using Rows = RowsConfig<Target, Dtype, kDim, kCareful>;
+  using Chains = Chains_<Target, Dtype, kDim>;
+  using Rows = Rows_<Target, Dtype, kDim>;
 
   static constexpr GatedDeltaRuleBwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<7> facts(const char* row) {
+  static constexpr auto facts(const char* row) {
     KernelFactsMaker const maker{row, "mma.sync", "every call"};
     KernelFactsMaker const sums{row, "mma.sync", "gradients of a_log or dt_bias"};
-    return {
-        {maker.make("rows_kernel", Rows<false>::kThreads, Rows<false>::kSharedMemory, kChunk, kDim),
-         maker.make("rows_kernel, careful", Rows<true>::kThreads, Rows<true>::kSharedMemory, kChunk,
-                    kDim),
-         maker.make("reverse_kernel", kChainThreads, Reverse::kSharedMemory, kChunk, kChainColumns),
-         maker.make("states_kernel", kChainThreads, States::kSharedMemory, kChunk, kChainColumns),
-         maker.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk),
-         maker.make("gates_kernel", kGatesThreads, 0, kChunk),
-         sums.make("gate_sums_kernel", kSumThreads, 0, 0)}};
+    return join(join(Rows::facts(row), Chains::facts(row)),
+                KernelFactsList<3>{{maker.make("prepare_kernel", Prepare::kThreads,
+                                               Prepare::kSharedMemory, kChunk),
+                                    maker.make("gates_kernel", kGatesThreads, 0, kChunk),
+                                    sums.make("gate_sums_kernel", kSumThreads, 0, 0)}});
   }
 
  private:
   // Finds the parts of the workspace; its size.
   static uint64_t lay_out(const BwdProblem& problem, GradWorkspace& workspace) {
     workspace.tiles = (problem.head_dim_v + kChainColumns - 1) / kChainColumns;
-    workspace.state_bytes = Rows<false>::Tile::kBytes;
+    workspace.state_bytes = kDim * kChainColumns * static_cast<int>(sizeof(uint16_t));
     auto const records = static_cast<uint64_t>(record_count(problem));
     uint64_t const tiles = records * workspace.tiles;
     uint64_t used = 0;
@@ -77,24 +74,14 @@ struct BwdLaunch {
     lay_out(problem, workspace);
     cudaError_t error = launch_prepare<Prepare>(problem, device, stream);
     if (error != cudaSuccess) return error;
-    int64_t const chains = problem.sequences * problem.heads * workspace.tiles;
-    LaunchShape shape{chains, kChainThreads, Reverse::kSharedMemory};
-    ChainArgs const chain{problem, workspace};
-    error = launch_kernel<reverse_kernel<Reverse>>(chain, shape, device, stream);
-    if (error != cudaSuccess) return error;
-    shape.shared_memory = States::kSharedMemory;
-    shape.programmatic = Target::kArchitecture >= 90;
-    error = launch_kernel<states_kernel<States>>(chain, shape, device, stream);
+    error = Chains::launch(problem, workspace, device, stream);
     int64_t const slots = problem.rows.tiles(problem.sequences, kChunk);
     if (error == cudaSuccess && slots > 0) {
-      error = launch_rows<Rows<false>>({problem, workspace}, slots, device, stream);
-    }
-    if (error == cudaSuccess && slots > 0) {
-      error = launch_rows<Rows<true>>({problem, workspace}, slots, device, stream);
+      error = Rows::launch(problem, workspace, device, stream);
     }
     if (error == cudaSuccess && slots > 0) {
       constexpr int kWarps = kGatesThreads / 32;
-      shape = {(slots * problem.heads + kWarps - 1) / kWarps, kGatesThreads, 0};
+      LaunchShape const shape{(slots * problem.heads + kWarps - 1) / kWarps, kGatesThreads, 0};
       error =
           launch_kernel<gates_kernel<Target>>(GatesArgs{problem, workspace}, shape, device, stream);
     }
@@ -109,18 +96,11 @@ struct BwdLaunch {
                                                    stream);
   }
 
-  template <class Config>
-  static cudaError_t launch_rows(const RowsArgs& args, int64_t slots, int device,
-                                 cudaStream_t stream) {
-    LaunchShape const shape{slots * args.problem.heads_qk, Config::kThreads, Config::kSharedMemory};
-    return launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
-  }
-
   static void explain_call(const BwdProblem& problem, Text& text) {
     text.print(
-        "mma.sync: states of chunks of %d tokens, their gradients from the last to the "
-        "first, %d columns of v at a time, then rows by heads of q and k, %d heads of v each",
-        kChunk, kChainColumns, problem.group);
+        "%s: states of chunks of %d tokens, their gradients from the last to the "
+        "first, %d columns of v at a time, then %s: rows by heads of q and k, %d heads of v each",
+        Chains::kFamily, kChunk, kChainColumns, Rows::kFamily, problem.group);
   }
 };
 

@@ -1,9 +1,8 @@
-// What both chains of the backward share: vectors of a record, images in workspace, and products
-// with X o D.
+// What both chains of the backward share here: loads of chunks, and products with X o D.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 
+#include "gated_delta_rule/grad_chain.cuh"
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_tokens.cuh"
 #include "sm80/gated_delta_rule/fwd.cuh"
@@ -11,24 +10,6 @@
 namespace flashvar::sm80::gated_delta_rule {
 
 inline constexpr int kChainThreads = 128;
-inline constexpr int kChainColumns = 64;
-
-// The first vectors of a record: a, b, c, decay and growth, beta.
-using Vectors = VectorOffsets<GradRecord>;
-inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRecord, a);
-inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
-
-using Square = SmemLayout<kChunk, kChunk>;
-
-// The place of a chunk's tile of columns of V in workspace.
-struct TilePlace {
-  int64_t record, tile;
-
-  __device__ __forceinline__ TilePlace(const FwdProblem& problem, const Work& work, int32_t tiles,
-                                       int32_t row)
-      : record((work.first_chunk + row / kChunk) * problem.heads + work.head),
-        tile(record * tiles + work.column / kChainColumns) {}
-};
 
 // Where a chunk begins, and how many rows its sequence has from there on.
 struct ChunkPlace {
@@ -54,39 +35,6 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& fro
                                           int32_t columns) {
   load_tile<Layout, kThreads, true>(tile, rows.of(from, head) + column, from.seq_stride, rows.count,
                                     columns - column);
-}
-
-// Stores operand A, the warp's 16 rows of 16 kSteps columns, to an image of 64 rows.
-template <int kSteps>
-__device__ __forceinline__ void store_image(unsigned char* image, const uint32_t (&a)[kSteps][4]) {
-  using Layout = SmemLayout<64, 16 * kSteps>;
-  Lane const lane;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int const row = 16 * lane.warp + lane.g + 8 * half;
-#pragma unroll
-    for (int first = 0; first < 2 * kSteps; first += 4) {
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = a[(first + i) / 2][i % 2 * 2 + half];
-      uint4 const chunk = transpose_quad(words);
-      int const column = first + lane.t;
-      *reinterpret_cast<uint4*>(image + column / 8 * Layout::kColBlockBytes +
-                                Layout::chunk_offset(row, column % 8)) = chunk;
-    }
-  }
-}
-
-// What packing leaves of accumulators, packed.
-template <class Dtype, int kSteps>
-__device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float (&d)[8 * kSteps]) {
-#pragma unroll
-  for (int i = 0; i < 4 * kSteps; ++i) {
-    uint32_t const high = Dtype::pack(d[2 * i], d[2 * i + 1]);
-    low[i / 4][i % 4] =
-        Dtype::pack(d[2 * i] - Dtype::unpack(static_cast<uint16_t>(high)),
-                    d[2 * i + 1] - Dtype::unpack(static_cast<uint16_t>(high >> 16)));
-  }
 }
 
 // d -= M d', of each of the accumulators' rows: M is X o D, or with kTransposed its transpose, and
@@ -116,21 +64,6 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   }
 #pragma unroll
   for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
-}
-
-// Stores a number to an element of a row of an image: of row 16 warp + g + 8 half, by one lane of
-// the quad.
-template <class Dtype>
-__device__ __forceinline__ void put_element(unsigned char* image, int token, int half, float high,
-                                            unsigned char* image_low) {
-  Lane const lane;
-  if (lane.t != 0) return;
-  int const row = 16 * lane.warp + lane.g + 8 * half;
-  uint32_t const offset = Square::chunk_offset(row, token / 8) + token % 8 * 2;
-  auto const word = static_cast<uint16_t>(Dtype::pack(high, 0.f));
-  *reinterpret_cast<uint16_t*>(image + offset) = word;
-  *reinterpret_cast<uint16_t*>(image_low + offset) =
-      static_cast<uint16_t>(Dtype::pack(high - Dtype::unpack(word), 0.f));
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

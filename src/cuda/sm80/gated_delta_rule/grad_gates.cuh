@@ -1,23 +1,14 @@
 // The end of a chunk of a head in the backward: the gradients of beta and of the gates, by one
 // warp.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/grad_chunk.h"
+#include "gated_delta_rule/grad_rows.cuh"
 #include "sm80/gated_delta_rule/prepare.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
-
-// The vectors of a record in shared memory, in its order.
-struct RecordRows {
-  float a[kChunk], b[kChunk], c[kChunk];
-  float decay, growth;
-  float unused[kChunk - 2];
-  float beta[kChunk], sums[kChunk], norm_q[kChunk], norm_k[kChunk];
-};
-static_assert(sizeof(RecordRows) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
 
 // Sums by the warps of a block of rows_kernel, each of 16 tokens and a quarter of the columns.
 struct GateRows {
@@ -44,12 +35,6 @@ __device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums
     for (float const one : found.states) states += one;
     sums.states = states;
   }
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
 }
 
 // The sum of the values of the warp's lanes above this one.

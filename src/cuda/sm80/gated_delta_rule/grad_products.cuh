@@ -281,14 +281,7 @@ __device__ __forceinline__ float state_products(const unsigned char* slot) {
     int const mine = i + static_cast<int>(threadIdx.x) * 16;
     uint4 const s = *reinterpret_cast<const uint4*>(slot + Config::kState + mine);
     uint4 const d = *reinterpret_cast<const uint4*>(slot + Config::kGradState + mine);
-    uint32_t const words[2][4] = {{s.x, s.y, s.z, s.w}, {d.x, d.y, d.z, d.w}};
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n])),
-                 Dtype::unpack(static_cast<uint16_t>(words[1][n])), sum);
-      sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n] >> 16)),
-                 Dtype::unpack(static_cast<uint16_t>(words[1][n] >> 16)), sum);
-    }
+    sum = add_products_of<Dtype>(s, d, sum);
   }
   return sum;
 }

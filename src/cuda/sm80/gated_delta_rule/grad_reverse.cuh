@@ -29,28 +29,6 @@ struct ReverseConfig {
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// dOut^T, the warp's 16 rows, as operand A.
-__device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t tile) {
-#pragma unroll
-  for (int kk = 0; kk < 4; ++kk) ptx::ldmatrix_x4_trans(a[kk], transposed(tile, 2 * kk));
-}
-
-// Multiplies columns of operand A by a vector of the record.
-template <class Dtype>
-__device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vector) {
-  TokenFactors const factors(vector);
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    float2 const factor = factors.pairs[n];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t& pair = a[n / 2][n % 2 * 2 + half];
-      pair = Dtype::pack(Dtype::unpack(static_cast<uint16_t>(pair)) * factor.x,
-                         Dtype::unpack(static_cast<uint16_t>(pair >> 16)) * factor.y);
-    }
-  }
-}
-
 // Stores the transpose of operand A to a tile [token][column of V], the warp's 16 columns.
 __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4][4]) {
   Lane const lane;
@@ -125,18 +103,10 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     if (growth > kMostGradGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // Q is loaded
-      gradients_by_tokens<Dtype, kDim>(
-          problem, work, grad, tiles, tile_q, tile_out, row, [&](int token, int half, float x) {
-            Lane const lane;
-            if (lane.t != 0) return;
-            int const column = 16 * lane.warp + lane.g + 8 * half;
-            auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
-            asm volatile("st.shared.u16 [%0], %1;" ::"r"(element_address(tile_out, token, column)),
-                         "h"(word)
-                         : "memory");
-            low[token * kChainColumns + column] =
-                static_cast<uint16_t>(Dtype::pack(x - Dtype::unpack(word), 0.f));
-          });
+      gradients_by_tokens<Dtype, kDim>(problem, work, grad, tiles, tile_q, tile_out, row,
+                                       [&](int token, int half, float x) {
+                                         put_grad_value<Dtype>(tile_out, token, half, x, low);
+                                       });
       __syncthreads();  // Q has been read
       start_q(row - kChunk);
       copy_out(problem, problem.grad_v, work, tile_out, row, work.column);

@@ -1,5 +1,6 @@
 // The fourth kernel of the backward: the gradients of rows, of every chunk at once. A block takes a
 // chunk and a head of q and k, and adds up those of the heads of v that share it, in their order.
+// Careful chunks have a kernel of their own, whose blocks look for them.
 //
 // A warp has 16 tokens, and a quarter of the columns of dQ and dK. First come the squares, E and F,
 // of which the gradients of Q K^T and K K^T, dQK and dB, are made; then products with S and dS:
@@ -8,6 +9,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/grid_dependency.cuh"
 #include "sm80/gated_delta_rule/grad_chain.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 #include "sm80/gated_delta_rule/grad_products.cuh"
@@ -17,6 +19,7 @@ namespace flashvar::sm80::gated_delta_rule {
 struct RowsArgs {
   BwdProblem problem;
   GradWorkspace workspace;
+  uint32_t items;  // chunks of all sequences times heads of q and k
 };
 
 // kCareful: of blocks with careful chunks, whose kernel has no registers to spare.
@@ -50,7 +53,8 @@ struct RowsConfig {
   static constexpr int kSquares = kSlotCount == 2 ? kBehind : kSlots;
   static constexpr int kVectors = kSlotCount == 2 ? kBehind + 2 * kSquareBytes : kBehind;
   static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
-  static constexpr int kSharedMemory = kGates + static_cast<int>(sizeof(GateRows));
+  static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateRows));
+  static constexpr int kSharedMemory = kCarefulItems + (kCareful ? kThreads / 32 : 0);
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
@@ -152,31 +156,18 @@ __device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsL
   }
 }
 
-// The grid: chunks of all sequences times heads of q and k, on one axis. Of two such kernels each
-// block's work is one's.
+// The gradients of an item's rows, by a block.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    rows_kernel(const __grid_constant__ RowsArgs args) {
+__device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& item,
+                                          unsigned char* shared) {
   using Dtype = typename Config::Dtype;
-  extern __shared__ __align__(1024) unsigned char shared[];
   const BwdProblem& problem = args.problem;
   const GradWorkspace& workspace = args.workspace;
-  uint32_t const slot = blockIdx.x / static_cast<uint32_t>(problem.heads_qk);
-  uint32_t const head_qk = blockIdx.x - slot * problem.heads_qk;
-  TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
-  Span const span = problem.rows.span(chunk.batch);
-  ChunkPlace const place(problem.rows.offsets == nullptr ? chunk.batch : 0,
-                         int64_t{span.first} + chunk.first, span.count - chunk.first);
+  uint32_t const head_qk = item.head_qk;
+  ChunkPlace const place(item.batch, int64_t{item.begin} + item.first, item.count());
   auto of_group = [&](int32_t i) -> HeadPlace {
-    uint32_t const head = head_qk * problem.group + i;
-    return {head, int64_t{slot} * problem.heads + head};
+    return {item.head(problem, i), item.record(problem, i)};
   };
-  if (place.count <= 0) return;  // more chunks were launched than there are
-  bool growing = false;
-  for (int32_t i = threadIdx.x; i < problem.group; i += Config::kThreads) {
-    growing = growing || workspace.records[of_group(i).record].growth > kCarefulGrowth;
-  }
-  if ((__syncthreads_or(growing) != 0) != Config::kCareful) return;  // the other kernel's
   RowsLoads<Config> const loads{args, place, shared};
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
   // A group of copies: what a head needs of a tile.
@@ -287,6 +278,54 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      problem.head_dim);
   store_rows<Config>(dk, place.of(problem.grad_k, head_qk), problem.grad_k.seq_stride, place.count,
                      problem.head_dim);
+}
+
+// The grid: items.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    rows_kernel(const __grid_constant__ RowsArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  RowsItem const item(args.problem, blockIdx.x);
+  if (item.count() <= 0) return;  // more chunks were launched than there are
+  ptx::griddepcontrol_wait();     // the chains have ended
+  if (!item.careful(args.problem, args.workspace)) make_rows<Config>(args, item, shared);
+}
+
+// make_rows() as a call: inlined into a loop it would keep addresses in registers that it lacks.
+template <class Config>
+__device__ __noinline__ void call_make_rows(const RowsArgs& args, uint32_t item) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  make_rows<Config>(args, RowsItem(args.problem, item), shared);
+}
+
+// The same of careful items, which are few if any: the grid is as many blocks as run at once. Each
+// warp looks at another item, then the block makes those that are careful.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    careful_rows_kernel(const __grid_constant__ RowsArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  constexpr uint32_t kWarps = Config::kThreads / 32;
+  auto* const careful = reinterpret_cast<bool*>(shared + Config::kCarefulItems);
+  uint32_t const warp = threadIdx.x / 32;
+  ptx::griddepcontrol_wait();  // the other kernel of rows has ended, and what it waited for
+  for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {
+    uint32_t const mine = first + warp * gridDim.x;
+    if (mine < args.items) {
+      RowsItem const item(args.problem, mine);
+      bool const found = item.count() > 0 && item.careful(args.problem, args.workspace);
+      if (threadIdx.x % 32 == 0) careful[warp] = found;
+    } else if (threadIdx.x % 32 == 0) {
+      careful[warp] = false;
+    }
+    __syncthreads();  // all warps have looked
+#pragma unroll 1
+    for (uint32_t i = 0; i < kWarps; ++i) {
+      if (!careful[i]) continue;
+      call_make_rows<Config>(args, first + i * gridDim.x);
+      __syncthreads();  // the item's tiles and sums have been read
+    }
+    __syncthreads();  // what the warps found has been read
+  }
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

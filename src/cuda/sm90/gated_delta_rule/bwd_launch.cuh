@@ -1,7 +1,13 @@
-// The backward needs nothing of this family: its kernels are those of sm_80.
+// Launches the backward: as on sm_80, but for the chains and the rows.
 #pragma once
 #include "sm80/gated_delta_rule/bwd_launch.cuh"
+#include "sm90/gated_delta_rule/chains_launch.cuh"
+#include "sm90/gated_delta_rule/rows_launch.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
-using sm80::gated_delta_rule::BwdLaunch;
+
+template <class Target, class Dtype, int kHeadDim>
+using BwdLaunch =
+    sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, ChainsLaunch, RowsLaunch>;
+
 }  // namespace flashvar::sm90::gated_delta_rule

@@ -10,16 +10,14 @@
 #include "ptx/bulk.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/epilogue.cuh"
+#include "sm90/gated_delta_rule/chain.cuh"
 #include "sm90/gemm.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
-
-using namespace flashvar::gated_delta_rule;  // what all architectures share
 
 struct FwdArgs {
   FwdProblem problem;
@@ -67,13 +65,6 @@ struct FwdConfig {
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// Pairs of mbarriers: something is there, and it has been read.
-struct Handover {
-  uint32_t full;
-
-  __device__ __forceinline__ uint32_t empty() const { return full + 8; }
-};
-
 template <class Config>
 struct FwdSmem {
   uint32_t base;
@@ -101,14 +92,10 @@ struct FwdSmem {
   // By one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
-    auto const pair = [](Handover of, uint32_t writers, uint32_t readers) {
-      ptx::mbarrier_init(of.full, writers);
-      ptx::mbarrier_init(of.empty(), readers);
-    };
-    for (uint32_t i = 0; i < Config::kStateStages; ++i) pair(of_state(i), 1, kStateWarps);
-    for (uint32_t i = 0; i < Config::kOutStages; ++i) pair(of_out(i), 1, kOutWarps);
-    pair(state(), kStateWarps, kOutWarps);
-    pair(updates(), kStateWarps, kOutWarps);
+    for (uint32_t i = 0; i < Config::kStateStages; ++i) of_state(i).init(1, kStateWarps);
+    for (uint32_t i = 0; i < Config::kOutStages; ++i) of_out(i).init(1, kOutWarps);
+    state().init(kStateWarps, kOutWarps);
+    updates().init(kStateWarps, kOutWarps);
     ptx::mbarrier_init_fence();
   }
 };
@@ -127,33 +114,14 @@ struct LoadedBlocks {
   }
 };
 
-// Zeros the stages where some column blocks are never loaded. Called by all threads.
-template <class Config>
-__device__ __forceinline__ void zero_stages(const FwdSmem<Config>& smem) {
-  for (uint32_t at = threadIdx.x * 16; at < Config::kState; at += Config::kThreads * 16) {
-    ptx::store_zeros_16(smem.base + at);
-  }
-  ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
-}
-
 // Where the loads of a block's chunks begin.
 template <class Config>
 struct FwdLoads {
   const FwdArgs& args;
   const Work& work;
+  ClippedRows rows;
   LoadedBlocks<Config> blocks;
 
-  // `count` column blocks of 64 rows.
-  __device__ __forceinline__ void tile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                       int32_t count, int32_t column, int32_t row,
-                                       uint32_t head) const {
-    int32_t const shift = args.problem.rows.seqlen - work.span.count;  // of clipped maps
-    int32_t const end = work.span.first + work.span.count;
-    for (int32_t i = 0; i < count; ++i) {
-      ptx::tma_load_5d(to + i * Config::kColBlockBytes, map, barrier, ptx::CacheHint::kNormal,
-                       column + 64 * i, shift + row, static_cast<int32_t>(head), end, work.batch);
-    }
-  }
   __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
     return args.records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
   }
@@ -173,9 +141,9 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
                                 (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
                                     Config::kSquareBytes + Config::kVectorBytes);
     const ChunkRecord& record = from.record(row);
-    from.tile(to, &from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
-    from.tile(to + Config::kV, &from.args.v, barrier.full, from.blocks.values, work.column, row,
-              work.head);
+    from.rows.load(to, from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
+    from.rows.load(to + Config::kV, from.args.v, barrier.full, from.blocks.values, work.column, row,
+                   work.head);
     ptx::bulk_load(to + Config::kUpdate, record.update, Config::kSquareBytes, barrier.full);
     ptx::bulk_load(to + Config::kStateVectors, record.a, Config::kVectorBytes, barrier.full);
   }
@@ -193,30 +161,11 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the output's warps have left it
     ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
                                                   Config::kSquareBytes + Config::kVectorBytes);
-    from.tile(to, &from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
+    from.rows.load(to, from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
     // The vectors lie behind the scores.
     ptx::bulk_load(to + Config::kScores, from.record(row).scores,
                    Config::kSquareBytes + Config::kVectorBytes, barrier.full);
   }
-}
-
-// Arrives once for the warp, whose lanes have written to or read from shared memory.
-__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-}
-
-// Stores the warp's 16 rows of an operand A, [V][16 kSteps columns], in column blocks of 64.
-template <class Config, int kSteps>
-__device__ __forceinline__ void give(uint32_t to, const uint32_t (&a)[kSteps][4], int warpgroup) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  int const row = 64 * warpgroup + 16 * Lane().warp + lane % 16;
-  uint32_t const first = to + row * 128 + (lane / 16 ^ (row & 7)) * 16;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    ptx::stmatrix_x4((first ^ (step % 4 * 32)) + step / 4 * Config::kRowBlockBytes, a[step]);
-  }
-  ptx::fence_async_proxy();  // the output's wgmma reads it
 }
 
 // Stores the lane's part of a chunk's rows of out.
@@ -310,7 +259,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
-    give<Config>(smem.base + Config::kState, packed_state, warpgroup);
+    store_operand<Config::kRowBlockBytes>(smem.base + Config::kState, packed_state, warpgroup);
+    ptx::fence_async_proxy();  // the output's wgmma reads it
     warp_arrive(smem.state().full);
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
@@ -349,7 +299,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
     // Beside the product: the updates are given.
     ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last ones have been read
-    give<Config>(smem.base + Config::kUpdates, packed, warpgroup);
+    store_operand<Config::kRowBlockBytes>(smem.base + Config::kUpdates, packed, warpgroup);
+    ptx::fence_async_proxy();  // the output's wgmma reads them
     warp_arrive(smem.updates().full);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(state);
@@ -370,14 +321,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) smem.init();
   Work const work(args.problem, args.column_tiles, Config::kColumns);
   LoadedBlocks<Config> const blocks(args.problem, work);
-  if (!blocks.all()) zero_stages(smem);
+  if (!blocks.all()) zero_shared(smem.base, Config::kState);
   __syncthreads();  // mbarriers are initialised, stages zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<24>();
-    FwdLoads<Config> const loads{args, work, blocks};
+    FwdLoads<Config> const loads{args, work, ClippedRows(args.problem, work), blocks};
     if (threadIdx.x < 64 && ptx::elect_one()) {
       ptx::griddepcontrol_wait();  // the records are written
       threadIdx.x < 32 ? load_for_state(loads, smem) : load_for_out(loads, smem);

@@ -8,7 +8,7 @@
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
-#include "sm90/clipped_map.h"
+#include "sm90/gated_delta_rule/chunk_maps.h"
 #include "sm90/gated_delta_rule/fwd.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
@@ -62,20 +62,13 @@ struct FwdLaunch {
     args.problem = problem;
     args.records = static_cast<const ChunkRecord*>(problem.workspace);
     args.column_tiles = (problem.head_dim_v + C::kColumns - 1) / C::kColumns;
-    int64_t const rows = problem.rows.seqlen;
-    int64_t const batch = problem.rows.offsets == nullptr ? problem.sequences : 1;
-    auto const encode = [&](CUtensorMap& map, const Tensor& tensor, int64_t heads, int64_t dim) {
-      return encode_clipped_map(map, tensor_map_type<Dtype>(), tensor, rows, heads, batch, dim,
-                                kChunk);
-    };
-    cudaError_t error = cudaSuccess;
-    if (rows > 0) {
-      error = encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
-      if (error == cudaSuccess) {
-        error = encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
-      }
-      if (error == cudaSuccess)
-        error = encode(args.v, problem.v, problem.heads, problem.head_dim_v);
+    ChunkMaps<Dtype> const maps{problem};
+    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+    if (error == cudaSuccess) {
+      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
+    }
+    if (error == cudaSuccess) {
+      error = maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
     }
     if (error != cudaSuccess) return error;
     LaunchShape shape{blocks(problem, C::kColumns), C::kThreads, C::kSharedMemory};

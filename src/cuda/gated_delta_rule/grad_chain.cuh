@@ -1,0 +1,119 @@
+// What the chains of the backward share on all architectures: vectors of a record, images in
+// workspace, and operands made of dOut.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/smem_layout.cuh"
+#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/grad_chunk.h"
+#include "gated_delta_rule/grad_tokens.cuh"
+#include "ptx/ldmatrix.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+inline constexpr int kChainColumns = 64;
+
+// The first vectors of a record: a, b, c, decay and growth, beta.
+using Vectors = VectorOffsets<GradRecord>;
+inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRecord, a);
+inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
+
+using Square = SmemLayout<kChunk, kChunk>;
+
+// The place of a chunk's tile of columns of V in workspace.
+struct TilePlace {
+  int64_t record, tile;
+
+  __device__ __forceinline__ TilePlace(const FwdProblem& problem, const Work& work, int32_t tiles,
+                                       int32_t row)
+      : record((work.first_chunk + row / kChunk) * problem.heads + work.head),
+        tile(record * tiles + work.column / kChainColumns) {}
+};
+
+// dOut^T, the warp's 16 rows, as operand A.
+__device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t tile) {
+#pragma unroll
+  for (int kk = 0; kk < 4; ++kk) ptx::ldmatrix_x4_trans(a[kk], transposed(tile, 2 * kk));
+}
+
+// Multiplies columns of operand A by a vector of the record.
+template <class Dtype>
+__device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vector) {
+  TokenFactors const factors(vector);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    float2 const factor = factors.pairs[n];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t& pair = a[n / 2][n % 2 * 2 + half];
+      pair = Dtype::pack(Dtype::unpack(static_cast<uint16_t>(pair)) * factor.x,
+                         Dtype::unpack(static_cast<uint16_t>(pair >> 16)) * factor.y);
+    }
+  }
+}
+
+// Stores operand A, the warp's 16 rows of 16 kSteps columns, to an image of 64 rows.
+template <int kSteps>
+__device__ __forceinline__ void store_image(unsigned char* image, const uint32_t (&a)[kSteps][4]) {
+  using Layout = SmemLayout<64, 16 * kSteps>;
+  Lane const lane;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const row = 16 * lane.warp + lane.g + 8 * half;
+#pragma unroll
+    for (int first = 0; first < 2 * kSteps; first += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = a[(first + i) / 2][i % 2 * 2 + half];
+      uint4 const chunk = transpose_quad(words);
+      int const column = first + lane.t;
+      *reinterpret_cast<uint4*>(image + column / 8 * Layout::kColBlockBytes +
+                                Layout::chunk_offset(row, column % 8)) = chunk;
+    }
+  }
+}
+
+// What packing leaves of accumulators, packed.
+template <class Dtype, int kSteps>
+__device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float (&d)[8 * kSteps]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSteps; ++i) {
+    uint32_t const high = Dtype::pack(d[2 * i], d[2 * i + 1]);
+    low[i / 4][i % 4] =
+        Dtype::pack(d[2 * i] - Dtype::unpack(static_cast<uint16_t>(high)),
+                    d[2 * i + 1] - Dtype::unpack(static_cast<uint16_t>(high >> 16)));
+  }
+}
+
+// Stores a number to an element of a row of an image: of row 16 warp + g + 8 half, by one lane of
+// the quad.
+template <class Dtype>
+__device__ __forceinline__ void put_element(unsigned char* image, int token, int half, float high,
+                                            unsigned char* image_low) {
+  Lane const lane(ptx::thread_index());
+  if (lane.t != 0) return;
+  int const row = 16 * lane.warp + lane.g + 8 * half;
+  uint32_t const offset = Square::chunk_offset(row, token / 8) + token % 8 * 2;
+  auto const word = static_cast<uint16_t>(Dtype::pack(high, 0.f));
+  *reinterpret_cast<uint16_t*>(image + offset) = word;
+  *reinterpret_cast<uint16_t*>(image_low + offset) =
+      static_cast<uint16_t>(Dtype::pack(high - Dtype::unpack(word), 0.f));
+}
+
+// Stores a number of dV to a tile [token][column] in shared memory, and what rounding left of it to
+// workspace, by one lane of the quad.
+template <class Dtype>
+__device__ __forceinline__ void put_grad_value(uint32_t tile, int token, int half, float x,
+                                               uint16_t* low) {
+  Lane const lane(ptx::thread_index());
+  if (lane.t != 0) return;
+  int const column = 16 * lane.warp + lane.g + 8 * half;
+  auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(element_address(tile, token, column)), "h"(word)
+               : "memory");
+  low[token * kChainColumns + column] =
+      static_cast<uint16_t>(Dtype::pack(x - Dtype::unpack(word), 0.f));
+}
+
+}  // namespace flashvar::gated_delta_rule

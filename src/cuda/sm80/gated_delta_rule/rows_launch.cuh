@@ -1,0 +1,67 @@
+// Launches the gradients of rows of the backward.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/target.h"
+#include "sm80/gated_delta_rule/grad_rows.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+// The careful items' kernel, which families share.
+template <class Target, class Dtype, int kDim>
+struct CarefulRowsLaunch {
+  using Config = RowsConfig<Target, Dtype, kDim, true>;
+
+  static constexpr KernelFactsList<1> facts(const char* row) {
+    KernelFactsMaker const maker{row, "mma.sync", "every call"};
+    return {
+        {maker.make("careful_rows_kernel", Config::kThreads, Config::kSharedMemory, kChunk, kDim)}};
+  }
+
+  // `programmatic`: of a grid that lets it start early.
+  static cudaError_t launch(const RowsArgs& args, bool programmatic, int device,
+                            cudaStream_t stream) {
+    int multiprocessors = 0;
+    cudaError_t const error =
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess) return error;
+    LaunchShape const shape{std::min(int64_t{args.items}, int64_t{multiprocessors}),
+                            Config::kThreads, Config::kSharedMemory, programmatic};
+    return launch_kernel<careful_rows_kernel<Config>>(args, shape, device, stream);
+  }
+};
+
+// Items of a call: those of surplus chunks too. The first kernel has a block for each, so that they
+// fit 31 bits.
+inline uint32_t row_items(const BwdProblem& problem) {
+  return static_cast<uint32_t>(problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk);
+}
+
+template <class Target, class Dtype, int kDim>
+struct RowsLaunch {
+  static constexpr char kFamily[] = "mma.sync";
+  using Config = RowsConfig<Target, Dtype, kDim, false>;
+  using Careful = CarefulRowsLaunch<Target, Dtype, kDim>;
+
+  static constexpr KernelFactsList<2> facts(const char* row) {
+    KernelFactsMaker const maker{row, kFamily, "every call"};
+    return join(KernelFactsList<1>{{maker.make("rows_kernel", Config::kThreads,
+                                               Config::kSharedMemory, kChunk, kDim)}},
+                Careful::facts(row));
+  }
+
+  // Of a call with chunks.
+  static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
+                            cudaStream_t stream) {
+    RowsArgs const args{problem, workspace, row_items(problem)};
+    LaunchShape const shape{args.items, Config::kThreads, Config::kSharedMemory,
+                            Target::kArchitecture >= 90};
+    cudaError_t const error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
+    return error == cudaSuccess ? Careful::launch(args, false, device, stream) : error;
+  }
+};
+
+}  // namespace flashvar::sm80::gated_delta_rule

@@ -1,0 +1,78 @@
+// What the chains of the forward and of the backward share: mbarriers of what is handed over, loads
+// of a chunk's rows by TMA, and operands on their way to shared memory.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "gated_delta_rule/chain.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+using namespace flashvar::gated_delta_rule;  // what all architectures share
+
+// Pairs of mbarriers: something is there, and it has been read.
+struct Handover {
+  uint32_t full;
+
+  __device__ __forceinline__ uint32_t empty() const { return full + 8; }
+
+  // By one thread. `writers` and `readers`: how many arrive.
+  __device__ __forceinline__ void init(uint32_t writers, uint32_t readers) const {
+    ptx::mbarrier_init(full, writers);
+    ptx::mbarrier_init(empty(), readers);
+  }
+};
+
+// Arrives once for the warp, whose lanes have written to or read from shared memory.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// Zeros shared memory where some column blocks are never loaded. Called by all threads.
+__device__ __forceinline__ void zero_shared(uint32_t base, uint32_t bytes) {
+  for (uint32_t at = threadIdx.x * 16; at < bytes; at += blockDim.x * 16) {
+    ptx::store_zeros_16(base + at);
+  }
+  ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
+}
+
+// The rows of a sequence in clipped maps (clipped_map.h).
+struct ClippedRows {
+  int32_t shift, end, batch;
+
+  __device__ __forceinline__ ClippedRows(const FwdProblem& problem, const Span& span, int32_t batch)
+      : shift(problem.rows.seqlen - span.count), end(span.first + span.count), batch(batch) {}
+  __device__ __forceinline__ ClippedRows(const FwdProblem& problem, const Work& work)
+      : ClippedRows(problem, work.span, work.batch) {}
+
+  // Loads `count` column blocks of a chunk's 64 rows.
+  __device__ __forceinline__ void load(uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                       int32_t count, int32_t column, int32_t row,
+                                       uint32_t head) const {
+    for (int32_t i = 0; i < count; ++i) {
+      ptx::tma_load_5d(to + i * (kChunk * 128), &map, barrier, ptx::CacheHint::kNormal,
+                       column + 64 * i, shift + row, static_cast<int32_t>(head), end, batch);
+    }
+  }
+};
+
+// Stores the warp's 16 rows of an operand A, [V][16 kSteps columns], in column blocks of 64 columns
+// and of all rows. `warpgroup`: which 64 of them.
+template <int kRowBlockBytes, int kSteps>
+__device__ __forceinline__ void store_operand(uint32_t to, const uint32_t (&a)[kSteps][4],
+                                              int warpgroup) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const row = 64 * warpgroup + 16 * Lane().warp + lane % 16;
+  uint32_t const first = to + row * 128 + (lane / 16 ^ (row & 7)) * 16;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    ptx::stmatrix_x4((first ^ (step % 4 * 32)) + step / 4 * kRowBlockBytes, a[step]);
+  }
+}
+
+}  // namespace flashvar::sm90::gated_delta_rule

@@ -1,0 +1,53 @@
+// Launches both chains of the backward, with wgmma.
+#pragma once
+#include <cstdint>
+
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/target.h"
+#include "sm80/gated_delta_rule/prepare_launch.cuh"
+#include "sm90/gated_delta_rule/chunk_maps.h"
+#include "sm90/gated_delta_rule/grad_chains.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+template <class Target, class Dtype, int kDim>
+struct ChainsLaunch {
+  static constexpr char kFamily[] = "wgmma";
+  using States = StatesChain<Target, Dtype, kDim>;
+  using Reverse = ReverseChain<Target, Dtype, kDim>;
+  static constexpr int kSharedMemory = States::kSharedMemory > Reverse::kSharedMemory
+                                           ? States::kSharedMemory
+                                           : Reverse::kSharedMemory;
+
+  static constexpr KernelFactsList<1> facts(const char* row) {
+    KernelFactsMaker const maker{row, kFamily, "every call"};
+    return {{maker.make("chains_kernel", kChainThreads, kSharedMemory, kChunk, kChainColumns)}};
+  }
+
+  static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
+                            cudaStream_t stream) {
+    ChainArgs args{};
+    args.problem = problem;
+    args.workspace = workspace;
+    ChunkMaps<Dtype> const maps{problem};
+    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+    if (error == cudaSuccess) {
+      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
+    }
+    if (error == cudaSuccess) {
+      error = maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
+    }
+    if (error == cudaSuccess) {
+      error = maps.encode(args.grad_out, problem.grad_out, problem.heads, problem.head_dim_v);
+    }
+    if (error != cudaSuccess) return error;
+    int64_t const chains = problem.sequences * problem.heads * workspace.tiles;
+    LaunchShape shape{2 * chains, kChainThreads, kSharedMemory};
+    // Its blocks start while the last records are written, where there are any.
+    shape.programmatic = sm80::gated_delta_rule::record_count(problem) > 0;
+    return launch_kernel<chains_kernel<States, Reverse>>(args, shape, device, stream);
+  }
+};
+
+}  // namespace flashvar::sm90::gated_delta_rule

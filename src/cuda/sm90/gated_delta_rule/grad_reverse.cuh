@@ -1,0 +1,225 @@
+// A chain of the backward, from the last chunk of a sequence to the first, with 64
+// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
+//   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
+//   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
+// It writes dV, and dS^T after each chunk. The products of dOut need no gradient: that with P runs
+// in the chunk before, that with Q beside the arithmetic of the first product.
+#pragma once
+#include <cstdint>
+
+#include "sm90/gated_delta_rule/grad_chain.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+template <class Target, class Dtype_, int kDim_>
+struct ReverseChain {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kColBlocks = kDim / 64;
+  static constexpr int kTileBytes = kColBlocks * kSquareBytes;
+  // A stage: K, X o D; and the vectors, which lie behind all stages.
+  static constexpr int kInverse = kTileBytes;
+  static constexpr int kStageBytes = kInverse + kSquareBytes;
+  static constexpr int kStages = 2;
+  // What is read at another time than a stage: P, dOut and the chunk's growth; Q.
+  static constexpr int kScores = kStages * kStageBytes;
+  static constexpr int kGradOut = kScores + kSquareBytes;
+  static constexpr int kQ = kGradOut + kSquareBytes;
+  // On their way: the image of dS^T, and dV.
+  static constexpr int kGradState = kQ + kTileBytes;
+  static constexpr int kGradValues = kGradState + kTileBytes;
+  static constexpr int kVectors = kGradValues + kSquareBytes;
+  static constexpr int kGrowth = kVectors + kStages * kChainVectorBytes;
+  static constexpr int kGrowthBytes = 16;  // of the record: decay, growth
+  static constexpr int kBarriers = kGrowth + kGrowthBytes;
+  static constexpr int kSharedMemory = kBarriers + (kStages + 2) * 16;
+  static_assert(kSharedMemory <= kHalfSharedMemory<Target>);
+
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t tiles(uint32_t stage) const {
+    return base + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t vectors(uint32_t stage) const {
+    return base + kVectors + stage * kChainVectorBytes;
+  }
+  __device__ __forceinline__ Handover operands(uint32_t stage) const {
+    return {base + kBarriers + 16 * stage};
+  }
+  __device__ __forceinline__ Handover out() const { return operands(kStages); }
+  __device__ __forceinline__ Handover queries() const { return operands(kStages + 1); }
+
+  // By one thread.
+  __device__ __forceinline__ void init() const {
+    for (uint32_t i = 0; i < kStages + 2; ++i) operands(i).init(1, kStateWarps);
+    ptx::mbarrier_init_fence();
+  }
+
+  static __device__ __forceinline__ int32_t last_chunk(const Work& work) {
+    return (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
+  }
+
+  // Loads every chunk, in the order in which places become free; one lane.
+  __device__ __forceinline__ void load(const GradLoads& from) const {
+    const Work& work = from.work;
+    PipelineState<kStages> stage;
+    PipelineState<1> single;
+    for (int32_t row = last_chunk(work); row >= 0;
+         row -= kChunk, stage.advance(), single.advance()) {
+      const GradRecord& record = from.record(row);
+      ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // dOut's product is made
+      ptx::mbarrier_arrive_expect(out().full, 2 * kSquareBytes + kGrowthBytes);
+      from.rows.load(base + kGradOut, from.args.grad_out, out().full, 1, work.column, row,
+                     work.head);
+      ptx::bulk_load(base + kScores, record.scores, kSquareBytes, out().full);
+      ptx::bulk_load(base + kGrowth, &record.decay, kGrowthBytes, out().full);
+
+      uint32_t const to = tiles(stage.stage());
+      Handover const barrier = operands(stage.stage());
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 1) * kSquareBytes + kChainVectorBytes);
+      from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
+      ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
+      ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
+
+      ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // Q's product is made
+      ptx::mbarrier_arrive_expect(queries().full, from.keys * kSquareBytes);
+      from.rows.load(base + kQ, from.args.q, queries().full, from.keys, 0, row, work.head_qk);
+    }
+  }
+
+  // Starts dOut^T P. dOut stays for chunks of large growth.
+  __device__ __forceinline__ bool start_out(float (&of_out)[32],
+                                            uint32_t (&packed_out)[4][4]) const {
+    bool const by_tokens = load_float(base + kGrowth + 4) > kMostGradGrowth;
+    load_transposed(packed_out, base + kGradOut);
+    using Columns = MnMajor<kSquareBytes>;
+    gemm_rs<Dtype, 64, 4, Columns, false>(of_out, packed_out, Columns(base + kScores));
+    return by_tokens;
+  }
+
+  // Stores the transpose of operand A to the tile of dV, the warp's 16 columns.
+  __device__ __forceinline__ void put_values(const uint32_t (&a)[4][4]) const {
+    __syncwarp();  // the warp's columns have been copied
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      ptx::stmatrix_x4_trans(transposed(base + kGradValues, 2 * kk), a[kk]);
+    }
+  }
+
+  // The chain; the state's warpgroup.
+  __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
+    using Rows = KMajor<kSquareBytes>;      // K as it lies
+    using Columns = MnMajor<kSquareBytes>;  // K and Q by tokens
+    const BwdProblem& problem = args.problem;
+    const GradWorkspace& workspace = args.workspace;
+    ImageStore<kColBlocks> const of_state{base + kGradState};
+    uint32_t const tile_v = base + kGradValues;
+
+    float grad[kDim / 2] = {};
+    if (problem.grad_final_state.data != nullptr) {
+      each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
+                          [&](int i, const float* from) { grad[i] = *from; });
+    }
+    ptx::griddepcontrol_wait();  // the records are written
+    PipelineState<kStages> stage;
+    PipelineState<1> single;
+    float of_out[32];
+    uint32_t packed_out[4][4];
+    bool by_tokens = false;
+    int32_t const last = last_chunk(work);
+    if (last >= 0) {
+      ptx::mbarrier_wait(out().full, 0);  // dOut is loaded
+      by_tokens = start_out(of_out, packed_out);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(of_out);
+      if (!by_tokens) warp_arrive(out().empty());
+    }
+    for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), single.advance()) {
+      uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
+      TilePlace const place(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.grad_states + place.tile * workspace.state_bytes;
+      auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
+                       place.tile * (kChunk * kChainColumns);
+      uint32_t packed_grad[kDim / 16][4];
+      pack<Dtype>(packed_grad, grad);
+      of_state.template put<0>(packed_grad);
+      ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
+      if (by_tokens) {
+        of_state.send(image);
+        ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
+        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, base + kQ, base + kGradOut,
+                                         row, [&](int token, int half, float x) {
+                                           put_grad_value<Dtype>(tile_v, token, half, x, low);
+                                         });
+        copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+        warp_arrive(out().empty());
+        warp_arrive(queries().empty());
+        warp_arrive(operands(stage.stage()).empty());
+        if (row > 0) {
+          ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
+          by_tokens = start_out(of_out, packed_out);
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_fence_operand(of_out);
+          if (!by_tokens) warp_arrive(out().empty());
+        }
+        continue;
+      }
+      float d[32];
+      gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));
+      of_state.send(image);
+      // Beside the product: the gradient decays, and dOut is scaled.
+      float const decay = load_float(of_tokens + Vectors::decay);
+#pragma unroll
+      for (float& value : grad) value *= decay;
+      scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
+      bool const careful = load_float(of_tokens + Vectors::growth) > kCarefulGrowth;
+      TokenFactors const b(of_tokens + Vectors::b);
+      ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(base + kQ));
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_fence_operand(d);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        float2 const factor = b.pairs[i / 4];
+        d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], of_out[i]);
+      }
+      solve<true>(d, workspace.records[place.record], tile_k + kInverse, of_tokens + kVectorBeta,
+                  careful, [] {});
+      ptx::wgmma_fence_operand(grad);
+      warp_arrive(queries().empty());
+      // Beside the arithmetic: the next chunk's dOut. Of the first chunk's none reads the product.
+      bool const more = row > 0;
+      if (more) ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
+      by_tokens = start_out(of_out, packed_out);
+      TokenFactors(of_tokens + kVectorBeta).scale(d);
+      uint32_t packed[4][4];
+      if (careful) {
+        pack_low<Dtype>(packed, d);
+        put_values(packed);
+        copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
+      }
+      pack<Dtype>(packed, d);
+      put_values(packed);
+      TokenFactors(of_tokens).scale(d);
+#pragma unroll
+      for (float& value : d) value = -value;
+      pack<Dtype>(packed, d);
+      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
+      copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_fence_operand(of_out);
+      if (more && !by_tokens) warp_arrive(out().empty());
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(grad);
+      warp_arrive(operands(stage.stage()).empty());
+    }
+    if (problem.grad_initial_state.data != nullptr) {
+      each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
+                          [&](int i, float* to) { *to = grad[i]; });
+    }
+    ptx::bulk_wait();
+  }
+};
+
+}  // namespace flashvar::sm90::gated_delta_rule

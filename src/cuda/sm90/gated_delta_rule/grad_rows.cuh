@@ -1,0 +1,463 @@
+// The fourth kernel of the backward with wgmma and TMA: the gradients of rows, of every chunk at
+// once. An item is a chunk and a head of q and k, whose heads of v are added up in their order; a
+// block goes through items, and the loads of the next begin while one is computed.
+//
+// First come products with what the chains left of a head, a slot for 64 columns of V at a time:
+// E = dV R^T, F = dOut R^T, and those with S and dS. Of E and F the gradients of Q K^T and K K^T,
+// dQK and dB, are made:
+//   dQ = c o (dOut S^T) + dQK K
+//   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
+// Two warps load, two multiply S and dS element by element, two warpgroups do the rest.
+#pragma once
+#include <cstdint>
+
+#include "ptx/bulk.cuh"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/gated_delta_rule/grad_products.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+struct RowsArgs {
+  BwdProblem problem;
+  GradWorkspace workspace;
+  CUtensorMap q, k, grad_out, grad_v;  // clipped at the end of a sequence
+  uint32_t items;                      // chunks of all sequences times heads of q and k
+};
+
+template <class Target, class Dtype_, int kDim_>
+struct RowsConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kColumns = kDim / 2;  // of a warpgroup
+  static constexpr int kThreads = 384;
+  static constexpr int kLoadRegisters = 40;
+  static constexpr int kRegisters = 232;
+  using Tile = SmemLayout<kChunk, kDim>;  // Q, K, and the images of S^T and dS^T
+  static constexpr int kColBlockBytes = Tile::kColBlockBytes;
+  static constexpr int kColBlocks = Tile::kColBlocks;
+
+  static constexpr int kK = Tile::kBytes;
+  static constexpr int kSlots = 2 * Tile::kBytes;
+  // A slot, of 64 columns of V: dOut, dV, R^T, S^T, dS^T.
+  static constexpr int kGradOut = 0;
+  static constexpr int kGradValues = kSquareBytes;
+  static constexpr int kResiduals = 2 * kSquareBytes;
+  static constexpr int kState = 3 * kSquareBytes;
+  static constexpr int kGradState = kState + Tile::kBytes;
+  static constexpr int kSlotBytes = kGradState + Tile::kBytes;
+  static constexpr int kSlotCount = kDim == 64 ? 4 : 3;
+  // Behind the slots: dQK and dB, vectors of two heads, sums, two items.
+  static constexpr int kSquares = kSlots + kSlotCount * kSlotBytes;
+  static constexpr int kVectors = kSquares + 2 * kSquareBytes;
+  static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
+  static constexpr int kItems = kSums + static_cast<int>(sizeof(RowSums));
+  static constexpr int kBarriers = kItems + 2 * 32;
+  static constexpr int kSharedMemory = kBarriers + (kSlotCount + 2 + 2 + 1) * 16;
+  static_assert(kItems % 16 == 0 && kSharedMemory <= Target::kSharedMemory);
+};
+
+// The barrier of the warpgroups that multiply, and that of the warps that sum.
+inline constexpr uint32_t kRowsBarrier = 1, kStatesBarrier = 2;
+
+// How the end of the items is told.
+inline constexpr int32_t kNoItem = -1;  // as the sequence's length
+
+template <class Config>
+struct RowsSmem {
+  unsigned char* start;
+  uint32_t base;
+
+  explicit __device__ __forceinline__ RowsSmem(unsigned char* start)
+      : start(start), base(smem_address(start)) {}
+
+  __device__ __forceinline__ uint32_t slot(uint32_t i) const {
+    return base + Config::kSlots + i * Config::kSlotBytes;
+  }
+  __device__ __forceinline__ RecordRows& vectors(uint32_t i) const {
+    return reinterpret_cast<RecordRows*>(start + Config::kVectors)[i];
+  }
+  __device__ __forceinline__ RowSums& sums() const {
+    return *reinterpret_cast<RowSums*>(start + Config::kSums);
+  }
+  __device__ __forceinline__ RowsItem& item(uint32_t i) const {
+    return *reinterpret_cast<RowsItem*>(start + Config::kItems + 32 * i);
+  }
+  __device__ __forceinline__ Handover barriers(uint32_t i) const {
+    return {base + Config::kBarriers + 16 * i};
+  }
+  __device__ __forceinline__ Handover of_slot(uint32_t i) const { return barriers(i); }
+  __device__ __forceinline__ Handover of_vectors(uint32_t i) const {
+    return barriers(Config::kSlotCount + i);
+  }
+  __device__ __forceinline__ Handover of_item(uint32_t i) const {
+    return barriers(Config::kSlotCount + 2 + i);
+  }
+  __device__ __forceinline__ Handover of_tiles() const { return barriers(Config::kSlotCount + 4); }
+
+  // By one thread.
+  __device__ __forceinline__ void init() const {
+    constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
+    for (uint32_t i = 0; i < Config::kSlotCount; ++i) {
+      of_slot(i).init(1, kRowsWarps + kStatesWarps);
+    }
+    for (uint32_t i = 0; i < 2; ++i) of_vectors(i).init(1, kRowsWarps);
+    for (uint32_t i = 0; i < 2; ++i) of_item(i).init(1, kRowsWarps + kStatesWarps);
+    of_tiles().init(1, kRowsWarps);
+    ptx::mbarrier_init_fence();
+  }
+};
+
+template <class Config>
+using SlotPlace = PipelineState<Config::kSlotCount>;
+
+// The block's items, one after the other, as those who do not load are told them.
+template <class Config>
+struct ItemQueue {
+  const RowsSmem<Config>& smem;
+  PipelineState<2> place;
+
+  // Called by whole warps.
+  __device__ __forceinline__ bool next(RowsItem& item) {
+    Handover const barrier = smem.of_item(place.stage());
+    ptx::mbarrier_wait(barrier.full, place.phase());  // the item is known
+    item = smem.item(place.stage());
+    warp_arrive(barrier.empty());
+    place.advance();
+    return item.length != kNoItem;
+  }
+};
+
+// Calls f(item) for each of the block's items, with whole warps. Careful ones are another kernel's,
+// and surplus chunks nobody's.
+template <class F>
+__device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
+  ptx::griddepcontrol_wait();               // the chains have ended
+  ptx::griddepcontrol_launch_dependents();  // blocks of the next kernel start as SMs become free
+  for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
+    __syncwarp();  // the lanes are together again
+    RowsItem const item(args.problem, i);
+    if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
+  }
+}
+
+// Loads the slots of all heads; one warp.
+template <class Config>
+__device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<Config>& smem) {
+  const GradWorkspace& workspace = args.workspace;
+  int32_t const group = args.problem.group;
+  SlotPlace<Config> place;
+  auto const load = [&](const RowsItem& item, int32_t i, int32_t tile) {
+    Handover const barrier = smem.of_slot(place.stage());
+    uint32_t const to = smem.slot(place.stage()), full = barrier.full;
+    uint32_t const head = item.head(args.problem, i);
+    int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
+    ClippedRows const rows(args.problem, {item.begin, item.length}, item.batch);
+    ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // the slot has been read
+    ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
+    rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
+    rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
+    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kSquareBytes, kSquareBytes,
+                   full);
+    ptx::bulk_load(to + Config::kState, workspace.states + from * Config::Tile::kBytes,
+                   Config::Tile::kBytes, full);
+    ptx::bulk_load(to + Config::kGradState, workspace.grad_states + from * Config::Tile::kBytes,
+                   Config::Tile::kBytes, full);
+  };
+  each_item(args, [&](const RowsItem& item) {
+    bool const loads = ptx::elect_one();
+    for (int32_t i = 0; i < group; ++i) {
+      for (int32_t tile = 0; tile < workspace.tiles; ++tile, place.advance()) {
+        if (loads) load(item, i, tile);
+      }
+    }
+  });
+}
+
+// Tells the items, and loads Q and K of them and the vectors of their heads; one warp.
+template <class Config>
+__device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<Config>& smem) {
+  const BwdProblem& problem = args.problem;
+  int32_t const blocks = col_blocks_of(problem.head_dim);
+  PipelineState<2> of_item, of_vectors;
+  PipelineState<1> of_tiles;
+  auto const tell = [&](const RowsItem& item) {
+    Handover const barrier = smem.of_item(of_item.stage());
+    ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the item has been read
+    smem.item(of_item.stage()) = item;
+    ptx::mbarrier_arrive(barrier.full);
+  };
+  auto const load = [&](const RowsItem& item) {
+    tell(item);
+    Handover const tiles = smem.of_tiles();
+    ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // Q and K have been read
+    ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
+    ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
+    rows.load(smem.base, args.q, tiles.full, blocks, 0, item.first, item.head_qk);
+    rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
+    PipelineState<2> vectors = of_vectors;
+    for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
+      Handover const barrier = smem.of_vectors(vectors.stage());
+      ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors have been read
+      ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
+      ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
+                     args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
+                     barrier.full);
+    }
+  };
+  each_item(args, [&](const RowsItem& item) {
+    if (ptx::elect_one()) load(item);
+    of_item.advance();
+    of_tiles.advance();
+    of_vectors.count += problem.group;
+  });
+  __syncwarp();  // the lanes are together again
+  if (ptx::elect_one()) {
+    RowsItem end{};
+    end.length = kNoItem;
+    tell(end);
+  }
+}
+
+// Adds up the products of the elements of S and dS; two warps, each of a half.
+template <class Config>
+__device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<Config>& smem,
+                                           uint32_t half) {
+  constexpr int kHalf = Config::Tile::kBytes / 2;
+  const BwdProblem& problem = args.problem;
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  float (&other)[2] = smem.sums().states;
+  uint32_t heads = 0;
+  SlotPlace<Config> place;
+  ItemQueue<Config> items{smem, {}};
+  for (RowsItem item; items.next(item);) {
+    for (int32_t i = 0; i < problem.group; ++i, ++heads) {
+      float sum = 0.f;
+      for (int32_t tile = 0; tile < args.workspace.tiles; ++tile, place.advance()) {
+        Handover const barrier = smem.of_slot(place.stage());
+        ptx::mbarrier_wait(barrier.full, place.phase());  // the slot is loaded
+        const unsigned char* const mine = smem.start + Config::kSlots +
+                                          place.stage() * Config::kSlotBytes + half * kHalf +
+                                          lane * 16;
+#pragma unroll 2
+        for (int at = 0; at < kHalf; at += 32 * 16) {
+          sum = add_products_of<typename Config::Dtype>(
+              *reinterpret_cast<const uint4*>(mine + Config::kState + at),
+              *reinterpret_cast<const uint4*>(mine + Config::kGradState + at), sum);
+        }
+        warp_arrive(barrier.empty());
+      }
+      sum = warp_sum(sum);
+      if (half == 1 && lane == 0) other[heads % 2] = sum;
+      // The other half is there. It stays until the sum of the head after the next.
+      ptx::named_barrier_sync(kStatesBarrier, 64);
+      if (half == 0 && lane == 0) {
+        args.workspace.sums[item.record(problem, i)].states = sum + other[heads % 2];
+      }
+    }
+  }
+}
+
+// What a warpgroup keeps through an item: its half of the columns of dQ and dK.
+template <class Config>
+struct RowGradients {
+  const RowsArgs& args;
+  const RowsSmem<Config>& smem;
+  uint32_t warpgroup;
+  float dq[Config::kColumns / 2], dk[Config::kColumns / 2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Config::kColumns / 2; ++i) dq[i] = dk[i] = 0.f;
+  }
+
+  __device__ __forceinline__ uint32_t tile_q() const { return smem.base; }
+  __device__ __forceinline__ uint32_t tile_k() const { return smem.base + Config::kK; }
+
+  // Waits for all of the warpgroups that multiply.
+  static __device__ __forceinline__ void meet() { ptx::named_barrier_sync(kRowsBarrier, 256); }
+
+  // A head's products with its slots.
+  __device__ __forceinline__ void multiply_slots(SlotProducts<Config>& products,
+                                                 SlotPlace<Config>& place) const {
+    Handover last = smem.of_slot(place.stage());
+    ptx::mbarrier_wait(last.full, place.phase());  // the slot is loaded
+    products.template start<false>(smem.slot(place.stage()), warpgroup);
+    place.advance();
+    for (int32_t tile = 1; tile < args.workspace.tiles; ++tile, place.advance()) {
+      Handover const barrier = smem.of_slot(place.stage());
+      ptx::mbarrier_wait(barrier.full, place.phase());  // the slot is loaded
+      products.template start<true>(smem.slot(place.stage()), warpgroup);
+      ptx::wgmma_wait<1>();
+      warp_arrive(last.empty());
+      last = barrier;
+    }
+    ptx::wgmma_wait<0>();
+    products.fence();
+    warp_arrive(last.empty());
+  }
+
+  // Adds a head of v.
+  __device__ __forceinline__ void add_head(const RecordRows& rows, uint32_t vectors_full,
+                                           uint32_t vectors_phase, uint32_t tiles_phase,
+                                           SlotPlace<Config>& place, GateSums& to) {
+    using Dtype = typename Config::Dtype;
+    Lane const at;
+    int const row = 16 * at.warp + at.g;
+    SlotProducts<Config> products;
+    multiply_slots(products, place);
+    ptx::mbarrier_wait(smem.of_tiles().full, tiles_phase);  // Q and K are loaded
+    ptx::mbarrier_wait(vectors_full, vectors_phase);        // the vectors are loaded
+    float const of_q[2] = {rows.c[row], rows.c[row + 8]};
+    float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
+    float const of_later[2] = {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]};
+    float2 const of_state = row_products<Config>(products.of_q, tile_q(), warpgroup);
+    add_scaled(dq, products.of_q, of_q);
+    float2 const of_read = row_products<Config>(products.of_k, tile_k(), warpgroup);
+    add_scaled(dk, products.of_k, of_k);
+    // Before the next product takes their registers.
+    ptx::wgmma_fence_operand(dq);
+    ptx::wgmma_fence_operand(dk);
+    float (&product)[32] = products.after_of_q();
+    ptx::wgmma_fence_operand(product);
+    ptx::wgmma_fence();
+    multiply<Dtype, kChunk, false, Config::kDim / 16>(
+        product, ColumnsAsK(tile_q() + warpgroup * Config::kK), ColumnsAsK(tile_k()));
+    ptx::wgmma_commit();
+    float2 const kept = row_products<Config>(products.later, tile_k(), warpgroup);
+    add_scaled(dk, products.later, of_later);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(product);
+
+    float gates[2] = {}, columns[16];
+    finish_square(products.square, product, warpgroup, args.problem.scale, rows, gates, columns);
+    gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
+    gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
+    float2 const of_columns = add_columns(columns);
+    meet();  // the last head's squares and sums have been read
+    put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
+    RowSums& sums = smem.sums();
+    if (at.t == 0) {
+      sums.gates[warpgroup][row] = gates[0];
+      sums.gates[warpgroup][row + 8] = gates[1];
+      sums.kept[warpgroup][row] = kept.x;
+      sums.kept[warpgroup][row + 8] = kept.y;
+    }
+    *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
+        of_columns;
+    meet();  // the squares and the sums are there
+    add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
+    if (warpgroup == 0) write_sums(to);
+  }
+
+  // By the first warpgroup.
+  __device__ __forceinline__ void write_sums(GateSums& to) const {
+    const RowSums& sums = smem.sums();
+    int const token = static_cast<int>(threadIdx.x) % 128;
+    if (token >= kChunk) return;
+    to.gates[token] = sums.gates[0][token] + sums.gates[1][token];
+    to.kept[token] = sums.kept[0][token] + sums.kept[1][token];
+    float columns = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) columns += sums.columns[i][token];
+    to.columns[token] = columns;
+  }
+
+  // Takes the parts along Q and K out of normalised rows' gradients.
+  __device__ __forceinline__ void project_rows(const RecordRows& rows) {
+    Lane const at;
+    int const row = 16 * at.warp + at.g;
+    float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
+    float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
+    RowSums& sums = smem.sums();
+    meet();  // the last head's sums have been read
+    if (at.t == 0) {
+      sums.gates[warpgroup][row] = along_q.x;
+      sums.gates[warpgroup][row + 8] = along_q.y;
+      sums.kept[warpgroup][row] = along_k.x;
+      sums.kept[warpgroup][row + 8] = along_k.y;
+    }
+    meet();  // those of both halves are there
+    project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
+    project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.kept);
+  }
+
+  __device__ __forceinline__ void store(const RowsItem& item) const {
+    const BwdProblem& problem = args.problem;
+    Lane const at;
+    int const column = static_cast<int>(warpgroup) * Config::kColumns;
+    auto const put = [&](const Tensor& to, const float (&d)[Config::kColumns / 2]) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int32_t const row = 16 * at.warp + at.g + 8 * half;
+        uint16_t* const mine = to.data + item.batch * to.batch_stride +
+                               (int64_t{item.begin} + item.first + row) * to.seq_stride +
+                               item.head_qk * to.head_stride + column;
+        store_row<typename Config::Dtype, Config::kColumns>(
+            mine, d, half, 1.f, static_cast<int>(threadIdx.x) % 32, row < item.count(),
+            problem.head_dim - column);
+      }
+    };
+    put(problem.grad_q, dq);
+    put(problem.grad_k, dk);
+  }
+};
+
+// The gradients of rows of the block's items; two warpgroups.
+template <class Config>
+__device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<Config>& smem,
+                                          uint32_t warpgroup) {
+  const BwdProblem& problem = args.problem;
+  RowGradients<Config> rows{args, smem, warpgroup};
+  SlotPlace<Config> place;
+  PipelineState<2> vectors;
+  PipelineState<1> tiles;
+  ItemQueue<Config> items{smem, {}};
+  for (RowsItem item; items.next(item); tiles.advance()) {
+    rows.clear();
+    for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
+      Handover const barrier = smem.of_vectors(vectors.stage());
+      const RecordRows& of_head = smem.vectors(vectors.stage());
+      rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), place,
+                    args.workspace.sums[item.record(problem, i)]);
+      bool const last = i + 1 == problem.group;
+      if (last && problem.qk_l2norm) rows.project_rows(of_head);
+      warp_arrive(barrier.empty());
+      if (last) warp_arrive(smem.of_tiles().empty());
+    }
+    rows.store(item);
+  }
+}
+
+// The grid: as many blocks as there are multiprocessors, or items.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    rows_kernel(const __grid_constant__ RowsArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  RowsSmem<Config> const smem(shared);
+  if (threadIdx.x == 0) smem.init();
+  if (col_blocks_of(args.problem.head_dim) < Config::kColBlocks) {
+    zero_shared(smem.base, Config::kSlots);
+  }
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded zeroed
+  // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
+  // uniform registers.
+  uint32_t const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp < 4) {
+    ptx::setmaxnreg_dec<Config::kLoadRegisters>();
+    if (warp == 0) {
+      load_slots(args, smem);
+    } else if (warp == 1) {
+      load_rest(args, smem);
+    } else {
+      sum_states(args, smem, warp - 2);
+    }
+  } else {
+    ptx::setmaxnreg_inc<Config::kRegisters>();
+    make_rows(args, smem, warp / 4 - 1);
+  }
+}
+
+}  // namespace flashvar::sm90::gated_delta_rule

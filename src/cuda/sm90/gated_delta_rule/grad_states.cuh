@@ -1,0 +1,133 @@
+// A chain of the backward: the forward's once more, which writes the states before
+// chunks and what tokens lack of V instead of out.
+#pragma once
+#include <cstdint>
+
+#include "sm90/gated_delta_rule/grad_chain.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+template <class Target, class Dtype_, int kDim_>
+struct StatesChain {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kColBlocks = kDim / 64;
+  // A stage: K, X o D, V; and the vectors, which lie behind all stages.
+  static constexpr int kInverse = kColBlocks * kSquareBytes;
+  static constexpr int kV = kInverse + kSquareBytes;
+  static constexpr int kStageBytes = kV + kSquareBytes;
+  static constexpr int kStages = 2;
+  // Images on their way: S^T, R^T.
+  static constexpr int kState = kStages * kStageBytes;
+  static constexpr int kResiduals = kState + kColBlocks * kSquareBytes;
+  static constexpr int kVectors = kResiduals + kSquareBytes;
+  static constexpr int kBarriers = kVectors + kStages * kChainVectorBytes;
+  static constexpr int kSharedMemory = kBarriers + kStages * 16;
+  static_assert(kSharedMemory <= kHalfSharedMemory<Target>);
+
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t tiles(uint32_t stage) const {
+    return base + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t vectors(uint32_t stage) const {
+    return base + kVectors + stage * kChainVectorBytes;
+  }
+  __device__ __forceinline__ Handover operands(uint32_t stage) const {
+    return {base + kBarriers + 16 * stage};
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void init() const {
+    for (uint32_t i = 0; i < kStages; ++i) operands(i).init(1, kStateWarps);
+    ptx::mbarrier_init_fence();
+  }
+
+  // Loads every chunk; one lane.
+  __device__ __forceinline__ void load(const GradLoads& from) const {
+    const Work& work = from.work;
+    PipelineState<kStages> stage;
+    for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
+      uint32_t const to = tiles(stage.stage());
+      Handover const barrier = operands(stage.stage());
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 2) * kSquareBytes + kChainVectorBytes);
+      const GradRecord& record = from.record(row);
+      from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
+      from.rows.load(to + kV, from.args.v, barrier.full, 1, work.column, row, work.head);
+      ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
+      ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
+    }
+  }
+
+  // The chain; the state's warpgroup.
+  __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
+    using Rows = KMajor<kSquareBytes>;      // K as it lies
+    using Columns = MnMajor<kSquareBytes>;  // K by tokens
+    const BwdProblem& problem = args.problem;
+    const GradWorkspace& workspace = args.workspace;
+    ImageStore<kColBlocks> const of_state{base + kState};
+    ImageStore<1> const of_residuals{base + kResiduals};
+
+    float state[kDim / 2] = {};
+    if (problem.initial_state.data != nullptr) {
+      each_of_state<kDim>(problem, problem.initial_state, work, work.column,
+                          [&](int i, const float* from) { state[i] = *from; });
+    }
+    ptx::griddepcontrol_wait();  // the records are written
+    PipelineState<kStages> stage;
+    for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
+      uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
+      TilePlace const place(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
+      unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
+      uint32_t packed_state[kDim / 16][4];
+      pack<Dtype>(packed_state, state);
+      of_state.template put<1>(packed_state);
+      ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
+      float const growth = load_float(of_tokens + Vectors::growth);
+      if (growth > kMostGradGrowth) {
+        of_state.send(workspace.states + place.tile * workspace.state_bytes);
+        residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_k + kV, row,
+                                         [&](int token, int half, float x) {
+                                           put_element<Dtype>(image, token, half, x, image_low);
+                                         });
+        if (threadIdx.x % 32 == 0) ptx::bulk_commit();  // none of residuals: an empty group
+        warp_arrive(operands(stage.stage()).empty());
+        continue;
+      }
+      float residual[32];
+      gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
+      of_state.send(workspace.states + place.tile * workspace.state_bytes);
+      ValueTile const values(tile_k + kV);
+      TokenFactors const a(of_tokens);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(residual);
+      values.template subtract<Dtype>(residual, a);
+      float const decay = load_float(of_tokens + Vectors::decay);
+      solve<false>(residual, workspace.records[place.record], tile_k + kInverse,
+                   of_tokens + kVectorBeta, growth > kCarefulGrowth, [&] {
+#pragma unroll
+                     for (float& value : state) value *= decay;
+                   });
+      uint32_t packed[4][4];
+      if (growth > kCarefulGrowth) {
+        pack_low<Dtype>(packed, residual);
+        store_image(image_low, packed);
+      }
+      pack<Dtype>(packed, residual);
+      of_residuals.template put<1>(packed);
+      TokenFactors(of_tokens + kVectorBeta).scale(residual);
+      TokenFactors(of_tokens + Vectors::b).scale(residual);
+      pack<Dtype>(packed, residual);
+      gemm_rs<Dtype, kDim, 4>(state, packed, Columns(tile_k));
+      of_residuals.send(image);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(state);
+      warp_arrive(operands(stage.stage()).empty());
+    }
+    ptx::bulk_wait();
+  }
+};
+
+}  // namespace flashvar::sm90::gated_delta_rule

@@ -1,0 +1,59 @@
+// Launches the gradients of rows of the backward, with wgmma; those of careful chunks as on sm_80.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/kernel_facts.h"
+#include "core/launch.h"
+#include "core/target.h"
+#include "sm80/gated_delta_rule/rows_launch.cuh"
+#include "sm90/gated_delta_rule/chunk_maps.h"
+#include "sm90/gated_delta_rule/grad_rows.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+template <class Target, class Dtype, int kDim>
+struct RowsLaunch {
+  static constexpr char kFamily[] = "wgmma";
+  using Config = RowsConfig<Target, Dtype, kDim>;
+  using Careful = sm80::gated_delta_rule::CarefulRowsLaunch<Target, Dtype, kDim>;
+
+  static constexpr KernelFactsList<2> facts(const char* row) {
+    KernelFactsMaker const maker{row, kFamily, "every call"};
+    return join(KernelFactsList<1>{{maker.make("rows_kernel", Config::kThreads,
+                                               Config::kSharedMemory, kChunk, kDim)}},
+                Careful::facts(row));
+  }
+
+  // Of a call with chunks.
+  static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
+                            cudaStream_t stream) {
+    RowsArgs args{};
+    args.problem = problem;
+    args.workspace = workspace;
+    args.items = sm80::gated_delta_rule::row_items(problem);
+    ChunkMaps<Dtype> const maps{problem};
+    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+    if (error == cudaSuccess) {
+      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
+    }
+    if (error == cudaSuccess) {
+      error = maps.encode(args.grad_out, problem.grad_out, problem.heads, problem.head_dim_v);
+    }
+    if (error == cudaSuccess) {
+      error = maps.encode(args.grad_v, problem.grad_v, problem.heads, problem.head_dim_v);
+    }
+    int multiprocessors = 0;
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (error != cudaSuccess) return error;
+    LaunchShape const shape{std::min(int64_t{args.items}, int64_t{multiprocessors}),
+                            Config::kThreads, Config::kSharedMemory, true};
+    error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
+    if (error != cudaSuccess) return error;
+    return Careful::launch({problem, workspace, args.items}, true, device, stream);
+  }
+};
+
+}  // namespace flashvar::sm90::gated_delta_rule
