@@ -8,6 +8,7 @@
 
 #include "core/dtype.cuh"
 #include "core/quad.cuh"
+#include "core/smem_layout.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
@@ -73,8 +74,9 @@ struct DiagonalRows {
   float upper[kBlock / 2], lower[kBlock];
 
   // Solves X = N - X diag(beta) N from the last column on.
-  __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* betas) {
-    int const lane = static_cast<int>(threadIdx.x) % 32, block = lane / 8, row = lane % 8;
+  __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* betas,
+                                          int lane) {
+    int const block = lane / 8, row = lane % 8;
     const float* const n = products.diagonal[block];
     float beta[kBlock];
     load_floats(beta, betas + kBlock * block);
@@ -104,58 +106,58 @@ struct DiagonalRows {
   }
 };
 
-// Blocks of X on the diagonal as operands of mma: left of block i + 1, times -diag(beta), and right
-// of block i.
-struct DiagonalOperands {
-  static constexpr int kRowBytes = kBlock * 2 + 16;  // eight rows begin in different banks
-  static constexpr int kBytes = 2 * kChunk * kRowBytes;
+// The matrix that X becomes, in shared memory. Above the diagonal, where it is 0, lie meanwhile the
+// blocks of X on the diagonal as operands of mma: in place of 0 is written where the matrix is
+// read.
+struct SolutionMatrix {
+  using Layout = SmemLayout<kChunk, kChunk>;
+  uint32_t smem;
 
-  uint32_t left[kBlocks - 1][4], right[kBlocks - 1][4];
+  // A lane's address of operand A of block (i, i) times -diag(beta), i > 0, with ldmatrix; of
+  // operand B of block (j, j), j < 3, with ldmatrix.trans.
+  __device__ __forceinline__ uint32_t left(int i, int lane) const {
+    return i < 3 ? fragment(i - 1, i + 1, lane) : fragment(0, 3, lane);
+  }
+  __device__ __forceinline__ uint32_t right(int j, int lane) const {
+    return fragment(j, j + 1, lane);
+  }
 
-  // `scratch`: kBytes of the warp's shared memory.
-  __device__ __forceinline__ DiagonalOperands(const DiagonalRows& x, const float* betas,
-                                              uint32_t scratch) {
-    uint32_t const lane = threadIdx.x % 32;
-    float beta[kBlock];
-    load_floats(beta, betas + kBlock * (lane / 8));
-    uint32_t const plain = scratch + (lane / 8 * kBlock + lane % 8) * kRowBytes;
-    uint32_t const scaled = plain + kChunk * kRowBytes;
-    auto put = [&](uint32_t row, int column, const float* eight) {
-      uint32_t words[4], scaled_words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float const first = eight[2 * i], second = eight[2 * i + 1];
-        words[i] = dtype::fp16::pack(first, second);
-        scaled_words[i] =
-            dtype::fp16::pack(-beta[column + 2 * i] * first, -beta[column + 2 * i + 1] * second);
-      }
-      ptx::shared_store(plain + row + 2 * column, {words[0], words[1], words[2], words[3]});
-      ptx::shared_store(scaled + row + 2 * column,
-                        {scaled_words[0], scaled_words[1], scaled_words[2], scaled_words[3]});
-    };
-    put(0, 0, x.upper);
-    ptx::shared_store(plain + 16, uint4{});
-    ptx::shared_store(scaled + 16, uint4{});
-    put(8 * kRowBytes, 0, x.lower);
-    put(8 * kRowBytes, 8, x.lower + 8);
-    __syncwarp();  // the blocks are there
-    uint32_t const fragment = scratch + lane % 16 * kRowBytes + lane / 16 * 16;
-#pragma unroll
-    for (int i = 0; i + 1 < kBlocks; ++i) {
-      ptx::ldmatrix_x4_trans(right[i], fragment + i * kBlock * kRowBytes);
-      ptx::ldmatrix_x4(left[i], fragment + (kChunk + (i + 1) * kBlock) * kRowBytes);
+  // Stores eight elements of a row of block (i, i) as operands.
+  __device__ __forceinline__ void put_operands(int i, int row, int column, const float* x,
+                                               const float* beta) const {
+    if (i < 3) {
+      ptx::shared_store(smem + Layout::chunk_offset(kBlock * i + row, 2 * i + 2 + column / 8),
+                        pack_eight(x));
     }
-    __syncwarp();  // they have been read
+    if (i > 0) {
+      float scaled[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) scaled[e] = -beta[e] * x[e];
+      int const of_rows = i < 3 ? i - 1 : 0, of_columns = i < 3 ? i + 1 : 3;
+      ptx::shared_store(
+          smem + Layout::chunk_offset(kBlock * of_rows + row, 2 * of_columns + column / 8),
+          pack_eight(scaled));
+    }
+  }
+
+  static __device__ __forceinline__ uint4 pack_eight(const float* x) {
+    using fp16 = dtype::fp16;
+    return {fp16::pack(x[0], x[1]), fp16::pack(x[2], x[3]), fp16::pack(x[4], x[5]),
+            fp16::pack(x[6], x[7])};
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t fragment(int i, int j, int lane) const {
+    return smem + Layout::chunk_offset(kBlock * i + lane % 16, 2 * j + lane / 16);
   }
 };
 
 // A block's accumulators times -diag(beta), as operand A; `beta`: of the block's columns.
 __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][4],
-                                          const float* beta) {
-  Lane const at;
+                                          const float* beta, int lane) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    float2 const of = *reinterpret_cast<const float2*>(beta + 8 * n + 2 * at.t);
+    float2 const of = *reinterpret_cast<const float2*>(beta + 8 * n + lane % 4 * 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       a[2 * n + half] = dtype::fp16::pack(-of.x * x[n][2 * half], -of.y * x[n][2 * half + 1]);
@@ -163,21 +165,19 @@ __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][
   }
 }
 
-// Finds the blocks of X below the diagonal and passes their accumulators to finish(i, j, x), row of
-// blocks by row of blocks:
+// Finds the blocks of X below the diagonal, when `matrix` has the operands, and passes their
+// accumulators to finish(i, j, x), row of blocks by row of blocks:
 //   X_ij = Y - Y diag(beta) X_jj,  Y = N_ij - the sum over k from j + 1 to i of X_ik diag(beta)
 //   N_kj
 template <class Finish>
 __device__ __forceinline__ void solve_below(const KeyProducts& products,
-                                            const DiagonalOperands& diagonal, const float* beta,
-                                            Finish&& finish) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
+                                            const SolutionMatrix& matrix, const float* beta,
+                                            int lane, Finish&& finish) {
   using fp16 = dtype::fp16;
 #pragma unroll
   for (int i = 1; i < kBlocks; ++i) {
     uint32_t left[kBlocks][4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) left[i][e] = diagonal.left[i - 1][e];
+    ptx::ldmatrix_x4(left[i], matrix.left(i, lane));
 #pragma unroll
     for (int j = i - 1; j >= 0; --j) {
       float x[2][4];
@@ -192,12 +192,13 @@ __device__ __forceinline__ void solve_below(const KeyProducts& products,
         ptx::mma_m16n8k16<fp16>(x[0], left[k], right.x, right.y);
         ptx::mma_m16n8k16<fp16>(x[1], left[k], right.z, right.w);
       }
-      pack_left(left[j], x, beta + kBlock * j);
-      const uint32_t (&right)[4] = diagonal.right[j];
+      pack_left(left[j], x, beta + kBlock * j, lane);
+      uint32_t right[4];
+      ptx::ldmatrix_x4_trans(right, matrix.right(j, lane));
       ptx::mma_m16n8k16<fp16>(x[0], left[j], right[0], right[1]);
       ptx::mma_m16n8k16<fp16>(x[1], left[j], right[2], right[3]);
       finish(i, j, x);
-      if (j > 0) pack_left(left[j], x, beta + kBlock * j);
+      if (j > 0) pack_left(left[j], x, beta + kBlock * j, lane);
     }
   }
 }

@@ -19,7 +19,8 @@ namespace flashvar::sm80::gated_delta_rule {
 template <class Record>
 struct PrepareArgs {
   FwdProblem problem;
-  Record* records;  // [chunk][head]
+  Record* records;        // [chunk][head]
+  uint32_t group_blocks;  // of a group's heads, kHeadsAtOnce to each block
 };
 
 // Heads of v in work at once, one by each warp.
@@ -44,14 +45,11 @@ struct HeadRows {
 struct ChunkRows {
   KeyProducts products;
   float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
-  GatePlace place;                       // of the first head
-  int64_t count;                         // rows
   HeadRows heads[kHeadsAtOnce];
 };
 
 // A record's matrix, while a warp writes it; it is the warp's scratch too.
 inline constexpr int kMatrixBytes = kChunk * kChunk * 2;
-static_assert(DiagonalOperands::kBytes <= kMatrixBytes);
 
 // Record_: ChunkRecord or GradRecord, for which Solution is specialised.
 template <class Dtype_, int kDim_, class Record_ = ChunkRecord>
@@ -81,7 +79,6 @@ struct Solution<ChunkRecord> {
   static constexpr float kCareful = __builtin_huge_valf();
   static constexpr float kLargest = __builtin_huge_valf();
   static __device__ __forceinline__ uint16_t* matrix(ChunkRecord& record) { return record.update; }
-  static __device__ __forceinline__ uint16_t* low(ChunkRecord& record) { return record.update; }
   static __device__ __forceinline__ float row(float beta) { return -beta; }
   static __device__ __forceinline__ float column(float beta) { return beta; }
   static __device__ __forceinline__ float diagonal(float beta) { return beta; }
@@ -122,6 +119,11 @@ __device__ __forceinline__ void find_gates(const FwdProblem& problem, const Gate
     rows.middle = middle;
     rows.wide = wide;
   }
+}
+
+// The vote tells the compiler that the answer is the warp's.
+__device__ __forceinline__ bool is_wide(const HeadRows& head) {
+  return __any_sync(0xffffffffu, head.wide != 0) != 0;
 }
 
 // Finds the other vectors of a head and writes the record's, by one warp.
@@ -223,16 +225,16 @@ __device__ __forceinline__ void copy_rows(uint16_t* to, const unsigned char* fro
   }
 }
 
-// Writes the warp's 16 rows of P of a head, `factors` those of the rows; `scratch`: 2 KB.
+// Writes the warp's 16 rows of P of a head; `scratch`: 2 KB.
 template <class Dtype, bool kWide>
-__device__ __forceinline__ void write_scores(const SquareRows& qk, const float (&factors)[2],
-                                             const HeadRows& head, unsigned char* scratch,
-                                             uint16_t* scores) {
+__device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
+                                             const ChunkRows& rows, const HeadRows& head,
+                                             unsigned char* scratch, uint16_t* scores) {
   Lane const at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half), i = 8 * m + at.g;
-    float const factor = factors[half] * head.decay[i], sum = head.sums[i];
+    float const factor = scale * rows.norm_q[i] * head.decay[i], sum = head.sums[i];
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
       if (n > m) break;
@@ -268,31 +270,36 @@ __device__ __forceinline__ uint32_t pack_rest(float first, float second) {
                            second - dtype::fp16::unpack(static_cast<uint16_t>(word >> 16)));
 }
 
-// A record's first matrix of a head, made by one warp in its shared memory.
-template <class Record>
+// A record's first matrix of a head, made by one warp in its shared memory; kLow: what fp16 leaves
+// of it.
+template <class Record, bool kLow>
 class SolutionWriter {
   using Of = Solution<Record>;
   const KeyProducts& products;
   HeadRows& head;
   unsigned char* const matrix;
-  bool const low, wide;
+  Lane const at;
+  int const lane;
+  bool const wide;
   uint32_t growth = 0;  // as bits, which sort as positive floats do and NaN behind them
   float largest = 0.f;
 
  public:
-  // low: what fp16 leaves, instead of the matrix.
   __device__ __forceinline__ SolutionWriter(const KeyProducts& products, HeadRows& head,
-                                            unsigned char* matrix, bool low)
-      : products(products), head(head), matrix(matrix), low(low), wide(head.wide != 0) {}
+                                            unsigned char* matrix)
+      : products(products),
+        head(head),
+        matrix(matrix),
+        at(ptx::thread_index()),
+        lane(4 * at.g + at.t),
+        wide(is_wide(head)) {}
 
   // Writes the matrix and gives the growth: the largest sum of a row.
   __device__ __forceinline__ float write(uint16_t* to) {
-    DiagonalRows const x(products, head.beta);
-    DiagonalOperands const operands(x, head.beta, ptx::smem_address(matrix));
+    DiagonalRows const x(products, head.beta, lane);
     put_row(x.upper, 0);
     put_row(x.lower, 8);
-    __syncwarp();  // totals of the blocks on the diagonal are there
-    Lane const at;
+    __syncwarp();  // operands and totals of the blocks on the diagonal are there
     float totals[kBlocks][2];
 #pragma unroll
     for (int i = 1; i < kBlocks; ++i) {
@@ -301,9 +308,9 @@ class SolutionWriter {
         totals[i][half] = at.t == 0 ? head.totals[kBlock * i + 8 * half + at.g] : 0.f;
       }
     }
-    solve_below(products, operands, head.beta, [&](int i, int j, const float (&block)[2][4]) {
-      put_block(i, j, block, totals[i]);
-    });
+    solve_below(
+        products, operands(), head.beta, lane,
+        [&](int i, int j, const float (&block)[2][4]) { put_block(i, j, block, totals[i]); });
 #pragma unroll
     for (int i = 1; i < kBlocks; ++i) {
 #pragma unroll
@@ -322,8 +329,9 @@ class SolutionWriter {
 
  private:
   __device__ __forceinline__ uint32_t pack(float first, float second) {
-    return low ? pack_rest(first, second) : dtype::fp16::pack(first, second);
+    return kLow ? pack_rest(first, second) : dtype::fp16::pack(first, second);
   }
+  __device__ __forceinline__ SolutionMatrix operands() const { return {ptx::smem_address(matrix)}; }
   __device__ __forceinline__ void add_total(float total) {
     growth = max(growth, __float_as_uint(total));
   }
@@ -335,17 +343,15 @@ class SolutionWriter {
   // Puts a row of X of a block on the diagonal, of whose columns all but kCount are 0.
   template <int kCount>
   __device__ __forceinline__ void put_row(const float (&x)[kCount], int below) {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
     int const row = below + lane % 8, block = lane / 8, i = kBlock * block + row;
     float const beta = head.beta[i], factor = Of::row(beta) * head.decay[i], sum = head.sums[i];
     float total = Of::diagonal_size(beta);
     unsigned char* const to = matrix + 128 * i;
 #pragma unroll
     for (int first = 0; first < kBlock; first += 8) {
-      uint32_t words[4] = {};
+      float eight[8] = {}, elements[8] = {}, of[8] = {};
       if (first < kCount) {
         int const column = kBlock * block + first;
-        float elements[8], of[8];
         load_floats(elements, head.columns + column);
 #pragma unroll
         for (int e = 0; e < 8; ++e) elements[e] *= factor;
@@ -359,14 +365,15 @@ class SolutionWriter {
         load_floats(of, head.beta + column);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          elements[e] *= x[(first + e) % kCount];
+          eight[e] = x[(first + e) % kCount];
+          elements[e] *= eight[e];
           total += add(elements[e], of[e]);
         }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) words[e] = pack(elements[2 * e], elements[2 * e + 1]);
       }
+      operands().put_operands(block, row, first, eight, of);
       *reinterpret_cast<uint4*>(to + (((2 * block + first / 8) ^ (i & 7)) * 16)) = {
-          words[0], words[1], words[2], words[3]};
+          pack(elements[0], elements[1]), pack(elements[2], elements[3]),
+          pack(elements[4], elements[5]), pack(elements[6], elements[7])};
     }
     add_total(total);
     head.totals[i] = total;
@@ -377,7 +384,6 @@ class SolutionWriter {
   // Puts the lane's elements of a block of X below the diagonal.
   __device__ __forceinline__ void put_block(int i, int j, const float (&x)[2][4],
                                             float (&totals)[2]) {
-    Lane const at;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const row = kBlock * i + 8 * half + at.g;
@@ -406,28 +412,30 @@ template <class Record>
 __device__ __forceinline__ void write_solution(const KeyProducts& products, HeadRows& head,
                                                unsigned char* matrix, Record& record) {
   using Of = Solution<Record>;
-  bool low = false;
-  while (true) {
-    SolutionWriter<Record> writer(products, head, matrix, low);
-    float const growth = writer.write(low ? Of::low(record) : Of::matrix(record));
-    if (!low && threadIdx.x % 32 == 0) record.growth = growth;
-    if (low || growth <= Of::kCareful) break;
-    low = true;
+  float const growth =
+      SolutionWriter<Record, false>(products, head, matrix).write(Of::matrix(record));
+  if (threadIdx.x % 32 == 0) record.growth = growth;
+  if constexpr (Of::kCareful < __builtin_huge_valf()) {
+    if (growth > Of::kCareful) {
+      SolutionWriter<Record, true>(products, head, matrix).write(Of::low(record));
+    }
   }
 }
 
-// The grid: chunks of all sequences times heads of q and k, on one axis.
+// The grid: chunks of all sequences times heads of q and k times parts of their groups, on one
+// axis.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     prepare_kernel(const __grid_constant__ PrepareArgs<typename Config::Record> args) {
   using Dtype = typename Config::Dtype;
   using Layout = typename Config::Layout;
-  using Record = typename Config::Record;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
   ptx::griddepcontrol_launch_dependents();  // the chains' blocks start as SMs become free
-  uint32_t const slot = blockIdx.x / static_cast<uint32_t>(problem.heads_qk);
-  uint32_t const head = blockIdx.x - slot * problem.heads_qk;
+  uint32_t const heads_and_chunk = blockIdx.x / args.group_blocks;
+  uint32_t const part = blockIdx.x - heads_and_chunk * args.group_blocks;
+  uint32_t const slot = heads_and_chunk / static_cast<uint32_t>(problem.heads_qk);
+  uint32_t const head_qk = heads_and_chunk - slot * problem.heads_qk;
   TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
   Span const span = problem.rows.span(chunk.batch);
   int32_t const count = span.count - chunk.first;
@@ -438,92 +446,55 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   auto load = [&](const Tensor& from, unsigned char* tile) {
     load_tile<Layout, Config::kThreads, true>(
         tile,
-        from.data + batch * from.batch_stride + row * from.seq_stride + head * from.head_stride,
+        from.data + batch * from.batch_stride + row * from.seq_stride + head_qk * from.head_stride,
         from.seq_stride, count, problem.head_dim);
   };
   load(problem.q, shared);
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  int const warp = static_cast<int>(threadIdx.x) / 32;
-  int32_t const first_head = head * problem.group;
-  auto find = [&](int32_t first, const GatePlace& place, int32_t rows_left) {
-    if (first + warp < problem.group) {
-      find_gates(problem, {place.batch, place.row, place.head + first + warp}, rows_left,
-                 rows.heads[warp]);
-    }
-  };
-  GatePlace const place{batch, row, first_head};
-  if (threadIdx.x == 0) {
-    rows.place = place;
-    rows.count = count;
+  // The shuffle tells the compiler that the index is warp-uniform.
+  int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  int32_t const first_head = head_qk * problem.group + part * kHeadsAtOnce;
+  int32_t const heads =
+      min(problem.group - static_cast<int32_t>(part) * kHeadsAtOnce, kHeadsAtOnce);
+  if (warp < heads) {  // while Q and K are under way
+    find_gates(problem, {batch, row, first_head + warp}, count, rows.heads[warp]);
   }
-  find(0, place, count);  // while Q and K are under way
   ptx::cp_async_wait<0>();
   __syncthreads();  // Q and K are there
 
-  SquareRows qk;
-  {
-    SquareRows kk;
-    uint32_t const q = ptx::smem_address(shared), k = q + Layout::kBytes;
-    if (problem.qk_l2norm) {
-      find_norms<Config>(q, rows.norm_q);
-      find_norms<Config>(k, rows.norm_k);
-    } else if (threadIdx.x < kChunk) {
-      rows.norm_q[threadIdx.x] = rows.norm_k[threadIdx.x] = 1.f;
-    }
-    FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
-    gemm_nt<Dtype, Config::kDim>(qk, rows_address<Layout>(q), columns);
-    gemm_nt<Dtype, Config::kDim>(kk, rows_address<Layout>(k), columns);
-    __syncthreads();  // the norms are there; the tiles have been read
-    store_products(kk, rows);
+  SquareRows qk, kk;
+  uint32_t const q = ptx::smem_address(shared), k = q + Layout::kBytes;
+  if (problem.qk_l2norm) {
+    find_norms<Config>(q, rows.norm_q);
+    find_norms<Config>(k, rows.norm_k);
+  } else if (threadIdx.x < kChunk) {
+    rows.norm_q[threadIdx.x] = rows.norm_k[threadIdx.x] = 1.f;
   }
+  FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
+  gemm_nt<Dtype, Config::kDim>(qk, rows_address<Layout>(q), columns);
+  gemm_nt<Dtype, Config::kDim>(kk, rows_address<Layout>(k), columns);
+  __syncthreads();  // the norms are there; the tiles have been read
+  store_products(kk, rows);
+  typename Config::Record* const records =
+      args.records + int64_t{slot} * problem.heads + first_head;
+  if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
+  __syncthreads();  // N and all vectors are there
 
   unsigned char* const matrix = shared + warp * kMatrixBytes;
-  Record* const records = args.records + int64_t{slot} * problem.heads + first_head;
-  auto find_all = [&](int32_t first) {
-    __syncwarp();  // the gates are found
-    if (first + warp < problem.group) {
-      find_vectors(rows, rows.heads[warp], problem.scale, records[first + warp]);
+  for (int32_t i = 0; i < heads; ++i) {
+    const HeadRows& head = rows.heads[i];
+    if (is_wide(head)) {
+      write_scores<Dtype, true>(qk, problem.scale, rows, head, matrix + 2048 * i,
+                                records[i].scores);
+    } else {
+      write_scores<Dtype, false>(qk, problem.scale, rows, head, matrix + 2048 * i,
+                                 records[i].scores);
     }
-  };
-  int32_t first = 0;
-  while (true) {
-    find_all(first);
-    __syncthreads();  // N and all vectors are there
-    Lane const at;
-    float const factors[2] = {problem.scale * rows.norm_q[8 * tile_row_of(at, 0) + at.g],
-                              problem.scale * rows.norm_q[8 * tile_row_of(at, 1) + at.g]};
-    int32_t const heads = min(problem.group - first, kHeadsAtOnce);
-    for (int32_t i = 0; i < heads; ++i) {
-      const HeadRows& head = rows.heads[i];
-      uint16_t* const scores = records[first + i].scores;
-      if (head.wide == 0) {
-        write_scores<Dtype, false>(qk, factors, head, matrix + 2048 * i, scores);
-      } else {
-        write_scores<Dtype, true>(qk, factors, head, matrix + 2048 * i, scores);
-      }
-    }
-    if (first + kHeadsAtOnce >= problem.group) break;
-    first += kHeadsAtOnce;
-    __syncthreads();  // the vectors and the scores have been read
-    find(first, rows.place, static_cast<int32_t>(rows.count));
   }
   __syncwarp();  // the scores have been read
-  // The last heads' vectors are still there, and others are not needed together.
-  while (true) {
-    if (first + warp < problem.group) {
-      write_solution(rows.products, rows.heads[warp], matrix, records[first + warp]);
-    }
-    if (first == 0) break;
-    first -= kHeadsAtOnce;
-    if (first + 2 * kHeadsAtOnce >= problem.group) {
-      __syncthreads();  // the other warps have read the vectors for their scores
-    }
-    find(first, rows.place, static_cast<int32_t>(rows.count));
-    find_all(first);
-    __syncwarp();  // the vectors are there
-  }
+  if (warp < heads) write_solution(rows.products, rows.heads[warp], matrix, records[warp]);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule
