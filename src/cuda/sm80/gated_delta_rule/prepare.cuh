@@ -64,9 +64,6 @@ struct PrepareConfig {
   static constexpr int kMatrices = kThreads / 32 * kMatrixBytes;
   static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
   static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(ChunkRows));
-  // More registers than those of four blocks are of use where shared memory leaves no room for
-  // them.
-  static constexpr int kBlocksPerSm = kSharedMemory > 64 * 1024 ? 2 : 4;
 };
 
 // What a record's first matrix is made of X: elements are X's times factors of rows and columns.
@@ -208,10 +205,12 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
   }
 }
 
-// The place of the lane's word of a row of a matrix that is stored in rows of 128 bytes, permuted
-// as by SWIZZLE_128B.
-__device__ __forceinline__ void put_word(unsigned char* row, const Lane& at, int n, uint32_t word) {
-  *reinterpret_cast<uint32_t*>(row + ((n ^ at.g) * 16) + 4 * at.t) = word;
+// Stores the lane's word of tile n in a row of tiles of a matrix that is stored in rows of 128
+// bytes, permuted as by SWIZZLE_128B.
+__device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, int n,
+                                         uint32_t word) {
+  uint32_t const first = 128 * at.g + 16 * at.g + 4 * at.t;
+  *reinterpret_cast<uint32_t*>(tiles + (first ^ (16 * n))) = word;
 }
 
 // Copies eight rows of a matrix; zeros from column 8 `chunks` on.
@@ -231,20 +230,27 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
                                              const ChunkRows& rows, const HeadRows& head,
                                              unsigned char* scratch, uint16_t* scores) {
   Lane const at;
+  float factors[2], row_sums[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const m = tile_row_of(at, half), i = 8 * m + at.g;
-    float const factor = scale * rows.norm_q[i] * head.decay[i], sum = head.sums[i];
+    int const i = 8 * tile_row_of(at, half) + at.g;
+    factors[half] = scale * rows.norm_q[i] * head.decay[i];
+    row_sums[half] = head.sums[i];
+  }
 #pragma unroll
-    for (int n = 0; n < kChunk / 8; ++n) {
-      if (n > m) break;
-      int const j = 8 * n + 2 * at.t;
-      float2 const column = pair_of(head.score_columns, j);
-      float first = factor * column.x, second = factor * column.y;
+  for (int n = 0; n < kChunk / 8; ++n) {
+    if (n > tile_row_of(at, 1)) break;
+    int const j = 8 * n + 2 * at.t;
+    float2 const column = pair_of(head.score_columns, j);
+    float2 const sums = kWide ? pair_of(head.sums, j) : float2{};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const m = tile_row_of(at, half);
+      if (n > m) continue;
+      float first = factors[half] * column.x, second = factors[half] * column.y;
       if constexpr (kWide) {
-        float2 const sums = pair_of(head.sums, j);
-        first *= exp2_approx(sum - sums.x);
-        second *= exp2_approx(sum - sums.y);
+        first *= exp2_approx(row_sums[half] - sums.x);
+        second *= exp2_approx(row_sums[half] - sums.y);
       }
       first *= qk.tile[0][n][2 * half];
       second *= qk.tile[0][n][2 * half + 1];
@@ -252,7 +258,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
         if (2 * at.t > at.g) first = 0.f;
         if (2 * at.t + 1 > at.g) second = 0.f;
       }
-      put_word(scratch + 1024 * half + 128 * at.g, at, n, Dtype::pack(first, second));
+      put_word(scratch + 1024 * half, at, n, Dtype::pack(first, second));
     }
   }
   __syncwarp();  // the rows are there
@@ -401,7 +407,7 @@ class SolutionWriter {
         first *= x[n][2 * half];
         second *= x[n][2 * half + 1];
         totals[half] += add(first, beta.x) + add(second, beta.y);
-        put_word(matrix + 128 * row, at, 2 * j + n, pack(first, second));
+        put_word(matrix + 1024 * (2 * i + half), at, 2 * j + n, pack(first, second));
       }
     }
   }
@@ -425,7 +431,7 @@ __device__ __forceinline__ void write_solution(const KeyProducts& products, Head
 // The grid: chunks of all sequences times heads of q and k times parts of their groups, on one
 // axis.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+__global__ void __launch_bounds__(Config::kThreads, 4)
     prepare_kernel(const __grid_constant__ PrepareArgs<typename Config::Record> args) {
   using Dtype = typename Config::Dtype;
   using Layout = typename Config::Layout;
