@@ -34,8 +34,6 @@ struct HeadRows {
   float decay[kChunk];          // the factor of D's row
   float columns[kChunk];        // factors of columns of the record's first matrix, D's in them
   float score_columns[kChunk];  // likewise of P
-  float totals[kChunk];         // of absolute values in rows of the first matrix, of its blocks on
-                                // the diagonal
   float middle;                 // what D's factors take from G
   int wide;
   int unused[2];
@@ -46,6 +44,8 @@ struct ChunkRows {
   KeyProducts products;
   float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
   HeadRows heads[kHeadsAtOnce];
+  // Of absolute values in rows of the first matrix, of its blocks on the diagonal.
+  float totals[kHeadsAtOnce][kChunk];
 };
 
 // A record's matrix, while a warp writes it; it is the warp's scratch too.
@@ -87,19 +87,34 @@ struct Solution<ChunkRecord> {
   }
 };
 
-// Finds G and beta of a head, by one warp: each lane has two tokens in a row.
-__device__ __forceinline__ void find_gates(const FwdProblem& problem, const GatePlace& first,
-                                           int32_t count, HeadRows& rows) {
+// The gates of a head's chunk as a lane loads them: of two tokens in a row.
+struct LaneGates {
+  bool exists[2];
+  GateBits bits[2];
+
+  __device__ __forceinline__ LaneGates(const FwdProblem& problem, const GatePlace& first,
+                                       int32_t count) {
+    int const token = static_cast<int>(threadIdx.x) % 32 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      exists[i] = token + i < count;
+      bits[i] =
+          GateBits(problem, {first.batch, first.row + (exists[i] ? token + i : 0), first.head});
+    }
+  }
+};
+
+// Finds G and beta of a head, by one warp.
+__device__ __forceinline__ void find_gates(const FwdProblem& problem, const LaneGates& gates,
+                                           HeadRows& rows) {
   // Factors of D reach from 2^-60 to 2^60.
   constexpr float kFarthest = 60.f;
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float decay[2], beta[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    GatePlace const place{first.batch, first.row + 2 * lane + i, first.head};
-    bool const exists = 2 * lane + i < count;
-    decay[i] = exists ? decay_log(problem, place) * (1.f / kLn2) : 0.f;
-    beta[i] = exists ? beta_of(problem, place) : 0.f;
+    decay[i] = gates.exists[i] ? gates.bits[i].decay_log(problem) * (1.f / kLn2) : 0.f;
+    beta[i] = gates.exists[i] ? gates.bits[i].beta_of(problem) : 0.f;
   }
   float const before = sum_before(decay[0] + decay[1]);
   float const sums[2] = {before + decay[0], before + (decay[0] + decay[1])};
@@ -237,12 +252,16 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
     factors[half] = scale * rows.norm_q[i] * head.decay[i];
     row_sums[half] = head.sums[i];
   }
+  float2 columns[kChunk / 8];
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
+  }
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
     if (n > tile_row_of(at, 1)) break;
-    int const j = 8 * n + 2 * at.t;
-    float2 const column = pair_of(head.score_columns, j);
-    float2 const sums = kWide ? pair_of(head.sums, j) : float2{};
+    float2 const column = columns[n];
+    float2 const sums = kWide ? pair_of(head.sums, 8 * n + 2 * at.t) : float2{};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const m = tile_row_of(at, half);
@@ -269,20 +288,14 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
   }
 }
 
-// What fp16 leaves of two numbers.
-__device__ __forceinline__ uint32_t pack_rest(float first, float second) {
-  uint32_t const word = dtype::fp16::pack(first, second);
-  return dtype::fp16::pack(first - dtype::fp16::unpack(static_cast<uint16_t>(word)),
-                           second - dtype::fp16::unpack(static_cast<uint16_t>(word >> 16)));
-}
-
 // A record's first matrix of a head, made by one warp in its shared memory; kLow: what fp16 leaves
 // of it.
 template <class Record, bool kLow>
 class SolutionWriter {
   using Of = Solution<Record>;
   const KeyProducts& products;
-  HeadRows& head;
+  const HeadRows& head;
+  float* const row_totals;  // of the blocks on the diagonal
   unsigned char* const matrix;
   Lane const at;
   int const lane;
@@ -291,10 +304,11 @@ class SolutionWriter {
   float largest = 0.f;
 
  public:
-  __device__ __forceinline__ SolutionWriter(const KeyProducts& products, HeadRows& head,
-                                            unsigned char* matrix)
+  __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadRows& head,
+                                            float* row_totals, unsigned char* matrix)
       : products(products),
         head(head),
+        row_totals(row_totals),
         matrix(matrix),
         at(ptx::thread_index()),
         lane(4 * at.g + at.t),
@@ -311,7 +325,7 @@ class SolutionWriter {
     for (int i = 1; i < kBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        totals[i][half] = at.t == 0 ? head.totals[kBlock * i + 8 * half + at.g] : 0.f;
+        totals[i][half] = at.t == 0 ? row_totals[kBlock * i + 8 * half + at.g] : 0.f;
       }
     }
     solve_below(
@@ -382,7 +396,7 @@ class SolutionWriter {
           pack(elements[4], elements[5]), pack(elements[6], elements[7])};
     }
     add_total(total);
-    head.totals[i] = total;
+    row_totals[i] = total;
     auto const diagonal = static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f));
     *reinterpret_cast<uint16_t*>(to + (((i / 8) ^ (i & 7)) * 16) + i % 8 * 2) = diagonal;
   }
@@ -390,23 +404,39 @@ class SolutionWriter {
   // Puts the lane's elements of a block of X below the diagonal.
   __device__ __forceinline__ void put_block(int i, int j, const float (&x)[2][4],
                                             float (&totals)[2]) {
+    float2 columns[2], betas[2], sums[2];
+    float factors[2], row_sums[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const row = kBlock * i + 8 * half + at.g;
-      float const factor = Of::row(head.beta[row]) * head.decay[row];
+    for (int n = 0; n < 2; ++n) {
+      int const column = kBlock * j + 8 * n + 2 * at.t, row = kBlock * i + 8 * n + at.g;
+      columns[n] = pair_of(head.columns, column);
+      betas[n] = pair_of(head.beta, column);
+      factors[n] = Of::row(head.beta[row]) * head.decay[row];
+      if (wide) {
+        sums[n] = pair_of(head.sums, column);
+        row_sums[n] = head.sums[row];
+      }
+    }
+    float elements[2][4];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        int const column = kBlock * j + 8 * n + 2 * at.t;
-        float2 const columns = pair_of(head.columns, column), beta = pair_of(head.beta, column);
-        float first = factor * columns.x, second = factor * columns.y;
-        if (wide) {
-          float2 const sums = pair_of(head.sums, column);
-          first *= exp2_approx(head.sums[row] - sums.x);
-          second *= exp2_approx(head.sums[row] - sums.y);
-        }
-        first *= x[n][2 * half];
-        second *= x[n][2 * half + 1];
-        totals[half] += add(first, beta.x) + add(second, beta.y);
+    for (int e = 0; e < 8; ++e) {
+      int const n = e / 4, half = e / 2 % 2;
+      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? columns[n].x : columns[n].y);
+    }
+    if (wide) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        int const n = e / 4, half = e / 2 % 2;
+        elements[n][e % 4] *= exp2_approx(row_sums[half] - (e % 2 == 0 ? sums[n].x : sums[n].y));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float const first = elements[n][2 * half] * x[n][2 * half];
+        float const second = elements[n][2 * half + 1] * x[n][2 * half + 1];
+        totals[half] += add(first, betas[n].x) + add(second, betas[n].y);
         put_word(matrix + 1024 * (2 * i + half), at, 2 * j + n, pack(first, second));
       }
     }
@@ -415,15 +445,16 @@ class SolutionWriter {
 
 // Writes a head's first matrix and its growth, by one warp.
 template <class Record>
-__device__ __forceinline__ void write_solution(const KeyProducts& products, HeadRows& head,
-                                               unsigned char* matrix, Record& record) {
+__device__ __forceinline__ void write_solution(const KeyProducts& products, const HeadRows& head,
+                                               float* row_totals, unsigned char* matrix,
+                                               Record& record) {
   using Of = Solution<Record>;
   float const growth =
-      SolutionWriter<Record, false>(products, head, matrix).write(Of::matrix(record));
+      SolutionWriter<Record, false>(products, head, row_totals, matrix).write(Of::matrix(record));
   if (threadIdx.x % 32 == 0) record.growth = growth;
   if constexpr (Of::kCareful < __builtin_huge_valf()) {
     if (growth > Of::kCareful) {
-      SolutionWriter<Record, true>(products, head, matrix).write(Of::low(record));
+      SolutionWriter<Record, true>(products, head, row_totals, matrix).write(Of::low(record));
     }
   }
 }
@@ -449,6 +480,12 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
   int64_t const row = int64_t{span.first} + chunk.first;
 
+  // The shuffle tells the compiler that the index is warp-uniform.
+  int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  int32_t const first_of_group = static_cast<int32_t>(part) * kHeadsAtOnce;
+  int32_t const first_head = head_qk * problem.group + first_of_group;
+  int32_t const heads = min(problem.group - first_of_group, kHeadsAtOnce);
+  LaneGates const gates(problem, {batch, row, first_head + min(warp, heads - 1)}, count);
   auto load = [&](const Tensor& from, unsigned char* tile) {
     load_tile<Layout, Config::kThreads, true>(
         tile,
@@ -459,14 +496,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  // The shuffle tells the compiler that the index is warp-uniform.
-  int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  int32_t const first_head = head_qk * problem.group + part * kHeadsAtOnce;
-  int32_t const heads =
-      min(problem.group - static_cast<int32_t>(part) * kHeadsAtOnce, kHeadsAtOnce);
-  if (warp < heads) {  // while Q and K are under way
-    find_gates(problem, {batch, row, first_head + warp}, count, rows.heads[warp]);
-  }
+  find_gates(problem, gates, rows.heads[warp]);  // while Q and K are under way
   ptx::cp_async_wait<0>();
   __syncthreads();  // Q and K are there
 
@@ -500,7 +530,8 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
     }
   }
   __syncwarp();  // the scores have been read
-  if (warp < heads) write_solution(rows.products, rows.heads[warp], matrix, records[warp]);
+  if (warp < heads)
+    write_solution(rows.products, rows.heads[warp], rows.totals[warp], matrix, records[warp]);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule
