@@ -220,12 +220,14 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
   }
 }
 
-// Stores the lane's word of tile n in a row of tiles of a matrix that is stored in rows of 128
-// bytes, permuted as by SWIZZLE_128B.
+// The place of the lane's word of tile n in a row of tiles of a matrix that is stored in rows of
+// 128 bytes, permuted as by SWIZZLE_128B.
+__device__ __forceinline__ unsigned char* place_of(unsigned char* tiles, const Lane& at, int n) {
+  return tiles + ((128 * at.g + 16 * at.g + 4 * at.t) ^ (16 * n));
+}
 __device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, int n,
                                          uint32_t word) {
-  uint32_t const first = 128 * at.g + 16 * at.g + 4 * at.t;
-  *reinterpret_cast<uint32_t*>(tiles + (first ^ (16 * n))) = word;
+  *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
 }
 
 // Copies eight rows of a matrix; zeros from column 8 `chunks` on.
@@ -273,12 +275,15 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
       }
       first *= qk.tile[0][n][2 * half];
       second *= qk.tile[0][n][2 * half + 1];
-      if (n == m) {  // above the diagonal there are no elements: 0, and not a product
-        if (2 * at.t > at.g) first = 0.f;
-        if (2 * at.t + 1 > at.g) second = 0.f;
-      }
       put_word(scratch + 1024 * half, at, n, Dtype::pack(first, second));
     }
+  }
+#pragma unroll
+  for (int half = 0; half < 2;
+       ++half) {  // above the diagonal there are no elements: 0, and not a product
+    unsigned char* const word = place_of(scratch + 1024 * half, at, tile_row_of(at, half));
+    if (2 * at.t > at.g) *reinterpret_cast<uint32_t*>(word) = 0;
+    if (2 * at.t == at.g) ptx::shared_store(ptx::smem_address(word) + 2, uint16_t{0});
   }
   __syncwarp();  // the rows are there
 #pragma unroll
@@ -397,8 +402,9 @@ class SolutionWriter {
     }
     add_total(total);
     row_totals[i] = total;
-    auto const diagonal = static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f));
-    *reinterpret_cast<uint16_t*>(to + (((i / 8) ^ (i & 7)) * 16) + i % 8 * 2) = diagonal;
+    unsigned char* const diagonal = to + (((i / 8) ^ (i & 7)) * 16) + i % 8 * 2;
+    ptx::shared_store(ptx::smem_address(diagonal),
+                      static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f)));
   }
 
   // Puts the lane's elements of a block of X below the diagonal.
