@@ -1,4 +1,4 @@
-// Vector accesses of 8 and 16 bytes: fp32 reductions into global memory (sm_90 and newer), and
+// Accesses of 2, 8 and 16 bytes: fp32 reductions into global memory (sm_90 and newer), and
 // loads and stores of shared memory. The asm is volatile, so the compiler does not move them across
 // barriers.
 #pragma once
@@ -22,6 +22,9 @@ __device__ __forceinline__ void shared_store(uint32_t smem, uint4 x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x.x), "r"(x.y), "r"(x.z),
                "r"(x.w)
                : "memory");
+}
+__device__ __forceinline__ void shared_store(uint32_t smem, uint16_t x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(smem), "h"(x) : "memory");
 }
 __device__ __forceinline__ uint4 shared_load_words(uint32_t smem) {
   uint4 x;

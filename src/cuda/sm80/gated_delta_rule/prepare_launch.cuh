@@ -15,9 +15,12 @@ inline int64_t record_count(const FwdProblem& problem) {
 template <class Config>
 cudaError_t launch_prepare(const FwdProblem& problem, int device, cudaStream_t stream) {
   using Record = typename Config::Record;
-  PrepareArgs<Record> const args{problem, static_cast<Record*>(problem.workspace)};
-  LaunchShape const shape{problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk,
-                          Config::kThreads, Config::kSharedMemory};
+  auto const group_blocks =
+      static_cast<uint32_t>((problem.group + kHeadsAtOnce - 1) / kHeadsAtOnce);
+  PrepareArgs<Record> const args{problem, static_cast<Record*>(problem.workspace), group_blocks};
+  LaunchShape const shape{
+      problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk * group_blocks,
+      Config::kThreads, Config::kSharedMemory};
   if (shape.blocks == 0) return cudaSuccess;
   return launch_kernel<prepare_kernel<Config>>(args, shape, device, stream);
 }
