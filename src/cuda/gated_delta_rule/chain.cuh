@@ -14,47 +14,135 @@
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/problem.h"
+#include "gated_delta_rule/segments.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/special_registers.cuh"
 
 namespace flashvar::gated_delta_rule {
+
+// A block's place in a grid of rows times heads times tiles, on one axis.
+struct BlockPlace {
+  uint32_t row, head, tile;
+
+  __device__ __forceinline__ BlockPlace(const FwdProblem& problem, uint32_t tiles) {
+    uint32_t const rest = blockIdx.x / tiles;
+    tile = blockIdx.x - rest * tiles;
+    row = rest / problem.heads;
+    head = rest - row * problem.heads;
+  }
+};
 
 // The work of a block: columns of V of one head of one sequence.
 struct Work {
   uint32_t sequence, head, head_qk;
   int32_t column;  // first of V
   Span span;
-  int64_t first_chunk;  // place of the sequence's first record
+  int64_t first_chunk;  // place of the first record
   int32_t batch;        // coordinate in dense tensors
 
   // `tiles`: of `columns` columns of V each.
-  __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns) {
-    uint32_t const row = blockIdx.x / tiles;
-    column = static_cast<int32_t>(blockIdx.x - row * tiles) * columns;
-    sequence = row / problem.heads;
-    head = row - sequence * problem.heads;
-    head_qk = head / problem.group;
-    span = problem.rows.span(sequence);
-    first_chunk = problem.rows.first_tile(sequence, kChunk);
-    batch = problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0;
+  __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns)
+      : Work(problem, BlockPlace(problem, tiles), columns) {}
+
+ protected:
+  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockPlace& place, int columns)
+      : Work(problem, place, place.row, columns) {}
+
+  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockPlace& place,
+                                  uint32_t of_sequence, int columns)
+      : sequence(of_sequence),
+        head(place.head),
+        head_qk(head / problem.group),
+        column(static_cast<int32_t>(place.tile) * columns),
+        span(problem.rows.span(sequence)),
+        first_chunk(problem.rows.first_tile(sequence, kChunk)),
+        batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {}
+};
+
+// The same of a segment (segments.h).
+struct SegmentWork : Work {
+  bool exists;            // else more were launched than there are
+  int32_t before, after;  // numbers of the boundaries at its ends; -1 at an end of its sequence
+
+  // Where the grid's rows are segments.
+  static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
+                                                           const Segments& segments, uint32_t tiles,
+                                                           int columns) {
+    BlockPlace const place(problem, tiles);
+    TileCoordinate at{place.row, 0};
+    if (segments.rows > 0) {
+      at = problem.rows.find(place.row, static_cast<uint32_t>(problem.sequences), segments.rows);
+    }
+    return {problem, segments, place, uniform(at), columns};
+  }
+
+  // Where they are boundaries: the segments before them.
+  static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
+                                                                const Segments& segments,
+                                                                uint32_t tiles, int columns) {
+    BlockPlace const place(problem, tiles);
+    auto const first = [&](uint32_t sequence) {
+      return static_cast<uint32_t>(segments.first_boundary(problem.rows, sequence));
+    };
+    uint32_t const sequence =
+        Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
+    int64_t const row = (int64_t{place.row} - first(sequence)) * segments.rows;
+    return {problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}), columns};
+  }
+
+ private:
+  // The shuffles tell the compiler that all lanes have the same, so that what follows from it is in
+  // uniform registers.
+  static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {
+    return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
+  }
+
+  __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,
+                                         const BlockPlace& place, const TileCoordinate& at,
+                                         int columns)
+      : Work(problem, place, at.batch, columns),
+        exists(at.first == 0 || (at.first > 0 && at.first < span.count)),
+        before(-1),
+        after(-1) {
+    if (segments.rows == 0) return;
+    int32_t const boundary =
+        segments.first_boundary(problem.rows, sequence) + at.first / segments.rows;
+    if (at.first > 0) before = boundary - 1;
+    if (span.count - at.first > segments.rows) after = boundary;
+    first_chunk += at.first / kChunk;
+    span.first += at.first;
+    span.count = min(span.count - at.first, segments.rows);
   }
 };
 
-// Calls f(element of the thread's accumulators, address) for each that exists.
+// Column of V and of K of element i of the thread's accumulators, from column `column` of V on.
+struct StatePlace {
+  int32_t v, k;
+
+  __device__ __forceinline__ StatePlace(const Lane& lane, int32_t column, int i)
+      : v(column + 16 * lane.warp + lane.g + i / 2 % 2 * 8), k(i / 4 * 8 + 2 * lane.t + i % 2) {}
+};
+
+// Calls f(element of the thread's accumulators, address) for each that exists, from column
+// `column` on of `columns`. `index`: of a sequence.
+template <int kDim, class F>
+__device__ __forceinline__ void each_of_state(const State& state, int64_t index, uint32_t head,
+                                              int32_t dim, int32_t column, int32_t columns, F f) {
+  Lane const lane;
+  float* const data = state.data + index * state.sequence_stride + head * state.head_stride;
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) {
+    StatePlace const at(lane, column, i);
+    if (at.v < columns && at.k < dim) f(i, data + at.k * state.k_stride + at.v * state.v_stride);
+  }
+}
+
+// The same of the work's sequence.
 template <int kDim, class F>
 __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const State& state,
                                               const Work& work, int32_t column, F f) {
-  Lane const lane;
-  float* const data =
-      state.data + work.sequence * state.sequence_stride + work.head * state.head_stride;
-#pragma unroll
-  for (int i = 0; i < kDim / 2; ++i) {
-    int32_t const v = column + 16 * lane.warp + lane.g + i / 2 % 2 * 8;
-    int32_t const k = i / 4 * 8 + 2 * lane.t + i % 2;
-    if (v < problem.head_dim_v && k < problem.head_dim) {
-      f(i, data + k * state.k_stride + v * state.v_stride);
-    }
-  }
+  each_of_state<kDim>(state, work.sequence, work.head, problem.head_dim, column, problem.head_dim_v,
+                      f);
 }
 
 // Accumulators of 16 kSteps columns as operand A.
@@ -255,8 +343,8 @@ __device__ __forceinline__ float norm_of(const FwdProblem& problem, const Lane& 
   return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
 }
 
-// A chunk token by token, in fp32: the state, and out^T in V's tile.
-template <class Dtype, int kDim>
+// A chunk token by token, in fp32: the state and, with kOutput, out^T in V's tile.
+template <class Dtype, int kDim, bool kOutput = true>
 __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const Work& work,
                                                float (&state)[kDim / 2], uint32_t tile_k,
                                                uint32_t tile_q, uint32_t tile_v, int32_t row) {
@@ -295,6 +383,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
         of_state(i, half) = fmaf(update[half], x, of_state(i, half));
       }
     });
+    if constexpr (!kOutput) continue;
     float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
     each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll

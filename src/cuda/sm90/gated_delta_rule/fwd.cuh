@@ -3,6 +3,8 @@
 // A state warpgroup has 64 columns of the state of one head (gated_delta_rule/chain.cuh). What only
 // the output needs is not in its way: it gives the state before each chunk and the chunk's updates,
 // in 16 bits, to the output warpgroup, by way of shared memory. Two warps load, one for each.
+// Segments' states and transitions are found by the same warpgroups without the output
+// (segments.cuh).
 #pragma once
 #include <cstdint>
 
@@ -25,19 +27,22 @@ struct FwdArgs {
   FwdProblem problem;
   CUtensorMap q, k, v;         // clipped at the end of a sequence
   const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V
+  int32_t column_tiles;        // of V, and of transitions
+  Segments segments;
+  SegmentStates between;
 };
 
 // kWarpgroups: of the state, each of 64 columns of V.
-template <class Target, class Dtype_, int kDim_, int kWarpgroups_>
+template <class Target, class Dtype_, int kDim_, int kWarpgroups_, bool kOutput_ = true>
 struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr bool kOutput = kOutput_;
   static constexpr int kColumns = 64 * kWarpgroups;
   // The loads' warpgroup, that of the output, those of the state.
-  static constexpr int kThreads = 128 * (kWarpgroups + 2);
-  static constexpr int kStateRegisters = kWarpgroups == 1 ? 240 : 192;
+  static constexpr int kThreads = 128 * (kWarpgroups + (kOutput ? 2 : 1));
+  static constexpr int kStateRegisters = kWarpgroups == 1 || !kOutput ? 240 : 192;
   static constexpr int kOutRegisters = 104;
   static constexpr int kColBlockBytes = kChunk * 128;
   static constexpr int kColBlocks = kDim / 64;
@@ -55,7 +60,7 @@ struct FwdConfig {
   static constexpr int kScores = kTileBytes;
   static constexpr int kOutVectors = kScores + kSquareBytes;
   static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
-  static constexpr int kOutStages = 2;
+  static constexpr int kOutStages = kOutput ? 2 : 0;
 
   // What the state's warpgroups give: the state before a chunk, [V][K], and its updates,
   // [V][token].
@@ -106,9 +111,11 @@ struct FwdSmem {
       ptx::mbarrier_init(of.empty(), readers);
     };
     for (uint32_t i = 0; i < Config::kStateStages; ++i) pair(of_state(i), 1, kStateWarps);
-    for (uint32_t i = 0; i < Config::kOutStages; ++i) pair(of_out(i), 1, kOutWarps);
-    pair(state(), kStateWarps, kOutWarps);
-    pair(updates(), kStateWarps, kOutWarps);
+    if constexpr (Config::kOutput) {
+      for (uint32_t i = 0; i < Config::kOutStages; ++i) pair(of_out(i), 1, kOutWarps);
+      pair(state(), kStateWarps, kOutWarps);
+      pair(updates(), kStateWarps, kOutWarps);
+    }
     ptx::mbarrier_init_fence();
   }
 };
@@ -118,9 +125,10 @@ template <class Config>
 struct LoadedBlocks {
   int32_t keys, values;  // of K and of Q; of V
 
-  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, const Work& work)
+  // `columns`: of V, from the block's first on.
+  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, int32_t columns)
       : keys(col_blocks_of(problem.head_dim)),
-        values(min(col_blocks_of(problem.head_dim_v - work.column), Config::kWarpgroups)) {}
+        values(min(col_blocks_of(columns), Config::kWarpgroups)) {}
 
   __device__ __forceinline__ bool all() const {
     return keys == Config::kColBlocks && values == Config::kWarpgroups;
@@ -281,23 +289,19 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
   }
 }
 
-// A state warpgroup: the chain of its 64 columns of V.
+// A state warpgroup: the chain of its 64 columns of V, from column `column` on.
 template <class Config>
 __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem<Config>& smem,
-                                              const Work& work, int warpgroup) {
+                                              const Work& work, int warpgroup, int32_t column,
+                                              float (&state)[Config::kDim / 2]) {
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
+  constexpr bool kOutput = Config::kOutput;
   using Rows = KMajor<Config::kColBlockBytes>;      // K and update as they lie
   using Columns = MnMajor<Config::kColBlockBytes>;  // K by tokens
   using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
-  int32_t const column = work.column + 64 * warpgroup;
 
-  float state[kDim / 2] = {};
-  if (problem.initial_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.initial_state, work, column,
-                        [&](int i, const float* from) { state[i] = *from; });
-  }
   PipelineState<Config::kStateStages> stage;
   PipelineState<Config::kOutStages> out_stage;
   PipelineState<1> given;
@@ -309,18 +313,24 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     Handover const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
-    ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
-    give<Config>(smem.base + Config::kState, packed_state, warpgroup);
-    warp_arrive(smem.state().full);
+    if constexpr (kOutput) {
+      ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
+      give<Config>(smem.base + Config::kState, packed_state, warpgroup);
+      warp_arrive(smem.state().full);
+    }
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
-      // Q is loaded, and stays until the updates count as given.
-      ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
-      step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
-                                  tile_v, row);
-      copy_out(problem, problem.out, work, tile_v, row, column);
-      ptx::fence_async_proxy();  // the tile's words come before the next load
-      warp_arrive(smem.updates().full);
+      if constexpr (kOutput) {
+        // Q is loaded, and stays until the updates count as given.
+        ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
+        step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
+                                    tile_v, row);
+        copy_out(problem, problem.out, work, tile_v, row, column);
+        ptx::fence_async_proxy();  // the tile's words come before the next load
+        warp_arrive(smem.updates().full);
+      } else {
+        step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
+      }
       warp_arrive(operands.empty());
       continue;
     }
@@ -347,29 +357,43 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     b.scale(update);
     pack<Dtype>(packed_kept, update);
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
-    // Beside the product: the updates are given.
-    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last ones have been read
-    give<Config>(smem.base + Config::kUpdates, packed, warpgroup);
-    warp_arrive(smem.updates().full);
+    if constexpr (kOutput) {
+      // Beside the product: the updates are given.
+      ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
+      give<Config>(smem.base + Config::kUpdates, packed, warpgroup);
+      warp_arrive(smem.updates().full);
+    }
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(state);
     warp_arrive(operands.empty());
   }
-  if (problem.final_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.final_state, work, column,
-                        [&](int i, float* to) { *to = state[i]; });
+}
+
+// Loads the first state of a sequence's first segment, else zeros.
+template <int kDim>
+__device__ __forceinline__ void load_initial_state(const FwdProblem& problem,
+                                                   const SegmentWork& work, int32_t column,
+                                                   float (&state)[kDim / 2]) {
+#pragma unroll
+  for (float& value : state) value = 0.f;
+  if (work.before < 0 && problem.initial_state.data != nullptr) {
+    each_of_state<kDim>(problem, problem.initial_state, work, column,
+                        [&](int i, const float* from) { state[i] = *from; });
   }
 }
 
-// The grid: sequences times heads times tiles of columns of V, on one axis.
+// The grid: segments times heads times tiles of columns of V, on one axis.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   FwdSmem<Config> const smem{smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
-  Work const work(args.problem, args.column_tiles, Config::kColumns);
-  LoadedBlocks<Config> const blocks(args.problem, work);
+  const FwdProblem& problem = args.problem;
+  auto const work =
+      SegmentWork::of_segment(problem, args.segments, args.column_tiles, Config::kColumns);
+  if (!work.exists) return;
+  LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);
   if (!blocks.all()) zero_stages(smem);
   __syncthreads();  // mbarriers are initialised, stages zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
@@ -387,7 +411,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     write_out(args, smem, work);
   } else {
     ptx::setmaxnreg_inc<Config::kStateRegisters>();
-    advance_state(args, smem, work, static_cast<int>(warpgroup) - 2);
+    int const mine = static_cast<int>(warpgroup) - 2;
+    int32_t const column = work.column + 64 * mine;
+    float state[Config::kDim / 2];
+    load_initial_state<Config::kDim>(problem, work, column, state);
+    if (work.before >= 0) {
+      ptx::griddepcontrol_wait();  // the states at boundaries are written
+      each_of_state<Config::kDim>(args.between.states, work.before, work.head,
+                                  problem.head_dim, column, problem.head_dim_v,
+                                  [&](int i, const float* from) { state[i] = *from; });
+    }
+    advance_state(args, smem, work, mine, column, state);
+    if (work.after < 0 && problem.final_state.data != nullptr) {
+      each_of_state<Config::kDim>(problem, problem.final_state, work, column,
+                                  [&](int i, float* to) { *to = state[i]; });
+    }
   }
 }
 

@@ -1,0 +1,59 @@
+// Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh: a transition is
+// the chain of a state that starts as the identity, where V is zeros.
+#pragma once
+#include <cstdint>
+
+#include "sm90/gated_delta_rule/fwd.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+// The grid: boundaries times heads times tiles of columns, those of V and then those of the
+// transition, on one axis.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    segment_kernel(const __grid_constant__ FwdArgs args) {
+  constexpr int kDim = Config::kDim;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  FwdSmem<Config> const smem{smem_address(shared)};
+  if (threadIdx.x == 0) smem.init();
+  // Also where there is nothing to do: the next grid waits for this one only.
+  ptx::griddepcontrol_wait();
+  const FwdProblem& problem = args.problem;
+  auto work =
+      SegmentWork::before_boundary(problem, args.segments, args.column_tiles, Config::kColumns);
+  int32_t const values =
+      (problem.head_dim_v + Config::kColumns - 1) / Config::kColumns * Config::kColumns;
+  bool const is_transition = work.column >= values;
+  if (!work.exists || work.after < 0 || (is_transition && work.before < 0)) return;
+  if (is_transition) work.column -= values;
+  // Tiles of V that are never loaded are zeros.
+  LoadedBlocks<Config> const blocks(problem, is_transition ? 0 : problem.head_dim_v - work.column);
+  if (!blocks.all()) zero_stages(smem);
+  __syncthreads();  // mbarriers are initialised, stages zeroed
+  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<24>();
+    FwdLoads<Config> const loads{args, work, blocks};
+    if (threadIdx.x < 32 && ptx::elect_one()) load_for_state(loads, smem);
+  } else {
+    ptx::setmaxnreg_inc<Config::kStateRegisters>();
+    int const mine = static_cast<int>(warpgroup) - 1;
+    int32_t const column = work.column + 64 * mine;
+    float state[kDim / 2];
+    load_initial_state<kDim>(problem, work, column, state);
+    if (is_transition) {
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) {
+        StatePlace const at(Lane(), column, i);
+        state[i] = at.v == at.k ? 1.f : 0.f;
+      }
+    }
+    advance_state(args, smem, work, mine, column, state);
+    const State& to = is_transition ? args.between.transitions : args.between.states;
+    int32_t const columns = is_transition ? problem.head_dim : problem.head_dim_v;
+    each_of_state<kDim>(to, work.after, work.head, problem.head_dim, column, columns,
+                        [&](int i, float* at) { *at = state[i]; });
+  }
+}
+
+}  // namespace flashvar::sm90::gated_delta_rule
