@@ -61,22 +61,24 @@ struct Work {
 
 // The same of a segment (segments.h).
 struct SegmentWork : Work {
-  bool exists;            // else more were launched than there are
+  bool exists;            // else more blocks were launched than there is work
   int32_t before, after;  // numbers of the boundaries at its ends; -1 at an end of its sequence
 
-  // Where the grid's rows are segments.
+  // Where the grid's rows are the segments before boundaries, and then the last one of every
+  // sequence.
   static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
-                                                           const Segments& segments, uint32_t tiles,
+                                                           const Segments& segments,
+                                                           uint32_t boundaries, uint32_t tiles,
                                                            int columns) {
     BlockPlace const place(problem, tiles);
-    TileCoordinate at{place.row, 0};
-    if (segments.rows > 0) {
-      at = problem.rows.find(place.row, static_cast<uint32_t>(problem.sequences), segments.rows);
-    }
-    return {problem, segments, place, uniform(at), columns};
+    if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns);
+    uint32_t const sequence = place.row - boundaries;
+    int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
+    int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
+    return {problem, segments, place, {sequence, row}, columns};
   }
 
-  // Where they are boundaries: the segments before them.
+  // Where they are the segments before boundaries.
   static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
                                                                 const Segments& segments,
                                                                 uint32_t tiles, int columns) {
@@ -87,7 +89,10 @@ struct SegmentWork : Work {
     uint32_t const sequence =
         Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
     int64_t const row = (int64_t{place.row} - first(sequence)) * segments.rows;
-    return {problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}), columns};
+    SegmentWork work{problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}),
+                     columns};
+    work.exists = work.after >= 0;  // there may be fewer boundaries than were counted
+    return work;
   }
 
  private:
@@ -100,15 +105,12 @@ struct SegmentWork : Work {
   __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,
                                          const BlockPlace& place, const TileCoordinate& at,
                                          int columns)
-      : Work(problem, place, at.batch, columns),
-        exists(at.first == 0 || (at.first > 0 && at.first < span.count)),
-        before(-1),
-        after(-1) {
+      : Work(problem, place, at.batch, columns), exists(true), before(-1), after(-1) {
     if (segments.rows == 0) return;
     int32_t const boundary =
         segments.first_boundary(problem.rows, sequence) + at.first / segments.rows;
     if (at.first > 0) before = boundary - 1;
-    if (span.count - at.first > segments.rows) after = boundary;
+    if (at.first >= 0 && span.count - at.first > segments.rows) after = boundary;
     first_chunk += at.first / kChunk;
     span.first += at.first;
     span.count = min(span.count - at.first, segments.rows);
@@ -123,26 +125,39 @@ struct StatePlace {
       : v(column + 16 * lane.warp + lane.g + i / 2 % 2 * 8), k(i / 4 * 8 + 2 * lane.t + i % 2) {}
 };
 
-// Calls f(element of the thread's accumulators, address) for each that exists, from column
-// `column` on of `columns`. `index`: of a sequence.
+// Calls f(first of two elements of the thread's accumulators, their address) for those of a state
+// between segments, or of a transition.
 template <int kDim, class F>
-__device__ __forceinline__ void each_of_state(const State& state, int64_t index, uint32_t head,
-                                              int32_t dim, int32_t column, int32_t columns, F f) {
+__device__ __forceinline__ void each_between(const State& state, int32_t boundary, uint32_t head,
+                                             int32_t column, int32_t columns, F f) {
   Lane const lane;
-  float* const data = state.data + index * state.sequence_stride + head * state.head_stride;
+  StatePlace const first(lane, column, 0);
+  float* const data = state.data + boundary * state.sequence_stride + head * state.head_stride +
+                      int64_t{first.v} * kDim + first.k;
 #pragma unroll
-  for (int i = 0; i < kDim / 2; ++i) {
-    StatePlace const at(lane, column, i);
-    if (at.v < columns && at.k < dim) f(i, data + at.k * state.k_stride + at.v * state.v_stride);
+  for (int half = 0; half < 2; ++half) {
+    if (first.v + 8 * half >= columns) continue;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      f(4 * n + 2 * half, reinterpret_cast<float2*>(data + 8 * half * kDim + 8 * n));
+    }
   }
 }
 
-// The same of the work's sequence.
+// Calls f(element of the thread's accumulators, address) for each that exists.
 template <int kDim, class F>
 __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const State& state,
                                               const Work& work, int32_t column, F f) {
-  each_of_state<kDim>(state, work.sequence, work.head, problem.head_dim, column, problem.head_dim_v,
-                      f);
+  Lane const lane;
+  float* const data =
+      state.data + work.sequence * state.sequence_stride + work.head * state.head_stride;
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) {
+    StatePlace const at(lane, column, i);
+    if (at.v < problem.head_dim_v && at.k < problem.head_dim) {
+      f(i, data + at.k * state.k_stride + at.v * state.v_stride);
+    }
+  }
 }
 
 // Accumulators of 16 kSteps columns as operand A.

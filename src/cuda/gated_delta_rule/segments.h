@@ -19,12 +19,9 @@ namespace flashvar::gated_delta_rule {
 struct Segments {
   int32_t rows;  // of each but the last of a sequence: whole chunks; 0: sequences are not divided
 
-  // Segments to launch blocks for: of packed sequences, whose lengths only the device knows, as
-  // many as there may be.
-  int64_t count(const Problem& problem) const {
-    return rows == 0 ? problem.sequences : problem.rows.tiles(problem.sequences, rows);
-  }
-  // The same of boundaries between two segments of a sequence.
+  // Boundaries between two segments of a sequence: of packed sequences, whose lengths only the
+  // device knows, as many as there may be. Each has a segment before it, and each sequence a last
+  // one.
   int64_t boundaries(const Problem& problem) const {
     if (rows == 0) return 0;
     if (problem.rows.offsets != nullptr) return problem.rows.total / rows;

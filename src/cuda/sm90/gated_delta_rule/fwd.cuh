@@ -29,6 +29,7 @@ struct FwdArgs {
   const ChunkRecord* records;  // [chunk][head]
   int32_t column_tiles;        // of V, and of transitions
   Segments segments;
+  uint32_t boundaries;
   SegmentStates between;
 };
 
@@ -382,7 +383,8 @@ __device__ __forceinline__ void load_initial_state(const FwdProblem& problem,
   }
 }
 
-// The grid: segments times heads times tiles of columns of V, on one axis.
+// The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
+// axis.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
@@ -390,8 +392,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   FwdSmem<Config> const smem{smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
   const FwdProblem& problem = args.problem;
-  auto const work =
-      SegmentWork::of_segment(problem, args.segments, args.column_tiles, Config::kColumns);
+  auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
+                                            args.column_tiles, Config::kColumns);
   if (!work.exists) return;
   LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);
   if (!blocks.all()) zero_stages(smem);
@@ -417,9 +419,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     load_initial_state<Config::kDim>(problem, work, column, state);
     if (work.before >= 0) {
       ptx::griddepcontrol_wait();  // the states at boundaries are written
-      each_of_state<Config::kDim>(args.between.states, work.before, work.head,
-                                  problem.head_dim, column, problem.head_dim_v,
-                                  [&](int i, const float* from) { state[i] = *from; });
+      each_between<Config::kDim>(args.between.states, work.before, work.head, column,
+                                 problem.head_dim_v, [&](int i, const float2* from) {
+                                   state[i] = from->x;
+                                   state[i + 1] = from->y;
+                                 });
     }
     advance_state(args, smem, work, mine, column, state);
     if (work.after < 0 && problem.final_state.data != nullptr) {

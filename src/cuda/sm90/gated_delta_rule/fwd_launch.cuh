@@ -57,6 +57,7 @@ struct FwdLaunch {
     args.problem = problem;
     args.records = static_cast<const ChunkRecord*>(problem.workspace);
     args.segments = choose_segments(problem, kCosts);
+    args.boundaries = static_cast<uint32_t>(args.segments.boundaries(problem));
     args.between = {problem, args.segments, kDim,
                     static_cast<char*>(problem.workspace) + record_bytes(problem)};
     return args;
@@ -77,7 +78,7 @@ struct FwdLaunch {
     if (error == cudaSuccess) error = encode_maps(args);
     if (error == cudaSuccess) error = launch_segments(args, device, stream);
     if (error != cudaSuccess) return error;
-    int64_t const chains = args.segments.count(problem) * problem.heads;
+    int64_t const chains = (args.boundaries + problem.sequences) * problem.heads;
     return chains * tiles<Config<1>>(problem.head_dim_v) <= multiprocessors
                ? launch_chains<Config<1>>(args, chains, device, stream)
                : launch_chains<Config<2>>(args, chains, device, stream);
@@ -106,7 +107,7 @@ struct FwdLaunch {
   // The blocks of each kernel start while the last ones of the kernel before it end.
   static cudaError_t launch_segments(FwdArgs& args, int device, cudaStream_t stream) {
     const FwdProblem& problem = args.problem;
-    int64_t const chains = args.segments.boundaries(problem) * problem.heads;
+    int64_t const chains = int64_t{args.boundaries} * problem.heads;
     if (chains == 0) return cudaSuccess;
     args.column_tiles =
         tiles<SegmentConfig>(problem.head_dim_v) + tiles<SegmentConfig>(problem.head_dim);

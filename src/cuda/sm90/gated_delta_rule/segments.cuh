@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int32_t const values =
       (problem.head_dim_v + Config::kColumns - 1) / Config::kColumns * Config::kColumns;
   bool const is_transition = work.column >= values;
-  if (!work.exists || work.after < 0 || (is_transition && work.before < 0)) return;
+  if (!work.exists || (is_transition && work.before < 0)) return;
   if (is_transition) work.column -= values;
   // Tiles of V that are never loaded are zeros.
   LoadedBlocks<Config> const blocks(problem, is_transition ? 0 : problem.head_dim_v - work.column);
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     advance_state(args, smem, work, mine, column, state);
     const State& to = is_transition ? args.between.transitions : args.between.states;
     int32_t const columns = is_transition ? problem.head_dim : problem.head_dim_v;
-    each_of_state<kDim>(to, work.after, work.head, problem.head_dim, column, columns,
-                        [&](int i, float* at) { *at = state[i]; });
+    each_between<kDim>(to, work.after, work.head, column, columns,
+                       [&](int i, float2* at) { *at = {state[i], state[i + 1]}; });
   }
 }
 
