@@ -14,7 +14,6 @@
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/problem.h"
-#include "gated_delta_rule/segments.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/special_registers.cuh"
 
@@ -59,64 +58,6 @@ struct Work {
         batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {}
 };
 
-// The same of a segment (segments.h).
-struct SegmentWork : Work {
-  bool exists;            // else more blocks were launched than there is work
-  int32_t before, after;  // numbers of the boundaries at its ends; -1 at an end of its sequence
-
-  // Where the grid's rows are the segments before boundaries, and then the last one of every
-  // sequence.
-  static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
-                                                           const Segments& segments,
-                                                           uint32_t boundaries, uint32_t tiles,
-                                                           int columns) {
-    BlockPlace const place(problem, tiles);
-    if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns);
-    uint32_t const sequence = place.row - boundaries;
-    int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
-    int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
-    return {problem, segments, place, {sequence, row}, columns};
-  }
-
-  // Where they are the segments before boundaries.
-  static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
-                                                                const Segments& segments,
-                                                                uint32_t tiles, int columns) {
-    BlockPlace const place(problem, tiles);
-    auto const first = [&](uint32_t sequence) {
-      return static_cast<uint32_t>(segments.first_boundary(problem.rows, sequence));
-    };
-    uint32_t const sequence =
-        Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
-    int64_t const row = (int64_t{place.row} - first(sequence)) * segments.rows;
-    SegmentWork work{problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}),
-                     columns};
-    work.exists = work.after >= 0;  // there may be fewer boundaries than were counted
-    return work;
-  }
-
- private:
-  // The shuffles tell the compiler that all lanes have the same, so that what follows from it is in
-  // uniform registers.
-  static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {
-    return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
-  }
-
-  __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,
-                                         const BlockPlace& place, const TileCoordinate& at,
-                                         int columns)
-      : Work(problem, place, at.batch, columns), exists(true), before(-1), after(-1) {
-    if (segments.rows == 0) return;
-    int32_t const boundary =
-        segments.first_boundary(problem.rows, sequence) + at.first / segments.rows;
-    if (at.first > 0) before = boundary - 1;
-    if (at.first >= 0 && span.count - at.first > segments.rows) after = boundary;
-    first_chunk += at.first / kChunk;
-    span.first += at.first;
-    span.count = min(span.count - at.first, segments.rows);
-  }
-};
-
 // Column of V and of K of element i of the thread's accumulators, from column `column` of V on.
 struct StatePlace {
   int32_t v, k;
@@ -124,25 +65,6 @@ struct StatePlace {
   __device__ __forceinline__ StatePlace(const Lane& lane, int32_t column, int i)
       : v(column + 16 * lane.warp + lane.g + i / 2 % 2 * 8), k(i / 4 * 8 + 2 * lane.t + i % 2) {}
 };
-
-// Calls f(first of two elements of the thread's accumulators, their address) for those of a state
-// between segments, or of a transition.
-template <int kDim, class F>
-__device__ __forceinline__ void each_between(const State& state, int32_t boundary, uint32_t head,
-                                             int32_t column, int32_t columns, F f) {
-  Lane const lane;
-  StatePlace const first(lane, column, 0);
-  float* const data = state.data + boundary * state.sequence_stride + head * state.head_stride +
-                      int64_t{first.v} * kDim + first.k;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (first.v + 8 * half >= columns) continue;
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      f(4 * n + 2 * half, reinterpret_cast<float2*>(data + 8 * half * kDim + 8 * n));
-    }
-  }
-}
 
 // Calls f(element of the thread's accumulators, address) for each that exists.
 template <int kDim, class F>

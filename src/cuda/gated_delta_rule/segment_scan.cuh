@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/segment_work.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace flashvar::gated_delta_rule {

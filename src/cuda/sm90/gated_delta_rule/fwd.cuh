@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/segment_work.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
@@ -370,19 +371,6 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   }
 }
 
-// Loads the first state of a sequence's first segment, else zeros.
-template <int kDim>
-__device__ __forceinline__ void load_initial_state(const FwdProblem& problem,
-                                                   const SegmentWork& work, int32_t column,
-                                                   float (&state)[kDim / 2]) {
-#pragma unroll
-  for (float& value : state) value = 0.f;
-  if (work.before < 0 && problem.initial_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.initial_state, work, column,
-                        [&](int i, const float* from) { state[i] = *from; });
-  }
-}
-
 // The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
 // axis.
 template <class Config>
@@ -416,20 +404,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const mine = static_cast<int>(warpgroup) - 2;
     int32_t const column = work.column + 64 * mine;
     float state[Config::kDim / 2];
-    load_initial_state<Config::kDim>(problem, work, column, state);
-    if (work.before >= 0) {
-      ptx::griddepcontrol_wait();  // the states at boundaries are written
-      each_between<Config::kDim>(args.between.states, work.before, work.head, column,
-                                 problem.head_dim_v, [&](int i, const float2* from) {
-                                   state[i] = from->x;
-                                   state[i + 1] = from->y;
-                                 });
-    }
+    load_first_state<Config::kDim>(problem, args.between, work, column, state);
     advance_state(args, smem, work, mine, column, state);
-    if (work.after < 0 && problem.final_state.data != nullptr) {
-      each_of_state<Config::kDim>(problem, problem.final_state, work, column,
-                                  [&](int i, float* to) { *to = state[i]; });
-    }
+    store_final_state<Config::kDim>(problem, work, column, state);
   }
 }
 

@@ -19,15 +19,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Also where there is nothing to do: the next grid waits for this one only.
   ptx::griddepcontrol_wait();
   const FwdProblem& problem = args.problem;
-  auto work =
-      SegmentWork::before_boundary(problem, args.segments, args.column_tiles, Config::kColumns);
-  int32_t const values =
-      (problem.head_dim_v + Config::kColumns - 1) / Config::kColumns * Config::kColumns;
-  bool const is_transition = work.column >= values;
-  if (!work.exists || (is_transition && work.before < 0)) return;
-  if (is_transition) work.column -= values;
+  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns);
+  if (!work.exists) return;
   // Tiles of V that are never loaded are zeros.
-  LoadedBlocks<Config> const blocks(problem, is_transition ? 0 : problem.head_dim_v - work.column);
+  LoadedBlocks<Config> const blocks(problem, work.values(problem));
   if (!blocks.all()) zero_stages(smem);
   __syncthreads();  // mbarriers are initialised, stages zeroed
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
@@ -40,19 +35,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const mine = static_cast<int>(warpgroup) - 1;
     int32_t const column = work.column + 64 * mine;
     float state[kDim / 2];
-    load_initial_state<kDim>(problem, work, column, state);
-    if (is_transition) {
-#pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) {
-        StatePlace const at(Lane(), column, i);
-        state[i] = at.v == at.k ? 1.f : 0.f;
-      }
-    }
+    load_first_state<kDim>(problem, work, column, state);
     advance_state(args, smem, work, mine, column, state);
-    const State& to = is_transition ? args.between.transitions : args.between.states;
-    int32_t const columns = is_transition ? problem.head_dim : problem.head_dim_v;
-    each_between<kDim>(to, work.after, work.head, column, columns,
-                       [&](int i, float2* at) { *at = {state[i], state[i + 1]}; });
+    store_last_state<kDim>(problem, args.between, work, column, state);
   }
 }
 
