@@ -52,10 +52,27 @@ struct Sequences {
            batch;
   }
 
+  // The last sequence b whose number first(b) is at most `wanted`, or 0 where there is none;
+  // numbers ascend. A 32-ary search, each lane of the warp probing another sequence, so that 32
+  // sequences cost one memory latency and 1,024 cost two. Precondition: the warp is converged.
+  template <class First>
+  static __device__ __forceinline__ uint32_t last_at_most(uint32_t wanted, uint32_t batches,
+                                                          First first) {
+    uint32_t const lane = threadIdx.x % 32;
+    uint32_t batch = 0;
+    for (uint32_t candidates = batches; candidates > 1;) {
+      uint32_t const step = (candidates + 31) / 32;
+      bool const fits = lane * step < candidates && first(batch + lane * step) <= wanted;
+      // Lane 0 fits, unless no sequence does.
+      uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits) | 1);
+      batch += last * step;
+      candidates = min(step, candidates - last * step);
+    }
+    return batch;
+  }
+
   // Coordinate of the tile numbered `tile`; within a sequence, tile numbers ascend with rows.
-  // Varlen: a 32-ary search, each lane of the warp probing another sequence, so that 32 sequences
-  // cost one memory latency and 1,024 cost two. Preconditions: the warp is converged; tile numbers
-  // fit 31 bits (launchers check).
+  // Preconditions: the warp is converged; tile numbers fit 31 bits (launchers check).
   __device__ __forceinline__ TileCoordinate find(uint32_t tile, uint32_t batches,
                                                  int32_t rows) const {
     if (offsets == nullptr) {
@@ -64,15 +81,7 @@ struct Sequences {
     }
     auto const first = [&](uint32_t b) { return static_cast<uint32_t>(first_tile(b, rows)); };
     uint32_t const wanted = tile + first(0);
-    uint32_t const lane = threadIdx.x % 32;
-    uint32_t batch = 0;  // the last sequence known to start at or before `wanted`
-    for (uint32_t candidates = batches; candidates > 1;) {
-      uint32_t const step = (candidates + 31) / 32;
-      bool const fits = lane * step < candidates && first(batch + lane * step) <= wanted;
-      uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits));  // lane 0 always fits
-      batch += last * step;
-      candidates = min(step, candidates - last * step);
-    }
+    uint32_t const batch = last_at_most(wanted, batches, first);
     int64_t const row = int64_t{wanted - first(batch)} * rows;
     return {batch, static_cast<int32_t>(min(row, int64_t{total}))};
   }

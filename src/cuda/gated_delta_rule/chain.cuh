@@ -19,26 +19,53 @@
 
 namespace flashvar::gated_delta_rule {
 
+// A block's place in a grid of rows times heads times tiles, on one axis.
+struct BlockPlace {
+  uint32_t row, head, tile;
+
+  __device__ __forceinline__ BlockPlace(const FwdProblem& problem, uint32_t tiles,
+                                        uint32_t block = blockIdx.x) {
+    uint32_t const rest = block / tiles;
+    tile = block - rest * tiles;
+    row = rest / problem.heads;
+    head = rest - row * problem.heads;
+  }
+};
+
 // The work of a block: columns of V of one head of one sequence.
 struct Work {
   uint32_t sequence, head, head_qk;
   int32_t column;  // first of V
   Span span;
-  int64_t first_chunk;  // place of the sequence's first record
+  int64_t first_chunk;  // place of the first record
   int32_t batch;        // coordinate in dense tensors
 
   // `tiles`: of `columns` columns of V each. `block`: its number among those of a chain.
   __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns,
-                                  uint32_t block = blockIdx.x) {
-    uint32_t const row = block / tiles;
-    column = static_cast<int32_t>(block - row * tiles) * columns;
-    sequence = row / problem.heads;
-    head = row - sequence * problem.heads;
-    head_qk = head / problem.group;
-    span = problem.rows.span(sequence);
-    first_chunk = problem.rows.first_tile(sequence, kChunk);
-    batch = problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0;
-  }
+                                  uint32_t block = blockIdx.x)
+      : Work(problem, BlockPlace(problem, tiles, block), columns) {}
+
+ protected:
+  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockPlace& place, int columns)
+      : Work(problem, place, place.row, columns) {}
+
+  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockPlace& place,
+                                  uint32_t of_sequence, int columns)
+      : sequence(of_sequence),
+        head(place.head),
+        head_qk(head / problem.group),
+        column(static_cast<int32_t>(place.tile) * columns),
+        span(problem.rows.span(sequence)),
+        first_chunk(problem.rows.first_tile(sequence, kChunk)),
+        batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {}
+};
+
+// Column of V and of K of element i of the thread's accumulators, from column `column` of V on.
+struct StatePlace {
+  int32_t v, k;
+
+  __device__ __forceinline__ StatePlace(const Lane& lane, int32_t column, int i)
+      : v(column + 16 * lane.warp + lane.g + i / 2 % 2 * 8), k(i / 4 * 8 + 2 * lane.t + i % 2) {}
 };
 
 // Calls f(element of the thread's accumulators, address) for each that exists.
@@ -50,10 +77,9 @@ __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const S
       state.data + work.sequence * state.sequence_stride + work.head * state.head_stride;
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) {
-    int32_t const v = column + 16 * lane.warp + lane.g + i / 2 % 2 * 8;
-    int32_t const k = i / 4 * 8 + 2 * lane.t + i % 2;
-    if (v < problem.head_dim_v && k < problem.head_dim) {
-      f(i, data + k * state.k_stride + v * state.v_stride);
+    StatePlace const at(lane, column, i);
+    if (at.v < problem.head_dim_v && at.k < problem.head_dim) {
+      f(i, data + at.k * state.k_stride + at.v * state.v_stride);
     }
   }
 }
@@ -256,8 +282,8 @@ __device__ __forceinline__ float norm_of(const FwdProblem& problem, const Lane& 
   return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
 }
 
-// A chunk token by token, in fp32: the state, and out^T in V's tile.
-template <class Dtype, int kDim>
+// A chunk token by token, in fp32: the state and, with kOutput, out^T in V's tile.
+template <class Dtype, int kDim, bool kOutput = true>
 __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const Work& work,
                                                float (&state)[kDim / 2], uint32_t tile_k,
                                                uint32_t tile_q, uint32_t tile_v, int32_t row) {
@@ -296,6 +322,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
         of_state(i, half) = fmaf(update[half], x, of_state(i, half));
       }
     });
+    if constexpr (!kOutput) continue;
     float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
     each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/segment_work.cuh"
 #include "sm80/gemm.cuh"
 #include "sm80/pipeline.cuh"
 
@@ -18,13 +19,17 @@ using namespace flashvar::gated_delta_rule;  // what all architectures share
 struct FwdArgs {
   FwdProblem problem;
   const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V
+  int32_t column_tiles;        // of V, and of transitions
+  Segments segments;
+  uint32_t boundaries;
+  SegmentStates between;
 };
 
-template <class Target, class Dtype_, int kDim_>
+template <class Target, class Dtype_, int kDim_, bool kOutput_ = true>
 struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
+  static constexpr bool kOutput = kOutput_;
   static constexpr int kColumns = 64;
   static constexpr int kThreads = 128;
   using Tile = SmemLayout<kChunk, kDim>;      // K and Q
@@ -39,7 +44,7 @@ struct FwdConfig {
   // Behind the two stages: Q, scores.
   static constexpr int kQ = 2 * kStageBytes;
   static constexpr int kScores = kQ + Tile::kBytes;
-  static constexpr int kSharedMemory = kScores + Square::kBytes;
+  static constexpr int kSharedMemory = kOutput ? kScores + Square::kBytes : kQ;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
@@ -84,6 +89,7 @@ template <class Config>
 struct FwdLoads {
   const FwdArgs& args;
   const Work& work;
+  int32_t columns;  // of V, from the work's first on: none for a transition
   unsigned char* shared;
 
   __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
@@ -105,7 +111,7 @@ struct FwdLoads {
       const FwdProblem& problem = args.problem;
       load<typename Config::Tile>(stage, problem.k, work.head_qk, row, 0, problem.head_dim);
       load<typename Config::Square>(stage + Config::kV, problem.v, work.head, row, work.column,
-                                    problem.head_dim_v - work.column);
+                                    columns);
       uint32_t const to = ptx::smem_address(stage);
       copy_async(to + Config::kUpdate, record(row).update, sizeof(ChunkRecord::update));
       copy_async(to + Config::kVectors, record(row).a, Config::kVectorBytes);
@@ -113,8 +119,9 @@ struct FwdLoads {
     ptx::cp_async_commit();
   }
 
+  // An empty group without the output.
   __device__ __forceinline__ void start_scores(int32_t row) const {
-    if (row < work.span.count) {
+    if (Config::kOutput && row < work.span.count) {
       load<typename Config::Tile>(shared + Config::kQ, args.problem.q, work.head_qk, row, 0,
                                   args.problem.head_dim);
       copy_async(ptx::smem_address(shared + Config::kScores), record(row).scores,
@@ -141,27 +148,19 @@ __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint3
   }
 }
 
-// The grid: sequences times heads times tiles of columns of V, on one axis.
+// The chain of the work's columns. The loads of the first chunk have been started.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    fwd_kernel(const __grid_constant__ FwdArgs args) {
+__device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
+                                              float (&state)[Config::kDim / 2]) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   using Square = typename Config::Square;
   using Offsets = VectorOffsets<ChunkRecord>;
   constexpr int kDim = Config::kDim;
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const FwdProblem& problem = args.problem;
-  Work const work(problem, args.column_tiles, Config::kColumns);
-  FwdLoads<Config> const loads{args, work, shared};
-  loads.start_state(0, shared);
-  loads.start_scores(0);
-
-  float state[kDim / 2] = {};
-  if (problem.initial_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.initial_state, work, work.column,
-                        [&](int i, const float* from) { state[i] = *from; });
-  }
+  constexpr bool kOutput = Config::kOutput;
+  const FwdProblem& problem = loads.args.problem;
+  const Work& work = loads.work;
+  unsigned char* const shared = loads.shared;
   uint32_t packed_state[kDim / 16][4];
   pack<Dtype>(packed_state, state);
 
@@ -176,11 +175,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // the second group is loaded
-      step_by_tokens<Dtype, kDim>(problem, work, state, tiles, tile_q, tile_v, row);
+      step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tiles, tile_q, tile_v, row);
       pack<Dtype>(packed_state, state);
       __syncthreads();  // Q has been read
       loads.start_scores(row + kChunk);
-      copy_out(problem, problem.out, work, tile_v, row, work.column);
+      if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
     float known[32], update[32];
@@ -198,10 +197,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::cp_async_wait<1>();
     __syncthreads();  // the second group is loaded
     float out[32];
-    multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
-    TokenFactors(vectors + Offsets::c).scale(out);
-    multiply_registers<Dtype, Square, false, true>(out, packed,
-                                                   ptx::smem_address(shared + Config::kScores));
+    if constexpr (kOutput) {
+      multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
+      TokenFactors(vectors + Offsets::c).scale(out);
+      multiply_registers<Dtype, Square, false, true>(out, packed,
+                                                     ptx::smem_address(shared + Config::kScores));
+    }
     float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
     for (float& value : state) value *= decay;
@@ -209,13 +210,52 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     pack<Dtype>(packed_state, state);
     __syncthreads();  // Q and the scores have been read
     loads.start_scores(row + kChunk);
-    store_out<Dtype>(problem, work, out, tile_v, row, work.column,
-                     [&](int n, const uint32_t (&words)[4]) { put_transposed(tile_v, n, words); });
+    if constexpr (kOutput) {
+      store_out<Dtype>(
+          problem, work, out, tile_v, row, work.column,
+          [&](int n, const uint32_t (&words)[4]) { put_transposed(tile_v, n, words); });
+    }
   }
-  if (problem.final_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.final_state, work, work.column,
-                        [&](int i, float* to) { *to = state[i]; });
-  }
+}
+
+// The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
+// axis.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    fwd_kernel(const __grid_constant__ FwdArgs args) {
+  constexpr int kDim = Config::kDim;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdProblem& problem = args.problem;
+  auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
+                                            args.column_tiles, Config::kColumns);
+  if (!work.exists) return;
+  FwdLoads<Config> const loads{args, work, problem.head_dim_v - work.column, shared};
+  loads.start_state(0, shared);
+  loads.start_scores(0);
+  float state[kDim / 2];
+  load_first_state<kDim>(problem, args.between, work, work.column, state);
+  advance_state(loads, state);
+  store_final_state<kDim>(problem, work, work.column, state);
+}
+
+// Pass 1 of segments (gated_delta_rule/segments.h): a transition is the chain of a state that
+// starts as the identity, where V is zeros. The grid: boundaries times heads times tiles of
+// columns, those of V and then those of the transition, on one axis.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    segment_kernel(const __grid_constant__ FwdArgs args) {
+  constexpr int kDim = Config::kDim;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdProblem& problem = args.problem;
+  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns);
+  if (!work.exists) return;
+  FwdLoads<Config> const loads{args, work, work.values(problem), shared};
+  loads.start_state(0, shared);
+  loads.start_scores(0);
+  float state[kDim / 2];
+  load_first_state<kDim>(problem, work, work.column, state);
+  advance_state(loads, state);
+  store_last_state<kDim>(problem, args.between, work, work.column, state);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

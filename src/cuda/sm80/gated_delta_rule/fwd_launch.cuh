@@ -1,4 +1,5 @@
-// Launches the forward: the records of all chunks, then the chains.
+// Launches the forward: the records of all chunks, then the chains, of segments where whole ones
+// would leave much of the device idle.
 #pragma once
 #include <cstdint>
 
@@ -6,6 +7,7 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
+#include "gated_delta_rule/segment_scan.cuh"
 #include "sm80/gated_delta_rule/fwd.cuh"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
 
@@ -16,36 +18,81 @@ struct FwdLaunch {
   static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
   using Prepare = PrepareConfig<Dtype, kDim>;
   using Config = FwdConfig<Target, Dtype, kDim>;
+  using SegmentConfig = FwdConfig<Target, Dtype, kDim, false>;
+  using Scan = ScanConfig<kDim>;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<2> facts(const char* row) {
+  static constexpr KernelFactsList<4> facts(const char* row) {
+    constexpr const char* kSegments = "few heads and long sequences";
     KernelFactsMaker const maker{row, "mma.sync", "every call"};
+    KernelFactsMaker const segment{row, "mma.sync", kSegments}, scan{row, "simt", kSegments};
     return {{maker.make("fwd_kernel", Config::kThreads, Config::kSharedMemory, kChunk,
                         Config::kColumns),
-             maker.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk)}};
+             maker.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk),
+             segment.make("segment_kernel", SegmentConfig::kThreads, SegmentConfig::kSharedMemory,
+                          kChunk, SegmentConfig::kColumns),
+             scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
   }
 
  private:
-  static uint64_t workspace(const FwdProblem& problem) {
+  // Ratios of 9.0's that hold elsewhere within their use: a block has 64 columns, and 128 take two.
+  static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 1500, 15000};
+
+  static uint64_t record_bytes(const FwdProblem& problem) {
     return record_count(problem) * sizeof(ChunkRecord);
   }
 
+  static FwdArgs make_args(const FwdProblem& problem) {
+    Segments const segments = choose_segments(problem, kCosts);
+    return {
+        problem,
+        static_cast<const ChunkRecord*>(problem.workspace),
+        tiles(problem.head_dim_v, Config::kColumns),
+        segments,
+        static_cast<uint32_t>(segments.boundaries(problem)),
+        {problem, segments, kDim, static_cast<char*>(problem.workspace) + record_bytes(problem)}};
+  }
+
+  static uint64_t workspace(const FwdProblem& problem) {
+    return record_bytes(problem) + make_args(problem).between.bytes;
+  }
+
+  static int32_t tiles(int32_t columns, int32_t size) { return (columns + size - 1) / size; }
+
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
-    cudaError_t const error = launch_prepare<Prepare>(problem, device, stream);
+    cudaError_t error = launch_prepare<Prepare>(problem, device, stream);
+    FwdArgs const args = make_args(problem);
+    if (error == cudaSuccess && args.boundaries > 0) error = launch_segments(args, device, stream);
     if (error != cudaSuccess) return error;
-    int32_t const tiles = (problem.head_dim_v + Config::kColumns - 1) / Config::kColumns;
-    FwdArgs const args{problem, static_cast<const ChunkRecord*>(problem.workspace), tiles};
-    LaunchShape const shape{problem.sequences * problem.heads * tiles, Config::kThreads,
-                            Config::kSharedMemory};
+    LaunchShape const shape{
+        (args.boundaries + problem.sequences) * problem.heads * args.column_tiles, Config::kThreads,
+        Config::kSharedMemory};
     return launch_kernel<fwd_kernel<Config>>(args, shape, device, stream);
   }
 
-  static void explain_call(const FwdProblem&, Text& text) {
+  static cudaError_t launch_segments(FwdArgs args, int device, cudaStream_t stream) {
+    const FwdProblem& problem = args.problem;
+    int64_t const chains = int64_t{args.boundaries} * problem.heads;
+    args.column_tiles += tiles(problem.head_dim, Config::kColumns);
+    LaunchShape const shape{chains * args.column_tiles, SegmentConfig::kThreads,
+                            SegmentConfig::kSharedMemory};
+    cudaError_t const error =
+        launch_kernel<segment_kernel<SegmentConfig>>(args, shape, device, stream);
+    if (error != cudaSuccess) return error;
+    ScanArgs const scan{problem, args.segments, args.between,
+                        tiles(problem.head_dim_v, Scan::kColumns)};
+    LaunchShape const of_scan{chains * scan.column_tiles, Scan::kThreads, 0};
+    return launch_kernel<scan_kernel<Scan>>(scan, of_scan, device, stream);
+  }
+
+  static void explain_call(const FwdProblem& problem, Text& text) {
     text.print("mma.sync: chunks of %d tokens, %d columns of v at a time", kChunk,
                Config::kColumns);
+    int32_t const rows = choose_segments(problem, kCosts).rows;
+    if (rows > 0) text.print(", segments of %d tokens of a sequence at the same time", rows);
   }
 };
 

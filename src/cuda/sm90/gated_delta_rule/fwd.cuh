@@ -3,10 +3,13 @@
 // A state warpgroup has 64 columns of the state of one head (gated_delta_rule/chain.cuh). What only
 // the output needs is not in its way: it gives the state before each chunk and the chunk's updates,
 // in 16 bits, to the output warpgroup, by way of shared memory. Two warps load, one for each.
+// Segments' states and transitions are found by the same warpgroups without the output
+// (segments.cuh).
 #pragma once
 #include <cstdint>
 
 #include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/segment_work.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
@@ -23,19 +26,23 @@ struct FwdArgs {
   FwdProblem problem;
   CUtensorMap q, k, v;         // clipped at the end of a sequence
   const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V
+  int32_t column_tiles;        // of V, and of transitions
+  Segments segments;
+  uint32_t boundaries;
+  SegmentStates between;
 };
 
 // kWarpgroups: of the state, each of 64 columns of V.
-template <class Target, class Dtype_, int kDim_, int kWarpgroups_>
+template <class Target, class Dtype_, int kDim_, int kWarpgroups_, bool kOutput_ = true>
 struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr bool kOutput = kOutput_;
   static constexpr int kColumns = 64 * kWarpgroups;
   // The loads' warpgroup, that of the output, those of the state.
-  static constexpr int kThreads = 128 * (kWarpgroups + 2);
-  static constexpr int kStateRegisters = kWarpgroups == 1 ? 240 : 192;
+  static constexpr int kThreads = 128 * (kWarpgroups + (kOutput ? 2 : 1));
+  static constexpr int kStateRegisters = kWarpgroups == 1 || !kOutput ? 240 : 192;
   static constexpr int kOutRegisters = 104;
   static constexpr int kColBlockBytes = kChunk * 128;
   static constexpr int kColBlocks = kDim / 64;
@@ -53,7 +60,7 @@ struct FwdConfig {
   static constexpr int kScores = kTileBytes;
   static constexpr int kOutVectors = kScores + kSquareBytes;
   static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
-  static constexpr int kOutStages = 2;
+  static constexpr int kOutStages = kOutput ? 2 : 0;
 
   // What the state's warpgroups give: the state before a chunk, [V][K], and its updates,
   // [V][token].
@@ -93,9 +100,11 @@ struct FwdSmem {
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
     for (uint32_t i = 0; i < Config::kStateStages; ++i) of_state(i).init(1, kStateWarps);
-    for (uint32_t i = 0; i < Config::kOutStages; ++i) of_out(i).init(1, kOutWarps);
-    state().init(kStateWarps, kOutWarps);
-    updates().init(kStateWarps, kOutWarps);
+    if constexpr (Config::kOutput) {
+      for (uint32_t i = 0; i < Config::kOutStages; ++i) of_out(i).init(1, kOutWarps);
+      state().init(kStateWarps, kOutWarps);
+      updates().init(kStateWarps, kOutWarps);
+    }
     ptx::mbarrier_init_fence();
   }
 };
@@ -105,9 +114,10 @@ template <class Config>
 struct LoadedBlocks {
   int32_t keys, values;  // of K and of Q; of V
 
-  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, const Work& work)
+  // `columns`: of V, from the block's first on.
+  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, int32_t columns)
       : keys(col_blocks_of(problem.head_dim)),
-        values(min(col_blocks_of(problem.head_dim_v - work.column), Config::kWarpgroups)) {}
+        values(min(col_blocks_of(columns), Config::kWarpgroups)) {}
 
   __device__ __forceinline__ bool all() const {
     return keys == Config::kColBlocks && values == Config::kWarpgroups;
@@ -230,23 +240,19 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
   }
 }
 
-// A state warpgroup: the chain of its 64 columns of V.
+// A state warpgroup: the chain of its 64 columns of V, from column `column` on.
 template <class Config>
 __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem<Config>& smem,
-                                              const Work& work, int warpgroup) {
+                                              const Work& work, int warpgroup, int32_t column,
+                                              float (&state)[Config::kDim / 2]) {
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
+  constexpr bool kOutput = Config::kOutput;
   using Rows = KMajor<Config::kColBlockBytes>;      // K and update as they lie
   using Columns = MnMajor<Config::kColBlockBytes>;  // K by tokens
   using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
-  int32_t const column = work.column + 64 * warpgroup;
 
-  float state[kDim / 2] = {};
-  if (problem.initial_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.initial_state, work, column,
-                        [&](int i, const float* from) { state[i] = *from; });
-  }
   PipelineState<Config::kStateStages> stage;
   PipelineState<Config::kOutStages> out_stage;
   PipelineState<1> given;
@@ -258,19 +264,25 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     Handover const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
-    ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
-    store_operand<Config::kRowBlockBytes>(smem.base + Config::kState, packed_state, warpgroup);
-    ptx::fence_async_proxy();  // the output's wgmma reads it
-    warp_arrive(smem.state().full);
+    if constexpr (kOutput) {
+      ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
+      store_operand<Config::kRowBlockBytes>(smem.base + Config::kState, packed_state, warpgroup);
+      ptx::fence_async_proxy();  // the output's wgmma reads it
+      warp_arrive(smem.state().full);
+    }
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
-      // Q is loaded, and stays until the updates count as given.
-      ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
-      step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
-                                  tile_v, row);
-      copy_out(problem, problem.out, work, tile_v, row, column);
-      ptx::fence_async_proxy();  // the tile's words come before the next load
-      warp_arrive(smem.updates().full);
+      if constexpr (kOutput) {
+        // Q is loaded, and stays until the updates count as given.
+        ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
+        step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
+                                    tile_v, row);
+        copy_out(problem, problem.out, work, tile_v, row, column);
+        ptx::fence_async_proxy();  // the tile's words come before the next load
+        warp_arrive(smem.updates().full);
+      } else {
+        step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
+      }
       warp_arrive(operands.empty());
       continue;
     }
@@ -297,30 +309,32 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     b.scale(update);
     pack<Dtype>(packed_kept, update);
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
-    // Beside the product: the updates are given.
-    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last ones have been read
-    store_operand<Config::kRowBlockBytes>(smem.base + Config::kUpdates, packed, warpgroup);
-    ptx::fence_async_proxy();  // the output's wgmma reads them
-    warp_arrive(smem.updates().full);
+    if constexpr (kOutput) {
+      // Beside the product: the updates are given.
+      ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
+      store_operand<Config::kRowBlockBytes>(smem.base + Config::kUpdates, packed, warpgroup);
+      ptx::fence_async_proxy();  // the output's wgmma reads them
+      warp_arrive(smem.updates().full);
+    }
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(state);
     warp_arrive(operands.empty());
   }
-  if (problem.final_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.final_state, work, column,
-                        [&](int i, float* to) { *to = state[i]; });
-  }
 }
 
-// The grid: sequences times heads times tiles of columns of V, on one axis.
+// The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
+// axis.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   FwdSmem<Config> const smem{smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
-  Work const work(args.problem, args.column_tiles, Config::kColumns);
-  LoadedBlocks<Config> const blocks(args.problem, work);
+  const FwdProblem& problem = args.problem;
+  auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
+                                            args.column_tiles, Config::kColumns);
+  if (!work.exists) return;
+  LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
   __syncthreads();  // mbarriers are initialised, stages zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
@@ -338,7 +352,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     write_out(args, smem, work);
   } else {
     ptx::setmaxnreg_inc<Config::kStateRegisters>();
-    advance_state(args, smem, work, static_cast<int>(warpgroup) - 2);
+    int const mine = static_cast<int>(warpgroup) - 2;
+    int32_t const column = work.column + 64 * mine;
+    float state[Config::kDim / 2];
+    load_first_state<Config::kDim>(problem, args.between, work, column, state);
+    advance_state(args, smem, work, mine, column, state);
+    store_final_state<Config::kDim>(problem, work, column, state);
   }
 }
 

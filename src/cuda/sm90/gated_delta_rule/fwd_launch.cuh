@@ -1,4 +1,5 @@
-// Launches the forward: the records of all chunks, then the chains.
+// Launches the forward: the records of all chunks, then the chains, of segments where whole ones
+// would leave much of the device idle.
 #pragma once
 #include <cstdint>
 
@@ -7,9 +8,11 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
+#include "gated_delta_rule/segment_scan.cuh"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
 #include "sm90/gated_delta_rule/chunk_maps.h"
 #include "sm90/gated_delta_rule/fwd.cuh"
+#include "sm90/gated_delta_rule/segments.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
@@ -19,28 +22,49 @@ struct FwdLaunch {
   using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kDim>;
   template <int kWarpgroups>
   using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;
+  using SegmentConfig = FwdConfig<Target, Dtype, kDim, 2, false>;
+  using Scan = ScanConfig<kDim>;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<3> facts(const char* row) {
+  static constexpr KernelFactsList<5> facts(const char* row) {
+    constexpr const char* kSegments = "few heads and long sequences";
     KernelFactsMaker const chain{row, "wgmma", "every call"};
     KernelFactsMaker const prepare{row, "mma.sync", "every call"};
+    KernelFactsMaker const segment{row, "wgmma", kSegments}, scan{row, "simt", kSegments};
     return {{chain.make("fwd_kernel", Config<2>::kThreads, Config<2>::kSharedMemory, kChunk,
                         Config<2>::kColumns),
              chain.make("fwd_kernel, few heads", Config<1>::kThreads, Config<1>::kSharedMemory,
                         kChunk, Config<1>::kColumns),
-             prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk)}};
+             prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk),
+             segment.make("segment_kernel", SegmentConfig::kThreads, SegmentConfig::kSharedMemory,
+                          kChunk, SegmentConfig::kColumns),
+             scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
   }
 
  private:
-  static uint64_t workspace(const FwdProblem& problem) {
+  // Of an H200.
+  static constexpr ChainCosts kCosts{132, 1320, 2150, 1350, 900, 8000};
+
+  static uint64_t record_bytes(const FwdProblem& problem) {
     return sm80::gated_delta_rule::record_count(problem) * sizeof(ChunkRecord);
   }
 
-  static int64_t blocks(const FwdProblem& problem, int columns) {
-    return problem.sequences * problem.heads * ((problem.head_dim_v + columns - 1) / columns);
+  static FwdArgs make_args(const FwdProblem& problem) {
+    FwdArgs args{};
+    args.problem = problem;
+    args.records = static_cast<const ChunkRecord*>(problem.workspace);
+    args.segments = choose_segments(problem, kCosts);
+    args.boundaries = static_cast<uint32_t>(args.segments.boundaries(problem));
+    args.between = {problem, args.segments, kDim,
+                    static_cast<char*>(problem.workspace) + record_bytes(problem)};
+    return args;
+  }
+
+  static uint64_t workspace(const FwdProblem& problem) {
+    return record_bytes(problem) + make_args(problem).between.bytes;
   }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
@@ -50,37 +74,64 @@ struct FwdLaunch {
     if (error == cudaSuccess) {
       error = sm80::gated_delta_rule::launch_prepare<Prepare>(problem, device, stream);
     }
+    FwdArgs args = make_args(problem);
+    if (error == cudaSuccess) error = encode_maps(args);
+    if (error == cudaSuccess) error = launch_segments(args, device, stream);
     if (error != cudaSuccess) return error;
-    return blocks(problem, Config<1>::kColumns) <= multiprocessors
-               ? launch_chains<Config<1>>(problem, device, stream)
-               : launch_chains<Config<2>>(problem, device, stream);
+    int64_t const chains = (args.boundaries + problem.sequences) * problem.heads;
+    return chains * tiles<Config<1>>(problem.head_dim_v) <= multiprocessors
+               ? launch_chains<Config<1>>(args, chains, device, stream)
+               : launch_chains<Config<2>>(args, chains, device, stream);
   }
 
-  template <class C>
-  static cudaError_t launch_chains(const FwdProblem& problem, int device, cudaStream_t stream) {
-    FwdArgs args{};
-    args.problem = problem;
-    args.records = static_cast<const ChunkRecord*>(problem.workspace);
-    args.column_tiles = (problem.head_dim_v + C::kColumns - 1) / C::kColumns;
+  static cudaError_t encode_maps(FwdArgs& args) {
+    const FwdProblem& problem = args.problem;
     ChunkMaps<Dtype> const maps{problem};
     cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
     if (error == cudaSuccess) {
       error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
     }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
-    }
     if (error != cudaSuccess) return error;
-    LaunchShape shape{blocks(problem, C::kColumns), C::kThreads, C::kSharedMemory};
-    // Its blocks start while the last records are written, where there are any.
-    shape.programmatic = sm80::gated_delta_rule::record_count(problem) > 0;
+    return maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
+  }
+
+  template <class C>
+  static int32_t tiles(int32_t columns) {
+    return (columns + C::kColumns - 1) / C::kColumns;
+  }
+
+  // The blocks of each kernel start while the last ones of the kernel before it end.
+  static cudaError_t launch_segments(FwdArgs& args, int device, cudaStream_t stream) {
+    const FwdProblem& problem = args.problem;
+    int64_t const chains = int64_t{args.boundaries} * problem.heads;
+    if (chains == 0) return cudaSuccess;
+    args.column_tiles =
+        tiles<SegmentConfig>(problem.head_dim_v) + tiles<SegmentConfig>(problem.head_dim);
+    LaunchShape const shape{chains * args.column_tiles, SegmentConfig::kThreads,
+                            SegmentConfig::kSharedMemory, true};
+    cudaError_t const error =
+        launch_kernel<segment_kernel<SegmentConfig>>(args, shape, device, stream);
+    if (error != cudaSuccess) return error;
+    ScanArgs const scan{problem, args.segments, args.between, tiles<Scan>(problem.head_dim_v)};
+    LaunchShape const of_scan{chains * scan.column_tiles, Scan::kThreads, 0, true};
+    return launch_kernel<scan_kernel<Scan>>(scan, of_scan, device, stream);
+  }
+
+  template <class C>
+  static cudaError_t launch_chains(FwdArgs& args, int64_t chains, int device, cudaStream_t stream) {
+    args.column_tiles = tiles<C>(args.problem.head_dim_v);
+    LaunchShape shape{chains * args.column_tiles, C::kThreads, C::kSharedMemory};
+    // Where there is a kernel before it.
+    shape.programmatic = sm80::gated_delta_rule::record_count(args.problem) > 0;
     return launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
   }
 
-  static void explain_call(const FwdProblem&, Text& text) {
+  static void explain_call(const FwdProblem& problem, Text& text) {
     text.print(
         "wgmma: chunks of %d tokens, %d columns of v at a time, or %d where that fills the device",
         kChunk, Config<2>::kColumns, Config<1>::kColumns);
+    int32_t const rows = choose_segments(problem, kCosts).rows;
+    if (rows > 0) text.print(", segments of %d tokens of a sequence at the same time", rows);
   }
 };
 

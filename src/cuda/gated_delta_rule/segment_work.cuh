@@ -1,0 +1,170 @@
+// What the passes of segments (segments.h) share on all architectures: the blocks' work, and the
+// states that one pass leaves to the next.
+#pragma once
+#include <cstdint>
+
+#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/segments.h"
+#include "ptx/grid_dependency.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+// The work of a block: columns of V of one head of one segment.
+struct SegmentWork : Work {
+  bool exists;            // else more blocks were launched than there is work
+  int32_t before, after;  // numbers of the boundaries at its ends; -1 at an end of its sequence
+
+  // Where the grid's rows are the segments before boundaries, and then the last one of every
+  // sequence.
+  static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
+                                                           const Segments& segments,
+                                                           uint32_t boundaries, uint32_t tiles,
+                                                           int columns) {
+    BlockPlace const place(problem, tiles);
+    if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns);
+    uint32_t const sequence = place.row - boundaries;
+    int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
+    int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
+    return {problem, segments, place, {sequence, row}, columns};
+  }
+
+  // Where they are the segments before boundaries.
+  static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
+                                                                const Segments& segments,
+                                                                uint32_t tiles, int columns) {
+    BlockPlace const place(problem, tiles);
+    auto const first = [&](uint32_t sequence) {
+      return static_cast<uint32_t>(segments.first_boundary(problem.rows, sequence));
+    };
+    uint32_t const sequence =
+        Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
+    int64_t const row = (int64_t{place.row} - first(sequence)) * segments.rows;
+    SegmentWork work{problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}),
+                     columns};
+    work.exists = work.after >= 0;  // there may be fewer boundaries than were counted
+    return work;
+  }
+
+ protected:
+  // The shuffles tell the compiler that all lanes have the same, so that what follows from it is in
+  // uniform registers.
+  static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {
+    return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
+  }
+
+  __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,
+                                         const BlockPlace& place, const TileCoordinate& at,
+                                         int columns)
+      : Work(problem, place, at.batch, columns), exists(true), before(-1), after(-1) {
+    if (segments.rows == 0) return;
+    int32_t const boundary =
+        segments.first_boundary(problem.rows, sequence) + at.first / segments.rows;
+    if (at.first > 0) before = boundary - 1;
+    if (at.first >= 0 && span.count - at.first > segments.rows) after = boundary;
+    first_chunk += at.first / kChunk;
+    span.first += at.first;
+    span.count = min(span.count - at.first, segments.rows);
+  }
+};
+
+// The work of a block of pass 1. Tiles of columns are those of V, and then those of the transition.
+struct InnerWork : SegmentWork {
+  bool is_transition;  // columns are those of K
+
+  __device__ __forceinline__ InnerWork(const FwdProblem& problem, const Segments& segments,
+                                       uint32_t tiles, int columns)
+      : SegmentWork(before_boundary(problem, segments, tiles, columns)) {
+    int32_t const of_values = (problem.head_dim_v + columns - 1) / columns * columns;
+    is_transition = column >= of_values;
+    if (!is_transition) return;
+    column -= of_values;
+    exists = exists && before >= 0;  // the first segment's state is known
+  }
+
+  // Columns of V to load: none for a transition, where values are zeros.
+  __device__ __forceinline__ int32_t values(const FwdProblem& problem) const {
+    return is_transition ? 0 : problem.head_dim_v - column;
+  }
+};
+
+// Calls f(first of two elements of the thread's accumulators, their address) for those of a state
+// between segments, or of a transition.
+template <int kDim, class F>
+__device__ __forceinline__ void each_between(const State& state, int32_t boundary, uint32_t head,
+                                             int32_t column, int32_t columns, F f) {
+  Lane const lane;
+  StatePlace const first(lane, column, 0);
+  float* const data = state.data + boundary * state.sequence_stride + head * state.head_stride +
+                      int64_t{first.v} * kDim + first.k;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (first.v + 8 * half >= columns) continue;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      f(4 * n + 2 * half, reinterpret_cast<float2*>(data + 8 * half * kDim + 8 * n));
+    }
+  }
+}
+
+// Loads the first state of a sequence, from column `column` on; zeros where it has none.
+template <int kDim>
+__device__ __forceinline__ void load_initial_state(const FwdProblem& problem, const Work& work,
+                                                   int32_t column, float (&state)[kDim / 2]) {
+#pragma unroll
+  for (float& value : state) value = 0.f;
+  if (problem.initial_state.data == nullptr) return;
+  each_of_state<kDim>(problem, problem.initial_state, work, column,
+                      [&](int i, const float* from) { state[i] = *from; });
+}
+
+// Pass 3: the first state of a segment.
+template <int kDim>
+__device__ __forceinline__ void load_first_state(const FwdProblem& problem,
+                                                 const SegmentStates& between,
+                                                 const SegmentWork& work, int32_t column,
+                                                 float (&state)[kDim / 2]) {
+  if (work.before < 0) return load_initial_state<kDim>(problem, work, column, state);
+#pragma unroll
+  for (float& value : state) value = 0.f;
+  ptx::griddepcontrol_wait();  // the states are written
+  each_between<kDim>(between.states, work.before, work.head, column, problem.head_dim_v,
+                     [&](int i, const float2* from) {
+                       state[i] = from->x;
+                       state[i + 1] = from->y;
+                     });
+}
+
+// Pass 3: the last state of a sequence, where it is wanted.
+template <int kDim>
+__device__ __forceinline__ void store_final_state(const FwdProblem& problem,
+                                                  const SegmentWork& work, int32_t column,
+                                                  const float (&state)[kDim / 2]) {
+  if (work.after >= 0 || problem.final_state.data == nullptr) return;
+  each_of_state<kDim>(problem, problem.final_state, work, column,
+                      [&](int i, float* to) { *to = state[i]; });
+}
+
+// Pass 1: what a segment's state or its transition starts as.
+template <int kDim>
+__device__ __forceinline__ void load_first_state(const FwdProblem& problem, const InnerWork& work,
+                                                 int32_t column, float (&state)[kDim / 2]) {
+  if (work.before < 0) return load_initial_state<kDim>(problem, work, column, state);
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) {
+    StatePlace const at(Lane(), column, i);
+    state[i] = work.is_transition && at.v == at.k ? 1.f : 0.f;
+  }
+}
+
+// Pass 1: what it ends as.
+template <int kDim>
+__device__ __forceinline__ void store_last_state(const FwdProblem& problem,
+                                                 const SegmentStates& between,
+                                                 const InnerWork& work, int32_t column,
+                                                 const float (&state)[kDim / 2]) {
+  each_between<kDim>(work.is_transition ? between.transitions : between.states, work.after,
+                     work.head, column, work.is_transition ? problem.head_dim : problem.head_dim_v,
+                     [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
+}
+
+}  // namespace flashvar::gated_delta_rule

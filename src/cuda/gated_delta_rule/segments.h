@@ -1,0 +1,112 @@
+// Segments: parts of a sequence whose chunks are gone through at the same time, where whole
+// sequences would leave most of the device idle.
+//
+// A segment is linear in its first state S: its last one is M S + b. Three passes are exact:
+//   1. of every segment that is not the last of its sequence, b (from a state of zeros) and the
+//      transition M (from the identity, with values of zeros); of the first one, whose state is
+//      known, only the state after it
+//   2. the states at boundaries between segments, one after the other: S' = M S + b
+//   3. every segment from its own first state: the forward as it is without segments
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "gated_delta_rule/chunk.h"
+#include "gated_delta_rule/problem.h"
+
+namespace flashvar::gated_delta_rule {
+
+struct Segments {
+  int32_t rows;  // of each but the last of a sequence: whole chunks; 0: sequences are not divided
+
+  // Boundaries between two segments of a sequence: of packed sequences, whose lengths only the
+  // device knows, as many as there may be. Each has a segment before it, and each sequence a last
+  // one.
+  int64_t boundaries(const Problem& problem) const {
+    if (rows == 0) return 0;
+    if (problem.rows.offsets != nullptr) return problem.rows.total / rows;
+    return problem.sequences * ((problem.rows.seqlen - 1) / rows);
+  }
+
+#ifdef __CUDACC__
+  // Number of the first boundary of a sequence. Of packed ones, each between two segments begins
+  // a whole segment's rows after the one before it, so that no two have the same number.
+  __device__ __forceinline__ int32_t first_boundary(const Sequences& of, uint32_t sequence) const {
+    if (of.offsets == nullptr) return static_cast<int32_t>(sequence) * ((of.seqlen - 1) / rows);
+    return min(max(of.offsets[sequence], 0), of.total) / rows;
+  }
+#endif
+};
+
+// What parts of a chain take, measured: nanoseconds of a block with the multiprocessor to itself.
+struct ChainCosts {
+  int64_t multiprocessors;
+  int64_t narrow, wide;  // a chunk of 64 or of 128 columns of V
+  int64_t state;         // a chunk of 128 columns of V or of a transition, without the output
+  int64_t scan;          // a boundary
+  int64_t passes;        // passes 1 and 2 beside that: launches, first loads, states' stores
+};
+
+// What the chains of `sequences` sequences of `chunks` chunks take in `count` segments each, as
+// multiprocessors times what each has to do, one block after the other.
+inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64_t sequences,
+                          int64_t chunks, int64_t count) {
+  auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
+  int64_t const chains = sequences * problem.heads, v = problem.head_dim_v;
+  int64_t const length = tiles(chunks, count);
+  auto const waves = [&](int64_t blocks) { return tiles(blocks, costs.multiprocessors); };
+  // Pass 3.
+  int64_t const narrow = chains * count * tiles(v, 64), wide = chains * count * tiles(v, 128);
+  int64_t cost =
+      narrow <= costs.multiprocessors ? length * costs.narrow : waves(wide) * length * costs.wide;
+  if (count == 1) return cost;
+  // Pass 1: the first segment has no transition, and the last one no part in it.
+  int64_t const inner = (count - 2) * tiles(problem.head_dim, 128) + (count - 1) * tiles(v, 128);
+  cost += waves(chains * inner) * length * costs.state + costs.passes;
+  // Pass 2: the first boundary's state is that of pass 1.
+  return cost + (count - 2) * costs.scan * waves(chains * tiles(v, 8));
+}
+
+// The division that takes least: a function of the call's sizes alone, so that equal calls have
+// equal results. Packed sequences count as one that has all rows: where they are short, segments
+// are longer than they are, and passes 1 and 2 find nothing to do.
+inline Segments choose_segments(const Problem& problem, const ChainCosts& costs) {
+  constexpr int64_t kLeastChunks = 8, kMostSegments = 64;
+  bool const packed = problem.rows.offsets != nullptr;
+  int64_t const sequences = packed ? 1 : problem.sequences;
+  int64_t const chunks =
+      (int64_t{packed ? problem.rows.total : problem.rows.seqlen} + kChunk - 1) / kChunk;
+  int64_t best = 1, least = 0;
+  for (int64_t count = 1; count <= std::min(kMostSegments, chunks / kLeastChunks); ++count) {
+    int64_t const cost = chain_cost(problem, costs, sequences, chunks, count);
+    // Worth their memory from a twentieth on.
+    if (count == 1 || 20 * cost < (best == 1 ? 19 : 20) * least) best = count, least = cost;
+  }
+  if (best == 1) return {0};
+  return {static_cast<int32_t>((chunks + best - 1) / best * kChunk)};
+}
+
+// What the passes give each other: [boundary][head][column][dim] of float32.
+struct SegmentStates {
+  // Before pass 2 b, after it the state at the boundary; but for first boundaries, which have the
+  // state from the start.
+  State states;
+  State transitions;  // columns of M are columns
+  uint64_t bytes;
+
+  SegmentStates() = default;
+  SegmentStates(const Problem& problem, const Segments& segments, int64_t dim, void* memory)
+      : states(view(problem.heads, problem.head_dim_v, dim, memory)) {
+    int64_t const boundaries = segments.boundaries(problem);
+    int64_t const elements = boundaries * states.sequence_stride;
+    transitions = view(problem.heads, problem.head_dim, dim, states.data + elements);
+    bytes = sizeof(float) * (elements + boundaries * transitions.sequence_stride);
+  }
+
+ private:
+  static State view(int64_t heads, int64_t columns, int64_t dim, void* memory) {
+    return {static_cast<float*>(memory), heads * columns * dim, columns * dim, 1, dim};
+  }
+};
+
+}  // namespace flashvar::gated_delta_rule

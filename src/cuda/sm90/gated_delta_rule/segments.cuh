@@ -1,0 +1,44 @@
+// Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh: a transition is
+// the chain of a state that starts as the identity, where V is zeros.
+#pragma once
+#include <cstdint>
+
+#include "sm90/gated_delta_rule/fwd.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+// The grid: boundaries times heads times tiles of columns, those of V and then those of the
+// transition, on one axis.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    segment_kernel(const __grid_constant__ FwdArgs args) {
+  constexpr int kDim = Config::kDim;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  FwdSmem<Config> const smem{smem_address(shared)};
+  if (threadIdx.x == 0) smem.init();
+  // Also where there is nothing to do: the next grid waits for this one only.
+  ptx::griddepcontrol_wait();
+  const FwdProblem& problem = args.problem;
+  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns);
+  if (!work.exists) return;
+  // Tiles of V that are never loaded are zeros.
+  LoadedBlocks<Config> const blocks(problem, work.values(problem));
+  if (!blocks.all()) zero_shared(smem.base, Config::kState);
+  __syncthreads();  // mbarriers are initialised, stages zeroed
+  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<24>();
+    FwdLoads<Config> const loads{args, work, blocks};
+    if (threadIdx.x < 32 && ptx::elect_one()) load_for_state(loads, smem);
+  } else {
+    ptx::setmaxnreg_inc<Config::kStateRegisters>();
+    int const mine = static_cast<int>(warpgroup) - 1;
+    int32_t const column = work.column + 64 * mine;
+    float state[kDim / 2];
+    load_first_state<kDim>(problem, work, column, state);
+    advance_state(args, smem, work, mine, column, state);
+    store_last_state<kDim>(problem, args.between, work, column, state);
+  }
+}
+
+}  // namespace flashvar::sm90::gated_delta_rule
