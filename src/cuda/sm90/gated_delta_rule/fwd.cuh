@@ -279,6 +279,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
                                     tile_v, row);
         copy_out(problem, problem.out, work, tile_v, row, column);
         ptx::fence_async_proxy();  // the tile's words come before the next load
+        ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
         warp_arrive(smem.updates().full);
       } else {
         step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
