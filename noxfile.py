@@ -105,8 +105,10 @@ def tests(session: nox.Session) -> None:
     """Test without a GPU: the unit tests, and the wheels; pytest's own arguments after `--`."""
     install(session, "test")
     install_toolkit(session)
-    # A file is one worker's, for its tests share what they build.
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+    # A file is one worker's, for its tests share what they build; the files that take minutes, of
+    # tests/packaging, come first, lest one worker be left with them.
+    dist = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run("python", "-m", "pytest", *dist, *session.posargs)
 
 
 @nox.session(name="every-wheel", reuse_venv=True)
