@@ -1,32 +1,63 @@
-"""The Python of pages that name a GPU runs on one, together with the rest of the page."""
+"""What pages say needs a GPU runs on one: Python with the rest of its page, and commands."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from documented import ROOT, blocks, pages, program
+from documented import ROOT, Block, blocks, pages, program, shown_after
+from shell import Shell, why_wrong
 
-FOR_A_GPU = [
-    page for page in pages() if any(b.language == "python" and b.needs for b in blocks(page))
-]
+FOR_A_GPU = [block for page in pages() for block in blocks(page) if block.needs == "gpu"]
+PAGES = list(dict.fromkeys(block.page for block in FOR_A_GPU if block.language == "python"))
+COMMANDS = [block for block in FOR_A_GPU if block.language == "sh"]
 
 
-@pytest.mark.parametrize("page", FOR_A_GPU, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_of_a_page(page: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+@pytest.fixture(autouse=True)
+def _on_a_gpu(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--rehearse"):
         pytest.skip("what is marked gpu names a device")
-    (tmp_path / page.name).write_text(program(page, on_gpu=True), encoding="utf-8")
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_of_a_page(page: Path, tmp_path: Path) -> None:
+    text = program(page, on_gpu=True)
+    if "import matplotlib" in text and find_spec("matplotlib") is None:
+        pytest.skip("expected matplotlib for the page's picture, found none for this Python")
+    (tmp_path / page.name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, page.name],
         cwd=tmp_path,
-        env=environ,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_commands_do_what_the_page_says(block: Block, tmp_path: Path) -> None:
+    scripts, folder = tmp_path / "bin", tmp_path / "here"
+    scripts.mkdir()
+    folder.mkdir()
+    for name, arguments in (("python", ""), ("flashvar", " -m flashvar")):
+        script = scripts / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+        script.chmod(0o755)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    environ = {
+        **environment(),
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "FLASHVAR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    shell = Shell(folder, environ, tmp_path / "state")
+    assert why_wrong(block, shell, shown_after(block)) is None

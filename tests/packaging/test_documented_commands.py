@@ -30,21 +30,21 @@ SESSIONS = {"wheels": "build", "variants": "build", "tests": "test", "foreign-wh
 GPUS = [("NVIDIA GeForce RTX 4090", 8, 9)]
 
 
-def selected(page: Path) -> list[Block]:
-    """The blocks of a page that run here."""
-    needs = {"toolkit", "network"}
-    return [one for one in blocks(page) if one.language == "sh" and one.needs in needs]
+def selected(page: Path, need: str) -> list[Block]:
+    """The blocks of a page that run here, and need this."""
+    return [one for one in blocks(page) if one.language == "sh" and one.needs == need]
 
 
 def chains() -> list[tuple[Block, ...]]:
     """What runs in one environment each; what several pages say runs once, in the longest."""
     found: list[tuple[Block, ...]] = []
     for page in pages():
-        for block in selected(page):
-            if block.mark("continued") is None:
-                found.append((block,))
-            else:
-                found[-1] = (*found[-1], block)
+        for need in ("toolkit", "network"):
+            for block in selected(page, need):
+                if block.mark("continued") is None:
+                    found.append((block,))
+                else:
+                    found[-1] = (*found[-1], block)
     said: set[str] = set()
     kept = set()
     for chain in sorted(found, key=len, reverse=True):

@@ -213,7 +213,8 @@ def test_one_plain_wheel(versions: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_a_wheel_without_a_binary(wheels: Path) -> None:
-    paper_wheels.put(wheels, "flashvar_extra", "0.1.0", "py3-none-any", {})
+    tag = f"py3-none-{paper_wheels.PLATFORM}"
+    paper_wheels.put(wheels, "flashvar_extra", "0.1.0", tag, {})
     with pytest.raises(PackagingError, match=r"expected one <package>/manifest\.json, found 0"):
         made(wheels)
 

@@ -85,10 +85,8 @@ def find(environ: Mapping[str, str]) -> Installer:
             f"{'no permission' if site.is_dir() else 'no such folder'}: complete the environment, "
             "or make a new one"
         )
-    if importlib.util.find_spec("pip") is not None:
-        pip = Pip((sys.executable, "-m", "pip"))
-        if _run((*pip.command, "--version"), environ).returncode == 0:
-            return pip
+    if _has_pip():
+        return Pip((sys.executable, "-m", "pip"))
     scripts = sysconfig.get_path("scripts")
     uv = environ.get("UV") or shutil.which("uv", path=f"{scripts}:{environ.get('PATH', '')}")
     if uv:
@@ -97,6 +95,14 @@ def find(environ: Mapping[str, str]) -> Installer:
         f"expected pip in {sys.prefix} or uv on PATH, found neither working: "
         "`python -m ensurepip` adds pip"
     )
+
+
+def _has_pip() -> bool:
+    """Whether pip is there as far as its command, which a half-removed one is not."""
+    try:
+        return importlib.util.find_spec("pip._internal.cli.main") is not None
+    except ImportError:
+        return False
 
 
 @dataclass(frozen=True)
