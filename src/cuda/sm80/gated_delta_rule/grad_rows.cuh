@@ -319,13 +319,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   ptx::griddepcontrol_wait();  // the other kernel of rows has ended, and what it waited for
   for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {
     uint32_t const mine = first + warp * gridDim.x;
+    bool found = false;
     if (mine < args.items) {
       RowsItem const item(args.problem, mine);
-      bool const found = item.count() > 0 && item.careful(args.problem, args.workspace);
-      if (threadIdx.x % 32 == 0) careful[warp] = found;
-    } else if (threadIdx.x % 32 == 0) {
-      careful[warp] = false;
+      found = item.count() > 0 && item.careful(args.problem, args.workspace);
     }
+    if (threadIdx.x % 32 == 0) careful[warp] = found;
     __syncthreads();  // all warps have looked, and the arguments are there
 #pragma unroll 1
     for (uint32_t i = 0; i < kWarps; ++i) {
