@@ -53,8 +53,11 @@ struct RowsConfig {
   static constexpr int kSquares = kSlotCount == 2 ? kBehind : kSlots;
   static constexpr int kVectors = kSlotCount == 2 ? kBehind + 2 * kSquareBytes : kBehind;
   static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
+  // Of the careful items' kernel: what its warps found, and its arguments.
   static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateRows));
-  static constexpr int kSharedMemory = kCarefulItems + (kCareful ? kThreads / 32 : 0);
+  static constexpr int kArgs = kCarefulItems + kThreads / 32;
+  static constexpr int kSharedMemory =
+      kCareful ? kArgs + static_cast<int>(sizeof(RowsArgs)) : kCarefulItems;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
@@ -291,10 +294,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!item.careful(args.problem, args.workspace)) make_rows<Config>(args, item, shared);
 }
 
-// make_rows() as a call: inlined into a loop it would keep addresses in registers that it lacks.
+// make_rows() as a call: inlined into a loop it would keep addresses in registers that it lacks. A
+// function has the kernel's arguments from shared memory.
 template <class Config>
-__device__ __noinline__ void call_make_rows(const RowsArgs& args, uint32_t item) {
+__device__ __noinline__ void call_make_rows(uint32_t item) {
   extern __shared__ __align__(1024) unsigned char shared[];
+  auto const& args = *reinterpret_cast<const RowsArgs*>(shared + Config::kArgs);
   make_rows<Config>(args, RowsItem(args.problem, item), shared);
 }
 
@@ -307,21 +312,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr uint32_t kWarps = Config::kThreads / 32;
   auto* const careful = reinterpret_cast<bool*>(shared + Config::kCarefulItems);
   uint32_t const warp = threadIdx.x / 32;
+  for (uint32_t i = threadIdx.x; i < sizeof(RowsArgs) / sizeof(uint32_t); i += Config::kThreads) {
+    reinterpret_cast<uint32_t*>(shared + Config::kArgs)[i] =
+        reinterpret_cast<const uint32_t*>(&args)[i];
+  }
   ptx::griddepcontrol_wait();  // the other kernel of rows has ended, and what it waited for
   for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {
     uint32_t const mine = first + warp * gridDim.x;
+    bool found = false;
     if (mine < args.items) {
       RowsItem const item(args.problem, mine);
-      bool const found = item.count() > 0 && item.careful(args.problem, args.workspace);
-      if (threadIdx.x % 32 == 0) careful[warp] = found;
-    } else if (threadIdx.x % 32 == 0) {
-      careful[warp] = false;
+      found = item.count() > 0 && item.careful(args.problem, args.workspace);
     }
-    __syncthreads();  // all warps have looked
+    if (threadIdx.x % 32 == 0) careful[warp] = found;
+    __syncthreads();  // all warps have looked, and the arguments are there
 #pragma unroll 1
     for (uint32_t i = 0; i < kWarps; ++i) {
       if (!careful[i]) continue;
-      call_make_rows<Config>(args, first + i * gridDim.x);
+      call_make_rows<Config>(first + i * gridDim.x);
       __syncthreads();  // the item's tiles and sums have been read
     }
     __syncthreads();  // what the warps found has been read
