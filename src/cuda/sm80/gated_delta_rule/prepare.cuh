@@ -214,8 +214,9 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
     for (int n = 0; n < kChunk / 8; ++n) {
       float2 const norm = pair_of(rows.norm_k, 8 * n + 2 * at.t);
       const float (&tile)[4] = kk.tile[0][n];
-      rows.products.put(m, n, tile[2 * half] * factor * norm.x,
-                        tile[2 * half + 1] * factor * norm.y);
+      // Factors first: N_ij and N_ji round to one number.
+      rows.products.put(m, n, tile[2 * half] * (factor * norm.x),
+                        tile[2 * half + 1] * (factor * norm.y));
     }
   }
 }
@@ -278,9 +279,9 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
       put_word(scratch + 1024 * half, at, n, Dtype::pack(first, second));
     }
   }
+  // Above the diagonal there are no elements: 0, and not a product.
 #pragma unroll
-  for (int half = 0; half < 2;
-       ++half) {  // above the diagonal there are no elements: 0, and not a product
+  for (int half = 0; half < 2; ++half) {
     unsigned char* const word = place_of(scratch + 1024 * half, at, tile_row_of(at, half));
     if (2 * at.t > at.g) *reinterpret_cast<uint32_t*>(word) = 0;
     if (2 * at.t == at.g) ptx::shared_store(ptx::smem_address(word) + 2, uint16_t{0});
