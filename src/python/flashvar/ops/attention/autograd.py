@@ -17,13 +17,12 @@ from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.plan import Plan
 from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, make_inputs
 from flashvar.ops.derivatives import (
-    Differentiated,
+    Refused,
     attach,
     below_autograd,
     likenesses,
     may_be_differentiated,
-    refuse_forward_mode,
-    refuse_second,
+    plain_apply,
 )
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 
@@ -66,16 +65,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return _gradients(ctx, _BEFORE, grad_out, grad_lse)
 
 
-class _Gradients(Differentiated):
+class _Gradients(Refused):
     """The gradients of a backward, which have no derivatives."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return refuse_second(ctx, grads, _NO_SECOND)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return refuse_forward_mode(ctx, tangents, _NO_FORWARD_MODE)
+    no_reverse_mode = _NO_SECOND
+    no_forward_mode = _NO_FORWARD_MODE
 
 
 class _Dispatched(_Gradients):
@@ -137,9 +131,7 @@ def _have_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tens
     return are_plain(grad_out) and (grad_lse is None or are_plain(grad_lse))
 
 
-# The base class's apply. `Function.apply` adds only functorch support, which plain tensors do not
-# need.
-_apply: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Attention)
+_apply: Final = plain_apply(_Attention)
 
 
 def differentiable(

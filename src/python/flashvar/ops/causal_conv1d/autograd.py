@@ -12,10 +12,16 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.backends.reference.causal_conv1d import formula
-from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d import run
 from flashvar.ops.causal_conv1d.inputs import check, convolution, rows_first, users_order
-from flashvar.ops.derivatives import Differentiated, attach, below_autograd, may_be_differentiated
+from flashvar.ops.derivatives import (
+    Differentiated,
+    Refused,
+    attach,
+    below_autograd,
+    may_be_differentiated,
+)
 
 
 class _Convolved(Differentiated):
@@ -48,26 +54,17 @@ class _Convolved(Differentiated):
         return (None, None, *(g if want else None for g, want in zip(found, wanted, strict=True)))
 
 
-class _Updated(Differentiated):
-    """What an update gives, whose derivatives are refused."""
+class _Updated(Refused):
+    """What an update gives, which has no derivatives."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise BackendUnavailableError(
-            "causal_conv1d_update has no derivatives, got a request for a gradient: use "
-            "causal_conv1d with initial_state, which has them"
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise BackendUnavailableError(
-            "causal_conv1d_update has no derivatives, got an input with a tangent: use "
-            "causal_conv1d with initial_state, which has them"
-        )
+    no_reverse_mode = (
+        "causal_conv1d_update has no derivatives, got a request for a gradient: use "
+        "causal_conv1d with initial_state, which has them"
+    )
+    no_forward_mode = (
+        "causal_conv1d_update has no derivatives, got an input with a tangent: use "
+        "causal_conv1d with initial_state, which has them"
+    )
 
 
 def forward_of_plain(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

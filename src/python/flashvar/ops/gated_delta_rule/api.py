@@ -9,10 +9,10 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
 from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.autograd import differentiable
 from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
-from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout, refuse_tangents
+from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
 from flashvar.ops.gated_delta_rule.torch_library import (
-    differentiable,
     gated_delta_rule_fwd,
     gated_delta_rule_update,
 )
@@ -99,7 +99,7 @@ def gated_delta_rule(
             out, final_state = found.run(*states, arguments, return_final_state)
             return out, final_state if return_final_state else None
         if found is not None and state_indices is None:
-            out, final_state = differentiable(initial_state, arguments)
+            out, final_state = differentiable(found, initial_state, arguments)
             return out, final_state if return_final_state else None
     tensors = {
         **{"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias},
@@ -114,8 +114,6 @@ def gated_delta_rule(
     }
     check_kinds(tensors, switches, scale, backend)
     check_state_layout(state_layout)
-    if not is_compiling():
-        refuse_tangents(tensors.values())
     if not is_compiling() and torch._C._len_torch_dispatch_stack():
         register_flop_formulas()
     if state_indices is None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
-from torch.autograd import forward_ad
 
 from flashvar.errors import (
-    BackendUnavailableError,
     DeviceError,
     DtypeError,
     InvalidInputError,
@@ -202,19 +199,6 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
             f"cast it with .to({wide})"
         )
     _check_device("initial_state", state, inputs.q)
-
-
-def refuse_tangents(tensors: Iterable[Any]) -> None:
-    """Refuse forward-mode derivatives, which no backend has."""
-    if forward_ad._current_level < 0:
-        return
-    for x in tensors:
-        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
-            raise BackendUnavailableError(
-                "gated_delta_rule has first derivatives in reverse mode only, got an input with a "
-                "tangent (forward mode, torch.func.jvp): write the recurrence in torch's own "
-                "functions there"
-            )
 
 
 def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout: str) -> None:
