@@ -16,6 +16,7 @@ from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.plan import Plan
 from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, make_inputs
+from flashvar.ops.attention.spec import BACKWARD
 from flashvar.ops.derivatives import (
     Refused,
     attach,
@@ -25,6 +26,7 @@ from flashvar.ops.derivatives import (
     plain_apply,
 )
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.profiling import recorded
 
 _TENSORS: Final = len(Inputs._fields)
 # Arguments of _Attention before the inputs.
@@ -106,9 +108,8 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     ):
         options = Options._make(ctx.options)
         given = make_inputs(inputs)
-        grads: Sequence[torch.Tensor | None] = plans.backward(
-            grad_out, grad_lse, given, out, lse, options, bias
-        )
+        arguments = (grad_out, grad_lse, given, out, lse, options, bias)
+        grads: Sequence[torch.Tensor | None] = recorded(BACKWARD, plans.backward, *arguments)
     else:
         grads = torch.ops.flashvar.attention_bwd.default(
             grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
