@@ -30,12 +30,12 @@ def unfold(x: torch.Tensor, size: int, place: int) -> torch.Tensor:
     return x.unflatten(place, (size, x.shape[place] // size))
 
 
-def check_same_offsets(dim: int | None) -> None:
-    """Refuse cu_seqlens of a mapped dimension."""
+def check_same_offsets(dim: int | None, name: str) -> None:
+    """Refuse cu_seqlens of a mapped dimension beside a tensor that has a name."""
     if dim is not None:
         raise InvalidInputError(
             "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "
-            "sequences into one call"
+            f"sequences into one {name}"
         )
 
 

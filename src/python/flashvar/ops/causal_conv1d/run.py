@@ -15,11 +15,9 @@ from flashvar.errors import LayoutError
 from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
-    check_indices,
     check_kinds,
     check_state_len,
     check_update,
-    check_values,
     convolution,
     rows_first,
 )
@@ -34,6 +32,7 @@ from flashvar.ops.causal_conv1d.problem import (
 )
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import keep, prototype
+from flashvar.ops.sequences import check_offsets, check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
@@ -124,7 +123,7 @@ def forward(
     given = (x, weight, bias, residual, state, cu_seqlens)
     plan = _plan(_plans, _make, _NAMES, given, silu, columns, layout, backend)
     if cu_seqlens is not None:
-        check_values(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
+        check_offsets(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
     y, final_state = _empty_like(plan.y_like), _empty_like(plan.final_like)
     if plan.by_address and plan.launch is not None:
         ends = None if cu_seqlens is None else cu_seqlens.contiguous()
@@ -248,7 +247,7 @@ def update(
     plan = _plan(_update_plans, _make_update, _UPDATE_NAMES, given, silu, layout, backend)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
-        check_indices(state_indices, state.shape[0])
+        check_state_indices(state_indices, state.shape[0])
     y = _empty_like(plan.y_like)
     if plan.launch is None:
         return y

@@ -12,7 +12,7 @@ from flashvar.ops.folding import check_same_offsets, fold, mapped_update, unfold
 def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of causal_conv1d_fwd."""
     x, weight, bias, residual, state, cu_seqlens, silu, columns, layout, backend = arguments
-    check_same_offsets(in_dims[5])
+    check_same_offsets(in_dims[5], "x")
     fold = _Fold(info.batch_size, layout)
     y, final_state = torch.ops.flashvar.causal_conv1d_fwd.default(
         fold.tokens(x, in_dims[0]),
@@ -28,7 +28,7 @@ def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]
 def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of causal_conv1d_bwd."""
     grad_y, grad_final, x, weight, bias, state, cu_seqlens, silu, layout, backend = arguments
-    check_same_offsets(in_dims[6])
+    check_same_offsets(in_dims[6], "x")
     fold = _Fold(info.batch_size, layout)
     of_x, of_weight, of_bias, of_state = torch.ops.flashvar.causal_conv1d_bwd.default(
         fold.tokens(grad_y, in_dims[0]),

@@ -26,9 +26,9 @@ from flashvar.ops.gated_delta_rule.spec import (
     UPDATE,
 )
 from flashvar.ops.plans import keep, prototype
+from flashvar.ops.sequences import check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Overrides
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
 _ROW_ALIGNMENT: Final = 16
@@ -63,7 +63,7 @@ class Plan:
         if self.on_cpu:
             checks.check_values(inputs)
             if indices is not None and states is not None:
-                checks.check_indices(states, indices)
+                check_state_indices(indices, states.shape[0])
         out, final_state = self.make_out(self.out_like), states
         if indices is None:
             wanted = with_state or not self.state_is_optional
@@ -299,34 +299,33 @@ def _serving(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResu
     Raises:
         BackendUnavailableError: no candidate serves the call, or not the named one.
     """
-    named = Overrides.from_environment(backend).backend
-    unsuited = _unsuited(function, inputs, named)
-    if unsuited is not None:
+    chosen, serves = serving(function, inputs.q, backend, inputs)
+    asked = chosen.asked
+    while (unsuited := _unsuited(function, inputs, chosen.backend)) is not None:
         other, reason = unsuited
-        if named != "auto":
+        if asked:
             raise BackendUnavailableError(
-                f"{function}: expected backend {named!r} to serve it, found that {reason}: leave "
-                f'backend out, or name "{other}"'
+                f"{function}: expected backend {chosen.backend!r} to serve it, found that "
+                f'{reason}: leave backend out, or name "{other}"'
             )
-        backend = other
-    return cast("tuple[CandidateResult, Backend]", serving(function, inputs.q, backend, inputs))
+        chosen, serves = serving(function, inputs.q, other, inputs)
+    return chosen, cast("Backend", serves)
 
 
-def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | None:
-    """Where the backend that selection would take does not serve a call: another, and why."""
-    if not inputs.q.is_cuda:
-        return None
-    if function == BACKWARD and named in ("auto", "triton") and inputs.head_dim > MOST_K:
+def _unsuited(function: str, inputs: Inputs, chosen: str) -> tuple[str, str] | None:
+    """Where the backend that was chosen does not serve a call: another, and why."""
+    if chosen == "triton" and function == BACKWARD and inputs.head_dim > MOST_K:
         return "reference", f"Triton's kernels take q and k of head dims to {MOST_K}"
-    if function != UPDATE and named in ("auto", "cuda"):
-        dims = inputs.head_dim, inputs.v.shape[3]
-        if any(dim % STEP for dim in dims):
-            return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
-        if not all(map(_rows_are_aligned, inputs[:3])):
-            return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
-    elif named in ("auto", "cuda"):
+    if chosen != "cuda":
+        return None
+    if function == UPDATE:
         strided = [x.stride(3) != 1 and x.shape[3] > 1 for x in inputs[:3]]
         return ("triton", "binaries take contiguous rows of q, k and v") if any(strided) else None
+    dims = inputs.head_dim, inputs.v.shape[3]
+    if any(dim % STEP for dim in dims):
+        return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
+    if not all(map(_rows_are_aligned, inputs[:3])):
+        return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
     return None
 
 

@@ -52,7 +52,7 @@ def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 
 
 def _folded(size: int, in_dims: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    check_same_offsets(in_dims[_TENSORS])
+    check_same_offsets(in_dims[_TENSORS], "q")
     folded = [
         fold(x, dim, size, place)
         for x, dim, place in zip(arguments, in_dims, _PLACES, strict=False)
