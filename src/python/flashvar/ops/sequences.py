@@ -59,8 +59,8 @@ def check_state_indices(indices: torch.Tensor, states: int) -> None:
     used = [index for index in indices.tolist() if index >= 0]
     if used and max(used) >= states:
         raise ShapeError(
-            f"state_indices must be below the {states} states of the pool, got {max(used)}: correct "
-            "them, or pass -1 for a sequence without a state"
+            f"state_indices must be below the {states} states of the pool, got {max(used)}: "
+            "correct them, or pass -1 for a sequence without a state"
         )
     if len(set(used)) != len(used):
         twice = next(index for index in used if used.count(index) > 1)
