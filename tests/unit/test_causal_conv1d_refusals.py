@@ -52,7 +52,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {**PACKED, "cu_seqlens": torch.tensor([1, 9])}, flashvar.ShapeError, "got [1, 9]: pass 0"
     ),
     "not to the end": (
-        {**PACKED, "cu_seqlens": torch.tensor([0, 8])}, flashvar.ShapeError, "the 9 tokens of x"
+        {**PACKED, "cu_seqlens": torch.tensor([0, 8])}, flashvar.ShapeError, "rows, 9, got"
     ),
     "down": (
         {**PACKED, "cu_seqlens": torch.tensor([0, 5, 4, 9])}, flashvar.ShapeError, "[0, 5, 4, 9]"

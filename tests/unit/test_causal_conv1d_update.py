@@ -202,7 +202,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "beyond": (
         {"state_indices": torch.tensor([0, 1, 3])}, flashvar.ShapeError, "below the 3 states of"
     ),
-    "twice": ({"state_indices": torch.tensor([1, -1, 1])}, flashvar.ShapeError, "got 1 twice"),
+    "twice": (
+        {"state_indices": torch.tensor([1, -1, 1])}, flashvar.InvalidInputError, "got 1 more"
+    ),
 }  # fmt: skip
 
 

@@ -508,7 +508,7 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
         lambda x: {"g": x["g"] + 2}, flashvar.InvalidInputError, "g must be at most 0"
     ),
     "cu_seqlens with a batch": (
-        lambda x: {"cu_seqlens": torch.tensor([0, 5])}, flashvar.ShapeError, "batch must be 1"
+        lambda x: {"cu_seqlens": torch.tensor([0, 5])}, flashvar.ShapeError, "must have batch 1"
     ),
     "initial states": (
         lambda x: {"initial_state": x["initial_state"][:1]},

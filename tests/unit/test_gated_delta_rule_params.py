@@ -13,6 +13,7 @@ from abi_structs import declared
 from flashvar.backends.cuda import gated_delta_rule as cuda
 from flashvar.binaries import loader
 from flashvar.binaries.registry import Binary
+from flashvar.errors import BackendUnavailableError
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
@@ -235,30 +236,30 @@ def on_device(**changes: Any) -> Inputs:
 
 
 @pytest.mark.parametrize(
-    ("function", "changes", "named", "expected"),
+    ("function", "changes", "chosen", "expected"),
     [
-        (FORWARD, {}, "auto", None),
-        (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "auto", "triton"),
+        (FORWARD, {}, "cuda", None),
+        (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "cuda", "triton"),
         (FORWARD, {"v": torch.empty(3, 64, 4, 36).half()}, "cuda", "triton"),
-        (FORWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "auto", "triton"),
-        (FORWARD, {"k": torch.empty(3, 64, 24, 2).half().transpose(2, 3)}, "auto", "triton"),
+        (FORWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "cuda", "triton"),
+        (FORWARD, {"k": torch.empty(3, 64, 24, 2).half().transpose(2, 3)}, "cuda", "triton"),
         (FORWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "triton", None),
-        (UPDATE, {"q": torch.empty(3, 1, 2, 20).half()}, "auto", None),
-        (UPDATE, {"k": torch.empty(3, 1, 2, 25).half()[..., 1:]}, "auto", None),
-        (UPDATE, {"v": torch.empty(3, 1, 40, 4).half().transpose(2, 3)}, "auto", "triton"),
-        (BACKWARD, {}, "auto", None),
-        (BACKWARD, {"q": torch.empty(3, 64, 2, 8).half()}, "auto", None),
-        (BACKWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "auto", "triton"),
+        (UPDATE, {"q": torch.empty(3, 1, 2, 20).half()}, "cuda", None),
+        (UPDATE, {"k": torch.empty(3, 1, 2, 25).half()[..., 1:]}, "cuda", None),
+        (UPDATE, {"v": torch.empty(3, 1, 40, 4).half().transpose(2, 3)}, "cuda", "triton"),
+        (BACKWARD, {}, "cuda", None),
+        (BACKWARD, {"q": torch.empty(3, 64, 2, 8).half()}, "cuda", None),
+        (BACKWARD, {"q": torch.empty(3, 64, 2, 20).half()}, "cuda", "triton"),
         (BACKWARD, {"v": torch.empty(3, 64, 4, 36).half()}, "cuda", "triton"),
-        (BACKWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "auto", "triton"),
+        (BACKWARD, {"k": torch.empty(3, 64, 2, 25).half()[..., 1:]}, "cuda", "triton"),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "triton", "reference"),
         (BACKWARD, {"q": torch.empty(3, 64, 2, 264).half()}, "reference", None),
     ],
 )
 def test_calls_that_go_elsewhere(
-    function: str, changes: dict[str, Any], named: str, expected: str | None
+    function: str, changes: dict[str, Any], chosen: str, expected: str | None
 ) -> None:
-    found = run._unsuited(function, on_device(**changes), named)
+    found = run._unsuited(function, on_device(**changes), chosen)
     assert (None if found is None else found[0]) == expected
 
 
@@ -271,6 +272,19 @@ def test_few_tokens_go_one_by_one(tokens: int, few: bool) -> None:
     assert run._few_tokens(on_device(q=torch.empty(3, tokens, 2, 24).half())) is few
 
 
-def test_tensors_of_the_cpu_go_where_selection_says() -> None:
-    for function in (FORWARD, BACKWARD, UPDATE):
-        assert run._unsuited(function, made(), "auto") is None
+@pytest.mark.parametrize("asked", [False, True], ids=["auto", "FLASHVAR_BACKEND=cuda"])
+def test_the_environment_is_read_once(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where selection reads it: what it holds later changes no kind of call that was chosen."""
+    monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
+    results = {
+        "auto": CandidateResult("cuda sm_90", "cuda", True, "", asked=asked),
+        "triton": CandidateResult("triton", "triton", True, "", asked=True),
+    }
+    monkeypatch.setattr(run, "serving", lambda function, q, backend, call: (results[backend], None))
+    odd = on_device(q=torch.empty(3, 64, 2, 20).half())
+    assert run._serving(FORWARD, on_device(), "auto")[0].backend == "cuda"
+    if asked:
+        with pytest.raises(BackendUnavailableError, match=r"expected backend 'cuda'.*\"triton\""):
+            run._serving(FORWARD, odd, "auto")
+    else:
+        assert run._serving(FORWARD, odd, "auto")[0].backend == "triton"

@@ -151,16 +151,6 @@ def test_a_negated_view_goes_through_the_dispatcher(dispatched: list[str]) -> No
     assert len(dispatched) == 2
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_forward_mode_is_refused() -> None:
-    given = made(seqlen=5)
-    call = {name: x for name, x in given.items() if name != "q"}
-    with pytest.raises(BackendUnavailableError, match="tangent"):
-        torch.func.jvp(
-            lambda q: gated_delta_rule(q, **call)[0], (given["q"],), (torch.ones_like(given["q"]),)
-        )
-
-
 def test_a_pool_whose_states_share_memory_is_refused() -> None:
     given = made(seqlen=1)
     states = given.pop("initial_state")

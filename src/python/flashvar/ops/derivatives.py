@@ -7,7 +7,8 @@ traced, its result has the shape and dtype of the derivative.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
@@ -35,14 +36,36 @@ class Differentiated(_SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep what `refuse` needs."""
+        """Keep nothing."""
         ctx.set_materialize_grads(False)
-        ctx.inputs = likenesses(inputs)
-        ctx.outputs = likenesses(output)
 
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> Any:
         return (ctx._autograd_function_id,)
+
+
+class Refused(Differentiated):
+    """Results whose derivatives are refused; a subclass may define one of them."""
+
+    no_reverse_mode: ClassVar[str]
+    no_forward_mode: ClassVar[str]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep what the refusals need."""
+        ctx.set_materialize_grads(False)
+        ctx.inputs = likenesses(inputs)
+        ctx.outputs = likenesses(output)
+
+    @classmethod
+    def backward(cls, ctx: Any, *grads: Any) -> Any:
+        """Refuse."""
+        return _refuse(ctx.inputs, ctx.needs_input_grad, grads, cls.no_reverse_mode)
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
+        """Refuse."""
+        return _refuse(ctx.outputs, (True,) * len(ctx.outputs), tangents, cls.no_forward_mode)
 
 
 def below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
@@ -52,6 +75,12 @@ def below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
     """
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` for plain tensors, without the support of transforms, which costs time."""
+    apply: Callable[..., Any] = torch._C._FunctionBase.__dict__["apply"].__get__(None, function)
+    return apply
 
 
 def attach(function: type[Differentiated], results: tuple[Any, ...], *inputs: Any) -> Any:
@@ -72,16 +101,6 @@ def likenesses(values: Any) -> list[Any]:
     return [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else None for x in values]
 
 
-def refuse_second(ctx: Any, grads: Any, refusal: str) -> tuple[Any, ...]:
-    """The backward of a Differentiated that has none."""
-    return _refuse(ctx.inputs, ctx.needs_input_grad, grads, refusal)
-
-
-def refuse_forward_mode(ctx: Any, tangents: Any, refusal: str) -> tuple[Any, ...]:
-    """The jvp of a Differentiated that has none."""
-    return _refuse(ctx.outputs, (True,) * len(ctx.outputs), tangents, refusal)
-
-
 def _refuse(like: Any, wanted: Any, causes: Any, refusal: str) -> tuple[Any, ...]:
     """Calls of no_derivative, which depend on a cause: no graph computes them before it."""
     cause = next((x for x in causes if x is not None), None)
@@ -94,21 +113,21 @@ def _refuse(like: Any, wanted: Any, causes: Any, refusal: str) -> tuple[Any, ...
     )
 
 
-class _NoDerivative(Differentiated):
-    """The result of no_derivative, whose derivatives are refused too."""
+class _NoDerivative(Refused):
+    """The result of no_derivative, whose derivatives are refused in the same words."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        Differentiated.setup_context(ctx, inputs, output)
+        Refused.setup_context(ctx, inputs, output)
         ctx.refusal = inputs[-1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return refuse_second(ctx, grads, ctx.refusal)
+        return _refuse(ctx.inputs, ctx.needs_input_grad, grads, ctx.refusal)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return refuse_forward_mode(ctx, tangents, ctx.refusal)
+        return _refuse(ctx.outputs, (True,), tangents, ctx.refusal)
 
 
 def _raise(cause: Any, shape: Any, dtype: Any, refusal: str) -> torch.Tensor:

@@ -28,6 +28,7 @@ class CandidateResult:
     fix: str | None = None  # the command or step that would make it accepted
     binary: Binary | None = None
     kernel: KernelRow | None = None
+    asked: bool = False  # by a named backend, or FLASHVAR_BACKEND; nothing else may serve then
 
 
 @dataclass(frozen=True)

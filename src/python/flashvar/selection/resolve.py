@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 
 from flashvar.binaries import loader, registry
@@ -43,7 +44,7 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
             f"`flashvar doctor` shows this for every device{_axes_text(spec)}."
         )
     _report(decision, decision.chosen)
-    return decision.chosen
+    return replace(decision.chosen, asked=overrides.backend != "auto")
 
 
 def _decide(request: Request, system: System, overrides: Overrides) -> Decision:

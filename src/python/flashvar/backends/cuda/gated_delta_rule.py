@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -52,6 +53,7 @@ def prepare_forward(
     template = Template(_FORWARD, fields)
     size = function.workspace(template.packed)
     workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=out.device))
+    of_call, empty_like = _of_call(template, device, inputs), torch.empty_like
 
     def launch(
         inputs: Inputs,
@@ -60,10 +62,9 @@ def prepare_forward(
         out: torch.Tensor,
         final_state: torch.Tensor | None,
     ) -> None:
-        workspace = torch.empty_like(workspace_like)
-        stream, cu_seqlens = _current_stream(device), _offsets(inputs)
-        addresses = _addresses(inputs, cu_seqlens, states, out, final_state)
-        function.launch(template.pack(stream, workspace.data_ptr(), size, *addresses))
+        workspace = empty_like(workspace_like)
+        place = workspace.data_ptr()
+        function.launch(of_call(inputs, states, out, final_state, place, size))
 
     return launch
 
@@ -87,6 +88,8 @@ def prepare_update(
         _UPDATE, (*_fields(_UPDATE, device, inputs, states, out, final_state), *pool)
     )
 
+    of_call = _of_call(template, device, inputs)
+
     def launch(
         inputs: Inputs,
         states: torch.Tensor | None,
@@ -94,10 +97,8 @@ def prepare_update(
         out: torch.Tensor,
         final_state: torch.Tensor | None,
     ) -> None:
-        stream, cu_seqlens = _current_stream(device), _offsets(inputs)
-        addresses = _addresses(inputs, cu_seqlens, states, out, final_state)
         place = 0 if indices is None else indices.data_ptr()
-        function.launch(template.pack(stream, 0, 0, *addresses, place))
+        function.launch(of_call(inputs, states, out, final_state, 0, 0, place))
 
     return launch
 
@@ -160,28 +161,43 @@ def _offsets(inputs: Inputs) -> torch.Tensor | None:
     return None if offsets is None else offsets.to(torch.int32).contiguous()
 
 
-def _addresses(
-    inputs: Inputs,
-    cu_seqlens: torch.Tensor | None,
-    states: torch.Tensor | None,
-    out: torch.Tensor,
-    final_state: torch.Tensor | None,
-) -> tuple[int, ...]:
-    """The Q fields of a struct behind its flashvar_call."""
-    q, k, v, g, beta, a_log, dt_bias = inputs[:7]
-    return (
-        out.data_ptr(),
-        0 if final_state is None else final_state.data_ptr(),
-        0 if cu_seqlens is None else cu_seqlens.data_ptr(),
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        0 if g is None else g.data_ptr(),
-        beta.data_ptr(),
-        0 if a_log is None else a_log.data_ptr(),
-        0 if dt_bias is None else dt_bias.data_ptr(),
-        0 if states is None else states.data_ptr(),
-    )
+def _of_call(template: Template, device: int, like: Inputs) -> Callable[..., bytes]:
+    """Packs the struct of a call like `like`: the workspace, other addresses behind it."""
+    pack, stream_of = template.pack, torch._C._cuda_getCurrentRawStream
+    # A call's own offsets where they are as binaries read them; `_offsets` takes a microsecond.
+    converts = _offsets(like) is not like.cu_seqlens
+
+    def packed(
+        inputs: Inputs,
+        states: torch.Tensor | None,
+        out: torch.Tensor,
+        final_state: torch.Tensor | None,
+        workspace: int,
+        size: int,
+        *others: int,
+    ) -> bytes:
+        q, k, v, g, beta, a_log, dt_bias, cu_seqlens = inputs[:8]
+        if converts:
+            cu_seqlens = _offsets(inputs)
+        return pack(
+            stream_of(device),
+            workspace,
+            size,
+            out.data_ptr(),
+            0 if final_state is None else final_state.data_ptr(),
+            0 if cu_seqlens is None else cu_seqlens.data_ptr(),
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            0 if g is None else g.data_ptr(),
+            beta.data_ptr(),
+            0 if a_log is None else a_log.data_ptr(),
+            0 if dt_bias is None else dt_bias.data_ptr(),
+            0 if states is None else states.data_ptr(),
+            *others,
+        )
+
+    return packed
 
 
 def _fields(

@@ -16,16 +16,17 @@ from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.plan import Plan
 from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, make_inputs
+from flashvar.ops.attention.spec import BACKWARD
 from flashvar.ops.derivatives import (
-    Differentiated,
+    Refused,
     attach,
     below_autograd,
     likenesses,
     may_be_differentiated,
-    refuse_forward_mode,
-    refuse_second,
+    plain_apply,
 )
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.profiling import recorded
 
 _TENSORS: Final = len(Inputs._fields)
 # Arguments of _Attention before the inputs.
@@ -66,16 +67,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return _gradients(ctx, _BEFORE, grad_out, grad_lse)
 
 
-class _Gradients(Differentiated):
+class _Gradients(Refused):
     """The gradients of a backward, which have no derivatives."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return refuse_second(ctx, grads, _NO_SECOND)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return refuse_forward_mode(ctx, tangents, _NO_FORWARD_MODE)
+    no_reverse_mode = _NO_SECOND
+    no_forward_mode = _NO_FORWARD_MODE
 
 
 class _Dispatched(_Gradients):
@@ -112,9 +108,8 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     ):
         options = Options._make(ctx.options)
         given = make_inputs(inputs)
-        grads: Sequence[torch.Tensor | None] = plans.backward(
-            grad_out, grad_lse, given, out, lse, options, bias
-        )
+        arguments = (grad_out, grad_lse, given, out, lse, options, bias)
+        grads: Sequence[torch.Tensor | None] = recorded(BACKWARD, plans.backward, *arguments)
     else:
         grads = torch.ops.flashvar.attention_bwd.default(
             grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
@@ -137,9 +132,7 @@ def _have_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tens
     return are_plain(grad_out) and (grad_lse is None or are_plain(grad_lse))
 
 
-# The base class's apply. `Function.apply` adds only functorch support, which plain tensors do not
-# need.
-_apply: Final = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Attention)
+_apply: Final = plain_apply(_Attention)
 
 
 def differentiable(

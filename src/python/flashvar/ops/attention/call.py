@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -13,9 +13,11 @@ from flashvar.ops.attention.options import check_options, is_number
 from flashvar.ops.attention.plan import plan
 from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options, make_inputs
 from flashvar.ops.attention.sharding import refuse_mixed_dtensors, register_sharding_rules
+from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.profiling import recorded
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -70,8 +72,10 @@ def call_plain(
         or v.requires_grad
         or (optional is not NO_TENSORS and any(x is not None and x.requires_grad for x in optional))
     ) and _grad_enabled():
-        return differentiable(found, (q, k, v), optional, options, with_lse)
-    return found.run(make_inputs((q, k, v, *optional)), with_lse)
+        arguments = (found, (q, k, v), optional, options, with_lse)
+        return cast("Outputs", recorded(FORWARD, differentiable, *arguments))
+    inputs = make_inputs((q, k, v, *optional))
+    return cast("Outputs", recorded(FORWARD, found.run, inputs, with_lse))
 
 
 def _dispatched(

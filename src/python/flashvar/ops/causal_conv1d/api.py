@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -11,7 +11,9 @@ from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import ACTIVATIONS, check_kinds, check_state_len
 from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of
+from flashvar.ops.causal_conv1d.spec import UPDATE
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.profiling import recorded
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
@@ -183,19 +185,19 @@ def causal_conv1d_update(
         BackendUnavailableError: nothing serves the call; the message says why for each candidate.
         BinaryError: the driver refused a launch.
     """
+    others = bias, residual, state_indices, state_positions
+    plain = _are_plain(x, state, weight, *others) and _is_activation(activation)
+    if plain and not (
+        torch.is_grad_enabled() and torch._C._any_requires_grad(x, state, weight, *others)
+    ):
+        arguments = (x, state, weight, *others, activation is not None, layout, backend)
+        return cast("torch.Tensor", recorded(UPDATE, run.update, *arguments))
     tensors = {"x": x, "state": state, "weight": weight, "bias": bias, "residual": residual}
     given = {
         **tensors,
         "state_indices": state_indices,
         "state_positions": state_positions,
     }
-    others = bias, residual, state_indices, state_positions
-    plain = _are_plain(x, state, weight, *others) and _is_activation(activation)
-    if plain and not (
-        torch.is_grad_enabled()
-        and torch._C._any_requires_grad(*(one for one in given.values() if one is not None))
-    ):
-        return run.update(x, state, weight, *others, activation is not None, layout, backend)
     check_kinds(given, activation, layout, backend)
     return torch_library.causal_conv1d_update(
         *given.values(), activation is not None, layout, backend

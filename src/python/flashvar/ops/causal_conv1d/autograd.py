@@ -6,79 +6,103 @@ own, of the reference's formula. An update has none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
 
 from flashvar.backends.reference.causal_conv1d import formula
-from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d import run
 from flashvar.ops.causal_conv1d.inputs import check, convolution, rows_first, users_order
-from flashvar.ops.derivatives import Differentiated, attach, below_autograd, may_be_differentiated
+from flashvar.ops.causal_conv1d.spec import FORWARD
+from flashvar.ops.derivatives import (
+    Differentiated,
+    Refused,
+    attach,
+    below_autograd,
+    may_be_differentiated,
+    plain_apply,
+)
+from flashvar.ops.profiling import recorded
 
 
-class _Convolved(Differentiated):
-    """The gradients of a forward: `inputs` are the options, then the tensors."""
+class _Plain(torch.autograd.Function):  # type: ignore[misc]
+    """The forward of plain tensors, and its gradients."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.options, x, weight, bias, residual, state, cu_seqlens = inputs
-        ctx.save_for_backward(x, weight, bias, state, cu_seqlens)
-        ctx.residual = None if residual is None else residual.dtype
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, options: Any, *tensors: Any) -> Any:
+        _keep(ctx, options, *tensors)
+        return run.forward(*tensors, *options)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Any, grad_final: Any) -> Any:
-        wanted = ctx.needs_input_grad[2:]
-        if grad_y is None and grad_final is None:
-            return (None,) * (2 + len(wanted))
-        silu, _, layout, backend = ctx.options
-        op = torch.ops.flashvar.causal_conv1d_bwd.default
-        of_residual = None
-        if wanted[3] and grad_y is not None:
-            of_residual = grad_y.to(ctx.residual)
-        if any((*wanted[:3], wanted[4])):
-            of_x, of_weight, of_bias, of_state = op(
-                grad_y, grad_final, *ctx.saved_tensors, silu, layout, backend
-            )
-        else:
-            of_x = of_weight = of_bias = of_state = None
-        found = (of_x, of_weight, of_bias, of_residual, of_state, None)
-        return (None, None, *(g if want else None for g, want in zip(found, wanted, strict=True)))
+        return (None, *_gradients(ctx, ctx.needs_input_grad[1:], grad_y, grad_final))
 
 
-class _Updated(Differentiated):
-    """What an update gives, whose derivatives are refused."""
+class _Dispatched(Differentiated):
+    """The gradients of a forward: `inputs` are its results, the options, then the tensors."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.set_materialize_grads(False)
+        _keep(ctx, *inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise BackendUnavailableError(
-            "causal_conv1d_update has no derivatives, got a request for a gradient: use "
-            "causal_conv1d with initial_state, which has them"
-        )
+    def backward(ctx: Any, grad_y: Any, grad_final: Any) -> Any:
+        return (None, None, *_gradients(ctx, ctx.needs_input_grad[2:], grad_y, grad_final))
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise BackendUnavailableError(
-            "causal_conv1d_update has no derivatives, got an input with a tangent: use "
-            "causal_conv1d with initial_state, which has them"
+
+def _keep(
+    ctx: Any, options: Any, x: Any, weight: Any, bias: Any, residual: Any, state: Any, ends: Any
+) -> None:
+    ctx.options = options
+    ctx.save_for_backward(x, weight, bias, state, ends)
+    ctx.residual = None if residual is None else residual.dtype
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any) -> tuple[Any, ...]:
+    """Those of the tensors of a forward that are wanted."""
+    if grad_y is None and grad_final is None:
+        return (None,) * len(wanted)
+    silu, _, layout, backend = ctx.options
+    op = torch.ops.flashvar.causal_conv1d_bwd.default
+    of_residual = None
+    if wanted[3] and grad_y is not None:
+        of_residual = grad_y.to(ctx.residual)
+    if any((*wanted[:3], wanted[4])):
+        of_x, of_weight, of_bias, of_state = op(
+            grad_y, grad_final, *ctx.saved_tensors, silu, layout, backend
         )
+    else:
+        of_x = of_weight = of_bias = of_state = None
+    found = (of_x, of_weight, of_bias, of_residual, of_state, None)
+    return tuple(g if want else None for g, want in zip(found, wanted, strict=True))
+
+
+class _Updated(Refused):
+    """What an update gives, which has no derivatives."""
+
+    no_reverse_mode = (
+        "causal_conv1d_update has no derivatives, got a request for a gradient: use "
+        "causal_conv1d with initial_state, which has them"
+    )
+    no_forward_mode = (
+        "causal_conv1d_update has no derivatives, got an input with a tangent: use "
+        "causal_conv1d with initial_state, which has them"
+    )
+
+
+_apply: Final = plain_apply(_Plain)
 
 
 def forward_of_plain(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """A forward of plain tensors that nothing intercepts: without the dispatcher."""
-    results = run.forward(*arguments)
-    if not torch.is_grad_enabled():
-        return results
-    tensors, options = arguments[:6], arguments[6:]
-    if not torch._C._any_requires_grad(*[x for x in tensors if x is not None]):
-        return results
-    y, final_state = attach(_Convolved, results, options, *tensors)
+    tensors = arguments[:6]
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+        y, final_state = recorded(FORWARD, _apply, arguments[6:], *tensors)
+    else:
+        y, final_state = recorded(FORWARD, run.forward, *arguments)
     return y, final_state
 
 
@@ -91,7 +115,7 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     results = below_autograd(torch.ops.flashvar.causal_conv1d_fwd.default, keyset, arguments)
     if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
         return results
-    return attach(_Convolved, results, options, *tensors)
+    return attach(_Dispatched, results, options, *tensors)
 
 
 def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:

@@ -10,11 +10,11 @@ from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeErr
 from flashvar.ops.arguments import check_backend, check_layout, check_operand
 from flashvar.ops.causal_conv1d.problem import Convolution
 from flashvar.ops.dtypes import DTYPES
+from flashvar.ops.sequences import check_cu_seqlens, check_one_for_each
 
 LAYOUTS: Final = ("btd", "bdt")
 ACTIVATIONS: Final = (None, "silu", "swish")
 WIDTHS: Final = (2, 3, 4)
-_INDICES: Final = (torch.int32, torch.int64)
 
 
 def check_kinds(tensors: dict[str, Any], activation: Any, layout: Any, backend: Any) -> None:
@@ -51,7 +51,7 @@ def check(
         )
     check_channels(x, weight, bias, residual, layout)
     if cu_seqlens is not None:
-        _check_cu_seqlens(x, cu_seqlens)
+        check_cu_seqlens(cu_seqlens, "x", x, 1 if x.dim() == 2 else x.shape[0])
     if state is not None:
         batch = 1 if x.dim() == 2 else x.shape[0]
         count = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -79,15 +79,8 @@ def check_update(
     check_channels(of_one, weight, bias, None, layout)
     check_state("state", state, of_one, weight, layout, x.shape[0] if indices is None else None)
     for name, one in (("state_indices", indices), ("state_positions", positions)):
-        if one is None:
-            continue
-        if one.dim() != 1 or one.shape[0] != x.shape[0]:
-            raise ShapeError(
-                f"{name} must be [batch] beside x {tuple(x.shape)}, that is ({x.shape[0]},), got "
-                f"{tuple(one.shape)}: pass one for each sequence"
-            )
-        if one.dtype not in _INDICES:
-            raise DtypeError(f"{name} must be int32 or int64, got {one.dtype}: cast it with .int()")
+        if one is not None:
+            check_one_for_each(name, one, x.shape[0])
     _check_alike(
         x,
         {"weight": weight, "bias": bias, "residual": residual, "state": state},
@@ -149,54 +142,6 @@ def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
         raise ShapeError(
             f"state_len must be that of initial_state, {state.shape[-1]}, got {state_len}: "
             "leave it out"
-        )
-
-
-def _check_cu_seqlens(x: Any, cu_seqlens: Any) -> None:
-    if x.dim() == 3 and x.shape[0] != 1:
-        raise ShapeError(
-            f"x must have batch 1 beside cu_seqlens, got {tuple(x.shape)}: pack the sequences one "
-            "behind the other, or leave cu_seqlens out"
-        )
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ShapeError(
-            f"cu_seqlens must be [sequences + 1], got {tuple(cu_seqlens.shape)}: pass 0 and the "
-            "end of every sequence"
-        )
-    if cu_seqlens.dtype not in _INDICES:
-        raise DtypeError(
-            f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}: cast it with .int()"
-        )
-
-
-def check_values(cu_seqlens: torch.Tensor, total: int) -> None:
-    """Refuse ends that are none; on the CPU only, reading them would wait for a device."""
-    if cu_seqlens.device.type != "cpu":
-        return
-    ends = cu_seqlens.tolist()
-    if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
-        shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
-        raise ShapeError(
-            f"cu_seqlens must go from 0 to the {total} tokens of x and never down, got {shown}: "
-            "pass 0 and the cumulative sum of the lengths"
-        )
-
-
-def check_indices(state_indices: torch.Tensor, pool: int) -> None:
-    """Refuse indices beyond the pool, and those that occur twice; on the CPU only."""
-    if state_indices.device.type != "cpu":
-        return
-    used = [one for one in state_indices.tolist() if one >= 0]
-    if used and max(used) >= pool:
-        raise ShapeError(
-            f"state_indices must be below the {pool} states of the pool, got {max(used)}: correct "
-            "it, or pass -1 for a sequence without a state"
-        )
-    if len(set(used)) != len(used):
-        twice = next(one for one in used if used.count(one) > 1)
-        raise ShapeError(
-            f"state_indices must name a state once, got {twice} twice: give every sequence a state "
-            "of its own"
         )
 
 

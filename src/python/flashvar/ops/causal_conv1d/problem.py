@@ -13,7 +13,8 @@ float64 tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -42,6 +43,12 @@ class Convolution(NamedTuple):
         """How many sequences there are."""
         count: int = self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
         return count
+
+
+# `Convolution._make`, three times as fast.
+make_convolution: Final[Callable[[tuple[Any, ...]], Convolution]] = partial(
+    tuple.__new__, Convolution
+)
 
 
 class Gradients(NamedTuple):

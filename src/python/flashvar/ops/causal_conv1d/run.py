@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -15,11 +15,9 @@ from flashvar.errors import LayoutError
 from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
-    check_indices,
     check_kinds,
     check_state_len,
     check_update,
-    check_values,
     convolution,
     rows_first,
 )
@@ -30,9 +28,11 @@ from flashvar.ops.causal_conv1d.problem import (
     ForwardLaunch,
     Gradients,
     UpdateLaunch,
+    make_convolution,
 )
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import keep, prototype
+from flashvar.ops.sequences import check_offsets, check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
@@ -45,6 +45,7 @@ class Plan:
     """How forwards of one kind are made."""
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
+    by_address: bool  # launch reads no shapes: views in the order of backends are not made
     # Prototypes of the outputs, without memory.
     y_like: torch.Tensor = field(repr=False)
     final_like: torch.Tensor = field(repr=False)
@@ -63,6 +64,7 @@ class UpdatePlan:
     """How updates of one kind are made."""
 
     launch: UpdateLaunch | None
+    by_address: bool  # as Plan's
     y_like: torch.Tensor = field(repr=False)
 
 
@@ -70,34 +72,37 @@ _P = TypeVar("_P", Plan, BackwardPlan, UpdatePlan)
 _plans: dict[tuple[Any, ...], Plan] = {}
 _backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
 _update_plans: dict[tuple[Any, ...], UpdatePlan] = {}
-_empty_like = torch.empty_like
+_empty_like: Final = torch.empty_like
+_increment_version: Final = torch.autograd.graph.increment_version
+_NAMES: Final = ("x", "weight", "bias", "residual", "initial_state", "cu_seqlens")
+_UPDATE_NAMES: Final = (
+    *("x", "state", "weight", "bias", "residual", "state_indices", "state_positions"),
+)
 
 
 def _plan(
     plans: dict[tuple[Any, ...], _P],
     make: Callable[..., _P],
-    given: dict[str, Any],
+    names: tuple[str, ...],
+    given: tuple[Any, ...],
     *options: Any,
     alignment: int = 0,
 ) -> _P:
     """The plan of calls with such tensors and options, the last of which are layout and backend."""
     try:
         key = (
-            *[
-                None if x is None else (x.shape, x.stride(), x.dtype, x.device)
-                for x in given.values()
-            ],
+            *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given],
             options,
             alignment,
         )
         found = plans.get(key)
     # What has no strides, or cannot be hashed, is invalid: the checks say why.
     except (AttributeError, TypeError, RuntimeError):
-        check_kinds(given, None, *options[-2:])
+        check_kinds(dict(zip(names, given, strict=True)), None, *options[-2:])
         raise
     if found is None:
-        check_kinds(given, None, *options[-2:])
-        found = make(*given.values(), *options)
+        check_kinds(dict(zip(names, given, strict=True)), None, *options[-2:])
+        found = make(*given, *options)
         keep(plans, key, found)
     return found
 
@@ -115,15 +120,16 @@ def forward(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the final state, which has `columns`."""
-    given = {
-        "x": x, "weight": weight, "bias": bias, "residual": residual, "initial_state": state,
-        "cu_seqlens": cu_seqlens,
-    }  # fmt: skip
-    plan = _plan(_plans, _make, given, silu, columns, layout, backend)
+    given = (x, weight, bias, residual, state, cu_seqlens)
+    plan = _plan(_plans, _make, _NAMES, given, silu, columns, layout, backend)
     if cu_seqlens is not None:
-        check_values(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
+        check_offsets(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
     y, final_state = _empty_like(plan.y_like), _empty_like(plan.final_like)
-    if plan.launch is not None:
+    if plan.by_address and plan.launch is not None:
+        ends = None if cu_seqlens is None else cu_seqlens.contiguous()
+        conv = make_convolution((x, weight, bias, state, ends, silu))
+        plan.launch(conv, residual, y, final_state)
+    elif plan.launch is not None:
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         of_residual = None if residual is None else rows_first(residual, layout)
         plan.launch(conv, of_residual, rows_first(y, layout), final_state)
@@ -146,14 +152,15 @@ def _make(
     if columns:
         check_state_len(columns, weight, state)
     y, final_state = like_forward(x, state, cu_seqlens, columns, layout)
-    launch = None
+    launch, by_address = None, False
     if (y.numel() or final_state.numel()) and not x.is_meta:
         chosen, serves = _serving(FORWARD, x, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         of_residual = None if residual is None else rows_first(residual, layout)
         of_y = rows_first(y, layout)
         launch = serves.prepare_forward(chosen, conv, of_residual, of_y, final_state)
-    return Plan(launch, prototype(y), prototype(final_state))
+        by_address = chosen.binary is not None
+    return Plan(launch, by_address, prototype(y), prototype(final_state))
 
 
 def backward(
@@ -171,13 +178,12 @@ def backward(
     """The gradients of x, weight, bias and state. An absent gradient counts as zeros."""
     if grad_y is None:
         grad_y = torch.zeros_like(x)
-    given = {
-        "grad_y": grad_y, "grad_final": grad_final, "x": x, "weight": weight, "bias": bias,
-        "initial_state": state, "cu_seqlens": cu_seqlens,
-    }  # fmt: skip
+    given = (grad_y, grad_final, x, weight, bias, state, cu_seqlens)
+    names = ("grad_y", "grad_final", *_NAMES[:3], *_NAMES[4:])
     # The workspace depends on it.
     alignment = (x.data_ptr() | grad_y.data_ptr()) % 16
-    plan = _plan(_backward_plans, _make_backward, given, silu, layout, backend, alignment=alignment)
+    options = (silu, layout, backend)
+    plan = _plan(_backward_plans, _make_backward, names, given, *options, alignment=alignment)
     found = cast("Four", tuple([_empty_like(one) for one in plan.likes]))
     if plan.launch is None:
         for one in found:
@@ -237,21 +243,22 @@ def update(
     backend: str,
 ) -> torch.Tensor:
     """The output; the state is written."""
-    given = {
-        "x": x, "state": state, "weight": weight, "bias": bias, "residual": residual,
-        "state_indices": state_indices, "state_positions": state_positions,
-    }  # fmt: skip
-    plan = _plan(_update_plans, _make_update, given, silu, layout, backend)
+    given = (x, state, weight, bias, residual, state_indices, state_positions)
+    plan = _plan(_update_plans, _make_update, _UPDATE_NAMES, given, silu, layout, backend)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
-        check_indices(state_indices, state.shape[0])
+        check_state_indices(state_indices, state.shape[0])
     y = _empty_like(plan.y_like)
     if plan.launch is None:
         return y
     if not state.is_inference():  # so that a backward that kept the state refuses
-        torch.autograd.graph.increment_version(state)
+        _increment_version(state)
     if state_positions is not None:
         state_positions = state_positions.contiguous()
+    if plan.by_address:
+        conv = make_convolution((x, weight, bias, state, None, silu))
+        plan.launch(conv, residual, state_indices, state_positions, y)
+        return y
     conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
     plan.launch(conv, of_residual, state_indices, state_positions, of_y)
     return y
@@ -275,14 +282,15 @@ def _make_update(
             f"state must have memory of its own for each element, got strides {state.stride()} of "
             f"{tuple(state.shape)}: make it contiguous first, it is written in place"
         )
-    y, launch = torch.empty_like(x), None
+    y, launch, by_address = torch.empty_like(x), None, False
     if x.numel() and not x.is_meta:
         chosen, serves = _serving(UPDATE, x, backend)
         conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
         launch = serves.prepare_update(
             chosen, conv, of_residual, state_indices, state_positions, of_y
         )
-    return UpdatePlan(launch, prototype(y))
+        by_address = chosen.binary is not None
+    return UpdatePlan(launch, by_address, prototype(y))
 
 
 def _update_views(

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from flashvar.errors import InvalidInputError
+from flashvar.ops.folding import check_same_offsets, fold, mapped_update, unfold
 
 
 def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of causal_conv1d_fwd."""
     x, weight, bias, residual, state, cu_seqlens, silu, columns, layout, backend = arguments
-    _check_cu_seqlens(in_dims[5])
+    check_same_offsets(in_dims[5], "x")
     fold = _Fold(info.batch_size, layout)
     y, final_state = torch.ops.flashvar.causal_conv1d_fwd.default(
         fold.tokens(x, in_dims[0]),
@@ -28,7 +28,7 @@ def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]
 def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of causal_conv1d_bwd."""
     grad_y, grad_final, x, weight, bias, state, cu_seqlens, silu, layout, backend = arguments
-    _check_cu_seqlens(in_dims[6])
+    check_same_offsets(in_dims[6], "x")
     fold = _Fold(info.batch_size, layout)
     of_x, of_weight, of_bias, of_state = torch.ops.flashvar.causal_conv1d_bwd.default(
         fold.tokens(grad_y, in_dims[0]),
@@ -52,18 +52,7 @@ def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any
 
 def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """Refuses: states are written in place."""
-    raise InvalidInputError(
-        "causal_conv1d_update must have its sequences in the batch, got torch.vmap over it: pass "
-        "them as one batch with their states"
-    )
-
-
-def _check_cu_seqlens(dim: int | None) -> None:
-    if dim is not None:
-        raise InvalidInputError(
-            "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "
-            "sequences into one x"
-        )
+    raise mapped_update("causal_conv1d_update")
 
 
 class _Fold:
@@ -81,17 +70,9 @@ class _Fold:
 
     def folded(self, x: torch.Tensor | None, dim: int | None, place: int) -> torch.Tensor | None:
         """A tensor that has its channels at a place."""
-        if x is None:
-            return None
-        if dim is None:
-            x = x.unsqueeze(place)
-            x = x.expand(*x.shape[:place], self.size, *x.shape[place + 1 :])
-        else:
-            x = x.movedim(dim, place)
-        return x.flatten(place, place + 1)
+        return fold(x, dim, self.size, place)
 
     def unfold(self, x: torch.Tensor, place: int) -> torch.Tensor:
         """A result with the mapped dimension in front."""
         place %= x.dim()
-        # Not -1: of no elements it says nothing.
-        return x.unflatten(place, (self.size, x.shape[place] // self.size)).movedim(place, 0)
+        return unfold(x, self.size, place).movedim(place, 0)

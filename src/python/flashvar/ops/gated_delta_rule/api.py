@@ -9,13 +9,15 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
 from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.autograd import differentiable
 from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
-from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout, refuse_tangents
+from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
+from flashvar.ops.gated_delta_rule.spec import FORWARD, UPDATE
 from flashvar.ops.gated_delta_rule.torch_library import (
-    differentiable,
     gated_delta_rule_fwd,
     gated_delta_rule_update,
 )
+from flashvar.ops.profiling import recorded
 
 
 def gated_delta_rule(
@@ -96,10 +98,12 @@ def gated_delta_rule(
     if not is_compiling() and no_dispatch_mode_active() and type(return_final_state) is bool:
         found = run.known(*states, arguments)
         if found is not None and not _has_gradients(arguments, states):
-            out, final_state = found.run(*states, arguments, return_final_state)
+            function = FORWARD if state_indices is None else UPDATE
+            call = (*states, arguments, return_final_state)
+            out, final_state = recorded(function, found.run, *call)
             return out, final_state if return_final_state else None
         if found is not None and state_indices is None:
-            out, final_state = differentiable(initial_state, arguments)
+            out, final_state = recorded(FORWARD, differentiable, found, initial_state, arguments)
             return out, final_state if return_final_state else None
     tensors = {
         **{"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias},
@@ -114,8 +118,6 @@ def gated_delta_rule(
     }
     check_kinds(tensors, switches, scale, backend)
     check_state_layout(state_layout)
-    if not is_compiling():
-        refuse_tangents(tensors.values())
     if not is_compiling() and torch._C._len_torch_dispatch_stack():
         register_flop_formulas()
     if state_indices is None:
@@ -137,6 +139,7 @@ def gated_delta_rule(
 
 def _has_gradients(arguments: tuple[Any, ...], states: tuple[torch.Tensor | None, ...]) -> bool:
     """Whether autograd wants gradients of any tensor of a call."""
-    return torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (*states, *arguments[:8])
-    )
+    if not torch.is_grad_enabled():
+        return False
+    wanted: bool = torch._C._any_requires_grad(*states, *arguments[:8])
+    return wanted

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
-from torch.autograd import forward_ad
 
 from flashvar.errors import (
-    BackendUnavailableError,
     DeviceError,
     DtypeError,
     InvalidInputError,
@@ -19,10 +16,10 @@ from flashvar.errors import (
 from flashvar.ops.arguments import check_backend, check_operand
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
+from flashvar.ops.sequences import check_cu_seqlens, check_offsets, check_one_for_each
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
-_INTEGERS: Final = (torch.int32, torch.int64)
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
 
@@ -65,7 +62,7 @@ def check(inputs: Inputs) -> None:
             "beta_sigmoid=False: pass beta up to 2 itself"
         )
     if inputs.cu_seqlens is not None:
-        _check_cu_seqlens(inputs.q, inputs.cu_seqlens)
+        check_cu_seqlens(inputs.cu_seqlens, "q", inputs.q, inputs.q.shape[0])
     for name in ("k", "v", "g", "beta", "a_log", "dt_bias", "cu_seqlens"):
         _check_device(_public(name), getattr(inputs, name), inputs.q)
 
@@ -147,27 +144,6 @@ def _check_gates(inputs: Inputs) -> None:
         )
 
 
-def _check_cu_seqlens(q: torch.Tensor, cu_seqlens: torch.Tensor) -> None:
-    if q.shape[0] != 1:
-        raise ShapeError(
-            f"the batch must be 1 with cu_seqlens, got {q.shape[0]}: pack the sequences into one "
-            "row, [1, total, heads, head_dim]"
-        )
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ShapeError(
-            f"cu_seqlens must be [sequences + 1], got {tuple(cu_seqlens.shape)}: pass the first "
-            "row of each sequence and then the number of rows"
-        )
-    _check_integers("cu_seqlens", cu_seqlens)
-
-
-def _check_integers(name: str, x: torch.Tensor) -> None:
-    if x.dtype not in _INTEGERS:
-        raise DtypeError(
-            f"{name} must be int32 or int64, got {x.dtype}: cast it with .to(torch.int32)"
-        )
-
-
 def _check_device(name: str, x: torch.Tensor | None, q: torch.Tensor) -> None:
     if x is not None and x.device != q.device:
         raise DeviceError(
@@ -204,19 +180,6 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
     _check_device("initial_state", state, inputs.q)
 
 
-def refuse_tangents(tensors: Iterable[Any]) -> None:
-    """Refuse forward-mode derivatives, which no backend has."""
-    if forward_ad._current_level < 0:
-        return
-    for x in tensors:
-        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
-            raise BackendUnavailableError(
-                "gated_delta_rule has first derivatives in reverse mode only, got an input with a "
-                "tangent (forward mode, torch.func.jvp): write the recurrence in torch's own "
-                "functions there"
-            )
-
-
 def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout: str) -> None:
     """Refuse a pool of other states, and indices that are not one for each sequence."""
     if pool.dim() != 4 or tuple(pool.shape) != state_shape(inputs, pool.shape[0], layout):
@@ -231,18 +194,13 @@ def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout
             f"initial_state must be {wide} or {inputs.q.dtype}, the dtype of q, with "
             f"state_indices, got {pool.dtype}: make the pool in one of them"
         )
-    if tuple(indices.shape) != (inputs.sequences,):
-        raise ShapeError(
-            f"state_indices must be [sequences], that is ({inputs.sequences},), got "
-            f"{tuple(indices.shape)}: pass one index into the pool for each sequence, -1 for none"
-        )
+    check_one_for_each("state_indices", indices, inputs.sequences)
     if torch._debug_has_internal_overlap(pool) == 1:
         raise LayoutError(
             "initial_state must have memory of its own for each element with state_indices, got "
             f"strides {pool.stride()} of {tuple(pool.shape)}: make it contiguous first, it is "
             "written in place"
         )
-    _check_integers("state_indices", indices)
     for name, x in (("initial_state", pool), ("state_indices", indices)):
         _check_device(name, x, inputs.q)
 
@@ -260,33 +218,5 @@ def check_values(inputs: Inputs) -> None:
             f"g must be at most 0, the logarithm of a decay, got {float(g[g > 0][0])}: pass "
             "decay.log(), or A_log where g is the raw gate"
         )
-    if inputs.cu_seqlens is None:
-        return
-    offsets, rows = inputs.cu_seqlens.tolist(), inputs.q.shape[1]
-    if offsets[0] != 0 or offsets[-1] != rows or offsets != sorted(offsets):
-        raise ShapeError(
-            f"cu_seqlens must rise from 0 to the number of rows, {rows}, got {_shown(offsets)}: "
-            "pass the cumulative sum of the lengths with a 0 in front"
-        )
-
-
-def check_indices(pool: torch.Tensor, indices: torch.Tensor) -> None:
-    """Refuse indices beyond the pool, and two of one state; on the CPU only."""
-    if indices.device.type != "cpu":
-        return
-    used = [index for index in indices.tolist() if index >= 0]
-    if used and max(used) >= pool.shape[0]:
-        raise ShapeError(
-            f"state_indices must be below the number of states, {pool.shape[0]}, got {max(used)}: "
-            "correct them, or make a larger pool"
-        )
-    if len(set(used)) != len(used):
-        twice = next(index for index in used if used.count(index) > 1)
-        raise InvalidInputError(
-            f"state_indices must differ from each other, got {twice} more than once: two sequences "
-            "cannot write to one state"
-        )
-
-
-def _shown(offsets: list[int]) -> str:
-    return str(offsets) if len(offsets) <= 8 else f"[{offsets[0]}, ..., {offsets[-1]}]"
+    if inputs.cu_seqlens is not None:
+        check_offsets(inputs.cu_seqlens, inputs.q.shape[1])

@@ -16,7 +16,9 @@ Before that, where the options say so:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +66,10 @@ class Inputs(NamedTuple):
         cu_seqlens = self.cu_seqlens
         count: int = self.q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         return count
+
+
+# `Inputs._make`, three times as fast.
+make_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
 
 
 class Gradients(NamedTuple):

@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 import torch
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.dispatch_modes import are_plain
+from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule import inputs as checks
-from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch
+from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch, make_inputs
 from flashvar.ops.gated_delta_rule.spec import (
     BACKWARD,
     FEW_COMPILED,
@@ -26,14 +26,16 @@ from flashvar.ops.gated_delta_rule.spec import (
     UPDATE,
 )
 from flashvar.ops.plans import keep, prototype
+from flashvar.ops.sequences import check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
-from flashvar.selection.request import Overrides
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
 _ROW_ALIGNMENT: Final = 16
 _empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
+# Tensors among the arguments.
+_TENSORS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Plan:
     """How calls of one kind are made."""
 
     launch: Launch | None  # None: there is nothing to compute
-    scale: float
+    options: tuple[Any, ...]  # the fields of Inputs behind its tensors
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
     make_out: Callable[[torch.Tensor], torch.Tensor]
@@ -57,11 +59,11 @@ class Plan:
         with_state: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Out, and the states after each sequence where they are wanted; with indices in place."""
-        inputs = Inputs._make((*arguments[:8], self.scale, *arguments[9:12]))
+        inputs = make_inputs(arguments[:_TENSORS] + self.options)
         if self.on_cpu:
             checks.check_values(inputs)
             if indices is not None and states is not None:
-                checks.check_indices(states, indices)
+                check_state_indices(indices, states.shape[0])
         out, final_state = self.make_out(self.out_like), states
         if indices is None:
             wanted = with_state or not self.state_is_optional
@@ -145,10 +147,26 @@ def known(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> Plan | None:
     """The plan of a call of plain tensors that has been made before; arguments of any kind."""
-    q, k, v, g, beta, a_log, dt_bias, cu_seqlens = arguments[:8]
-    optional = [x for x in (g, a_log, dt_bias, cu_seqlens, states, indices) if x is not None]
-    if not are_plain(q, k, v, beta, *optional):
+    q, k, v, g, beta, a_log, dt_bias, cu_seqlens = arguments[:_TENSORS]
+    # `are_plain`, written out: calls of functions would cost half of its time.
+    if (
+        type(q) not in PLAIN
+        or type(k) not in PLAIN
+        or type(v) not in PLAIN
+        or type(beta) not in PLAIN
+        or q.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or beta.is_neg()
+        or q._is_zerotensor()
+        or k._is_zerotensor()
+        or v._is_zerotensor()
+        or beta._is_zerotensor()
+    ):
         return None
+    for x in (g, a_log, dt_bias, cu_seqlens, states, indices):
+        if x is not None and (type(x) not in PLAIN or x.is_neg() or x._is_zerotensor()):
+            return None
     try:
         return _plans.get(_key(states, indices, arguments))
     # What has no strides, or cannot be hashed, is invalid: the checks of a first call say why.
@@ -173,10 +191,10 @@ def _key(
     ):
         kinds = tuple(map(type, arguments[8:]))
     return (
-        *(q.shape, q.stride(), q.dtype, q.device),
-        *(k.shape, k.stride(), k.dtype, k.device),
-        *(v.shape, v.stride(), v.dtype, v.device),
-        *(beta.shape, beta.stride(), beta.dtype, beta.device),
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        beta.shape, beta.stride(), beta.dtype, beta.device,
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ROW_ALIGNMENT,
         None if g is None else (g.shape, g.stride(), g.dtype, g.device),
         None if a is None else (a.shape, a.stride(), a.dtype, a.device),
@@ -186,8 +204,8 @@ def _key(
         None
         if indices is None
         else (indices.shape, indices.stride(), indices.dtype, indices.device),
-        *(scale, l2norm, sigmoid, negative, layout, backend, kinds),
-    )
+        scale, l2norm, sigmoid, negative, layout, backend, kinds,
+    )  # fmt: skip
 
 
 def _make(
@@ -206,7 +224,7 @@ def _make(
         launch, optional = _prepare(inputs, layout, backend, states, indices, out, final_state)
     return Plan(
         launch,
-        inputs.scale,
+        inputs[_TENSORS:],
         out.device.type == "cpu",
         optional,
         _empty_like if inputs.cu_seqlens is None else torch.zeros_like,
@@ -281,34 +299,33 @@ def _serving(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResu
     Raises:
         BackendUnavailableError: no candidate serves the call, or not the named one.
     """
-    named = Overrides.from_environment(backend).backend
-    unsuited = _unsuited(function, inputs, named)
-    if unsuited is not None:
+    chosen, serves = serving(function, inputs.q, backend, inputs)
+    asked = chosen.asked
+    while (unsuited := _unsuited(function, inputs, chosen.backend)) is not None:
         other, reason = unsuited
-        if named != "auto":
+        if asked:
             raise BackendUnavailableError(
-                f"{function}: expected backend {named!r} to serve it, found that {reason}: leave "
-                f'backend out, or name "{other}"'
+                f"{function}: expected backend {chosen.backend!r} to serve it, found that "
+                f'{reason}: leave backend out, or name "{other}"'
             )
-        backend = other
-    return cast("tuple[CandidateResult, Backend]", serving(function, inputs.q, backend, inputs))
+        chosen, serves = serving(function, inputs.q, other, inputs)
+    return chosen, cast("Backend", serves)
 
 
-def _unsuited(function: str, inputs: Inputs, named: str) -> tuple[str, str] | None:
-    """Where the backend that selection would take does not serve a call: another, and why."""
-    if not inputs.q.is_cuda:
-        return None
-    if function == BACKWARD and named in ("auto", "triton") and inputs.head_dim > MOST_K:
+def _unsuited(function: str, inputs: Inputs, chosen: str) -> tuple[str, str] | None:
+    """Where the backend that was chosen does not serve a call: another, and why."""
+    if chosen == "triton" and function == BACKWARD and inputs.head_dim > MOST_K:
         return "reference", f"Triton's kernels take q and k of head dims to {MOST_K}"
-    if function != UPDATE and named in ("auto", "cuda"):
-        dims = inputs.head_dim, inputs.v.shape[3]
-        if any(dim % STEP for dim in dims):
-            return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
-        if not all(map(_rows_are_aligned, inputs[:3])):
-            return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
-    elif named in ("auto", "cuda"):
+    if chosen != "cuda":
+        return None
+    if function == UPDATE:
         strided = [x.stride(3) != 1 and x.shape[3] > 1 for x in inputs[:3]]
         return ("triton", "binaries take contiguous rows of q, k and v") if any(strided) else None
+    dims = inputs.head_dim, inputs.v.shape[3]
+    if any(dim % STEP for dim in dims):
+        return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
+    if not all(map(_rows_are_aligned, inputs[:3])):
+        return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
     return None
 
 

@@ -6,10 +6,15 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import BackendUnavailableError
 from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.autograd import (
+    backward_at_autograd_key,
+    forward_at_autograd_key,
+    update_at_autograd_key,
+)
 from flashvar.ops.gated_delta_rule.inputs import check_initial_state, check_pool
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.ops.gated_delta_rule.vmap import backward_batched, forward_batched, update_batched
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
@@ -32,9 +37,6 @@ _LIBRARY.define(
     "Tensor initial_state)",
     tags=_TAGS,
 )
-
-# Inputs of the forward that have gradients, in the order of the backward's results.
-_DIFFERENTIABLE: Final = (1, 2, 3, 4, 5, 6, 7, 0)
 
 
 def _forward_fake(
@@ -61,36 +63,6 @@ def _backward_fake(
     return run.like_backward(initial_state, run.given(tuple(of_inputs)))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9])
-    ctx.options = inputs[9:]
-
-
-def _derivative(ctx: Any, grad_out: Any, grad_final_state: Any) -> tuple[Any, ...]:
-    none: list[Any] = [None] * len(ctx.needs_input_grad)
-    if grad_out is None and grad_final_state is None:
-        return tuple(none)
-    backward = torch.ops.flashvar.gated_delta_rule_bwd.default
-    grads = backward(grad_out, grad_final_state, *ctx.saved_tensors, *ctx.options)
-    for place, grad in zip(_DIFFERENTIABLE, grads, strict=True):
-        if ctx.needs_input_grad[place]:
-            none[place] = grad
-    return tuple(none)
-
-
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Their derivative is refused."""
-
-
-def _second_derivative(ctx: Any, *grads: Any) -> Any:
-    raise BackendUnavailableError(
-        "gated_delta_rule has first derivatives only, got a request for the second (a backward "
-        "through create_graph=True, torch.func.grad of a gradient, a Hessian): write the "
-        "recurrence in torch's own functions there"
-    )
-
-
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl(FORWARD, run.forward, _key)
     _LIBRARY.impl(UPDATE, run.update, _key)
@@ -98,29 +70,13 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake(f"flashvar::{FORWARD}", _forward_fake, lib=_LIBRARY)
 torch.library.register_fake(f"flashvar::{UPDATE}", _update_fake, lib=_LIBRARY)
 torch.library.register_fake(f"flashvar::{BACKWARD}", _backward_fake, lib=_LIBRARY)
-torch.library.register_autograd(
-    f"flashvar::{FORWARD}", _derivative, setup_context=_keep, lib=_LIBRARY
-)
-torch.library.register_autograd(
-    f"flashvar::{BACKWARD}", _second_derivative, setup_context=_keep_nothing, lib=_LIBRARY
-)
+_LIBRARY.impl(FORWARD, forward_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl(BACKWARD, backward_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl(UPDATE, update_at_autograd_key, "Autograd", with_keyset=True)
+torch.library.register_vmap(f"flashvar::{FORWARD}", forward_batched, lib=_LIBRARY)
+torch.library.register_vmap(f"flashvar::{BACKWARD}", backward_batched, lib=_LIBRARY)
+torch.library.register_vmap(f"flashvar::{UPDATE}", update_batched, lib=_LIBRARY)
 
 gated_delta_rule_fwd: Final = torch.ops.flashvar.gated_delta_rule_fwd.default
 gated_delta_rule_bwd: Final = torch.ops.flashvar.gated_delta_rule_bwd.default
 gated_delta_rule_update: Final = torch.ops.flashvar.gated_delta_rule_update.default
-
-
-class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
-    """The forward with its derivative, for plain tensors, which may skip the dispatcher."""
-
-    forward = staticmethod(run.forward)
-    setup_context = staticmethod(_keep)
-    backward = staticmethod(_derivative)
-
-
-def differentiable(
-    initial_state: torch.Tensor | None, arguments: tuple[Any, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Out, and the state after each sequence."""
-    out, final_state = _Differentiable.apply(initial_state, *arguments)
-    return out, final_state

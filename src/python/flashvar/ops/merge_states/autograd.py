@@ -24,6 +24,8 @@ from flashvar.ops.merge_states.inputs import (
     rows_first,
 )
 from flashvar.ops.merge_states.problem import Wanted
+from flashvar.ops.merge_states.spec import FORWARD
+from flashvar.ops.profiling import recorded
 
 
 class _Merged(Differentiated):
@@ -66,9 +68,10 @@ def forward_of_plain(
     outs: list[torch.Tensor], lses: list[torch.Tensor], *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A forward of plain tensors that nothing intercepts: without the dispatcher."""
-    results = run.forward(outs, lses, *options)
+    results = recorded(FORWARD, run.forward, outs, lses, *options)
     if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*outs, *lses)):
-        return results
+        out, lse = results
+        return out, lse
     out, lse = attach(_Merged, results, options, *outs, *lses)
     return out, lse
 

@@ -1,0 +1,145 @@
+"""The derivatives of gated_delta_rule: first ones in reverse mode, at any depth of transforms.
+
+Traced and transformed calls come through the Autograd key of the ops. Plain tensors take
+`differentiable`, which skips the dispatcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import InvalidInputError
+from flashvar.ops.derivatives import (
+    Refused,
+    attach,
+    below_autograd,
+    likenesses,
+    may_be_differentiated,
+    plain_apply,
+)
+from flashvar.ops.gated_delta_rule import run
+
+_INSTEAD: Final = "write the recurrence in torch's own functions there"
+_NO_SECOND: Final = (
+    "gated_delta_rule has first derivatives only, got a request for the second (a backward "
+    f"through create_graph=True, torch.func.grad of a gradient, a Hessian): {_INSTEAD}"
+)
+_NO_FORWARD_MODE: Final = (
+    "gated_delta_rule has no forward-mode derivative, got an input with a tangent (jvp, jacfwd or "
+    f"a dual tensor): use reverse mode, or {_INSTEAD}"
+)
+# Tensors of a forward: the states, and the others in the order of the schemas.
+_TENSORS: Final = 9
+# Inputs of the forward that have gradients, in the order of the backward's results.
+_DIFFERENTIABLE: Final = (1, 2, 3, 4, 5, 6, 7, 0)
+
+
+class _Plain(torch.autograd.Function):  # type: ignore[misc]
+    """The forward of plain tensors, and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: run.Plan, state: Any, *arguments: Any) -> Any:
+        _keep(ctx, (state, *arguments))
+        return plan.run(state, None, arguments, True)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
+        return _gradients(ctx, 1, grad_out, grad_final)
+
+
+class _Gradients(Refused):
+    """The gradients of a backward, which have no derivatives."""
+
+    no_reverse_mode = _NO_SECOND
+    no_forward_mode = _NO_FORWARD_MODE
+
+
+class _Dispatched(_Gradients):
+    """The results of a forward that went through the dispatcher."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, inputs[1:])
+        ctx.outputs = likenesses(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
+        return _gradients(ctx, 1, grad_out, grad_final)
+
+
+class _Updated(Refused):
+    """What an update gives, which has no derivatives."""
+
+    no_reverse_mode = (
+        "gated_delta_rule_update has no derivatives, got a request for a gradient: call "
+        "gated_delta_rule without state_indices, which has them"
+    )
+    no_forward_mode = (
+        "gated_delta_rule_update has no derivatives, got an input with a tangent: call it with "
+        "plain tensors"
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    # The gradient of an unused output is None instead of a tensor of zeros.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:_TENSORS])
+    ctx.options = inputs[_TENSORS:]
+
+
+def _gradients(ctx: Any, before: int, grad_out: Any, grad_final: Any) -> tuple[Any, ...]:
+    """One gradient for each argument of a forward; `before` arguments precede its own."""
+    found: list[Any] = [None] * len(ctx.needs_input_grad)
+    if grad_out is None and grad_final is None:
+        return tuple(found)
+    backward = torch.ops.flashvar.gated_delta_rule_bwd.default
+    grads = backward(grad_out, grad_final, *ctx.saved_tensors, *ctx.options)
+    for place, grad in zip(_DIFFERENTIABLE, grads, strict=True):
+        if ctx.needs_input_grad[before + place]:
+            found[before + place] = grad
+    return tuple(found)
+
+
+_apply: Final = plain_apply(_Plain)
+
+
+def differentiable(
+    plan: run.Plan, initial_state: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Out, and the state after each sequence, of plain tensors, recorded by autograd."""
+    out, final_state = _apply(plan, initial_state, *arguments)
+    return out, final_state
+
+
+def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
+    """The Autograd kernel of gated_delta_rule_fwd."""
+    op = torch.ops.flashvar.gated_delta_rule_fwd.default
+    results = below_autograd(op, keyset, arguments)
+    if not may_be_differentiated(*arguments[:_TENSORS]):
+        return results
+    return attach(_Dispatched, results, *arguments)
+
+
+def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
+    """The Autograd kernel of gated_delta_rule_bwd."""
+    op = torch.ops.flashvar.gated_delta_rule_bwd.default
+    results = below_autograd(op, keyset, arguments)
+    if not may_be_differentiated(*arguments[: 2 + _TENSORS]):
+        return results
+    return attach(_Gradients, results, *arguments)
+
+
+def update_at_autograd_key(keyset: Any, states: Any, *arguments: Any) -> Any:
+    """The Autograd kernel of gated_delta_rule_update."""
+    if torch.is_grad_enabled() and states.requires_grad:
+        raise InvalidInputError(
+            "states must not require a gradient to be written in place, got one that does: detach "
+            "them, or call gated_delta_rule without state_indices"
+        )
+    op = torch.ops.flashvar.gated_delta_rule_update.default
+    out = below_autograd(op, keyset, (states, *arguments))
+    if not may_be_differentiated(*arguments[:_TENSORS]):
+        return out
+    return attach(_Updated, (out,), *arguments[:_TENSORS])[0]

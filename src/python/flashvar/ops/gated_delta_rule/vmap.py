@@ -1,0 +1,60 @@
+"""gated_delta_rule under `torch.vmap`: the mapped dimension becomes heads, which do not mix."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.ops.folding import check_same_offsets, fold, mapped_update, unfold
+
+# Where heads are: in the tensors of a call in the order of the schemas, and in states.
+_PLACES: Final = (2, 2, 2, 2, 2, 0, 0)
+_OF_STATES: Final = 1
+_TENSORS: Final = len(_PLACES)
+
+
+def forward_batched(info: Any, in_dims: Any, state: Any, *arguments: Any) -> tuple[Any, Any]:
+    """The batching rule of gated_delta_rule_fwd."""
+    size = info.batch_size
+    out, final_state = torch.ops.flashvar.gated_delta_rule_fwd.default(
+        fold(state, in_dims[0], size, _OF_STATES), *_folded(size, in_dims[1:], arguments)
+    )
+    places = _PLACES[0], _OF_STATES
+    return (unfold(out, size, places[0]), unfold(final_state, size, places[1])), places
+
+
+def backward_batched(
+    info: Any, in_dims: Any, grad_out: Any, grad_final: Any, state: Any, *arguments: Any
+) -> tuple[Any, Any]:
+    """The batching rule of gated_delta_rule_bwd."""
+    size = info.batch_size
+    grads = torch.ops.flashvar.gated_delta_rule_bwd.default(
+        fold(grad_out, in_dims[0], size, _PLACES[0]),
+        fold(grad_final, in_dims[1], size, _OF_STATES),
+        fold(state, in_dims[2], size, _OF_STATES),
+        *_folded(size, in_dims[3:], arguments),
+    )
+    given = (*arguments[:_TENSORS], state)
+    dims = [
+        None if x is None else place for x, place in zip(given, (*_PLACES, _OF_STATES), strict=True)
+    ]
+    found = [
+        grad if dim is None else unfold(grad, size, dim)
+        for grad, dim in zip(grads, dims, strict=True)
+    ]
+    return tuple(found), tuple(dims)
+
+
+def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Refuses: states are written in place."""
+    raise mapped_update("gated_delta_rule_update")
+
+
+def _folded(size: int, in_dims: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    check_same_offsets(in_dims[_TENSORS], "q")
+    folded = [
+        fold(x, dim, size, place)
+        for x, dim, place in zip(arguments, in_dims, _PLACES, strict=False)
+    ]
+    return (*folded, *arguments[_TENSORS:])

@@ -1,0 +1,78 @@
+"""Checks that ops of sequences with states have in common: cu_seqlens, and indices of states."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashvar.errors import DtypeError, InvalidInputError, ShapeError
+
+_INTEGERS: Final = (torch.int32, torch.int64)
+
+
+def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
+    """Refuse offsets of another shape or dtype, and a batch beside them of x, which has a name."""
+    if batch != 1:
+        raise ShapeError(
+            f"{name} must have batch 1 beside cu_seqlens, got {tuple(x.shape)}: pack the sequences "
+            "one behind the other, or leave cu_seqlens out"
+        )
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ShapeError(
+            f"cu_seqlens must be [sequences + 1], got {tuple(cu_seqlens.shape)}: pass 0 and the "
+            "cumulative sum of the lengths"
+        )
+    check_integers("cu_seqlens", cu_seqlens)
+
+
+def check_offsets(cu_seqlens: torch.Tensor, rows: int) -> None:
+    """Refuse values that are no offsets of so many rows.
+
+    On the CPU only: reading them elsewhere would wait for a device.
+    """
+    if cu_seqlens.device.type != "cpu":
+        return
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] != rows or sorted(ends) != ends:
+        shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
+        raise ShapeError(
+            f"cu_seqlens must rise from 0 to the number of rows, {rows}, got {shown}: pass 0 and "
+            "the cumulative sum of the lengths"
+        )
+
+
+def check_one_for_each(name: str, x: Any, sequences: int) -> None:
+    """Refuse what is not an integer for each sequence."""
+    if tuple(x.shape) != (sequences,):
+        raise ShapeError(
+            f"{name} must be [sequences], that is ({sequences},), got {tuple(x.shape)}: pass one "
+            "for each sequence"
+        )
+    check_integers(name, x)
+
+
+def check_state_indices(indices: torch.Tensor, states: int) -> None:
+    """Refuse indices beyond a pool of so many states, and two of one; as `check_offsets`."""
+    if indices.device.type != "cpu":
+        return
+    used = [index for index in indices.tolist() if index >= 0]
+    if used and max(used) >= states:
+        raise ShapeError(
+            f"state_indices must be below the {states} states of the pool, got {max(used)}: "
+            "correct them, or pass -1 for a sequence without a state"
+        )
+    if len(set(used)) != len(used):
+        twice = next(index for index in used if used.count(index) > 1)
+        raise InvalidInputError(
+            f"state_indices must differ from each other, got {twice} more than once: give every "
+            "sequence a state of its own"
+        )
+
+
+def check_integers(name: str, x: Any) -> None:
+    """Refuse dtypes other than int32 and int64."""
+    if x.dtype not in _INTEGERS:
+        raise DtypeError(
+            f"{name} must be int32 or int64, got {x.dtype}: cast it with .to(torch.int32)"
+        )
