@@ -9,7 +9,7 @@ A block says its language, and behind it what a reader does not need to see:
     ```sh needs=toolkit    runs in tests/packaging, in a checkout that compiles
     ```sh needs=network    runs there with `--network`
     ```sh by=FILE,FILE     the suites themselves: these workflows run each of its commands
-    ```text shown          what the program before it prints
+    ```text shown          what the commands before it print
     ```text, toml, ...     is no program
 
 A command ends with 0, or with a code of `exits=0,1`; the block prints what `prints="a ... b"` says.

@@ -20,7 +20,9 @@ OURS = frozenset({"flashvar", "flashvar-factory"})
 
 def write(folder: Path, *empty: tuple[str, str]) -> str:
     """Write the wheels, and `empty` ones of a name and a version; the index's address."""
-    here = f"{sysconfig.get_path('purelib')}\n".encode()
+    # In front, for what reads its own metadata, which a wheel here has not.
+    line = "import sys; here = {!r}; here in sys.path or sys.path.insert(0, here)\n"
+    here = line.format(sysconfig.get_path("purelib")).encode()
     found = {canonicalize_name(one.name): one for one in metadata.distributions()}
     for name, one in found.items():
         if name in OURS:

@@ -26,7 +26,13 @@ from flashvar_factory.toolchain import environment
 
 UV = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
 # Sessions, and the groups that they install.
-SESSIONS = {"wheels": "build", "variants": "build", "tests": "test", "foreign-wheels": "foreign"}
+SESSIONS = {
+    "audit": "audit",
+    "foreign-wheels": "foreign",
+    "tests": "test",
+    "variants": "build",
+    "wheels": "build",
+}
 GPUS = [("NVIDIA GeForce RTX 4090", 8, 9)]
 
 

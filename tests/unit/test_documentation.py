@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -188,6 +189,16 @@ def test_a_misspelling_that_nothing_notices_is_found(tmp_path: Path) -> None:
     found = unnoticed(block, shell, every=True)
     assert found == ["echo a b czq", "echo a bzq c", "echo azq b c"]
     assert unnoticed(block, shell) == found[:1]
+
+
+def test_output_is_shown_of_commands() -> None:
+    shown = [
+        before.language
+        for page in pages()
+        for before, block in itertools.pairwise(blocks(page))
+        if block.mark("shown") is not None
+    ]
+    assert set(shown) == {"sh"}
 
 
 def test_what_is_shown_is_in_order() -> None:
