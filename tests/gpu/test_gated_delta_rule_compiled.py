@@ -62,6 +62,12 @@ def test_values(
     compared(made(seqlen, heads, dims, dtype))
 
 
+@pytest.mark.parametrize("group", [3, 5, 8, 9])
+def test_groups(group: int) -> None:
+    """The first kernel has four heads of a group in each block, and in the last what is left."""
+    compared(made(130, (2, 2 * group)))
+
+
 @DTYPES
 @pytest.mark.parametrize("packed", [*PACKED, (0,), (700, 3)], ids=str)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)

@@ -44,6 +44,11 @@ def test_values(dims: tuple[int, int], seqlen: int, heads: tuple[int, int]) -> N
     compared(made(seqlen, heads, dims), "cuda", A_log=few, dt_bias=few)
 
 
+@pytest.mark.parametrize("group", [3, 5, 8, 9])
+def test_groups(group: int) -> None:
+    compared(made(130, (2, 2 * group)), "cuda")
+
+
 @pytest.mark.parametrize("packed", [*PACKED, (0,), (700, 3)], ids=str)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
 def test_packed(dims: tuple[int, int], packed: tuple[int, ...]) -> None:
