@@ -43,28 +43,30 @@ struct ChainCosts {
   int64_t multiprocessors;
   int64_t narrow, wide;  // a chunk of 64 or of 128 columns of V
   int64_t state;         // a chunk of 128 columns of V or of a transition, without the output
-  int64_t scan;          // a boundary
-  int64_t passes;        // passes 1 and 2 beside that: launches, first loads, states' stores
+  int64_t scan;          // a boundary of 8 columns of V
+  int64_t start;         // of each kernel's blocks: launch, first loads, states' loads and stores
 };
 
-// What the chains of `sequences` sequences of `chunks` chunks take in `count` segments each, as
-// multiprocessors times what each has to do, one block after the other.
+// What the chains of `sequences` sequences of `chunks` chunks take in `count` segments each: the
+// blocks' time, one after the other where multiprocessors have several. With n segments of c chunks
+// and one block of columns, pass 3 is n blocks of c chunks; pass 1 is 2 n - 3 blocks of c chunks,
+// as the first segment has no transition and the last no part in it; pass 2 is n - 2 boundaries.
 inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
   int64_t const chains = sequences * problem.heads, v = problem.head_dim_v;
   int64_t const length = tiles(chunks, count);
-  auto const waves = [&](int64_t blocks) { return tiles(blocks, costs.multiprocessors); };
+  auto const time = [&](int64_t blocks, int64_t of_block) {
+    return tiles(blocks, costs.multiprocessors) * (costs.start + of_block);
+  };
   // Pass 3.
   int64_t const narrow = chains * count * tiles(v, 64), wide = chains * count * tiles(v, 128);
-  int64_t cost =
-      narrow <= costs.multiprocessors ? length * costs.narrow : waves(wide) * length * costs.wide;
+  int64_t const cost = narrow <= costs.multiprocessors ? time(narrow, length * costs.narrow)
+                                                       : time(wide, length * costs.wide);
   if (count == 1) return cost;
-  // Pass 1: the first segment has no transition, and the last one no part in it.
   int64_t const inner = (count - 2) * tiles(problem.head_dim, 128) + (count - 1) * tiles(v, 128);
-  cost += waves(chains * inner) * length * costs.state + costs.passes;
-  // Pass 2: the first boundary's state is that of pass 1.
-  return cost + (count - 2) * costs.scan * waves(chains * tiles(v, 8));
+  return cost + time(chains * inner, length * costs.state) +
+         time(chains * tiles(v, 8), (count - 2) * costs.scan);
 }
 
 // The division that takes least: a function of the call's sizes alone, so that equal calls have

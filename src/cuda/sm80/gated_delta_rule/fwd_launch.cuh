@@ -39,7 +39,7 @@ struct FwdLaunch {
 
  private:
   // Ratios of 9.0's that hold elsewhere within their use: a block has 64 columns, and 128 take two.
-  static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 1500, 15000};
+  static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 3000, 10000};
 
   static uint64_t record_bytes(const FwdProblem& problem) {
     return record_count(problem) * sizeof(ChunkRecord);

@@ -15,7 +15,6 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
-#include "sm90/epilogue.cuh"
 #include "sm90/gated_delta_rule/chain.cuh"
 #include "sm90/gemm.cuh"
 #include "sm90/pipeline.cuh"
@@ -71,6 +70,9 @@ struct FwdConfig {
   static constexpr int kSharedMemory = kBarriers + (kStateStages + kOutStages + 2) * 16;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
+
+// Named barrier of the output's warpgroup: the scores have been read by all of its products.
+inline constexpr uint32_t kScoresRead = 1;
 
 template <class Config>
 struct FwdSmem {
@@ -178,20 +180,45 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
   }
 }
 
-// Stores the lane's part of a chunk's rows of out.
+// Stores a chunk's rows of out by way of `tile`, 64 columns at a time. A warp has 16 rows, of out
+// and of the tile.
 template <class Config>
 __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
-                                          const float (&out)[Config::kColumns / 2], int32_t row) {
-  Lane const lane;
+                                          const float (&out)[Config::kColumns / 2], uint32_t tile,
+                                          int32_t row) {
+  int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
+  int const mine = 16 * warp + lane % 16;
+  uint32_t const put = tile + mine * 128 + (lane / 16 ^ (mine & 7)) * 16;
+  int const first = 16 * warp + lane / 8, chunk = lane % 8;
+  int32_t const column = work.column + 8 * chunk;
+  uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
+                       (int64_t{work.span.first} + row + first) * problem.out.seq_stride +
+                       work.head * problem.out.head_stride + column;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int32_t const token = row + 16 * lane.warp + lane.g + 8 * half;
-    uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
-                         (int64_t{work.span.first} + token) * problem.out.seq_stride +
-                         work.head * problem.out.head_stride + work.column;
-    store_row<typename Config::Dtype, Config::kColumns>(
-        to, out, half, 1.f, static_cast<int>(threadIdx.x) % 32, token < work.span.count,
-        problem.head_dim_v - work.column);
+  for (int block = 0; block < Config::kWarpgroups; ++block) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const pair = out + 32 * block + 8 * step + 2 * i;
+        words[i] = Config::Dtype::pack(pair[0], pair[1]);
+      }
+      ptx::stmatrix_x4(put ^ (step * 32), words);
+    }
+    __syncwarp();  // the rows are there
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const token = first + 4 * i;
+      uint4 words;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                   : "r"(tile + token * 128 + ((chunk ^ (token & 7)) * 16)));
+      if (row + token < work.span.count && column + 64 * block < problem.head_dim_v) {
+        *reinterpret_cast<uint4*>(to + 4 * i * problem.out.seq_stride + 64 * block) = words;
+      }
+    }
+    __syncwarp();  // the rows have been read
   }
 }
 
@@ -235,8 +262,10 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates().empty());
+    ptx::named_barrier_sync(kScoresRead, 128);
+    store_out<Config>(args.problem, work, out, tiles + Config::kScores, row);
+    ptx::fence_async_proxy();  // the tile's words come before the next load
     warp_arrive(operands.empty());
-    store_out<Config>(args.problem, work, out, row);
   }
 }
 
@@ -298,7 +327,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     values.template subtract<Dtype>(known, a);
     pack_scaled(packed, known, undo);
     gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(tiles + Config::kUpdate));
-    // Beside the product: the state decays.
+    // Beside the product, all of which is issued: the state decays.
+    ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
     float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
@@ -306,12 +336,15 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(update);
     scale_rows(update, undo);
-    pack<Dtype>(packed, update);
-    b.scale(update);
-    pack<Dtype>(packed_kept, update);
+    float kept[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) kept[i] = update[i];
+    b.scale(kept);
+    pack<Dtype>(packed_kept, kept);
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
     if constexpr (kOutput) {
       // Beside the product: the updates are given.
+      pack<Dtype>(packed, update);
       ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
       store_operand<Config::kRowBlockBytes>(smem.base + Config::kUpdates, packed, warpgroup);
       ptx::fence_async_proxy();  // the output's wgmma reads them

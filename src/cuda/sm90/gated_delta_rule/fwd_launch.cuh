@@ -46,7 +46,7 @@ struct FwdLaunch {
 
  private:
   // Of an H200.
-  static constexpr ChainCosts kCosts{132, 1320, 2150, 1350, 900, 8000};
+  static constexpr ChainCosts kCosts{132, 1350, 2050, 1310, 2500, 6000};
 
   static uint64_t record_bytes(const FwdProblem& problem) {
     return sm80::gated_delta_rule::record_count(problem) * sizeof(ChunkRecord);
