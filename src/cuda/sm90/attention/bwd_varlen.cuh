@@ -65,8 +65,9 @@ struct VarlenKeyTile {
   // Always from the last query block to the first: the first keys, which have the most work under a
   // causal mask, start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
+  // Without dQ nothing but Q and dO is in use, and there are no registers for a second order.
   __device__ __forceinline__ static bool heads_outermost(const BwdArgs& args) {
-    return args.heads_outermost;
+    return Config::kGradQ && args.heads_outermost;
   }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
