@@ -1,5 +1,5 @@
-// cp.async.bulk: asynchronous copies of contiguous bytes between global and shared memory, fp32
-// reductions from shared into global memory, and prefetches (sm_90 and newer). Addresses and sizes
+// cp.async.bulk: asynchronous copies of contiguous bytes between global and shared memory, and fp32
+// reductions from shared into global memory (sm_90 and newer). Addresses and sizes
 // are multiples of 16 bytes.
 #pragma once
 #include <cstdint>
@@ -15,11 +15,6 @@ __device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uin
           "r"(smem),
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
-}
-
-// Brings bytes of global memory to the L2 cache.
-__device__ __forceinline__ void bulk_prefetch(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 // Copies shared to global memory; belongs to the thread's open bulk group.

@@ -57,15 +57,6 @@ __device__ __forceinline__ void tma_load_5d(uint32_t smem, const CUtensorMap* ma
       : "memory");
 }
 
-// Brings a box to the L2 cache.
-__device__ __forceinline__ void tma_prefetch_5d(const CUtensorMap* map, int32_t c0, int32_t c1,
-                                                int32_t c2, int32_t c3, int32_t c4) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
-      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
 // Writes 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void store_zeros_16(uint32_t smem) {
   asm volatile("st.shared.v4.b32 [%0], {0, 0, 0, 0};" ::"r"(smem) : "memory");

@@ -59,15 +59,6 @@ struct ClippedRows {
                        column + 64 * i, shift + row, static_cast<int32_t>(head), end, batch);
     }
   }
-  // Brings them to the L2 cache.
-  __device__ __forceinline__ void prefetch(const CUtensorMap& map, int32_t count, int32_t column,
-                                           int32_t row, uint32_t head) const {
-#pragma unroll 1
-    for (int32_t i = 0; i < count; ++i) {
-      ptx::tma_prefetch_5d(&map, column + 64 * i, shift + row, static_cast<int32_t>(head), end,
-                           batch);
-    }
-  }
 };
 
 // Stores the warp's 16 rows of an operand A, [V][16 kSteps columns], in column blocks of 64 columns

@@ -30,10 +30,6 @@ inline constexpr int kStateRegisters = 224, kCopyRegisters = 32;
 template <class Target>
 constexpr int kHalfSharedMemory = (Target::kSharedMemory + 1024) / 2 - 1024;
 
-// How many chunks ahead of its load an operand is brought to the L2 cache: shared memory has no
-// room for the latency of device memory.
-inline constexpr int32_t kAhead = 2 * kChunk;
-
 // What the copies' warps know.
 struct ChainCopies {
   const ChainArgs& args;

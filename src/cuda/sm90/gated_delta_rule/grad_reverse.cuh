@@ -91,12 +91,6 @@ struct ReverseChain {
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
-      if (int32_t const ahead = row - kAhead; ahead >= 0) {
-        const GradRecord& next = from.record(ahead);
-        from.rows.prefetch(from.args.k, from.keys, 0, ahead, work.head_qk);
-        ptx::bulk_prefetch(next.inverse, kSquareBytes);
-        ptx::bulk_prefetch(next.a, kChainVectorBytes);
-      }
     }
   }
 
@@ -111,10 +105,6 @@ struct ReverseChain {
                      work.head);
       ptx::bulk_load(base + kScores, record.scores, kSquareBytes, out().full);
       ptx::bulk_load(base + kGrowth, &record.decay, kGrowthBytes, out().full);
-      if (int32_t const ahead = row - kAhead; ahead >= 0) {
-        from.rows.prefetch(from.args.grad_out, 1, work.column, ahead, work.head);
-        ptx::bulk_prefetch(from.record(ahead).scores, kSquareBytes);
-      }
     }
   }
 
@@ -125,9 +115,6 @@ struct ReverseChain {
       ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // Q's product is made
       ptx::mbarrier_arrive_expect(queries().full, from.keys * kSquareBytes);
       from.rows.load(base + kQ, from.args.q, queries().full, from.keys, 0, row, work.head_qk);
-      if (int32_t const ahead = row - kAhead; ahead >= 0) {
-        from.rows.prefetch(from.args.q, from.keys, 0, ahead, work.head_qk);
-      }
     }
   }
 

@@ -70,13 +70,6 @@ struct StatesChain {
       from.rows.load(to + kV, from.args.v, barrier.full, 1, work.column, row, work.head);
       ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
-      if (int32_t const ahead = row + kAhead; ahead < work.span.count) {
-        const GradRecord& next = from.record(ahead);
-        from.rows.prefetch(from.args.k, from.keys, 0, ahead, work.head_qk);
-        from.rows.prefetch(from.args.v, 1, work.column, ahead, work.head);
-        ptx::bulk_prefetch(next.inverse, kSquareBytes);
-        ptx::bulk_prefetch(next.a, kChainVectorBytes);
-      }
     }
   }
 
