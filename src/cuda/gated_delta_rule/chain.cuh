@@ -182,9 +182,7 @@ __device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&
 __device__ __forceinline__ void copy_columns(uint16_t* to, int64_t stride, uint32_t tile,
                                              int32_t rows, int32_t columns) {
   __syncwarp();  // the warp's columns are there
-  // Read late: the loop of usual chunks has the registers.
-  int const thread = static_cast<int>(ptx::thread_index());
-  int const lane = thread % 32, warp = thread / 32 % 4;
+  int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
   int const chunk = 2 * warp + lane % 2;
   uint16_t* const out = to + 8 * chunk;
   bool const exists = 8 * chunk < columns;

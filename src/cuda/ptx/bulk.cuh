@@ -1,6 +1,6 @@
 // cp.async.bulk: asynchronous copies of contiguous bytes between global and shared memory, and fp32
-// reductions from shared into global memory (sm_90 and newer). Addresses and sizes
-// are multiples of 16 bytes.
+// reductions from shared into global memory (sm_90 and newer). Addresses and sizes are multiples of
+// 16 bytes.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // What both chains of the backward share: a warpgroup with 64 columns of the state of one head in
-// registers, and one whose warps load and store for it. Two blocks share an SM, so that one's
-// products run beside the other's arithmetic.
+// registers, a lane that loads, and images that leave by way of shared memory. Two blocks share an
+// SM, so that one's products run beside the other's arithmetic.
 #pragma once
 #include <cstdint>
 
@@ -23,21 +23,21 @@ struct ChainArgs {
 
 inline constexpr int kStateThreads = 128;
 inline constexpr uint32_t kStateWarps = kStateThreads / 32;
-inline constexpr int kChainThreads = 2 * kStateThreads;  // the state's warpgroup, and the copies'
-inline constexpr int kStateRegisters = 224, kCopyRegisters = 32;
+inline constexpr int kChainThreads = 2 * kStateThreads;  // the state's warpgroup, and the loads'
+inline constexpr int kStateRegisters = 232, kLoadRegisters = 24;
 
 // Bytes that each of an SM's two blocks may have: a block takes 1 KiB more than its own.
 template <class Target>
 constexpr int kHalfSharedMemory = (Target::kSharedMemory + 1024) / 2 - 1024;
 
-// What the copies' warps know.
-struct ChainCopies {
+// The operands of a block's chunks.
+struct GradLoads {
   const ChainArgs& args;
   const Work& work;
   ClippedRows rows;
   int32_t keys;  // column blocks of K and of Q
 
-  __device__ __forceinline__ ChainCopies(const ChainArgs& args, const Work& work)
+  __device__ __forceinline__ GradLoads(const ChainArgs& args, const Work& work)
       : args(args),
         work(work),
         rows(args.problem, work),
@@ -49,28 +49,33 @@ struct ChainCopies {
   }
 };
 
-// A tile that the state's warps leave in shared memory, and that one of the copies' warps stores.
-struct Leaving {
-  Handover place;
-  uint32_t tile;
+// An image of 64 rows on its way to workspace. Each warp stores its own 16 rows of every column
+// block, which are contiguous: no warp waits for another. Its bulk groups are those of its lane 0.
+template <int kColBlocks>
+struct ImageStore {
+  uint32_t staging;
 
-  // The state's warps: an image's rows.
-  template <int kSteps>
-  __device__ __forceinline__ void put(const uint32_t (&a)[kSteps][4], uint32_t phase) const {
-    ptx::mbarrier_wait(place.empty(), phase ^ 1);  // the last one has been read
-    store_operand<kSquareBytes>(tile, a, 0);
-  }
-  __device__ __forceinline__ void send() const {
-    ptx::fence_async_proxy();  // bulk copies read it
-    warp_arrive(place.full);
+  // Waits until all but the kPending newest groups have left shared memory.
+  template <int kPending>
+  __device__ __forceinline__ void put(const uint32_t (&a)[4 * kColBlocks][4]) const {
+    if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<kPending>();
+    __syncwarp();  // the place is free
+    store_operand<kSquareBytes>(staging, a, 0);
   }
 
-  // One lane, always the same: starts to store an image.
-  __device__ __forceinline__ void start(unsigned char* image, uint32_t bytes,
-                                        uint32_t phase) const {
-    ptx::mbarrier_wait(place.full, phase);  // the image is there
-    ptx::bulk_store(image, tile, bytes);
-    ptx::bulk_commit();
+  __device__ __forceinline__ void send(unsigned char* image) const {
+    constexpr int kWarpBytes = kSquareBytes / kStateWarps;
+    ptx::fence_async_proxy();
+    __syncwarp();  // the warp's rows are there
+    if (threadIdx.x % 32 == 0) {
+      uint32_t const first = threadIdx.x / 32 * kWarpBytes;
+#pragma unroll
+      for (int block = 0; block < kColBlocks; ++block) {
+        uint32_t const at = first + block * kSquareBytes;
+        ptx::bulk_store(image + at, staging + at, kWarpBytes);
+      }
+      ptx::bulk_commit();
+    }
   }
 };
 

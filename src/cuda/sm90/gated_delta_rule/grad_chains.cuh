@@ -13,8 +13,8 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, uint32_t block,
   Chain const chain{smem_address(shared)};
   if (threadIdx.x == 0) chain.init();
   Work const work(args.problem, args.workspace.tiles, kChainColumns, block);
-  ChainCopies const copies(args, work);
-  if (copies.keys < Chain::kColBlocks) zero_shared(chain.base, Chain::kVectors);
+  GradLoads const loads(args, work);
+  if (loads.keys < Chain::kColBlocks) zero_shared(chain.base, Chain::kVectors);
   __syncthreads();  // mbarriers are initialised, stages zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
@@ -22,9 +22,11 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, uint32_t block,
     ptx::setmaxnreg_inc<kStateRegisters>();
     chain.follow(args, work);
   } else {
-    ptx::setmaxnreg_dec<kCopyRegisters>();
-    ptx::griddepcontrol_wait();  // the records are written
-    chain.copy(copies, __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) % 4);
+    ptx::setmaxnreg_dec<kLoadRegisters>();
+    if (threadIdx.x < kStateThreads + 32 && ptx::elect_one()) {
+      ptx::griddepcontrol_wait();  // the records are written
+      chain.load(loads);
+    }
   }
 }
 

@@ -32,7 +32,7 @@ struct ReverseChain {
   static constexpr int kGrowth = kVectors + kStages * kChainVectorBytes;
   static constexpr int kGrowthBytes = 16;  // of the record: decay, growth
   static constexpr int kBarriers = kGrowth + kGrowthBytes;
-  static constexpr int kSharedMemory = kBarriers + (kStages + 4) * 16;
+  static constexpr int kSharedMemory = kBarriers + (kStages + 2) * 16;
   static_assert(kSharedMemory <= kHalfSharedMemory<Target>);
 
   uint32_t base;
@@ -49,18 +49,9 @@ struct ReverseChain {
   __device__ __forceinline__ Handover out() const { return operands(kStages); }
   __device__ __forceinline__ Handover queries() const { return operands(kStages + 1); }
 
-  __device__ __forceinline__ Leaving grad_state() const {
-    return {operands(kStages + 2), base + kGradState};
-  }
-  __device__ __forceinline__ Leaving values() const {
-    return {operands(kStages + 3), base + kGradValues};
-  }
-
   // By one thread.
   __device__ __forceinline__ void init() const {
     for (uint32_t i = 0; i < kStages + 2; ++i) operands(i).init(1, kStateWarps);
-    grad_state().place.init(kStateWarps, 1);
-    values().place.init(kStateWarps, 1);
     ptx::mbarrier_init_fence();
   }
 
@@ -68,36 +59,13 @@ struct ReverseChain {
     return (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
   }
 
-  // One of the copies' warps. Each kind of operand has its own: it becomes free at its own time.
-  __device__ __forceinline__ void copy(const ChainCopies& copies, int warp) const {
-    if (warp == 3) {
-      store(copies);
-    } else if (ptx::elect_one()) {
-      if (warp == 0) load_keys(copies);
-      if (warp == 1) load_out(copies);
-      if (warp == 2) load_queries(copies);
-    }
-  }
-
-  __device__ __forceinline__ void load_keys(const ChainCopies& from) const {
+  // Loads every chunk, in the order in which places become free; one lane.
+  __device__ __forceinline__ void load(const GradLoads& from) const {
     const Work& work = from.work;
     PipelineState<kStages> stage;
-    for (int32_t row = last_chunk(work); row >= 0; row -= kChunk, stage.advance()) {
-      const GradRecord& record = from.record(row);
-      uint32_t const to = tiles(stage.stage());
-      Handover const barrier = operands(stage.stage());
-      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
-      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 1) * kSquareBytes + kChainVectorBytes);
-      from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
-      ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
-      ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
-    }
-  }
-
-  __device__ __forceinline__ void load_out(const ChainCopies& from) const {
-    const Work& work = from.work;
     PipelineState<1> single;
-    for (int32_t row = last_chunk(work); row >= 0; row -= kChunk, single.advance()) {
+    for (int32_t row = last_chunk(work); row >= 0;
+         row -= kChunk, stage.advance(), single.advance()) {
       const GradRecord& record = from.record(row);
       ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // dOut's product is made
       ptx::mbarrier_arrive_expect(out().full, 2 * kSquareBytes + kGrowthBytes);
@@ -105,59 +73,18 @@ struct ReverseChain {
                      work.head);
       ptx::bulk_load(base + kScores, record.scores, kSquareBytes, out().full);
       ptx::bulk_load(base + kGrowth, &record.decay, kGrowthBytes, out().full);
-    }
-  }
 
-  __device__ __forceinline__ void load_queries(const ChainCopies& from) const {
-    const Work& work = from.work;
-    PipelineState<1> single;
-    for (int32_t row = last_chunk(work); row >= 0; row -= kChunk, single.advance()) {
+      uint32_t const to = tiles(stage.stage());
+      Handover const barrier = operands(stage.stage());
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 1) * kSquareBytes + kChainVectorBytes);
+      from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
+      ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
+      ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
+
       ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // Q's product is made
       ptx::mbarrier_arrive_expect(queries().full, from.keys * kSquareBytes);
       from.rows.load(base + kQ, from.args.q, queries().full, from.keys, 0, row, work.head_qk);
-    }
-  }
-
-  // Stores every chunk's image and dV; a warp.
-  __device__ __forceinline__ void store(const ChainCopies& to) const {
-    const Work& work = to.work;
-    const BwdProblem& problem = to.args.problem;
-    const GradWorkspace& workspace = to.args.workspace;
-    bool const issues = ptx::elect_one();
-    PipelineState<1> single;
-    for (int32_t row = last_chunk(work); row >= 0; row -= kChunk, single.advance()) {
-      TilePlace const place(problem, work, workspace.tiles, row);
-      if (issues) {
-        grad_state().start(workspace.grad_states + place.tile * workspace.state_bytes, kTileBytes,
-                           single.phase());
-        ptx::bulk_wait_read();
-        ptx::mbarrier_arrive(grad_state().place.empty());
-      }
-      __syncwarp();
-      ptx::mbarrier_wait(values().place.full, single.phase());  // dV is there
-      store_values(problem, work, row);
-      warp_arrive(values().place.empty());
-    }
-    if (issues) ptx::bulk_wait();
-  }
-
-  // Stores the rows of dV that exist; a warp.
-  __device__ __forceinline__ void store_values(const BwdProblem& problem, const Work& work,
-                                               int32_t row) const {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
-    int32_t const count = work.span.count - row;
-    bool const exists = work.column + 8 * (lane % 8) < problem.head_dim_v;
-    uint16_t* to = problem.grad_v.data + work.batch * problem.grad_v.batch_stride +
-                   (int64_t{work.span.first} + row + lane / 8) * problem.grad_v.seq_stride +
-                   work.head * problem.grad_v.head_stride + work.column + 8 * (lane % 8);
-#pragma unroll 2
-    for (int token = lane / 8; token < kChunk; token += 4) {
-      uint4 words;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(base + kGradValues + Square::chunk_offset(token, lane % 8)));
-      if (exists && token < count) *reinterpret_cast<uint4*>(to) = words;
-      to += 4 * problem.grad_v.seq_stride;
     }
   }
 
@@ -173,6 +100,7 @@ struct ReverseChain {
 
   // Stores the transpose of operand A to the tile of dV, the warp's 16 columns.
   __device__ __forceinline__ void put_values(const uint32_t (&a)[4][4]) const {
+    __syncwarp();  // the warp's columns have been copied
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
       ptx::stmatrix_x4_trans(transposed(base + kGradValues, 2 * kk), a[kk]);
@@ -185,7 +113,8 @@ struct ReverseChain {
     using Columns = MnMajor<kSquareBytes>;  // K and Q by tokens
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    Leaving const image = grad_state(), of_values = values();
+    ImageStore<kColBlocks> const of_state{base + kGradState};
+    uint32_t const tile_v = base + kGradValues;
 
     float grad[kDim / 2] = {};
     if (problem.grad_final_state.data != nullptr) {
@@ -209,22 +138,21 @@ struct ReverseChain {
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), single.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
       TilePlace const place(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.grad_states + place.tile * workspace.state_bytes;
       auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
                        place.tile * (kChunk * kChainColumns);
       uint32_t packed_grad[kDim / 16][4];
       pack<Dtype>(packed_grad, grad);
-      image.put(packed_grad, single.phase());
+      of_state.template put<0>(packed_grad);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
-        image.send();
+        of_state.send(image);
         ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
-        ptx::mbarrier_wait(of_values.place.empty(), single.phase() ^ 1);
         gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, base + kQ, base + kGradOut,
                                          row, [&](int token, int half, float x) {
-                                           put_grad_value<Dtype>(of_values.tile, token, half, x,
-                                                                 low);
+                                           put_grad_value<Dtype>(tile_v, token, half, x, low);
                                          });
-        warp_arrive(of_values.place.full);
+        copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
         warp_arrive(out().empty());
         warp_arrive(queries().empty());
         warp_arrive(operands(stage.stage()).empty());
@@ -239,7 +167,7 @@ struct ReverseChain {
       }
       float d[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));
-      image.send();
+      of_state.send(image);
       // Beside the product: the gradient decays, and dOut is scaled.
       float const decay = load_float(of_tokens + Vectors::decay);
 #pragma unroll
@@ -257,32 +185,28 @@ struct ReverseChain {
         d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], of_out[i]);
       }
       solve<true>(d, workspace.records[place.record], tile_k + kInverse, of_tokens + kVectorBeta,
-                  careful, [&] {
-                    ptx::wgmma_wait<1>();
-                    warp_arrive(queries().empty());  // Q's product is made
-                  });
+                  careful, [] {});
       ptx::wgmma_fence_operand(grad);
+      warp_arrive(queries().empty());
       // Beside the arithmetic: the next chunk's dOut. Of the first chunk's none reads the product.
       bool const more = row > 0;
       if (more) ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
       by_tokens = start_out(of_out, packed_out);
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
-      ptx::mbarrier_wait(of_values.place.empty(), single.phase() ^ 1);  // the last has been read
       if (careful) {
         pack_low<Dtype>(packed, d);
         put_values(packed);
-        copy_columns(low, kChainColumns, of_values.tile, kChunk, kChainColumns);
-        __syncwarp();  // the warp's columns have been copied
+        copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
       }
       pack<Dtype>(packed, d);
       put_values(packed);
-      warp_arrive(of_values.place.full);
       TokenFactors(of_tokens).scale(d);
 #pragma unroll
       for (float& value : d) value = -value;
       pack<Dtype>(packed, d);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
+      copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(of_out);
       if (more && !by_tokens) warp_arrive(out().empty());
@@ -294,6 +218,7 @@ struct ReverseChain {
       each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
                           [&](int i, float* to) { *to = grad[i]; });
     }
+    ptx::bulk_wait();
   }
 };
 

@@ -22,7 +22,7 @@ struct StatesChain {
   static constexpr int kResiduals = kState + kColBlocks * kSquareBytes;
   static constexpr int kVectors = kResiduals + kSquareBytes;
   static constexpr int kBarriers = kVectors + kStages * kChainVectorBytes;
-  static constexpr int kSharedMemory = kBarriers + (kStages + 2) * 16;
+  static constexpr int kSharedMemory = kBarriers + kStages * 16;
   static_assert(kSharedMemory <= kHalfSharedMemory<Target>);
 
   uint32_t base;
@@ -37,27 +37,14 @@ struct StatesChain {
     return {base + kBarriers + 16 * stage};
   }
 
-  __device__ __forceinline__ Leaving state() const { return {operands(kStages), base + kState}; }
-  __device__ __forceinline__ Leaving residuals() const {
-    return {operands(kStages + 1), base + kResiduals};
-  }
-
   // By one thread.
   __device__ __forceinline__ void init() const {
     for (uint32_t i = 0; i < kStages; ++i) operands(i).init(1, kStateWarps);
-    state().place.init(kStateWarps, 1);
-    residuals().place.init(kStateWarps, 1);
     ptx::mbarrier_init_fence();
   }
 
-  // One of the copies' warps.
-  __device__ __forceinline__ void copy(const ChainCopies& copies, int warp) const {
-    if (warp > 1 || !ptx::elect_one()) return;
-    warp == 0 ? load(copies) : store(copies);
-  }
-
-  // Loads every chunk.
-  __device__ __forceinline__ void load(const ChainCopies& from) const {
+  // Loads every chunk; one lane.
+  __device__ __forceinline__ void load(const GradLoads& from) const {
     const Work& work = from.work;
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
@@ -73,66 +60,45 @@ struct StatesChain {
     }
   }
 
-  // Stores every chunk's images.
-  __device__ __forceinline__ void store(const ChainCopies& to) const {
-    const Work& work = to.work;
-    const GradWorkspace& workspace = to.args.workspace;
-    PipelineState<1> single;
-    for (int32_t row = 0; row < work.span.count; row += kChunk, single.advance()) {
-      TilePlace const place(to.args.problem, work, workspace.tiles, row);
-      state().start(workspace.states + place.tile * workspace.state_bytes,
-                    kColBlocks * kSquareBytes, single.phase());
-      ptx::bulk_wait_read();
-      ptx::mbarrier_arrive(state().place.empty());
-      residuals().start(workspace.residuals + place.tile * kSquareBytes, kSquareBytes,
-                        single.phase());
-      ptx::bulk_wait_read();
-      ptx::mbarrier_arrive(residuals().place.empty());
-    }
-    ptx::bulk_wait();
-  }
-
   // The chain; the state's warpgroup.
   __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
     using Rows = KMajor<kSquareBytes>;      // K as it lies
     using Columns = MnMajor<kSquareBytes>;  // K by tokens
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
+    ImageStore<kColBlocks> const of_state{base + kState};
+    ImageStore<1> const of_residuals{base + kResiduals};
 
     float state[kDim / 2] = {};
     if (problem.initial_state.data != nullptr) {
       each_of_state<kDim>(problem, problem.initial_state, work, work.column,
                           [&](int i, const float* from) { state[i] = *from; });
     }
-    Leaving const state_image = this->state(), residual_image = residuals();
     ptx::griddepcontrol_wait();  // the records are written
     PipelineState<kStages> stage;
-    PipelineState<1> single;
-    for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), single.advance()) {
+    for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
       TilePlace const place(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
       unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
       uint32_t packed_state[kDim / 16][4];
       pack<Dtype>(packed_state, state);
-      state_image.put(packed_state, single.phase());
+      of_state.template put<1>(packed_state);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
       float const growth = load_float(of_tokens + Vectors::growth);
       if (growth > kMostGradGrowth) {
-        state_image.send();
-        ptx::mbarrier_wait(residual_image.place.empty(), single.phase() ^ 1);
-        auto* const image =
-            static_cast<unsigned char*>(__cvta_shared_to_generic(residual_image.tile));
+        of_state.send(workspace.states + place.tile * workspace.state_bytes);
         residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_k + kV, row,
                                          [&](int token, int half, float x) {
                                            put_element<Dtype>(image, token, half, x, image_low);
                                          });
-        residual_image.send();
+        if (threadIdx.x % 32 == 0) ptx::bulk_commit();  // none of residuals: an empty group
         warp_arrive(operands(stage.stage()).empty());
         continue;
       }
       float residual[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
-      state_image.send();
+      of_state.send(workspace.states + place.tile * workspace.state_bytes);
       ValueTile const values(tile_k + kV);
       TokenFactors const a(of_tokens);
       ptx::wgmma_wait<0>();
@@ -150,16 +116,17 @@ struct StatesChain {
         store_image(image_low, packed);
       }
       pack<Dtype>(packed, residual);
-      residual_image.put(packed, single.phase());
+      of_residuals.template put<1>(packed);
       TokenFactors(of_tokens + kVectorBeta).scale(residual);
       TokenFactors(of_tokens + Vectors::b).scale(residual);
       pack<Dtype>(packed, residual);
       gemm_rs<Dtype, kDim, 4>(state, packed, Columns(tile_k));
-      residual_image.send();
+      of_residuals.send(image);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(state);
       warp_arrive(operands(stage.stage()).empty());
     }
+    ptx::bulk_wait();
   }
 };
 
