@@ -45,7 +45,7 @@ def forward(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["listed", "stacked"])
-@pytest.mark.parametrize(("parts", "head_dim"), [(1, 8), (3, 16), (9, 7), (2, 1)])
+@pytest.mark.parametrize(("parts", "head_dim"), [(1, 8), (3, 16), (9, 7), (2, 1), (300, 8)])
 def test_values(parts: int, head_dim: int, stacked: bool) -> None:
     given = made(parts, head_dim, stacked)
     torch.testing.assert_close(forward(given), formula.forward(given))
