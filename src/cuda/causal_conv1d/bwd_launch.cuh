@@ -18,7 +18,9 @@ struct BwdLaunch {
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   static constexpr int kLeastRows = 32, kMostRows = 128;
-  static constexpr int kMostTiles = 16;
+  static constexpr int64_t kChannelBlocks = 256;  // more would go over more rows twice
+  static constexpr int kTokenStages = 3;
+  static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
 
   static constexpr CausalConv1dBwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
@@ -45,18 +47,19 @@ struct BwdLaunch {
   static int chunk_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
 
   static Plan plan(const BwdProblem& problem) {
-    auto layout = [&](bool tokens) {
-      return Layout::of(problem, Dtype::kAbi, kWordBytes, chunk_bytes(tokens),
-                        {{"grad_x", problem.grad_x}, {"x", problem.x}, {"grad_y", problem.grad_y}});
-    };
-    Plan plan{layout(false), {}, {}, 0};
+    Plan plan{
+        Layout::of(problem, Dtype::kAbi, kWordBytes, chunk_bytes,
+                   {{"grad_x", problem.grad_x}, {"x", problem.x}, {"grad_y", problem.grad_y}}),
+        {},
+        {},
+        0};
     if (plan.layout.tokens_inner) {
-      plan.layout = layout(true);
-      plan.tokens = TokenTiles::make(problem, plan.layout.chunks ? kTokens : 1, kMostTiles);
-      plan.parts = plan.tokens.chunks;
+      int const elements = plan.layout.chunks ? kTokens : 1;
+      plan.tokens = TokenTiles::make(problem, elements, most_tiles(elements));
+      plan.parts = plan.tokens.chunks();
     } else {
-      plan.channels =
-          ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kLeastRows, kMostRows);
+      plan.channels = ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kLeastRows,
+                                         kMostRows, kChannelBlocks);
       plan.parts = plan.channels.row_blocks(problem);
     }
     return plan;
@@ -87,7 +90,8 @@ struct BwdLaunch {
                                   cudaStream_t stream) {
     int64_t const others = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
-      return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens>, Target>(
+      return launch_blocks<
+          bwd_tokens_kernel<Dtype, kWidth, kOfTokens, kTokenStages, most_tiles(kOfTokens)>, Target>(
           BwdTokensArgs{problem, chosen.tokens}, chosen.tokens.blocks + others, device, stream);
     }
     return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages>, Target>(

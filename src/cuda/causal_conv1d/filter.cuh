@@ -18,6 +18,38 @@ __device__ __forceinline__ float bias(const Problem& problem, int64_t channel) {
                                       : load(problem.bias, offset(problem.bias, 0, 0, channel));
 }
 
+// The filter of one channel; of zeros where that does not exist.
+template <int kWidth>
+struct ChannelFilter {
+  static constexpr int kPast = kWidth - 1;
+  float taps[kWidth];
+  float bias;
+
+  __device__ __forceinline__ ChannelFilter(const Problem& problem, int64_t channel, bool exists) {
+    uint32_t bits[kWidth] = {}, of_bias = 0;
+    if (exists) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        bits[j] = load_bits(problem.weight, offset(problem.weight, 0, channel, j));
+      }
+      if (problem.bias.data != nullptr) {
+        of_bias = load_bits(problem.bias, offset(problem.bias, 0, 0, channel));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) taps[j] = value_of(problem.weight, bits[j]);
+    bias = value_of(problem.bias, of_bias);
+  }
+
+  // What the activation of a token gets.
+  __device__ __forceinline__ float convolved(const float* past, float newest) const {
+    float z = bias;
+#pragma unroll
+    for (int j = 0; j < kPast; ++j) z = fmaf(taps[j], past[j], z);
+    return fmaf(taps[kPast], newest, z);
+  }
+};
+
 // The filters of channels, one behind the other in each array.
 template <int kWidth, int kChannels>
 struct Filters {
@@ -28,16 +60,30 @@ struct Filters {
 // Those of a block's channels, read by all of its threads.
 template <int kWidth, int kChannels>
 struct alignas(16) SharedFilters : Filters<kWidth, kChannels> {
-  // From the channel `first` on. All threads call it.
+  // From the channel `first` on; all loads are made before one is waited for. All threads call it.
   __device__ __forceinline__ void fill(const Problem& problem, int64_t first) {
-    for (int i = threadIdx.x; i < kWidth * kChannels; i += kThreads) {
-      int const channel = i / kWidth, tap = i % kWidth;
-      bool const exists = first + channel < problem.dim;
-      this->taps[tap][channel] = exists ? weight(problem, first + channel, tap) : 0.f;
-    }
-    for (int i = threadIdx.x; i < kChannels; i += kThreads) {
-      this->bias[i] = first + i < problem.dim ? causal_conv1d::bias(problem, first + i) : 0.f;
-    }
+    constexpr int kEntries = (kWidth + 1) * kChannels, kEach = (kEntries + kThreads - 1) / kThreads;
+    uint32_t bits[kEach] = {};
+    auto each = [&](auto f) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        int const entry = i * kThreads + static_cast<int>(threadIdx.x);
+        bool const is_tap = entry < kWidth * kChannels;
+        int const channel = is_tap ? entry / kWidth : entry - kWidth * kChannels;
+        if (entry < kEntries) f(i, is_tap, channel, entry % kWidth);
+      }
+    };
+    each([&](int i, bool is_tap, int channel, int tap) {
+      if (first + channel >= problem.dim) return;
+      const Tensor& tensor = is_tap ? problem.weight : problem.bias;
+      if (tensor.data == nullptr) return;
+      bits[i] = load_bits(
+          tensor, offset(tensor, 0, is_tap ? first + channel : 0, is_tap ? tap : first + channel));
+    });
+    each([&](int i, bool is_tap, int channel, int tap) {
+      float& to = is_tap ? this->taps[tap][channel] : this->bias[channel];
+      to = value_of(is_tap ? problem.weight : problem.bias, bits[i]);
+    });
     __syncthreads();  // the filters are there
   }
 
@@ -54,6 +100,14 @@ struct alignas(16) SharedFilters : Filters<kWidth, kChannels> {
 
 __device__ __forceinline__ float activated(float z, bool silu) {
   return silu ? z * sigmoid_approx(z) : z;
+}
+
+// Of all elements together: they wait for each other's approximations once.
+template <int kElements>
+__device__ __forceinline__ void activate(float (&values)[kElements], bool silu) {
+  if (!silu) return;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) values[e] = activated(values[e], true);
 }
 
 // The gradient of z, of that of its activation.

@@ -14,10 +14,10 @@ struct FwdChannelsArgs : FwdProblem {
   ChannelTiles tiles;  // blocks behind them write the final states
 };
 
+// `place`: of the row's first element in the residual.
 template <class Dtype, int kElements>
-__device__ __forceinline__ void add_residual(const FwdProblem& problem, const Segment& segment,
-                                             int row, int64_t channel, float (&y)[kElements]) {
-  int64_t const place = offset(problem.residual, segment.span.batch, segment.first + row, channel);
+__device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t place,
+                                             float (&y)[kElements]) {
   float added[kElements];
   if constexpr (kElements > 1) {
     Chunk<Dtype, kElements> chunk;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void add_residual(const FwdProblem& problem, const Se
 // kElements: of a thread, kStages: rows that are read ahead. With one element, strides and the
 // dtype of the residual may be any.
 template <class Dtype, int kWidth, int kElements, int kStages>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;
@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     float past[kPast][kElements];
     load_past<Dtype>(args, segment, channel, past);
     auto* to = first_row<Dtype>(args.y, segment, channel);
+    int64_t of_residual = offset(args.residual, segment.span.batch, segment.first, channel);
     for (int row = 0; row < rows; row += kStages) {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(kThreads, 2)
           y[e] = activated(convolved<kWidth>(filters, past, newest[e], e), args.silu);
         }
         if (args.residual.data != nullptr) {
-          add_residual<Dtype>(args, segment, row + stage, channel, y);
+          add_residual<Dtype>(args, of_residual, y);
+          of_residual += args.residual.strides[1];
         }
         Chunk<Dtype, kElements> chunk;
         chunk.pack(y);

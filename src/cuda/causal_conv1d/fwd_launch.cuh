@@ -11,11 +11,12 @@ namespace flashvar::causal_conv1d {
 
 template <class Target, class Dtype>
 struct FwdLaunch {
-  static constexpr int kChunk = 16;  // bytes
-  static constexpr int kElements = kChunk / sizeof(typename Dtype::Word);
-  static constexpr int kStages = 4;
-  static constexpr int kLeastRows = 16, kMostRows = 128;
-  static constexpr int kMostTiles = 16;
+  static constexpr int kWordBytes = sizeof(typename Dtype::Word);
+  // Of channels a thread keeps more in registers than of tokens.
+  static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
+  static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4, kTokenStages = 3;
+  static constexpr int kLeastRows = 16, kMostRows = 64;
+  static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
 
   static constexpr CausalConv1dFwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
@@ -31,35 +32,41 @@ struct FwdLaunch {
  private:
   static uint64_t workspace(const FwdProblem&) { return 0; }
 
+  static int chunk_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
+
   static Layout layout(const FwdProblem& problem) {
-    return Layout::of(problem, Dtype::kAbi, sizeof(typename Dtype::Word), kChunk,
+    return Layout::of(problem, Dtype::kAbi, kWordBytes, chunk_bytes,
                       {{"y", problem.y}, {"x", problem.x}, {"residual", problem.residual}});
   }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     Layout const chosen = layout(problem);
     return with_width(problem.width, [&](auto width) {
-      return chosen.chunks ? launch_tiles<width, kElements>(problem, chosen, device, stream)
-                           : launch_tiles<width, 1>(problem, chosen, device, stream);
+      return chosen.chunks
+                 ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
+                 : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
     });
   }
 
-  template <int kWidth, int kCount>
+  template <int kWidth, int kOfChannels, int kOfTokens>
   static cudaError_t launch_tiles(const FwdProblem& problem, const Layout& chosen, int device,
                                   cudaStream_t stream) {
     int64_t const others = blocks_of(problem.final_elements());
     if (chosen.tokens_inner) {
-      FwdTokensArgs const args{problem, TokenTiles::make(problem, kCount, kMostTiles)};
-      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kCount>, Target>(
-          args, args.tiles.blocks + others, device, stream);
+      constexpr int kTiles = most_tiles(kOfTokens);
+      FwdTokensArgs const args{problem, TokenTiles::make(problem, kOfTokens, kTiles)};
+      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, kTokenStages, kTiles>,
+                           Target>(args, args.tiles.blocks + others, device, stream);
     }
-    FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kCount, kLeastRows, kMostRows)};
-    return launch_blocks<fwd_channels_kernel<Dtype, kWidth, kCount, kStages>, Target>(
+    FwdChannelsArgs const args{
+        problem, ChannelTiles::make(problem, kOfChannels, kLeastRows, kMostRows, kBlocks)};
+    return launch_blocks<fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages>, Target>(
         args, args.tiles.blocks + others, device, stream);
   }
 
   static void explain_call(const FwdProblem& problem, Text& text) {
-    layout(problem).explain(kChunk, text);
+    Layout const found = layout(problem);
+    found.explain(chunk_bytes(found.tokens_inner), text);
   }
 };
 

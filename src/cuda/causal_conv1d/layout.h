@@ -22,15 +22,18 @@ struct Layout {
   const char* operand = nullptr;
   const char* what = nullptr;
 
-  // `dtype`, `bytes`: of an element; `chunk`: bytes. The first operand is written.
-  static Layout of(const Problem& problem, unsigned dtype, int bytes, int chunk,
+  // `dtype`, `bytes`: of an element; `chunk_of(tokens)`: the bytes of a chunk of tokens or of
+  // channels. The first operand is written.
+  static Layout of(const Problem& problem, unsigned dtype, int bytes, int (*chunk_of)(bool),
                    std::initializer_list<Operand> operands) {
     const int64_t (&written)[3] = operands.begin()->tensor.strides;
     bool const tokens = problem.seqlen > 1 && (problem.dim == 1 || written[1] < written[2]);
+    int const chunk = chunk_of(tokens);
     auto stop = [&](const char* operand, const char* what) {
       return Layout{tokens, false, operand, what};
     };
-    if (!tokens && problem.dim * bytes % chunk != 0) return stop("x", "the length of a row");
+    int64_t const length = tokens ? problem.seqlen : problem.dim;
+    if (length * bytes % chunk != 0) return stop("x", "the length of a row");
     for (const Operand& one : operands) {
       if (one.tensor.data == nullptr) continue;
       const int64_t (&strides)[3] = one.tensor.strides;

@@ -12,10 +12,20 @@ __device__ __forceinline__ int64_t offset(const Tensor& tensor, int64_t first, i
   return first * tensor.strides[0] + second * tensor.strides[1] + third * tensor.strides[2];
 }
 
-__device__ __forceinline__ float load(const Tensor& tensor, int64_t offset) {
-  if (tensor.dtype == dtype::fp32::kAbi) return static_cast<const float*>(tensor.data)[offset];
-  uint16_t const word = static_cast<const uint16_t*>(tensor.data)[offset];
+// An element as it is in memory: nothing waits for it before it is a value.
+__device__ __forceinline__ uint32_t load_bits(const Tensor& tensor, int64_t offset) {
+  if (tensor.dtype == dtype::fp32::kAbi) return static_cast<const uint32_t*>(tensor.data)[offset];
+  return static_cast<const uint16_t*>(tensor.data)[offset];
+}
+
+__device__ __forceinline__ float value_of(const Tensor& tensor, uint32_t bits) {
+  if (tensor.dtype == dtype::fp32::kAbi) return __uint_as_float(bits);
+  auto const word = static_cast<uint16_t>(bits);
   return tensor.dtype == dtype::bf16::kAbi ? dtype::bf16::unpack(word) : dtype::fp16::unpack(word);
+}
+
+__device__ __forceinline__ float load(const Tensor& tensor, int64_t offset) {
+  return value_of(tensor, load_bits(tensor, offset));
 }
 
 __device__ __forceinline__ void store(const Tensor& tensor, int64_t offset, float value) {

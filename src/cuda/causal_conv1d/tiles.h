@@ -9,7 +9,8 @@
 namespace flashvar::causal_conv1d {
 
 inline constexpr int kThreads = 256;
-inline constexpr int64_t kBlocks = 1024;  // wanted before a thread's work grows
+// Blocks wanted before a thread's work grows.
+inline constexpr int64_t kBlocks = 1024;
 
 // Channels beside each other: `lanes` threads hold the channels of a row, and groups of them `rows`
 // rows each, which follow each other. Rows are those of the batch, one sequence after the other.
@@ -19,7 +20,8 @@ struct ChannelTiles {
   int32_t lanes_log2;      // at most 5
   int32_t rows;
 
-  static ChannelTiles make(const Problem& problem, int elements, int least_rows, int most_rows) {
+  static ChannelTiles make(const Problem& problem, int elements, int least_rows, int most_rows,
+                           int64_t wanted) {
     ChannelTiles tiles{};
     while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.dim) {
       ++tiles.lanes_log2;
@@ -27,7 +29,7 @@ struct ChannelTiles {
     int64_t const columns = int64_t{elements} << tiles.lanes_log2;
     tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
     tiles.rows = most_rows;
-    while (tiles.rows > least_rows && tiles.count(problem) < kBlocks) tiles.rows /= 2;
+    while (tiles.rows > least_rows && tiles.count(problem) < wanted) tiles.rows /= 2;
     tiles.blocks = tiles.count(problem);
     return tiles;
   }
@@ -42,14 +44,15 @@ struct ChannelTiles {
 };
 
 // Tokens beside each other: `lanes` threads hold a tile of tokens of a channel, and go through
-// `tiles` of them, which follow each other, of one sequence of the batch after the other.
+// `tiles` of them, a chunk, which follow each other, of one sequence of the batch after the other.
+// Groups of a block have channels beside each other of the same chunk.
 struct TokenTiles {
   int64_t blocks;
-  int64_t of_channel;  // tiles: of all of the batch
-  int64_t of_row;      // of one of the batch
-  int64_t chunks;      // of a channel's tiles
-  int32_t lanes_log2;  // at most 5
-  int32_t tiles;       // of a chunk
+  int64_t of_channel;       // tiles: of all of the batch
+  int32_t of_row;           // of one of the batch
+  uint32_t channel_blocks;  // the blocks of the same tokens, which are neighbours
+  int32_t lanes_log2;       // at most 5
+  int32_t tiles;            // of a chunk
 
   static TokenTiles make(const Problem& problem, int elements, int most_tiles) {
     TokenTiles tiles{};
@@ -57,21 +60,18 @@ struct TokenTiles {
       ++tiles.lanes_log2;
     }
     int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
-    tiles.of_row = (problem.seqlen + tokens - 1) / tokens;
+    tiles.of_row = static_cast<int32_t>((problem.seqlen + tokens - 1) / tokens);
     tiles.of_channel = problem.batch * tiles.of_row;
+    int64_t const groups = kThreads >> tiles.lanes_log2;
+    tiles.channel_blocks = static_cast<uint32_t>((problem.dim + groups - 1) / groups);
     tiles.tiles = most_tiles;
-    while (tiles.tiles > 1 && tiles.count(problem) < kBlocks) tiles.tiles /= 2;
-    tiles.blocks = tiles.count(problem);
-    tiles.chunks = (tiles.of_channel + tiles.tiles - 1) / tiles.tiles;
+    while (tiles.tiles > 1 && tiles.chunks() * tiles.channel_blocks < kBlocks) tiles.tiles /= 2;
+    tiles.blocks = tiles.chunks() * tiles.channel_blocks;
     return tiles;
   }
 
- private:
-  int64_t count(const Problem& problem) const {
-    int64_t const units = (of_channel + tiles - 1) / tiles * problem.dim;
-    int64_t const groups = kThreads >> lanes_log2;
-    return (units + groups - 1) / groups;
-  }
+  __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
+  __host__ __device__ int64_t chunks() const { return (of_channel + tiles - 1) / tiles; }
 };
 
 }  // namespace flashvar::causal_conv1d

@@ -43,9 +43,10 @@ struct UpdateConfig {
   static constexpr int kColumns = !kKFirst ? States::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
   static constexpr int kChunks = kRows * kColumns / States::kElements;
   static constexpr int kWarpColumns = kLanesV * kColumns;
-  // Most warps of a block, and blocks of a multiprocessor that registers are left for.
-  static constexpr int kWarps = kRows * kColumns > 64 ? 4 : 8;
-  static constexpr int kBlocks = 2;
+  // Most warps of a block, and blocks of a multiprocessor that registers are left for: some load
+  // while others compute or store.
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = kRows * kColumns > 64 ? 2 : 4;
 };
 
 struct UpdateArgs {
