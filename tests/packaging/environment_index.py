@@ -33,12 +33,6 @@ def write(folder: Path, *empty: tuple[str, str]) -> str:
             f"{stem}.pth": here,
             f"{stem}-{version}.dist-info/entry_points.txt": entries.encode(),
         }
-        # Programs that are no entry points, as cmake and ninja.
-        named = {entry.name for entry in one.entry_points}
-        for file in one.files or ():
-            if file.parent.name == "bin" and ".." in file.parts and file.name not in named:
-                program = f'#!/bin/sh\nexec "{one.locate_file(file)}" "$@"\n'
-                files[f"{stem}-{version}.data/scripts/{file.name}"] = program.encode()
         paper_wheels.put(folder / "wheels", stem, version, "py3-none-any", files)
     for name, version in empty:
         paper_wheels.put(folder / "wheels", name.replace("-", "_"), version, "py3-none-any", {})
