@@ -15,8 +15,8 @@ from documented import ROOT, Block
 _END: Final = re.compile(r"(?<!\\)\n|\s&&\s")
 # The last letter or digit of a word.
 _LAST: Final = re.compile(r"\w(?=\W*$)")
-# What follows these options names something to be made: another name is as good.
-_MADE: Final = frozenset({">", "--outdir", "--image", "--json", "--results"})
+# What follows these names something to be made, which later commands miss under another name.
+_MADE: Final = frozenset({">", "init", "--outdir", "--image", "--json", "--results"})
 # After a command: what later commands find changed. An exit code stays what it was.
 _REMEMBER: Final = (
     '\ncode=$?; { export -p; printf "cd %q\\n" "$PWD"; } > "$SHELL_STATE"; exit $code'

@@ -22,6 +22,7 @@ from checkout import alone
 from documented import Block, blocks, pages, shown_after
 from shell import Shell, unnoticed
 
+from flashvar_factory.build import cmake
 from flashvar_factory.toolchain import environment
 
 UV = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
@@ -114,6 +115,9 @@ def user(folder: Path, pypi: str) -> dict[str, str]:
     python = commands / "python"
     put_script(commands / "pip", f'exec "{sys.executable}" -m pip --python "{python}" "$@"')
     (commands / "uv").symlink_to(UV)
+    # pip finds the packages of this environment installed, and so does not bring their programs.
+    for name in ("cmake", "ninja"):
+        (commands / name).symlink_to(cmake.tool(name))
     driver = simulated_driver.put(folder / "driver", (13, 0), GPUS)
     names = ("FLASHVAR_", "NOX", "PIP_", "PYTEST", "PYTHONPATH", "UV_", "VIRTUAL_ENV")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(names)}

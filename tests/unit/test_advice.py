@@ -47,10 +47,15 @@ def test_a_missing_binary_gets_what_works(published: bool, monkeypatch: pytest.M
     assert ("--find-links dist" in fix) is not published
 
 
+def read(page: Path) -> str:
+    """What a reader sees of a page: no marks of blocks."""
+    return re.sub(r"^( *```\w+) .*$", r"\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_ask_pip_for_what_it_finds(page: Path) -> None:
     """The page on releasing is about the time when there is one."""
-    text = page.read_text(encoding="utf-8")
+    text = read(page)
     if advice.PUBLISHED:
         assert NO_RELEASE not in text
     elif page.name != "releasing.md":
@@ -61,7 +66,7 @@ def test_pages_ask_pip_for_what_it_finds(page: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_let_nobody_else_serve_our_names(page: Path) -> None:
     """pip takes the highest version of all its sources, so that ours has to be the only one."""
-    for command in COMMAND.findall(page.read_text(encoding="utf-8")):
+    for command in COMMAND.findall(read(page)):
         if re.search(r"\bflashvar\b(?!-\*)", command):
             assert "--extra-index-url" not in command
             assert "--no-index" in command or "--find-links" not in command
