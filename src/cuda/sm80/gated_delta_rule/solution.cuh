@@ -1,0 +1,208 @@
+// A record's first matrix of a head of v, made by one warp in its shared memory.
+#pragma once
+#include <cstdint>
+
+#include "core/quad.cuh"
+#include "gated_delta_rule/chunk.h"
+#include "sm80/gated_delta_rule/chunk_vectors.cuh"
+#include "sm80/gated_delta_rule/inverse.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+// A record's matrix, while a warp writes it; it is the warp's scratch too.
+inline constexpr int kMatrixBytes = kChunk * kChunk * 2;
+
+// The place of the lane's word of tile n in a row of tiles of a matrix that is stored in rows of
+// 128 bytes, permuted as by SWIZZLE_128B.
+__device__ __forceinline__ unsigned char* place_of(unsigned char* tiles, const Lane& at, int n) {
+  return tiles + ((128 * at.g + 16 * at.g + 4 * at.t) ^ (16 * n));
+}
+__device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, int n,
+                                         uint32_t word) {
+  *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
+}
+
+// Copies eight rows of a matrix; zeros from column 8 `chunks` on.
+__device__ __forceinline__ void copy_rows(uint16_t* to, const unsigned char* from, int chunks) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = lane; i < 64; i += 32) {
+    uint4 words{};
+    if ((i % 8 ^ i / 8) < chunks) words = reinterpret_cast<const uint4*>(from)[i];
+    reinterpret_cast<uint4*>(to)[i] = words;
+  }
+}
+
+// A record's first matrix of a head, made by one warp in its shared memory; kLow: what fp16 leaves
+// of it.
+template <class Record, bool kLow>
+class SolutionWriter {
+  using Of = Solution<Record>;
+  const KeyProducts& products;
+  const HeadRows& head;
+  float* const row_totals;  // of the blocks on the diagonal
+  unsigned char* const matrix;
+  Lane const at;
+  int const lane;
+  bool const wide;
+  uint32_t growth = 0;  // as bits, which sort as positive floats do and NaN behind them
+  float largest = 0.f;
+
+ public:
+  __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadRows& head,
+                                            float* row_totals, unsigned char* matrix)
+      : products(products),
+        head(head),
+        row_totals(row_totals),
+        matrix(matrix),
+        at(ptx::thread_index()),
+        lane(4 * at.g + at.t),
+        wide(is_wide(head)) {}
+
+  // Writes the matrix and gives the growth: the largest sum of a row.
+  __device__ __forceinline__ float write(uint16_t* to) {
+    DiagonalRows const x(products, head.beta, lane);
+    put_row(x.upper, 0);
+    put_row(x.lower, 8);
+    __syncwarp();  // operands and totals of the blocks on the diagonal are there
+    float totals[kBlocks][2];
+#pragma unroll
+    for (int i = 1; i < kBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        totals[i][half] = at.t == 0 ? row_totals[kBlock * i + 8 * half + at.g] : 0.f;
+      }
+    }
+    solve_below(
+        products, operands(), head.beta, lane,
+        [&](int i, int j, const float (&block)[2][4]) { put_block(i, j, block, totals[i]); });
+#pragma unroll
+    for (int i = 1; i < kBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) add_total(quad_sum(totals[i][half]));
+    }
+    __syncwarp();  // the matrix is there
+#pragma unroll
+    for (int m = 0; m < kChunk / 8; ++m) {
+      copy_rows(to + 8 * m * kChunk, matrix + 1024 * m, m / 2 * 2 + 2);
+    }
+    __syncwarp();  // it has been read
+    if (largest > Of::kLargest) growth = __float_as_uint(infinity());
+    growth = __reduce_max_sync(0xffffffffu, growth);
+    return growth > __float_as_uint(infinity()) ? infinity() : __uint_as_float(growth);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t pack(float first, float second) {
+    return kLow ? pack_rest(first, second) : dtype::fp16::pack(first, second);
+  }
+  __device__ __forceinline__ SolutionMatrix operands() const { return {ptx::smem_address(matrix)}; }
+  __device__ __forceinline__ void add_total(float total) {
+    growth = max(growth, __float_as_uint(total));
+  }
+  __device__ __forceinline__ float add(float element, float beta) {
+    if constexpr (Of::kLargest < __builtin_huge_valf()) largest = fmaxf(largest, fabsf(element));
+    return Of::size(element, beta);
+  }
+
+  // Puts a row of X of a block on the diagonal, of whose columns all but kCount are 0.
+  template <int kCount>
+  __device__ __forceinline__ void put_row(const float (&x)[kCount], int below) {
+    int const row = below + lane % 8, block = lane / 8, i = kBlock * block + row;
+    float const beta = head.beta[i], factor = Of::row(beta) * head.decay[i], sum = head.sums[i];
+    float total = Of::diagonal_size(beta);
+    unsigned char* const to = matrix + 128 * i;
+#pragma unroll
+    for (int first = 0; first < kBlock; first += 8) {
+      float eight[8] = {}, elements[8] = {}, of[8] = {};
+      if (first < kCount) {
+        int const column = kBlock * block + first;
+        load_floats(elements, head.columns + column);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) elements[e] *= factor;
+        if (wide) {
+          load_floats(of, head.sums + column);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            elements[e] *= first + e < row ? exp2_approx(sum - of[e]) : 0.f;
+          }
+        }
+        load_floats(of, head.beta + column);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          eight[e] = x[(first + e) % kCount];
+          elements[e] *= eight[e];
+          total += add(elements[e], of[e]);
+        }
+      }
+      operands().put_operands(block, row, first, eight, of);
+      *reinterpret_cast<uint4*>(to + (((2 * block + first / 8) ^ (i & 7)) * 16)) = {
+          pack(elements[0], elements[1]), pack(elements[2], elements[3]),
+          pack(elements[4], elements[5]), pack(elements[6], elements[7])};
+    }
+    add_total(total);
+    row_totals[i] = total;
+    unsigned char* const diagonal = to + (((i / 8) ^ (i & 7)) * 16) + i % 8 * 2;
+    ptx::shared_store(ptx::smem_address(diagonal),
+                      static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f)));
+  }
+
+  // Puts the lane's elements of a block of X below the diagonal.
+  __device__ __forceinline__ void put_block(int i, int j, const float (&x)[2][4],
+                                            float (&totals)[2]) {
+    float2 columns[2], betas[2], sums[2];
+    float factors[2], row_sums[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      int const column = kBlock * j + 8 * n + 2 * at.t, row = kBlock * i + 8 * n + at.g;
+      columns[n] = pair_of(head.columns, column);
+      betas[n] = pair_of(head.beta, column);
+      factors[n] = Of::row(head.beta[row]) * head.decay[row];
+      if (wide) {
+        sums[n] = pair_of(head.sums, column);
+        row_sums[n] = head.sums[row];
+      }
+    }
+    float elements[2][4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      int const n = e / 4, half = e / 2 % 2;
+      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? columns[n].x : columns[n].y);
+    }
+    if (wide) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        int const n = e / 4, half = e / 2 % 2;
+        elements[n][e % 4] *= exp2_approx(row_sums[half] - (e % 2 == 0 ? sums[n].x : sums[n].y));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float const first = elements[n][2 * half] * x[n][2 * half];
+        float const second = elements[n][2 * half + 1] * x[n][2 * half + 1];
+        totals[half] += add(first, betas[n].x) + add(second, betas[n].y);
+        put_word(matrix + 1024 * (2 * i + half), at, 2 * j + n, pack(first, second));
+      }
+    }
+  }
+};
+
+// Writes a head's first matrix and its growth, by one warp.
+template <class Record>
+__device__ __forceinline__ void write_solution(const KeyProducts& products, const HeadRows& head,
+                                               float* row_totals, unsigned char* matrix,
+                                               Record& record) {
+  using Of = Solution<Record>;
+  float const growth =
+      SolutionWriter<Record, false>(products, head, row_totals, matrix).write(Of::matrix(record));
+  if (threadIdx.x % 32 == 0) record.growth = growth;
+  if constexpr (Of::kCareful < __builtin_huge_valf()) {
+    if (growth > Of::kCareful) {
+      SolutionWriter<Record, true>(products, head, row_totals, matrix).write(Of::low(record));
+    }
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule
