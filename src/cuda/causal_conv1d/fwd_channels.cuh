@@ -31,10 +31,11 @@ __device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t 
   for (int e = 0; e < kElements; ++e) y[e] += added[e];
 }
 
-// kElements: of a thread, kStages: rows that are read ahead. With one element, strides and the
+// kElements: of a thread, kStages: rows that are read ahead, kBlocksAtOnce: blocks of a
+// multiprocessor that registers are left for. With one element, strides and the
 // dtype of the residual may be any.
-template <class Dtype, int kWidth, int kElements, int kStages>
-__global__ void __launch_bounds__(kThreads, 3)
+template <class Dtype, int kWidth, int kElements, int kStages, int kBlocksAtOnce>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;

@@ -15,6 +15,8 @@ struct FwdLaunch {
   // Of channels a thread keeps more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4, kTokenStages = 3;
+  // From 10.0 on the registers of three are too few.
+  static constexpr int kBlocksAtOnce = kWordBytes == 2 && Target::kArchitecture < 100 ? 3 : 2;
   static constexpr int kLeastRows = 16, kMostRows = 64;
   static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
 
@@ -60,7 +62,8 @@ struct FwdLaunch {
     }
     FwdChannelsArgs const args{
         problem, ChannelTiles::make(problem, kOfChannels, kLeastRows, kMostRows, kBlocks)};
-    return launch_blocks<fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages>, Target>(
+    return launch_blocks<
+        fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksAtOnce>, Target>(
         args, args.tiles.blocks + others, device, stream);
   }
 
