@@ -4,6 +4,8 @@
 
 #include "core/quad.cuh"
 #include "gated_delta_rule/chunk.h"
+#include "ptx/cp_async.cuh"
+#include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 
