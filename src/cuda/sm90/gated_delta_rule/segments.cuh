@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<24>();
-    FwdLoads<Config> const loads{args, work, blocks};
+    FwdLoads<Config> const loads{args, work, ClippedRows(problem, work), blocks};
     if (threadIdx.x < 32 && ptx::elect_one()) load_for_state(loads, smem);
   } else {
     ptx::setmaxnreg_inc<Config::kStateRegisters>();
