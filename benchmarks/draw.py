@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import compare
 from benchmarks.drawing import heat, host, rates, sizes, style
-from benchmarks.drawing.points import BEST, GOAL, Rates, best_peer, over
+from benchmarks.drawing.points import BEST, Rates, best_peer, over
 from benchmarks.drawing.points import rates as rates_of
 from benchmarks.report import BenchmarkError
 
@@ -146,7 +146,7 @@ def _to_each(measured: Rates) -> list[heat.Map]:
         for name in measured
         if name in style.STYLES and not style.is_ours(name)
     }
-    peers |= {BEST: best_peer(measured), "figure to beat": measured.get(GOAL, {})}
+    peers |= {BEST: best_peer(measured)}
     return [(f"/ {name}", ratios) for name, found in peers.items() if (ratios := over(cuda, found))]
 
 

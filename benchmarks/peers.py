@@ -127,5 +127,5 @@ def _installed(package: str, module: str) -> Any:
 
 def _first(result: Any) -> torch.Tensor:
     """Out; some versions give the log-sum-exp with it."""
-    out: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    out: torch.Tensor = result[0] if isinstance(result, tuple | list) else result
     return out
