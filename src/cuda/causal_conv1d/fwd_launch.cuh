@@ -1,10 +1,13 @@
 // Launches the forward, on every architecture.
 #pragma once
+#include <type_traits>
+
 #include "causal_conv1d/fwd_channels.cuh"
 #include "causal_conv1d/fwd_tokens.cuh"
 #include "causal_conv1d/kernel_table.h"
 #include "causal_conv1d/launch.h"
 #include "causal_conv1d/layout.h"
+#include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 
 namespace flashvar::causal_conv1d {
@@ -15,8 +18,9 @@ struct FwdLaunch {
   // Of channels a thread keeps more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4, kTokenStages = 3;
-  // From 10.0 on the registers of three are too few.
-  static constexpr int kBlocksAtOnce = kWordBytes == 2 && Target::kArchitecture < 100 ? 3 : 2;
+  // The registers of three are too few from 10.0 on, and for fp16 and fp32.
+  static constexpr int kBlocksAtOnce =
+      std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture < 100 ? 3 : 2;
   static constexpr int kLeastRows = 16, kMostRows = 64;
   static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
 
