@@ -133,7 +133,6 @@ def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) 
         "sdpa-flash": {a: 100.0, b: 200.0},
         "sdpa-cudnn": {a: 300.0},
         "flashvar-cuda": {a: 900.0, b: 900.0},
-        points.GOAL: {a: 800.0, b: 800.0},
     }
     best = points.best_peer(measured)
     assert best == {a: 300.0, b: 200.0}

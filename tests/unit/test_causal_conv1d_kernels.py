@@ -237,9 +237,9 @@ def test_the_binary_explains_a_call() -> None:
         conv, residual = made(24, 40, 4, 0, torch.bfloat16, kind)
         y = torch.empty_like(conv.x)
         said[kind] = cuda.explain_forward(CHOSEN, conv, residual, y, y.new_empty(2, 24, 0))
-    assert said["channels"] == "simt: along channels, 16 bytes at a time"
+    assert said["channels"] == "simt: along channels, 8 bytes at a time"
     assert said["tokens"] == said["padded tokens"] == "simt: along tokens, 16 bytes at a time"
     assert said["sliced"] == (
-        "simt: along channels, element by element, for the address of x does not allow 16 bytes"
+        "simt: along channels, element by element, for the address of x does not allow 8 bytes"
     )
     assert "the order of dimensions of x" in said["neither"]

@@ -249,6 +249,9 @@ def test_tangents_of_the_op_itself_are_refused() -> None:
             gated_delta_rule_bwd(given["v"], None, state, dual, *arguments[1:])
         with pytest.raises(BackendUnavailableError, match="update has no derivatives"):
             gated_delta_rule_update(state, torch.tensor([0, 1]), dual, *arguments[1:])
+        pool = forward_ad.make_dual(state.clone(), torch.ones_like(state))
+        with pytest.raises(BackendUnavailableError, match="update has no derivatives"):
+            gated_delta_rule_update(pool, torch.tensor([0, 1]), *arguments)
 
 
 def test_gradients_of_the_update_itself_are_refused() -> None:

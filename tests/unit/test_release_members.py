@@ -24,17 +24,18 @@ EXPECTED = members.expected(CONFIG, BUILDS, ROOT)
 
 SDIST = f"flashvar-{VERSION}.tar.gz"
 PURE = f"flashvar-{VERSION}-py3-none-any.whl"
+FACTORY = f"flashvar_factory-{VERSION}-py3-none-any.whl"
 SM80 = f"flashvar_sm80-{VERSION}-py3-none-manylinux_2_28_x86_64.whl"
 SM89 = f"flashvar_sm89-{VERSION}-py3-none-manylinux_2_28_x86_64.whl"
-NAMES = dict(zip([SDIST, PURE, SM80, SM89], EXPECTED, strict=True))
-SHARDS = {"one": [SDIST, PURE, SM80], "two": [SM89]}
+NAMES = dict(zip([SDIST, PURE, FACTORY, SM80, SM89], EXPECTED, strict=True))
+SHARDS = {"one": [SDIST, PURE, FACTORY, SM80], "two": [SM89]}
 
 
-def write_pure(path: Path, *requirements: str) -> None:
+def write_pure(path: Path, *requirements: str, name: str = "flashvar") -> None:
     lines = [f"Requires-Dist: {one}\n" for one in requirements]
-    text = f"Metadata-Version: 2.1\nName: flashvar\nVersion: {VERSION}\n" + "".join(lines)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSION}\n" + "".join(lines)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"flashvar-{VERSION}.dist-info/METADATA", text)
+        archive.writestr(f"{name.replace('-', '_')}-{VERSION}.dist-info/METADATA", text)
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def shards(tmp_path: Path) -> dict[str, Path]:
             (folders[shard] / name).write_bytes(name.encode())
     extra = f'flashvar-sm89=={VERSION}; sys_platform == "linux" and extra == "sm89"'
     write_pure(folders["one"] / PURE, "torch>=2.8", extra)
+    write_pure(folders["one"] / FACTORY, name="flashvar-factory")
     return folders
 
 
@@ -54,6 +56,7 @@ def test_expected() -> None:
     assert (
         Member("flashvar", "sdist", VERSION),
         Member("flashvar", "any", VERSION),
+        Member("flashvar-factory", "any", VERSION),
         Member("flashvar-sm80", "manylinux_2_28_x86_64", VERSION),
         Member("flashvar-sm89", "manylinux_2_28_x86_64", VERSION),
     ) == EXPECTED
@@ -74,7 +77,9 @@ def test_another_file_is_none(name: str) -> None:
 def test_shards_that_fit_are_merged(shards: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "dist"
     merged = merge(list(shards.values()), output, CONFIG, EXPECTED)
-    assert sorted(path.name for path in output.iterdir()) == sorted([SDIST, PURE, SM80, SM89])
+    assert sorted(path.name for path in output.iterdir()) == sorted(
+        [SDIST, PURE, FACTORY, SM80, SM89]
+    )
     assert sorted(merged) == sorted(output.iterdir())
     assert (output / SM89).read_bytes() == SM89.encode()
 
@@ -126,7 +131,7 @@ def test_an_extra_that_was_not_asked_for_is_no_fault(tmp_path: Path) -> None:
 
 def test_a_label_says_that_a_member_is_partial() -> None:
     builds = expand(CONFIG, select_all(parse(["sm80", "hdim=64"], CONFIG), CONFIG))
-    assert [one.partial for one in members.expected(CONFIG, builds, ROOT)] == [False, False, True]
+    assert [one.partial for one in members.expected(CONFIG, builds, ROOT)] == [*[False] * 3, True]
 
 
 def test_dist_of_an_earlier_run_loses_its_report(tmp_path: Path) -> None:

@@ -74,12 +74,14 @@ typedef struct flashvar_gated_delta_rule_fwd_params {
   flashvar_gated_delta_rule_problem problem;
 } flashvar_gated_delta_rule_fwd_params;
 
-/* Out and the state after each sequence, by chunks of 64 tokens: the same bits on every run.
+/* Out and the state after each sequence, by chunks of 64 tokens: the same bits on every run. The
+ * states of both ends do not overlap in memory.
  * Enqueues on the stream and returns; empty problems return without a launch. */
 FLASHVAR_API flashvar_status
 flashvar_gated_delta_rule_fwd(const flashvar_gated_delta_rule_fwd_params* params);
 
-/* Writes to `size` the bytes of workspace that a call needs: about 17 KiB a chunk and head. */
+/* Writes to `size` the bytes of workspace that a call needs: about 17 KiB a chunk and head, and up to
+ * as much again for the segments of long sequences of few heads. */
 FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_workspace(
     const flashvar_gated_delta_rule_fwd_params* params, uint64_t* size);
 

@@ -18,9 +18,9 @@ struct FwdLaunch {
   // Of channels a thread keeps more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4, kTokenStages = 3;
-  // The registers of three are too few from 10.0 on, and for fp16 and fp32.
+  // The registers of three are too few on other architectures, and for fp16 and fp32.
   static constexpr int kBlocksAtOnce =
-      std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture < 100 ? 3 : 2;
+      std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture == 90 ? 3 : 2;
   static constexpr int kLeastRows = 16, kMostRows = 64;
   static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
 

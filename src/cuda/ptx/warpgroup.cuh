@@ -6,7 +6,7 @@ namespace flashvar::ptx {
 
 // Lowers (dec) or raises (inc) the number of registers per thread of the calling warpgroup; all
 // four warps execute it. inc waits until other warpgroups have given up enough. ptxas ignores both
-// (warning C7508) unless the kernel's launch bounds name one block per SM.
+// (warning C7508) unless the kernel's launch bounds name the blocks per SM.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

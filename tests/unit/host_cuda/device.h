@@ -72,6 +72,19 @@ inline float __shfl_xor_sync(uint32_t, float value, int mask) {
   return other;
 }
 
+template <class Value>
+Value __shfl_sync(uint32_t, Value value, int lane, int width = 32) {
+  static_assert(sizeof(Value) == 4);
+  Barrier& warp = block->warps[threadIdx.x / 32];
+  std::memcpy(&block->exchanged[threadIdx.x], &value, 4);
+  block->wait(warp);
+  uint32_t const first = threadIdx.x / width * width;
+  Value other;
+  std::memcpy(&other, &block->exchanged[first + static_cast<uint32_t>(lane) % width], 4);
+  block->wait(warp);
+  return other;
+}
+
 inline uint32_t __ballot_sync(uint32_t, bool value) {
   Barrier& warp = block->warps[threadIdx.x / 32];
   block->exchanged[threadIdx.x] = value;
@@ -84,6 +97,8 @@ inline uint32_t __ballot_sync(uint32_t, bool value) {
   return ballot;
 }
 
+inline bool __any_sync(uint32_t all, bool value) { return __ballot_sync(all, value) != 0; }
+
 template <class To, class From>
 To bits_of(From from) {
   To to;
@@ -94,6 +109,7 @@ To bits_of(From from) {
 inline float __int_as_float(int32_t bits) { return bits_of<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return bits_of<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_of<uint32_t>(value); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 

@@ -1,5 +1,5 @@
-// The second and the third kernel of the backward: both chains. Neither waits for the other: on
-// sm_90 they run side by side.
+// The second and the third kernel of the backward: both chains. Neither waits for the other: from
+// 9.0 on they run side by side.
 #pragma once
 #include <cstdint>
 

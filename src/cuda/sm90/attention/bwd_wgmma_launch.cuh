@@ -52,7 +52,8 @@ struct BwdWgmmaLaunch {
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     bool const varlen = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
-                        problem.seqused_k != nullptr || has_short_windows(problem);
+                        problem.seqused_k != nullptr ||
+                        (Dense::kGradQ && has_short_windows(problem));
     if constexpr (Dense::kGradQ) {
       if (problem.deterministic) {
         return problem.has_modifiers()

@@ -100,7 +100,7 @@ struct FwdLaunch {
     return (columns + C::kColumns - 1) / C::kColumns;
   }
 
-  // The blocks of each kernel start while the last ones of the kernel before it end.
+  // The first of them starts while the last records are written.
   static cudaError_t launch_segments(FwdArgs& args, int device, cudaStream_t stream) {
     const FwdProblem& problem = args.problem;
     int64_t const chains = int64_t{args.boundaries} * problem.heads;

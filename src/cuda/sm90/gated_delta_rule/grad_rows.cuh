@@ -1,4 +1,4 @@
-// The fourth kernel of the backward with wgmma and TMA: the gradients of rows, of every chunk at
+// The third kernel of the backward with wgmma and TMA: the gradients of rows, of every chunk at
 // once. An item is a chunk and a head of q and k, whose heads of v are added up in their order; a
 // block goes through items, and the loads of the next begin while one is computed.
 //

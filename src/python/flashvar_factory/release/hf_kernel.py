@@ -61,12 +61,13 @@ def write(
             f"{wheels}: expected one wheel for each architecture, found those of several "
             "platforms; keep those of one in the folder"
         )
-    shutil.rmtree(output / FOLDER, ignore_errors=True)
     release = archive.parse_name(plain.name).version
     init = _init(project, release, modules).encode()
     made = []
     for backend, contents in (("cuda", {**package, **embedded}), ("cpu", package)):
         folder = output / FOLDER / f"torch-{backend}"
+        if folder.exists():  # an earlier one of ours, and nothing beside it
+            shutil.rmtree(folder)
         contents = {_INIT: init, **contents}
         described = _described(project, license_name, version, backend, contents)
         text = json.dumps(described, indent=2) + "\n"

@@ -53,7 +53,8 @@ def prepare_forward(
     template = Template(_FORWARD, fields)
     size = function.workspace(template.packed)
     workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=out.device))
-    of_call, empty_like = _of_call(template, device, inputs), torch.empty_like
+    of_call, empty_like = _of_call(template, device), torch.empty_like
+    converts = _converts(inputs)
 
     def launch(
         inputs: Inputs,
@@ -62,6 +63,8 @@ def prepare_forward(
         out: torch.Tensor,
         final_state: torch.Tensor | None,
     ) -> None:
+        if converts:
+            inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         workspace = empty_like(workspace_like)
         place = workspace.data_ptr()
         function.launch(of_call(inputs, states, out, final_state, place, size))
@@ -88,7 +91,7 @@ def prepare_update(
         _UPDATE, (*_fields(_UPDATE, device, inputs, states, out, final_state), *pool)
     )
 
-    of_call = _of_call(template, device, inputs)
+    of_call, converts = _of_call(template, device), _converts(inputs)
 
     def launch(
         inputs: Inputs,
@@ -97,6 +100,8 @@ def prepare_update(
         out: torch.Tensor,
         final_state: torch.Tensor | None,
     ) -> None:
+        if converts:
+            inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         place = 0 if indices is None else indices.data_ptr()
         function.launch(of_call(inputs, states, out, final_state, 0, 0, place))
 
@@ -161,11 +166,17 @@ def _offsets(inputs: Inputs) -> torch.Tensor | None:
     return None if offsets is None else offsets.to(torch.int32).contiguous()
 
 
-def _of_call(template: Template, device: int, like: Inputs) -> Callable[..., bytes]:
-    """Packs the struct of a call like `like`: the workspace, other addresses behind it."""
+def _converts(like: Inputs) -> bool:
+    """Whether calls like `like` need offsets of their own, which live until the launch."""
+    return _offsets(like) is not like.cu_seqlens
+
+
+def _of_call(template: Template, device: int) -> Callable[..., bytes]:
+    """Packs the struct of a call: the workspace, other addresses behind it.
+
+    The offsets are as binaries read them.
+    """
     pack, stream_of = template.pack, torch._C._cuda_getCurrentRawStream
-    # A call's own offsets where they are as binaries read them; `_offsets` takes a microsecond.
-    converts = _offsets(like) is not like.cu_seqlens
 
     def packed(
         inputs: Inputs,
@@ -177,8 +188,6 @@ def _of_call(template: Template, device: int, like: Inputs) -> Callable[..., byt
         *others: int,
     ) -> bytes:
         q, k, v, g, beta, a_log, dt_bias, cu_seqlens = inputs[:8]
-        if converts:
-            cu_seqlens = _offsets(inputs)
         return pack(
             stream_of(device),
             workspace,

@@ -136,7 +136,7 @@ def update_at_autograd_key(keyset: Any, x: Any, state: Any, *others: Any) -> Any
         )
     op = torch.ops.flashvar.causal_conv1d_update.default
     y = below_autograd(op, keyset, (x, state, *others))
-    given = [one for one in (x, *others[:3]) if one is not None]
+    given = [one for one in (x, state, *others[:3]) if one is not None]
     if not may_be_differentiated(*given):
         return y
     return attach(_Updated, (y,), *given)[0]

@@ -141,5 +141,8 @@ def _has_gradients(arguments: tuple[Any, ...], states: tuple[torch.Tensor | None
     """Whether autograd wants gradients of any tensor of a call."""
     if not torch.is_grad_enabled():
         return False
-    wanted: bool = torch._C._any_requires_grad(*states, *arguments[:8])
+    tensors = (*states, *arguments[:8])
+    if is_compiling():  # Dynamo does not trace torch's own question
+        return any(x is not None and x.requires_grad for x in tensors)
+    wanted: bool = torch._C._any_requires_grad(*tensors)
     return wanted

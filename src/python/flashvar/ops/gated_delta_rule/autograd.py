@@ -140,6 +140,7 @@ def update_at_autograd_key(keyset: Any, states: Any, *arguments: Any) -> Any:
         )
     op = torch.ops.flashvar.gated_delta_rule_update.default
     out = below_autograd(op, keyset, (states, *arguments))
-    if not may_be_differentiated(*arguments[:_TENSORS]):
+    given = [x for x in (states, *arguments[:_TENSORS]) if x is not None]
+    if not may_be_differentiated(*given):
         return out
-    return attach(_Updated, (out,), *arguments[:_TENSORS])[0]
+    return attach(_Updated, (out,), *given)[0]
