@@ -20,7 +20,7 @@ def check(distributions: list[str]) -> str:
     assert not {"torch", "triton"} & sys.modules.keys(), "import flashvar imported torch or triton"
     assert flashvar.__version__ == metadata.version("flashvar"), flashvar.__version__
     if "flashvar-factory" in distributions:
-        assert util.find_spec("flashvar_factory"), "flashvar-factory brings no flashvar_factory"
+        assert util.find_spec("wheel_factory"), "flashvar-factory brings no wheel_factory"
     binaries = [name for name in distributions if name not in ("flashvar", "flashvar-factory")]
     opened = _doctor()
     missing = [name for name in binaries if not any(name in origin for origin in opened)]
