@@ -1,7 +1,7 @@
-// The first kernel of the forward: what no state enters, of every chunk at once. A block takes a
-// chunk and a head of q and k and multiplies Q K^T and K K^T once. Then each warp writes its rows
-// of the scores of all of the head's v heads, and solves for one v head at a time by itself:
-// nothing waits at barriers there. mma.sync on every architecture.
+// The first kernel of the forward and of the backward: what no state enters, of every chunk at
+// once. A block takes a chunk, a head of q and k and up to four of its v heads, and multiplies Q
+// K^T and K K^T once. Then each warp writes its rows of the scores of these v heads, and solves for
+// one v head by itself: nothing waits at barriers there. mma.sync on every architecture.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Launches the first kernel of the forward, of every architecture.
+// Launches the first kernel of the forward and of the backward, of every architecture.
 #pragma once
 #include <cstdint>
 

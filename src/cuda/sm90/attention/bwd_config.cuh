@@ -8,7 +8,7 @@ namespace flashvar::sm90::attention {
 // Variants of the dK and dV kernel. All but kDense also take varlen.
 enum class BwdVariant {
   kDense,          // all sequences have one length
-  kVarlen,         // sequence lengths are known only on the device
+  kVarlen,         // lengths known only on the device; short windows of any sequences
   kModifiers,      // evaluates ScoreModifiers except the bias
   kNoDq,           // does not compute dQ; bwd_dq.cuh then does
   kNoDqModifiers,  // both of these

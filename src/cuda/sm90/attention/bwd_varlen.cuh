@@ -1,9 +1,10 @@
-// Key tiles and producer of the dK and dV kernel where lengths are known only on the device: varlen
-// sequences and seqused_k.
+// Key tiles and producer of the dK and dV kernel where lengths are known only on the device (varlen
+// sequences and seqused_k), and of short windows, whose key tiles take heads one after the other.
 //
-// Such tiles differ in work, and locating one takes several dependent memory accesses. Therefore
-// CTAs take work units from a counter (dynamic schedule), and a scheduler warp of the producer
-// warpgroup writes the tiles into slots of shared memory ahead of the load threads and consumers.
+// Tiles of varlen sequences differ in work, and locating one takes several dependent memory
+// accesses. Therefore CTAs take work units from a counter (dynamic schedule), and a scheduler warp
+// of the producer warpgroup writes the tiles into slots of shared memory ahead of the load threads
+// and consumers.
 #pragma once
 #include <cstdint>
 #include <type_traits>

@@ -9,7 +9,7 @@ namespace flashvar::sm90::attention {
 using namespace flashvar::attention;  // what all architectures share
 
 // Encodes maps whose boxes are one column block (128 bytes) of `rows` rows of one head. Those of
-// varlen tensors are `clipped` (clipped_map.h), with coordinates as in VarlenCoordinate.
+// the varlen kernels are `clipped` (clipped_map.h), with coordinates as in VarlenCoordinate.
 struct TensorMapEncoder {
   const Problem& problem;
   CUtensorMapDataType type;
