@@ -11,11 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import util
 from pathlib import Path
-from typing import Any
 
 import environment_index
+import loaded_noxfile
 import pytest
 import simulated_driver
 from checkout import alone
@@ -70,7 +69,7 @@ def pypi(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def checkout(project: Path) -> Iterator[Path]:
     """The sample, in which no wheel is made yet, with environments of its sessions."""
-    noxfile = _noxfile(project)
+    noxfile = loaded_noxfile.load(project / "noxfile.py")
     with alone():
         shutil.rmtree(project / "dist", ignore_errors=True)
         shutil.rmtree(project / "factory-wheel", ignore_errors=True)
@@ -82,17 +81,6 @@ def checkout(project: Path) -> Iterator[Path]:
             _, pins = noxfile.pinned(group)
             (folder / environment.STAMP).write_text("\n".join(pins), encoding="utf-8")
         yield project
-
-
-def _noxfile(project: Path) -> Any:
-    spec = util.spec_from_file_location("noxfile_of_the_sample", project / "noxfile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(found)
-    sys.path[:] = path
-    return found
 
 
 def make_environment(folder: Path) -> None:

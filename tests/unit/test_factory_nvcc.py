@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
 
+import loaded_noxfile
 import pytest
 
 from flashvar_factory.errors import ToolchainError
@@ -130,12 +130,7 @@ class Session:
 
 @pytest.fixture(scope="module")
 def noxfile() -> Any:
-    made = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
-    assert made is not None
-    assert made.loader is not None
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    return module
+    return loaded_noxfile.load(ROOT / "noxfile.py")
 
 
 def test_a_toolkit_of_other_pins_is_renewed(
