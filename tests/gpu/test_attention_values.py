@@ -99,8 +99,10 @@ def test_a_bad_query_stays_alone(value: float, backend: str) -> None:
     bad[1, 70, 2] = True
     assert out[bad].isnan().all()
     assert not lse.transpose(1, 2)[bad].isfinite().any()
-    assert torch.equal(out[~bad], clean[~bad])
-    assert torch.equal(lse.transpose(1, 2)[~bad], clean_lse.transpose(1, 2)[~bad])
+    # Rows of its warp may be rounded relative to another maximum: one step of bf16 apart.
+    torch.testing.assert_close(out[~bad], clean[~bad], rtol=2**-7, atol=2**-12)
+    lse_of_others, clean_of_others = (x.transpose(1, 2)[~bad] for x in (lse, clean_lse))
+    torch.testing.assert_close(lse_of_others, clean_of_others, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
