@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Nox's own error of a session."""
 
 
@@ -24,7 +24,7 @@ class Session:
         self.posargs = list(arguments)
 
     def error(self, text: str) -> None:
-        raise Refused(text)
+        raise RefusedError(text)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def noxfile() -> Any:
     ids=str,
 )
 def test_a_selection_is_not_for_pytest(arguments: tuple[str, ...], word: str, noxfile: Any) -> None:
-    with pytest.raises(Refused, match=f"^{word}: expected arguments of pytest, found a selection"):
+    with pytest.raises(
+        RefusedError, match=f"^{word}: expected arguments of pytest, found a selection"
+    ):
         noxfile.refuse_selection(Session(*arguments))
 
 
