@@ -86,6 +86,39 @@ __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float
   }
 }
 
+// The product of solve(), of each family's tensor cores: d -= M d', where the rows of d are those
+// of accumulators, M is X o D or its transpose, and d' is d with columns scaled by beta.
+//
+// The first step packs d' in fp16 as operand A; `undo` are the factors of its two rows.
+__device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&undo)[2],
+                                            const float (&d)[32], uint32_t beta) {
+  float scaled[32];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) scaled[i] = d[i];
+  TokenFactors(beta).scale(scaled);
+  pack_scaled(packed, scaled, undo);
+}
+
+// Careful chunks: overwrites X o D in shared memory with what rounding left of it. Called by
+// kThreads threads, after a barrier behind which none reads X o D any more.
+template <int kThreads>
+__device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record) {
+  const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
+  for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kThreads) {
+    uint4 const words = low[i];
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+  }
+}
+
+// The last step: d -= M d', given the product of M with what was packed.
+__device__ __forceinline__ void finish_solve(float (&d)[32], const float (&product)[32],
+                                             const float (&undo)[2]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+}
+
 // Stores a number to an element of a row of an image: of row 16 warp + g + 8 half, by one lane of
 // the quad.
 template <class Dtype>

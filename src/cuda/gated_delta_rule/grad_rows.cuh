@@ -51,6 +51,18 @@ struct RowsItem {
   }
 };
 
+// A buffer of rows_kernel in shared memory: what the chains left of a head's 64 columns of V.
+// kTileBytes: of an image of S^T or dS^T.
+template <int kTileBytes>
+struct RowsSlot {
+  static constexpr int kGradOut = 0;                             // dOut
+  static constexpr int kGradValues = kGradOut + kSquareBytes;    // dV
+  static constexpr int kResiduals = kGradValues + kSquareBytes;  // R^T
+  static constexpr int kState = kResiduals + kSquareBytes;       // S^T
+  static constexpr int kGradState = kState + kTileBytes;         // dS^T
+  static constexpr int kSlotBytes = kGradState + kTileBytes;
+};
+
 // The vectors of a record in shared memory, in its order.
 struct RecordRows {
   float a[kChunk], b[kChunk], c[kChunk];

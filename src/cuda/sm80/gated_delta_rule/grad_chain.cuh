@@ -43,27 +43,17 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& fro
 template <bool kTransposed>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful) {
-  float scaled[32], product[32], undo[2];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) scaled[i] = d[i];
-  TokenFactors(beta).scale(scaled);
+  float product[32], undo[2];
   uint32_t packed[4][4];
-  pack_scaled(packed, scaled, undo);
+  start_solve(packed, undo, d, beta);
   multiply_registers<dtype::fp16, Square, kTransposed, false>(product, packed, matrix);
   if (careful) {
     __syncthreads();  // the matrix has been read
-    const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
-    for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kChainThreads) {
-      uint4 const words = low[i];
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
-                   "r"(words.y), "r"(words.z), "r"(words.w)
-                   : "memory");
-    }
+    copy_inverse_low<kChainThreads>(matrix, record);
     __syncthreads();  // what is left of it is there
     multiply_registers<dtype::fp16, Square, kTransposed, true>(product, packed, matrix);
   }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+  finish_solve(d, product, undo);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

@@ -24,32 +24,26 @@ struct RowsArgs {
 
 // kCareful: of blocks with careful chunks, whose kernel has no registers to spare.
 template <class Target, class Dtype_, int kDim_, bool kCareful_>
-struct RowsConfig {
+struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   using Dtype = Dtype_;
   static constexpr bool kCareful = kCareful_;
   static constexpr int kUnroll = kCareful ? 1 : 4;
   static constexpr int kDim = kDim_;
   static constexpr int kThreads = 512;
+  using Slot = RowsSlot<SmemLayout<kChunk, kDim>::kBytes>;
   using Tile = SmemLayout<kChunk, kDim>;     // Q, K, and the images of S^T and dS^T
   static constexpr int kColumns = kDim / 4;  // of a warp
 
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
-  // A slot, of a tile of columns of V: dOut, dV, R^T, S^T, dS^T.
-  static constexpr int kGradOut = 0;
-  static constexpr int kGradValues = kSquareBytes;
-  static constexpr int kResiduals = 2 * kSquareBytes;
-  static constexpr int kState = 3 * kSquareBytes;
-  static constexpr int kGradState = kState + Tile::kBytes;
-  static constexpr int kSlotBytes = kGradState + Tile::kBytes;
   // Behind the slots: dQK and dB, vectors of two heads, sums of warps.
   static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordRows)) +
                                static_cast<int>(sizeof(GateRows));
   // Where two slots fit the tiles of a head stay, and those of the next come in early. Else dQK and
   // dB take the place of dOut and dV, and tiles come as they are needed.
   static constexpr int kSlotCount =
-      !kCareful && kSlots + 2 * kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
-  static constexpr int kBehind = kSlots + kSlotCount * kSlotBytes;
+      !kCareful && kSlots + 2 * Slot::kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
+  static constexpr int kBehind = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kSquares = kSlotCount == 2 ? kBehind : kSlots;
   static constexpr int kVectors = kSlotCount == 2 ? kBehind + 2 * kSquareBytes : kBehind;
   static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
@@ -159,6 +153,51 @@ __device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsL
   }
 }
 
+// The lane's sums of columns of a square, added up over the warp's 16 rows.
+__device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float (&columns)[4]) {
+  Lane const at;
+  Part const part;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
+    }
+    if (at.g == 0) {
+      to[part.strip][16 * part.quarter + n / 2 * 8 + 2 * at.t + n % 2] = columns[n];
+    }
+  }
+}
+
+// The gradients of Q K^T and K K^T of a head, dQK and dB: adds their products with Q and K to dQ
+// and dK, and their elements' to the sums of gates. Tells whether the chunk is careful.
+template <class Config, class Acc>
+__device__ __forceinline__ bool add_head_squares(const RowsLoads<Config>& loads,
+                                                 const HeadPlace& head, const RecordRows& rows,
+                                                 bool resident, GateRows& found, float2& of_gates,
+                                                 Acc& dq, Acc& dk) {
+  using Dtype = typename Config::Dtype;
+  uint32_t const tiles = ptx::smem_address(loads.shared);
+  float const scale = loads.args.problem.scale;
+  Squares e, f, product;
+  find_squares(e, f, loads, head, rows, resident);
+  bool const careful = Config::kCareful && rows.growth > kCarefulGrowth;
+  float columns[4] = {};
+  multiply_keys<Config>(product, tiles, tiles + Config::kK);
+  finish_square<false>(f, product, scale, rows, of_gates, columns);
+  multiply_keys<Config>(product, tiles + Config::kK, tiles + Config::kK);
+  finish_square<true>(e, product, scale, rows, of_gates, columns);
+  write_column_sums(found.columns, columns);
+  for (int n = 0; n < (careful ? 2 : 1); ++n) {
+    __syncthreads();  // what is in the squares' place has been read
+    store_square<Dtype>(f, tiles + Config::kSquares);
+    store_square<Dtype>(e, tiles + Config::kSquares + kSquareBytes);
+    __syncthreads();  // the squares are there
+    add_square_products<Config>(dq, dk, tiles);
+  }
+  return careful;
+}
+
 // The gradients of an item's rows, by a block.
 template <class Config>
 __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& item,
@@ -201,34 +240,8 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
     HeadPlace const head = of_group(i);
     const RecordRows& rows = *loads.vectors(i);
     float2 of_gates{};
-    bool careful;
-    {
-      Squares e, f, product;
-      find_squares(e, f, loads, head, rows, resident);
-      careful = Config::kCareful && rows.growth > kCarefulGrowth;
-      float columns[4] = {};
-      multiply_keys<Config>(product, tiles, tiles + Config::kK);
-      finish_square<false>(f, product, problem.scale, rows, of_gates, columns);
-      multiply_keys<Config>(product, tiles + Config::kK, tiles + Config::kK);
-      finish_square<true>(e, product, problem.scale, rows, of_gates, columns);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) {
-          columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
-        }
-        if (at.g == 0) {
-          found.columns[part.strip][16 * part.quarter + n / 2 * 8 + 2 * at.t + n % 2] = columns[n];
-        }
-      }
-      for (int n = 0; n < (careful ? 2 : 1); ++n) {
-        __syncthreads();  // what is in the squares' place has been read
-        store_square<Dtype>(f, tiles + Config::kSquares);
-        store_square<Dtype>(e, tiles + Config::kSquares + kSquareBytes);
-        __syncthreads();  // the squares are there
-        add_square_products<Config>(dq, dk, tiles);
-      }
-    }
+    bool const careful =
+        add_head_squares<Config>(loads, head, rows, resident, found, of_gates, dq, dk);
     StateProducts<Config> products;
     products.clear();
     float states = 0.f;

@@ -87,12 +87,8 @@ struct FwdLaunch {
   static cudaError_t encode_maps(FwdArgs& args) {
     const FwdProblem& problem = args.problem;
     ChunkMaps<Dtype> const maps{problem};
-    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
-    if (error == cudaSuccess) {
-      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
-    }
-    if (error != cudaSuccess) return error;
-    return maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
+    cudaError_t const error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
+    return error == cudaSuccess ? maps.values({{args.v, problem.v}}) : error;
   }
 
   template <class C>

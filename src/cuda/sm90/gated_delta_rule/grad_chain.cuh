@@ -87,33 +87,23 @@ template <bool kTransposed, class Beside>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful, Beside beside) {
   using Matrix = typename Select<kTransposed, MnMajor<kSquareBytes>, KMajor<kSquareBytes>>::type;
-  float scaled[32], product[32], undo[2];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) scaled[i] = d[i];
-  TokenFactors(beta).scale(scaled);
+  float product[32], undo[2];
   uint32_t packed[4][4];
-  pack_scaled(packed, scaled, undo);
+  start_solve(packed, undo, d, beta);
   gemm_rs<dtype::fp16, 64, 4, Matrix, false>(product, packed, Matrix(matrix));
   beside();
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(product);
   if (careful) {
     ptx::named_barrier_sync(1, kStateThreads);  // the matrix has been read
-    const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
-    for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kStateThreads) {
-      uint4 const words = low[i];
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
-                   "r"(words.y), "r"(words.z), "r"(words.w)
-                   : "memory");
-    }
+    copy_inverse_low<kStateThreads>(matrix, record);
     ptx::fence_async_proxy();
     ptx::named_barrier_sync(1, kStateThreads);  // what is left of it is there
     gemm_rs<dtype::fp16, 64, 4>(product, packed, Matrix(matrix));
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
   }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+  finish_solve(d, product, undo);
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

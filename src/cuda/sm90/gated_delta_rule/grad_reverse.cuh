@@ -98,6 +98,31 @@ struct ReverseChain {
     return by_tokens;
   }
 
+  // Computes dOut^T P of a chunk, of which nothing else is to be computed meanwhile.
+  __device__ __forceinline__ bool make_out(float (&of_out)[32], uint32_t (&packed_out)[4][4],
+                                           uint32_t phase) const {
+    ptx::mbarrier_wait(out().full, phase);  // dOut is loaded
+    bool const by_tokens = start_out(of_out, packed_out);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(of_out);
+    if (!by_tokens) warp_arrive(out().empty());
+    return by_tokens;
+  }
+
+  // A chunk whose growth is too large for 16-bit operands, token by token in fp32.
+  __device__ __forceinline__ void go_by_tokens(const BwdProblem& problem, const Work& work,
+                                               float (&grad)[kDim / 2], uint32_t tile_k,
+                                               uint16_t* low, uint32_t phase, int32_t row) const {
+    uint32_t const tile_v = base + kGradValues;
+    ptx::mbarrier_wait(queries().full, phase);  // Q is loaded
+    gradients_by_tokens<Dtype, kDim>(
+        problem, work, grad, tile_k, base + kQ, base + kGradOut, row,
+        [&](int token, int half, float x) { put_grad_value<Dtype>(tile_v, token, half, x, low); });
+    copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+    warp_arrive(out().empty());
+    warp_arrive(queries().empty());
+  }
+
   // Stores the transpose of operand A to the tile of dV, the warp's 16 columns.
   __device__ __forceinline__ void put_values(const uint32_t (&a)[4][4]) const {
     __syncwarp();  // the warp's columns have been copied
@@ -129,11 +154,7 @@ struct ReverseChain {
     bool by_tokens = false;
     int32_t const last = last_chunk(work);
     if (last >= 0) {
-      ptx::mbarrier_wait(out().full, 0);  // dOut is loaded
-      by_tokens = start_out(of_out, packed_out);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_fence_operand(of_out);
-      if (!by_tokens) warp_arrive(out().empty());
+      by_tokens = make_out(of_out, packed_out, 0);
     }
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), single.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
@@ -147,22 +168,9 @@ struct ReverseChain {
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
         of_state.send(image);
-        ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
-        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, base + kQ, base + kGradOut,
-                                         row, [&](int token, int half, float x) {
-                                           put_grad_value<Dtype>(tile_v, token, half, x, low);
-                                         });
-        copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
-        warp_arrive(out().empty());
-        warp_arrive(queries().empty());
+        go_by_tokens(problem, work, grad, tile_k, low, single.phase(), row);
         warp_arrive(operands(stage.stage()).empty());
-        if (row > 0) {
-          ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
-          by_tokens = start_out(of_out, packed_out);
-          ptx::wgmma_wait<0>();
-          ptx::wgmma_fence_operand(of_out);
-          if (!by_tokens) warp_arrive(out().empty());
-        }
+        if (row > 0) by_tokens = make_out(of_out, packed_out, single.phase() ^ 1);
         continue;
       }
       float d[32];

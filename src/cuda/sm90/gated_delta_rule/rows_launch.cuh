@@ -33,15 +33,9 @@ struct RowsLaunch {
     args.workspace = workspace;
     args.items = sm80::gated_delta_rule::row_items(problem);
     ChunkMaps<Dtype> const maps{problem};
-    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+    cudaError_t error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
     if (error == cudaSuccess) {
-      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
-    }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.grad_out, problem.grad_out, problem.heads, problem.head_dim_v);
-    }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.grad_v, problem.grad_v, problem.heads, problem.head_dim_v);
+      error = maps.values({{args.grad_out, problem.grad_out}, {args.grad_v, problem.grad_v}});
     }
     int multiprocessors = 0;
     if (error == cudaSuccess) {
