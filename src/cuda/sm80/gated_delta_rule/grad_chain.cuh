@@ -1,4 +1,4 @@
-// What both chains of the backward share here: loads of chunks, and products with X o D.
+// What both chains of the backward share on sm80: loads of chunks, and solve().
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace flashvar::sm80::gated_delta_rule {
 
 inline constexpr int kChainThreads = 128;
 
-// Where a chunk begins, and how many rows its sequence has from there on.
+// Position of a chunk in dense or packed tensors, and the rows of its sequence from there on.
 struct ChunkPlace {
   int64_t batch, row;
   int32_t count;
@@ -27,8 +27,8 @@ struct ChunkPlace {
   }
 };
 
-// Loads a chunk of a head's tensor, from `column` on, into a tile; zeros beyond the sequence and
-// the columns.
+// Starts loading a chunk of a head's tensor, from `column` on, into a tile (cp.async). Rows past
+// the sequence and columns past `columns` become zeros.
 template <class Layout, int kThreads>
 __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& from,
                                           const ChunkPlace& rows, uint32_t head, int32_t column,
@@ -37,9 +37,10 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& fro
                                     columns - column);
 }
 
-// d -= M d', of each of the accumulators' rows: M is X o D, or with kTransposed its transpose, and
-// d' d with columns scaled by beta. `matrix` is the record's in shared memory, overwritten in
-// careful chunks, which all threads of the block know.
+// d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
+// d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
+// overwritten with its low part, for a second product; `careful` is the same in all threads of the
+// block.
 template <bool kTransposed>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful) {
@@ -48,9 +49,9 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   start_solve(packed, undo, d, beta);
   multiply_registers<dtype::fp16, Square, kTransposed, false>(product, packed, matrix);
   if (careful) {
-    __syncthreads();  // the matrix has been read
+    __syncthreads();  // all warps have read the high part
     copy_inverse_low<kChainThreads>(matrix, record);
-    __syncthreads();  // what is left of it is there
+    __syncthreads();  // the low part is written
     multiply_registers<dtype::fp16, Square, kTransposed, true>(product, packed, matrix);
   }
   finish_solve(d, product, undo);

@@ -166,7 +166,7 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
         bool const exists = j + static_cast<int>(warpgroup) <= 16 * at.warp + at.g + 8 * half;
         float const decay = exp2_approx(sums[half] - sum);
         float& value = d[4 * n + 2 * half + k];
-        // Above the diagonal there are no elements: 0, and not a product.
+        // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
         value = exists ? value * (factors[half] * norm) * decay : 0.f;
         float const one = exists ? value * product[4 * n + 2 * half + k] : 0.f;
         columns[2 * n + k] += one;

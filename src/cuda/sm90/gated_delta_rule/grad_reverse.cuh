@@ -1,4 +1,4 @@
-// A chain of the backward, from the last chunk of a sequence to the first, with 64
+// One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
@@ -109,20 +109,6 @@ struct ReverseChain {
     return by_tokens;
   }
 
-  // A chunk whose growth is too large for 16-bit operands, token by token in fp32.
-  __device__ __forceinline__ void go_by_tokens(const BwdProblem& problem, const Work& work,
-                                               float (&grad)[kDim / 2], uint32_t tile_k,
-                                               uint16_t* low, uint32_t phase, int32_t row) const {
-    uint32_t const tile_v = base + kGradValues;
-    ptx::mbarrier_wait(queries().full, phase);  // Q is loaded
-    gradients_by_tokens<Dtype, kDim>(
-        problem, work, grad, tile_k, base + kQ, base + kGradOut, row,
-        [&](int token, int half, float x) { put_grad_value<Dtype>(tile_v, token, half, x, low); });
-    copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
-    warp_arrive(out().empty());
-    warp_arrive(queries().empty());
-  }
-
   // Stores the transpose of operand A to the tile of dV, the warp's 16 columns.
   __device__ __forceinline__ void put_values(const uint32_t (&a)[4][4]) const {
     __syncwarp();  // the warp's columns have been copied
@@ -168,7 +154,14 @@ struct ReverseChain {
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
         of_state.send(image);
-        go_by_tokens(problem, work, grad, tile_k, low, single.phase(), row);
+        ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
+        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, base + kQ, base + kGradOut,
+                                         row, [&](int token, int half, float x) {
+                                           put_grad_value<Dtype>(tile_v, token, half, x, low);
+                                         });
+        copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+        warp_arrive(out().empty());
+        warp_arrive(queries().empty());
         warp_arrive(operands(stage.stage()).empty());
         if (row > 0) by_tokens = make_out(of_out, packed_out, single.phase() ^ 1);
         continue;

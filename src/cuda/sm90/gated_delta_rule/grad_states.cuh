@@ -1,5 +1,5 @@
-// A chain of the backward: the forward's once more, which writes the states before
-// chunks and what tokens lack of V instead of out.
+// One of the two chains of the backward: recomputes the forward's and writes, instead of out, the
+// state before each chunk and the residuals R (grad_chunk.h).
 #pragma once
 #include <cstdint>
 

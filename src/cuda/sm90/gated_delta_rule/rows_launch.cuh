@@ -1,4 +1,4 @@
-// Launches the gradients of rows of the backward, with wgmma; those of careful chunks as on sm_80.
+// Launches rows_kernel, dQ and dK of the backward, with wgmma; careful chunks as on sm_80.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct RowsLaunch {
                 Careful::facts(row));
   }
 
-  // Of a call with chunks.
+  // Precondition: the call has chunks.
   static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
                             cudaStream_t stream) {
     RowsArgs args{};
