@@ -38,7 +38,8 @@ struct ChainsLaunch {
     if (error != cudaSuccess) return error;
     int64_t const chains = problem.sequences * problem.heads * workspace.tiles;
     LaunchShape shape{2 * chains, kChainThreads, kSharedMemory};
-    // Its blocks start while the last records are written, where there are any.
+    // PDL: blocks may start while prepare, which is not launched without records, writes the last
+    // ones.
     shape.programmatic = sm80::gated_delta_rule::record_count(problem) > 0;
     return launch_kernel<chains_kernel<States, Reverse>>(args, shape, device, stream);
   }

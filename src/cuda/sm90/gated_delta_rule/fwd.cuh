@@ -1,10 +1,10 @@
-// The second kernel of the forward: a chain through the chunks of a sequence, with wgmma and TMA.
-//
-// A state warpgroup has 64 columns of the state of one head (gated_delta_rule/chain.cuh). What only
-// the output needs is not in its way: it gives the state before each chunk and the chunk's updates,
-// in 16 bits, to the output warpgroup, by way of shared memory. Two warps load, one for each.
-// Segments' states and transitions are found by the same warpgroups without the output
-// (segments.cuh).
+// The second kernel of the forward: carries the state through the chunks of a sequence, with wgmma
+// and TMA. Warp-specialised: a state warpgroup holds 64 columns of the state of one head in
+// registers (gated_delta_rule/chain.cuh). For each chunk it passes the state before the chunk, and
+// the chunk's updates, in 16 bits through shared memory to the output warpgroup, which computes
+// out: the chain from state to state, which is sequential, does not wait for it. Two warps issue
+// loads, one for the state's operands and one for the output's. Pass 1 of segments uses the same
+// warpgroups without the output (segments.cuh).
 #pragma once
 #include <cstdint>
 
@@ -20,11 +20,11 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// Named barrier of the output's warpgroup: the scores have been read by all of its products.
+// Named barrier of the output warpgroup: all of its warps' GEMMs have read the scores.
 inline constexpr uint32_t kScoresRead = 1;
 
-// Stores a chunk's rows of out by way of `tile`, 64 columns at a time. A warp has 16 rows, of out
-// and of the tile.
+// Stores a chunk's rows of out, 64 columns at a time, staged through `tile`. Each warp has 16 rows
+// of out and uses the same 16 rows of the tile.
 template <class Config>
 __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
                                           const float (&out)[Config::kColumns / 2], uint32_t tile,
@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
       }
       ptx::stmatrix_x4(put ^ (step * 32), words);
     }
-    __syncwarp();  // the rows are there
+    __syncwarp();  // all lanes have written the warp's rows of the tile
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const token = first + 4 * i;
@@ -61,11 +61,11 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
         *reinterpret_cast<uint4*>(to + 4 * i * problem.out.seq_stride + 64 * block) = words;
       }
     }
-    __syncwarp();  // the rows have been read
+    __syncwarp();  // all lanes have read them; the next columns overwrite them
   }
 }
 
-// The output's warpgroup: out = c o (Q S) + P U of every chunk.
+// The output warpgroup: computes out = c o (Q S) + P U for every chunk.
 template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
                                           const Work& work) {
@@ -80,11 +80,11 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     uint32_t const vectors = tiles + Config::kOutVectors;
     Handover const operands = smem.of_out(stage.stage());
     ptx::mbarrier_wait(operands.full, stage.phase());      // Q and the record are loaded
-    ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is given
-    // Chunks that go token by token are written by the state's warpgroups.
+    ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is stored
+    // Of a chunk that is computed token by token the state warpgroups write out.
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       warp_arrive(smem.state().empty());
-      ptx::mbarrier_wait(smem.updates().full, given.phase());  // Q has been read
+      ptx::mbarrier_wait(smem.updates().full, given.phase());  // the state warpgroups have read Q
       warp_arrive(smem.updates().empty());
       warp_arrive(operands.empty());
       continue;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state().empty());
     scale_rows(out, factors);
-    ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are given
+    ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are stored
     gemm_ss<Dtype, Config::kColumns, 4, true>(out, Rows(tiles + Config::kScores),
                                               Columns(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
@@ -107,23 +107,24 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     warp_arrive(smem.updates().empty());
     ptx::named_barrier_sync(kScoresRead, 128);
     store_out<Config>(args.problem, work, out, tiles + Config::kScores, row);
-    ptx::fence_async_proxy();  // the tile's words come before the next load
+    ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
     warp_arrive(operands.empty());
   }
 }
 
-// Passes an operand of 64 rows to the output's warpgroup, which multiplies by it with wgmma.
+// Passes an operand of 64 rows to the output warpgroup through shared memory.
 template <class Config, int kSteps>
 __device__ __forceinline__ void pass_operand(const Handover& handover, uint32_t phase, uint32_t to,
                                              const uint32_t (&a)[kSteps][4], int warpgroup) {
-  ptx::mbarrier_wait(handover.empty(), phase ^ 1);  // the last chunk's operand has been read
+  ptx::mbarrier_wait(handover.empty(),
+                     phase ^ 1);  // the output warpgroup has read the last chunk's
   store_operand<Config::kRowBlockBytes>(to, a, warpgroup);
   ptx::fence_async_proxy();  // the output's wgmma reads it
   warp_arrive(handover.full);
 }
 
-// A chunk whose `growth` is too large for 16-bit operands, token by token in fp32. It writes out
-// too, by way of the tile of V: the output's warpgroup has nothing to do but to count the chunk.
+// Computes a chunk of large `growth` token by token, in fp32, and writes its out as well, staged
+// through the tile of V. The output warpgroup only arrives on the barriers.
 template <class Config>
 __device__ __forceinline__ void advance_by_tokens(
     const FwdProblem& problem, const FwdSmem<Config>& smem, const Work& work, uint32_t tiles,
@@ -137,15 +138,17 @@ __device__ __forceinline__ void advance_by_tokens(
     step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
                                 tile_v, row);
     copy_out(problem, problem.out, work, tile_v, row, column);
-    ptx::fence_async_proxy();  // the tile's words come before the next load
-    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
+    ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
+    ptx::mbarrier_wait(smem.updates().empty(),
+                       given.phase() ^ 1);  // the output warpgroup has read the last updates
     warp_arrive(smem.updates().full);
   } else {
     step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
   }
 }
 
-// A state warpgroup: the chain of its 64 columns of V, from column `column` on.
+// A state warpgroup: carries the state of its 64 columns of V, from `column` on, through all
+// chunks.
 template <class Config>
 __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem<Config>& smem,
                                               const Work& work, int warpgroup, int32_t column,
@@ -153,8 +156,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
   constexpr bool kOutput = Config::kOutput;
-  using Rows = KMajor<Config::kColBlockBytes>;      // K and update as they lie
-  using Columns = MnMajor<Config::kColBlockBytes>;  // K by tokens
+  using Rows = KMajor<Config::kColBlockBytes>;      // K and update, columns are k
+  using Columns = MnMajor<Config::kColBlockBytes>;  // K, rows (tokens) are k
   using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
 
@@ -190,7 +193,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     values.template subtract<Dtype>(known, a);
     pack_scaled(packed, known, undo);
     gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(tiles + Config::kUpdate));
-    // Beside the product, all of which is issued: the state decays.
+    // While the GEMM runs, all of whose instructions are issued: decay of the state.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
     float const decay = load_float(vectors + Offsets::decay);
@@ -206,7 +209,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     pack<Dtype>(packed_kept, kept);
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
     if constexpr (kOutput) {
-      // Beside the product: the updates are given.
+      // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);
       pass_operand<Config>(smem.updates(), given.phase(), smem.base + Config::kUpdates, packed,
                            warpgroup);
@@ -217,8 +220,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   }
 }
 
-// The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
-// axis.
+// Grid, on one axis: segments (SegmentWork::of_segment) x heads x column tiles of V.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!work.exists) return;
   LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
-  __syncthreads();  // mbarriers are initialised, stages zeroed
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -239,7 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::setmaxnreg_dec<24>();
     FwdLoads<Config> const loads{args, work, ClippedRows(args.problem, work), blocks};
     if (threadIdx.x < 64 && ptx::elect_one()) {
-      ptx::griddepcontrol_wait();  // the records are written
+      ptx::griddepcontrol_wait();  // prepare and pass 2 are complete
       threadIdx.x < 32 ? load_for_state(loads, smem) : load_for_out(loads, smem);
     }
   } else if (warpgroup == 1) {

@@ -1,5 +1,5 @@
-// The forward's shared memory, and the loads that fill it: a ring of stages for the warpgroups of
-// the state, another for that of the output (fwd.cuh).
+// Shared memory of the forward (fwd.cuh), and the two warps that load into it: one ring of stages
+// for the state warpgroups, one for the output warpgroup.
 #pragma once
 #include <cuda.h>
 
@@ -19,13 +19,13 @@ struct FwdArgs {
   FwdProblem problem;
   CUtensorMap q, k, v;         // clipped at the end of a sequence
   const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V, and of transitions
+  int32_t column_tiles;        // of V; pass 1: and of transitions
   Segments segments;
   uint32_t boundaries;
   SegmentStates between;
 };
 
-// kWarpgroups: of the state, each of 64 columns of V.
+// kWarpgroups: state warpgroups, each of 64 columns of V. kOutput: false for pass 1 of segments.
 template <class Target, class Dtype_, int kDim_, int kWarpgroups_, bool kOutput_ = true>
 struct FwdConfig {
   using Dtype = Dtype_;
@@ -33,7 +33,7 @@ struct FwdConfig {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr bool kOutput = kOutput_;
   static constexpr int kColumns = 64 * kWarpgroups;
-  // The loads' warpgroup, that of the output, those of the state.
+  // One warpgroup that loads, one for the output, those of the state.
   static constexpr int kThreads = 128 * (kWarpgroups + (kOutput ? 2 : 1));
   static constexpr int kStateRegisters = kWarpgroups == 1 || !kOutput ? 240 : 192;
   static constexpr int kOutRegisters = 104;
@@ -43,20 +43,20 @@ struct FwdConfig {
   static constexpr int kSquareBytes = sizeof(ChunkRecord::update);
   static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
 
-  // A stage of the state: K, update, V, vectors.
+  // A stage of the state's ring: K, update, V, vectors.
   static constexpr int kUpdate = kTileBytes;
   static constexpr int kV = kUpdate + kSquareBytes;
   static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
   static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
   static constexpr int kStateStages = 3;
-  // A stage of the output: Q, scores, vectors.
+  // A stage of the output's ring: Q, scores, vectors.
   static constexpr int kScores = kTileBytes;
   static constexpr int kOutVectors = kScores + kSquareBytes;
   static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
   static constexpr int kOutStages = kOutput ? 2 : 0;
 
-  // What the state's warpgroups give: the state before a chunk, [V][K], and its updates,
-  // [V][token].
+  // What state warpgroups pass to the output warpgroup: the state before a chunk, [V][K], and the
+  // chunk's updates, [V][token].
   static constexpr int kRowBlockBytes = kColumns * 128;
   static constexpr int kState = kStateStages * kStateStageBytes + kOutStages * kOutStageBytes;
   static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
@@ -89,7 +89,7 @@ struct FwdSmem {
     return barriers(Config::kStateStages + Config::kOutStages + 1);
   }
 
-  // By one thread.
+  // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
     for (uint32_t i = 0; i < Config::kStateStages; ++i) of_state(i).init(1, kStateWarps);
@@ -102,12 +102,12 @@ struct FwdSmem {
   }
 };
 
-// Column blocks of the stages' tiles that a block of the grid loads.
+// Numbers of column blocks that a thread block loads of each tile.
 template <class Config>
 struct LoadedBlocks {
   int32_t keys, values;  // of K and of Q; of V
 
-  // `columns`: of V, from the block's first on.
+  // `columns`: of V, from the thread block's first on.
   __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, int32_t columns)
       : keys(col_blocks_of(problem.head_dim)),
         values(min(col_blocks_of(columns), Config::kWarpgroups)) {}
@@ -117,7 +117,7 @@ struct LoadedBlocks {
   }
 };
 
-// Where the loads of a block's chunks begin.
+// What the load warps need to locate a chunk's operands.
 template <class Config>
 struct FwdLoads {
   const FwdArgs& args;
@@ -130,7 +130,7 @@ struct FwdLoads {
   }
 };
 
-// Loads every chunk's operands of the state; one lane.
+// Loads the state's operands of every chunk. Called by one lane.
 template <class Config>
 __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
                                                const FwdSmem<Config>& smem) {
@@ -139,7 +139,8 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
     Handover const barrier = smem.of_state(stage.stage());
     uint32_t const to = smem.state_stage(stage.stage());
-    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+    ptx::mbarrier_wait(barrier.empty(),
+                       stage.phase() ^ 1);  // the state warpgroups have released the stage
     ptx::mbarrier_arrive_expect(barrier.full,
                                 (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
                                     Config::kSquareBytes + Config::kVectorBytes);
@@ -152,7 +153,7 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
   }
 }
 
-// The same of the output's operands.
+// Loads the output's operands of every chunk. Called by one lane.
 template <class Config>
 __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
                                              const FwdSmem<Config>& smem) {
@@ -161,11 +162,12 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
     Handover const barrier = smem.of_out(stage.stage());
     uint32_t const to = smem.out_stage(stage.stage());
-    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the output's warps have left it
+    ptx::mbarrier_wait(barrier.empty(),
+                       stage.phase() ^ 1);  // the output warpgroup has released the stage
     ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
                                                   Config::kSquareBytes + Config::kVectorBytes);
     from.rows.load(to, from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
-    // The vectors lie behind the scores.
+    // One copy: in the record the vectors follow the scores.
     ptx::bulk_load(to + Config::kScores, from.record(row).scores,
                    Config::kSquareBytes + Config::kVectorBytes, barrier.full);
   }

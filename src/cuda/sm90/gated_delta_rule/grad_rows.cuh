@@ -1,13 +1,14 @@
-// The third kernel of the backward with wgmma and TMA: the gradients of rows, of every chunk at
-// once. An item is a chunk and a head of q and k, whose heads of v are added up in their order; a
-// block goes through items, and the loads of the next begin while one is computed.
+// The third kernel of the backward, rows_kernel, with wgmma and TMA: dQ and dK of all chunks in
+// parallel. Persistent blocks: an item is a chunk of one head of q and k, summed over the heads of
+// v that share the head, in their order. Loads of the next item overlap with the computation of
+// one.
 //
-// First come products with what the chains left of a head, a slot for 64 columns of V at a time:
-// E = dV R^T, F = dOut R^T, and those with S and dS. Of E and F the gradients of Q K^T and K K^T,
-// dQK and dB, are made:
+// For each head of v first come the products with what the chains wrote, in slots of 64 columns of
+// V: E = dV R^T, F = dOut R^T, and those with S and dS. From E and F follow dQK and dB, the
+// gradients of Q K^T and K K^T:
 //   dQ = c o (dOut S^T) + dQK K
 //   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
-// Two warps load, two multiply S and dS element by element, two warpgroups do the rest.
+// Two warps load, two compute the sum of S o dS, two warpgroups do the rest.
 #pragma once
 #include <cstdint>
 
@@ -21,10 +22,12 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// The barrier of the warpgroups that multiply, and that of the warps that sum.
+// Named barriers: of the two warpgroups that compute dQ and dK, and of the two warps in
+// sum_states().
 inline constexpr uint32_t kRowsBarrier = 1, kStatesBarrier = 2;
 
-// Adds up the products of the elements of S and dS; two warps, each of a half.
+// Computes the sum of the elements of S o dS, for each head. Two warps, each with half of the
+// elements.
 template <class Config>
 __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<Config>& smem,
                                            uint32_t half) {
@@ -54,7 +57,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
       }
       sum = warp_sum(sum);
       if (half == 1 && lane == 0) other[heads % 2] = sum;
-      // The other half is there. It stays until the sum of the head after the next.
+      // The second half's sum is written. It is not overwritten before the head after the next.
       ptx::named_barrier_sync(kStatesBarrier, 64);
       if (half == 0 && lane == 0) {
         args.workspace.sums[item.record(problem, i)].states = sum + other[heads % 2];
@@ -63,7 +66,8 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
   }
 }
 
-// What a warpgroup keeps through an item: its half of the columns of dQ and dK.
+// The accumulators of a warpgroup for an item, its half of the columns of dQ and dK, and the steps
+// that add to them.
 template <class Config>
 struct RowGradients {
   const RowsArgs& args;
@@ -79,10 +83,10 @@ struct RowGradients {
   __device__ __forceinline__ uint32_t tile_q() const { return smem.base; }
   __device__ __forceinline__ uint32_t tile_k() const { return smem.base + Config::kK; }
 
-  // Waits for all of the warpgroups that multiply.
+  // Barrier of both warpgroups.
   static __device__ __forceinline__ void meet() { ptx::named_barrier_sync(kRowsBarrier, 256); }
 
-  // A head's products with its slots.
+  // Computes the products of a head with its slots.
   __device__ __forceinline__ void multiply_slots(SlotProducts<Config>& products,
                                                  SlotPlace<Config>& place) const {
     Handover last = smem.of_slot(place.stage());
@@ -102,7 +106,7 @@ struct RowGradients {
     warp_arrive(last.empty());
   }
 
-  // Adds a head of v.
+  // Adds the contribution of a head of v.
   __device__ __forceinline__ void add_head(const RecordRows& rows, uint32_t vectors_full,
                                            uint32_t vectors_phase, uint32_t tiles_phase,
                                            SlotPlace<Config>& place, GateSums& to) {
@@ -120,7 +124,7 @@ struct RowGradients {
     add_scaled(dq, products.of_q, of_q);
     float2 const of_read = row_products<Config>(products.of_k, tile_k(), warpgroup);
     add_scaled(dk, products.of_k, of_k);
-    // Before the next product takes their registers.
+    // These are complete before the next product overwrites the registers of of_q.
     ptx::wgmma_fence_operand(dq);
     ptx::wgmma_fence_operand(dk);
     float (&product)[32] = products.after_of_q();
@@ -139,7 +143,7 @@ struct RowGradients {
     gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
     gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
     float2 const of_columns = add_columns(columns);
-    meet();  // the last head's squares and sums have been read
+    meet();  // both warpgroups have read the last head's squares and sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     RowSums& sums = smem.sums();
     if (at.t == 0) {
@@ -150,12 +154,12 @@ struct RowGradients {
     }
     *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
         of_columns;
-    meet();  // the squares and the sums are there
+    meet();  // both have written squares and sums
     add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
     if (warpgroup == 0) write_sums(to);
   }
 
-  // By the first warpgroup.
+  // Adds up the partial sums of both warpgroups; called by the first.
   __device__ __forceinline__ void write_sums(GateSums& to) const {
     const RowSums& sums = smem.sums();
     int const token = static_cast<int>(threadIdx.x) % 128;
@@ -168,21 +172,21 @@ struct RowGradients {
     to.columns[token] = columns;
   }
 
-  // Takes the parts along Q and K out of normalised rows' gradients.
+  // Gradient of the normalisation of rows of q and k (project).
   __device__ __forceinline__ void project_rows(const RecordRows& rows) {
     Lane const at;
     int const row = 16 * at.warp + at.g;
     float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
     float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
     RowSums& sums = smem.sums();
-    meet();  // the last head's sums have been read
+    meet();  // write_sums() has read the last head's sums
     if (at.t == 0) {
       sums.gates[warpgroup][row] = along_q.x;
       sums.gates[warpgroup][row + 8] = along_q.y;
       sums.kept[warpgroup][row] = along_k.x;
       sums.kept[warpgroup][row + 8] = along_k.y;
     }
-    meet();  // those of both halves are there
+    meet();  // the sums of both halves are written
     project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
     project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.kept);
   }
@@ -208,7 +212,7 @@ struct RowGradients {
   }
 };
 
-// The gradients of rows of the block's items; two warpgroups.
+// Computes dQ and dK of the block's items; two warpgroups.
 template <class Config>
 __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<Config>& smem,
                                           uint32_t warpgroup) {
@@ -234,7 +238,7 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
   }
 }
 
-// The grid: as many blocks as there are multiprocessors, or items.
+// Grid: a block per multiprocessor, or per item if these are fewer.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     rows_kernel(const __grid_constant__ RowsArgs args) {
@@ -244,7 +248,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (col_blocks_of(args.problem.head_dim) < Config::kColBlocks) {
     zero_shared(smem.base, Config::kSlots);
   }
-  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded zeroed
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   uint32_t const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);

@@ -37,7 +37,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
   static constexpr int kSlotCount = kDim == 64 ? 4 : 3;
-  // Behind the slots: dQK and dB, vectors of two heads, sums, two items.
+  // After the slots: dQK and dB, vectors of two heads, sums, two items.
   static constexpr int kSquares = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kVectors = kSquares + 2 * kSquareBytes;
   static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
@@ -47,7 +47,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   static_assert(kItems % 16 == 0 && kSharedMemory <= Target::kSharedMemory);
 };
 
-// How the end of the items is told.
+// Marks the end of a block's items in their queue.
 inline constexpr int32_t kNoItem = -1;  // as the sequence's length
 
 template <class Config>
@@ -82,7 +82,7 @@ struct RowsSmem {
   }
   __device__ __forceinline__ Handover of_tiles() const { return barriers(Config::kSlotCount + 4); }
 
-  // By one thread.
+  // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
     for (uint32_t i = 0; i < Config::kSlotCount; ++i) {
@@ -98,16 +98,17 @@ struct RowsSmem {
 template <class Config>
 using SlotPlace = PipelineState<Config::kSlotCount>;
 
-// The block's items, one after the other, as those who do not load are told them.
+// The block's items in order, as warps that do not search for them receive them: through a queue of
+// two in shared memory.
 template <class Config>
 struct ItemQueue {
   const RowsSmem<Config>& smem;
   PipelineState<2> place;
 
-  // Called by whole warps.
+  // Receives the next item; false after the last. Called by whole warps.
   __device__ __forceinline__ bool next(RowsItem& item) {
     Handover const barrier = smem.of_item(place.stage());
-    ptx::mbarrier_wait(barrier.full, place.phase());  // the item is known
+    ptx::mbarrier_wait(barrier.full, place.phase());  // the item is written
     item = smem.item(place.stage());
     warp_arrive(barrier.empty());
     place.advance();
@@ -115,20 +116,21 @@ struct ItemQueue {
   }
 };
 
-// Calls f(item) for each of the block's items, with whole warps. Careful ones are another kernel's,
-// and surplus chunks nobody's.
+// Calls f(item) for each of the block's items, with whole warps. Skips surplus chunks, and careful
+// ones, which have a kernel of their own.
 template <class F>
 __device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
-  ptx::griddepcontrol_wait();               // the chains have ended
-  ptx::griddepcontrol_launch_dependents();  // blocks of the next kernel start as SMs become free
+  ptx::griddepcontrol_wait();               // the chains are complete
+  ptx::griddepcontrol_launch_dependents();  // PDL: the next kernel's blocks may start as SMs become
+                                            // free
   for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
-    __syncwarp();  // the lanes are together again
+    __syncwarp();  // converged again, as what follows requires
     RowsItem const item(args.problem, i);
     if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
   }
 }
 
-// Loads the slots of all heads; one warp.
+// Loads the slots of all heads. Called by one warp.
 template <class Config>
 __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<Config>& smem) {
   const GradWorkspace& workspace = args.workspace;
@@ -140,7 +142,7 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
     uint32_t const head = item.head(args.problem, i);
     int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
     ClippedRows const rows(args.problem, {item.begin, item.length}, item.batch);
-    ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // the slot has been read
+    ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // all warps have released the slot
     ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
     rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
     rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
@@ -161,7 +163,8 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
   });
 }
 
-// Tells the items, and loads Q and K of them and the vectors of their heads; one warp.
+// Fills the queue of items, and loads their Q and K and the vectors of their heads. Called by one
+// warp.
 template <class Config>
 __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<Config>& smem) {
   const BwdProblem& problem = args.problem;
@@ -170,14 +173,16 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
   PipelineState<1> of_tiles;
   auto const tell = [&](const RowsItem& item) {
     Handover const barrier = smem.of_item(of_item.stage());
-    ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the item has been read
+    ptx::mbarrier_wait(
+        barrier.empty(),
+        of_item.phase() ^ 1);  // all warps have read the item in this place of the queue
     smem.item(of_item.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
   auto const load = [&](const RowsItem& item) {
     tell(item);
     Handover const tiles = smem.of_tiles();
-    ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // Q and K have been read
+    ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // all warps have released Q and K
     ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
     ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
     rows.load(smem.base, args.q, tiles.full, blocks, 0, item.first, item.head_qk);
@@ -185,7 +190,8 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     PipelineState<2> vectors = of_vectors;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       Handover const barrier = smem.of_vectors(vectors.stage());
-      ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors have been read
+      ptx::mbarrier_wait(barrier.empty(),
+                         vectors.phase() ^ 1);  // all warps have released the vectors
       ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
       ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
                      args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
@@ -198,7 +204,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     of_tiles.advance();
     of_vectors.count += problem.group;
   });
-  __syncwarp();  // the lanes are together again
+  __syncwarp();  // converged again, as what follows requires
   if (ptx::elect_one()) {
     RowsItem end{};
     end.length = kNoItem;
