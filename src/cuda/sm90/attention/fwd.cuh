@@ -192,7 +192,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   QueryTileSmem<Config> const smem{smem_address(shared)};
-  if (threadIdx.x == 0) smem.init(1);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(smem.full_q(), 1);
+    ptx::mbarrier_init(smem.empty_q(), 4 * Config::kConsumers);
+    ptx::mbarrier_init(smem.full_work_tile(), 1);
+    ptx::mbarrier_init(smem.empty_work_tile(), 32 + 128 * Config::kConsumers);
+    for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(smem.full_k(stage), 1);
+      ptx::mbarrier_init(smem.full_v(stage), 1);
+      ptx::mbarrier_init(smem.empty_k(stage), 4 * Config::kConsumers);
+      ptx::mbarrier_init(smem.empty_v(stage), 4 * Config::kConsumers);
+    }
+    ptx::mbarrier_init_fence();
+  }
   __syncthreads();  // mbarriers are initialised
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();

@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -45,22 +44,6 @@ struct QueryTileSmem {
   }
   __device__ __forceinline__ uint32_t empty_work_tile() const { return full_work_tile() + 8; }
   __device__ __forceinline__ uint32_t work_tile() const { return full_work_tile() + 16; }
-
-  // Initialises the mbarriers; called by one thread. `loads_q`: the arrivals that fill Q's buffer,
-  // one for each of its tiles.
-  __device__ __forceinline__ void init(uint32_t loads_q) const {
-    ptx::mbarrier_init(full_q(), loads_q);
-    ptx::mbarrier_init(empty_q(), 4 * Config::kConsumers);
-    ptx::mbarrier_init(full_work_tile(), 1);
-    ptx::mbarrier_init(empty_work_tile(), 32 + 128 * Config::kConsumers);
-    for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(full_k(stage), 1);
-      ptx::mbarrier_init(full_v(stage), 1);
-      ptx::mbarrier_init(empty_k(stage), 4 * Config::kConsumers);
-      ptx::mbarrier_init(empty_v(stage), 4 * Config::kConsumers);
-    }
-    ptx::mbarrier_init_fence();
-  }
 
  private:
   __device__ __forceinline__ uint32_t ring(int which, uint32_t stage) const {
