@@ -29,7 +29,7 @@ struct Handover {
 
 // Arrives once for the warp, after all of its lanes' accesses to shared memory.
 __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  __syncwarp();
+  __syncwarp();  // all lanes have accessed the buffer
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 

@@ -105,7 +105,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates().empty());
-    ptx::named_barrier_sync(kScoresRead, 128);
+    ptx::named_barrier_sync(kScoresRead, 128);  // out is staged where the scores were
     store_out<Config>(args.problem, work, out, tiles + Config::kScores, row);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
     warp_arrive(operands.empty());
@@ -116,8 +116,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
 template <class Config, int kSteps>
 __device__ __forceinline__ void pass_operand(const Handover& handover, uint32_t phase, uint32_t to,
                                              const uint32_t (&a)[kSteps][4], int warpgroup) {
-  ptx::mbarrier_wait(handover.empty(),
-                     phase ^ 1);  // the output warpgroup has read the last chunk's
+  ptx::mbarrier_wait(handover.empty(), phase ^ 1);  // the last chunk's has been read
   store_operand<Config::kRowBlockBytes>(to, a, warpgroup);
   ptx::fence_async_proxy();  // the output's wgmma reads it
   warp_arrive(handover.full);
@@ -139,8 +138,7 @@ __device__ __forceinline__ void advance_by_tokens(
                                 tile_v, row);
     copy_out(problem, problem.out, work, tile_v, row, column);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
-    ptx::mbarrier_wait(smem.updates().empty(),
-                       given.phase() ^ 1);  // the output warpgroup has read the last updates
+    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
     warp_arrive(smem.updates().full);
   } else {
     step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);

@@ -139,8 +139,7 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
     Handover const barrier = smem.of_state(stage.stage());
     uint32_t const to = smem.state_stage(stage.stage());
-    ptx::mbarrier_wait(barrier.empty(),
-                       stage.phase() ^ 1);  // the state warpgroups have released the stage
+    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full,
                                 (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
                                     Config::kSquareBytes + Config::kVectorBytes);
@@ -162,8 +161,7 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
     Handover const barrier = smem.of_out(stage.stage());
     uint32_t const to = smem.out_stage(stage.stage());
-    ptx::mbarrier_wait(barrier.empty(),
-                       stage.phase() ^ 1);  // the output warpgroup has released the stage
+    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
                                                   Config::kSquareBytes + Config::kVectorBytes);
     from.rows.load(to, from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);

@@ -68,8 +68,8 @@ struct ImageStore {
 
   __device__ __forceinline__ void send(unsigned char* image) const {
     constexpr int kWarpBytes = kSquareBytes / kStateWarps;
-    ptx::fence_async_proxy();
-    __syncwarp();  // all lanes have written the warp's rows
+    ptx::fence_async_proxy();  // bulk copies read the rows
+    __syncwarp();              // all lanes have written the warp's rows
     if (threadIdx.x % 32 == 0) {
       uint32_t const first = threadIdx.x / 32 * kWarpBytes;
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   if (careful) {
     ptx::named_barrier_sync(1, kStateThreads);  // all warps' products have read the high part
     copy_inverse_low<kStateThreads>(matrix, record);
-    ptx::fence_async_proxy();
+    ptx::fence_async_proxy();                   // wgmma reads the low part
     ptx::named_barrier_sync(1, kStateThreads);  // all warps have written the low part
     gemm_rs<dtype::fp16, 64, 4>(product, packed, Matrix(matrix));
     ptx::wgmma_wait<0>();

@@ -69,7 +69,7 @@ struct ReverseChain {
     for (int32_t row = last_chunk(work); row >= 0;
          row -= kChunk, stage.advance(), single.advance()) {
       const GradRecord& record = from.record(row);
-      ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // the GEMM of dOut and P is complete
+      ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // dOut^T P has read both
       ptx::mbarrier_arrive_expect(out().full, 2 * kSquareBytes + kGrowthBytes);
       from.rows.load(base + kGradOut, from.args.grad_out, out().full, 1, work.column, row,
                      work.head);
@@ -78,15 +78,13 @@ struct ReverseChain {
 
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
-      ptx::mbarrier_wait(barrier.empty(),
-                         stage.phase() ^ 1);  // the state warpgroup has released the stage
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 1) * kSquareBytes + kChainVectorBytes);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
 
-      ptx::mbarrier_wait(queries().empty(),
-                         single.phase() ^ 1);  // the GEMM of dOut and Q is complete
+      ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // dOut^T Q has read Q
       ptx::mbarrier_arrive_expect(queries().full, from.keys * kSquareBytes);
       from.rows.load(base + kQ, from.args.q, queries().full, from.keys, 0, row, work.head_qk);
     }

@@ -173,9 +173,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
   PipelineState<1> of_tiles;
   auto const tell = [&](const RowsItem& item) {
     Handover const barrier = smem.of_item(of_item.stage());
-    ptx::mbarrier_wait(
-        barrier.empty(),
-        of_item.phase() ^ 1);  // all warps have read the item in this place of the queue
+    ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the slot of the queue is free
     smem.item(of_item.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
@@ -190,8 +188,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     PipelineState<2> vectors = of_vectors;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       Handover const barrier = smem.of_vectors(vectors.stage());
-      ptx::mbarrier_wait(barrier.empty(),
-                         vectors.phase() ^ 1);  // all warps have released the vectors
+      ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
       ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
       ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
                      args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),

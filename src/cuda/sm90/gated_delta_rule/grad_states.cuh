@@ -50,8 +50,7 @@ struct StatesChain {
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
-      ptx::mbarrier_wait(barrier.empty(),
-                         stage.phase() ^ 1);  // the state warpgroup has released the stage
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 2) * kSquareBytes + kChainVectorBytes);
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
