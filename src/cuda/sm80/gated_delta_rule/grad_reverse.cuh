@@ -46,25 +46,8 @@ __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4
   }
 }
 
-// Writes dV of a chunk to global memory, staged through the warp's columns of the tile of dOut,
-// which only this warp reads and has read.
-template <class Config>
-__device__ __forceinline__ void write_grad_values(const BwdProblem& problem, const Work& work,
-                                                  const float (&d)[32], uint32_t tile,
-                                                  uint16_t* low, bool careful, int32_t row) {
-  uint32_t packed[4][4];
-  pack<typename Config::Dtype>(packed, d);
-  put_operand(tile, packed);
-  copy_out(problem, problem.grad_v, work, tile, row, work.column);
-  if (careful) {
-    __syncwarp();  // all lanes have copied dV out of the tile
-    pack_low<typename Config::Dtype>(packed, d);
-    put_operand(tile, packed);
-    copy_columns(low, kChainColumns, tile, kChunk, kChainColumns);
-  }
-}
-
-// The chain of 64 columns of V.
+// The chain of 64 columns of V. Over 100 lines, because its steps share the accumulators and packed
+// operands: with steps as functions the compiler allocates registers otherwise.
 template <class Config>
 __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
                                                  const GradWorkspace& workspace, const Work& work,
@@ -140,7 +123,15 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
                 growth > kCarefulGrowth);
     TokenFactors(vectors + kVectorBeta).scale(d);
     __syncwarp();  // all lanes have read the warp's columns of dOut, which dV overwrites
-    write_grad_values<Config>(problem, work, d, tile_out, low, growth > kCarefulGrowth, row);
+    pack<Dtype>(packed, d);
+    put_operand(tile_out, packed);
+    copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
+    if (growth > kCarefulGrowth) {
+      __syncwarp();  // all lanes have copied dV out of the tile
+      pack_low<Dtype>(packed, d);
+      put_operand(tile_out, packed);
+      copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
+    }
     TokenFactors(vectors).scale(d);
 #pragma unroll
     for (float& value : d) value = -value;
