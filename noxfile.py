@@ -103,6 +103,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
     """Test without a GPU: the unit tests, and the wheels; pytest's own arguments after `--`."""
+    refuse_selection(session)
     install(session, "test")
     install_toolkit(session)
     # A file is one worker's, for its tests share what they build; the files that take minutes, of
@@ -114,6 +115,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(name="every-wheel", reuse_venv=True)
 def every_wheel(session: nox.Session) -> None:
     """Test the wheels of a whole release, where `tests` makes do with a sample of its kernels."""
+    refuse_selection(session)
     install(session, "test")
     install_toolkit(session)
     files = [f"tests/packaging/test_{name}.py" for name in ("wheels", "audit", "sbom")]
@@ -303,6 +305,7 @@ def foreign_wheels(session: nox.Session) -> None:
 
 def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
     """Run the unit tests of these names in the environment of a group."""
+    refuse_selection(session)
     install(session, group)
     files = [str(file) for name in names for file in ROOT.glob(f"tests/unit/test_{name}.py")]
     session.run("python", "-m", "pytest", *files, *session.posargs)
@@ -341,6 +344,23 @@ def check_selection(session: nox.Session) -> None:
         environment.remove_unless_whole(Path(session.virtualenv.location))
         session.warn(str(error))
         sys.exit(error.exit_code)
+
+
+def refuse_selection(session: nox.Session) -> None:
+    """Refuse a selection of kernels in a session whose arguments are pytest's."""
+    config = schema.read(ROOT / schema.FILE_NAME)
+    for before, word in itertools.pairwise(["", *session.posargs]):
+        if word.startswith("-") or before.startswith("-") or "::" in word:
+            continue
+        try:
+            selection_arguments.parse([word], config)
+        except FlashvarError:
+            if "=" not in word:  # the name of a file or folder
+                continue
+        session.error(
+            f"{word}: expected arguments of pytest, found a selection of kernels: {session.name} "
+            f"builds its own; `nox -s wheels -- {word}` builds what is selected"
+        )
 
 
 def pinned(group: str) -> tuple[list[str], list[str]]:

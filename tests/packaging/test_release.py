@@ -127,8 +127,8 @@ STEPS = ["wheels", "audit", "sbom", "reproduce", "index", "variants", "smoke"]
 def test_every_stage_says_what_it_found(checkout: Path, released: str) -> None:
     document = json.loads((checkout / "dist" / "report.json").read_text(encoding="utf-8"))
     assert list(dict.fromkeys(step["name"].split("/")[0] for step in document["steps"])) == STEPS
-    verdicts = {file["file"]: list(file["verdicts"]) for file in document["files"]}
-    assert sorted(verdicts.values()) == [*[["audit"]] * 3, ["audit", "sbom"]]
+    results = {file["file"]: list(file["results"]) for file in document["files"]}
+    assert sorted(results.values()) == [*[["audit"]] * 3, ["audit", "sbom"]]
     assert str(checkout) not in (checkout / "dist" / "report.txt").read_text(encoding="utf-8")
 
 

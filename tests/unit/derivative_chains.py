@@ -142,3 +142,38 @@ def wrong(
         except (Exception, pytest.fail.Exception) as error:
             found[name(chain)] = f"{type(error).__name__}: {error}"
     return found
+
+
+def check_compiled_gradients(found: Function, expected: Function, refusal: str) -> None:
+    """The graph has the second derivative in it, which is refused where it is asked for."""
+    torch._dynamo.reset()
+    parameter = X.clone().requires_grad_()
+    gradient = torch.compile(grad(found), fullgraph=True, backend="aot_eager")(parameter)
+    torch.testing.assert_close(gradient, grad(expected)(X))
+    with pytest.raises(BackendUnavailableError, match=refusal):
+        gradient.sum().backward()
+
+
+def check_vjp_after_its_transform(
+    within: type, found: Function, expected: Function, refusal: str
+) -> None:
+    """The function that torch.func.vjp returns, called in another gradient mode and mapped."""
+    (wanted,) = torch.func.vjp(expected, X)[1](TANGENT)
+    _, pull = torch.func.vjp(found, X)
+    with within():
+        (pulled,) = pull(TANGENT)
+    torch.testing.assert_close(pulled, wanted)
+    (mapped,) = torch.vmap(pull)(torch.stack([TANGENT, 2 * TANGENT]))
+    torch.testing.assert_close(mapped, torch.stack([wanted, 2 * wanted]))
+    with pytest.raises(BackendUnavailableError, match=refusal):
+        torch.func.grad(lambda tangent: pull(tangent)[0].sum())(TANGENT)
+
+
+def check_unused_second_derivatives(function: Function, refusal: str) -> None:
+    """A gradient with a graph is right; only its own derivative is refused."""
+    leaf = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad(function(leaf).sum(), leaf, create_graph=True)
+    (found,) = torch.autograd.grad((leaf.square() + first.detach()).sum(), leaf)
+    torch.testing.assert_close(found, 2 * leaf.detach())
+    with pytest.raises(BackendUnavailableError, match=refusal):
+        first.sum().backward()

@@ -12,7 +12,7 @@ import pytest
 from audited import faults
 from fabricated import Wheel
 
-from flashvar_factory.release import variants
+from flashvar_factory.inspect import variant_metadata
 
 PAPER = fabricated.manifest()
 FILE = "flashvar_sm80-0.1.0.dist-info/variant.json"
@@ -29,7 +29,7 @@ def found(folder: Path, text: bytes | None, label: str = "-sm80") -> list[str]:
 
 
 def document() -> Document:
-    return variants.content({"sm80": variants.properties_of(PAPER)})
+    return variant_metadata.content({"sm80": variant_metadata.properties_of(PAPER)})
 
 
 def test_nothing_against_it(tmp_path: Path) -> None:

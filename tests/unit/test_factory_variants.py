@@ -18,7 +18,7 @@ from flashvar.binaries.manifest import MinimumDriver
 from flashvar_factory.cli import main
 from flashvar_factory.config import schema
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import archive
+from flashvar_factory.inspect import archive, variant_metadata
 from flashvar_factory.release import variants
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
@@ -221,7 +221,7 @@ def test_a_wheel_without_a_binary(wheels: Path) -> None:
 
 def valid() -> dict[str, Any]:
     document: dict[str, Any] = json.loads(
-        variants.document(
+        variant_metadata.document(
             {"sm1": {"cuda_version_lower_bound": ["13.0"], "sm_arch": ["10_real"]}, "null": {}}
         )
     )
@@ -263,10 +263,10 @@ def valid() -> dict[str, Any]:
 )
 def test_the_schema_refuses(spoil: Callable[[Any], object]) -> None:
     spoiled = valid()
-    variants.check(spoiled)
+    variant_metadata.check(spoiled)
     spoil(spoiled)
     with pytest.raises(PackagingError, match=r"schema\.json: "):
-        variants.check(spoiled)
+        variant_metadata.check(spoiled)
 
 
 def test_experimental_is_said(wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:

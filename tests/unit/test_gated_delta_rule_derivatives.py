@@ -12,7 +12,6 @@ import pytest
 import torch
 from derivative_chains import (
     PAIRS,
-    TANGENT,
     Chain,
     Function,
     X,
@@ -20,6 +19,9 @@ from derivative_chains import (
     batched,
     chains,
     check,
+    check_compiled_gradients,
+    check_unused_second_derivatives,
+    check_vjp_after_its_transform,
     composed,
     functionalize,
     grad,
@@ -33,7 +35,7 @@ from derivative_chains import (
     vmap,
 )
 from gated_delta_rule_oracle import recurrent
-from test_gated_delta_rule import differentiable, made, positional
+from test_gated_delta_rule import made, positional
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -157,24 +159,12 @@ def test_compiled_chains(chain: Chain) -> None:
 
 
 def test_compiled_gradients_of_parameters() -> None:
-    """The graph has the second derivative in it, which is refused where it is asked for."""
-    torch._dynamo.reset()
-    parameter = X.clone().requires_grad_()
-    found = torch.compile(grad(plain(ours)), fullgraph=True, backend="aot_eager")(parameter)
-    torch.testing.assert_close(found, grad(plain(recurrent))(X))
-    with pytest.raises(BackendUnavailableError, match=SECOND):
-        found.sum().backward()
+    check_compiled_gradients(plain(ours), plain(recurrent), SECOND)
 
 
 @pytest.mark.parametrize("within", [torch.enable_grad, torch.no_grad])
 def test_vjp_after_its_transform(within: type) -> None:
-    (expected,) = torch.func.vjp(plain(recurrent), X)[1](TANGENT)
-    _, pull = torch.func.vjp(plain(ours), X)
-    with within():
-        (found,) = pull(TANGENT)
-    torch.testing.assert_close(found, expected)
-    (mapped,) = torch.vmap(pull)(torch.stack([TANGENT, 2 * TANGENT]))
-    torch.testing.assert_close(mapped, torch.stack([expected, 2 * expected]))
+    check_vjp_after_its_transform(within, plain(ours), plain(recurrent), SECOND)
 
 
 @pytest.mark.parametrize("chain", [(autograd,), (batched,), (jacobian,)], ids=name)
@@ -273,11 +263,4 @@ def test_constants_in_forward_mode_are_served() -> None:
 
 
 def test_second_derivatives_that_nobody_asks_for() -> None:
-    given = made(seqlen=3)
-    leaves = differentiable(given)
-    out = ours(**{**given, **leaves})[0]
-    (first,) = torch.autograd.grad(out.sum(), leaves["q"], create_graph=True)
-    (found,) = torch.autograd.grad((leaves["q"].square() + first.detach()).sum(), leaves["q"])
-    torch.testing.assert_close(found, 2 * given["q"])
-    with pytest.raises(BackendUnavailableError, match=SECOND):
-        first.sum().backward()
+    check_unused_second_derivatives(plain(ours), SECOND)

@@ -14,9 +14,11 @@ from flashvar.backends.cuda import gated_delta_rule as cuda
 from flashvar.binaries import loader
 from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops import serving
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.selection import resolve
 from flashvar.selection.candidates import CandidateResult
 
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
@@ -259,8 +261,8 @@ def on_device(**changes: Any) -> Inputs:
 def test_calls_that_go_elsewhere(
     function: str, changes: dict[str, Any], chosen: str, expected: str | None
 ) -> None:
-    found = run._unsuited(function, on_device(**changes), chosen)
-    assert (None if found is None else found[0]) == expected
+    found = run._takeover(function, on_device(**changes), chosen)
+    assert (None if found is None else found.backend) == expected
 
 
 @pytest.mark.parametrize(("tokens", "few"), [(15, True), (16, False)])
@@ -273,18 +275,29 @@ def test_few_tokens_go_one_by_one(tokens: int, few: bool) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["auto", "FLASHVAR_BACKEND=cuda"])
-def test_the_environment_is_read_once(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where selection reads it: what it holds later changes no kind of call that was chosen."""
+def test_a_takeover_is_refused_or_logged(
+    asked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environment is read by selection alone: a later value changes no choice."""
     monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
+    monkeypatch.setattr(resolve, "_logged", set())
     results = {
         "auto": CandidateResult("cuda sm_90", "cuda", True, "", asked=asked),
         "triton": CandidateResult("triton", "triton", True, "", asked=True),
     }
-    monkeypatch.setattr(run, "serving", lambda function, q, backend, call: (results[backend], None))
+    monkeypatch.setattr(serving, "choose", lambda request, backend: results[backend])
     odd = on_device(q=torch.empty(3, 64, 2, 20).half())
     assert run._serving(FORWARD, on_device(), "auto")[0].backend == "cuda"
+    assert not caplog.records
     if asked:
         with pytest.raises(BackendUnavailableError, match=r"expected backend 'cuda'.*\"triton\""):
             run._serving(FORWARD, odd, "auto")
     else:
-        assert run._serving(FORWARD, odd, "auto")[0].backend == "triton"
+        for _ in range(2):
+            assert run._serving(FORWARD, odd, "auto")[0].backend == "triton"
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert record.getMessage().endswith(
+            "triton serves, not cuda sm_90 (binaries take head dims that are multiples of 8, not "
+            "(20, 40)); to change that: pad q, k and v with zeros, and pass scale"
+        )

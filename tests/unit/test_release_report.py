@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
 NVCC = Toolchain(Path("/cuda/bin/nvcc"), "13.0.88", None, "PATH")
 WHEEL = "flashvar_sm80-1.0-py3-none-manylinux_2_28_x86_64.whl"
-VERDICT = "no PTX <here> & sm_80 alone"
+SUMMARY = "no PTX <here> & sm_80 alone"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def found(wheel: Path, words: str = "platform=x86_64") -> dict[str, Any]:
     )
     done = {
         "wheels/flashvar-sm80": Outcome("built", (wheel,)),
-        "audit/flashvar-sm80": Outcome(VERDICT, facts={"file": WHEEL, "sizes": {"sm_80": 7}}),
+        "audit/flashvar-sm80": Outcome(SUMMARY, facts={"file": WHEEL, "sizes": {"sm_80": 7}}),
         "index/pages": Outcome("1 project"),
     }
     return report.document(release, done)
@@ -62,7 +62,7 @@ def test_document(wheel: Path) -> None:
     assert json.loads(json.dumps(document)) == document
     assert file["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert (file["bytes"], file["architecture"]) == (wheel.stat().st_size, "sm_80")
-    assert file["verdicts"] == {"audit": VERDICT}
+    assert file["results"] == {"audit": SUMMARY}
     assert file["kernels"] == [row.name for row in sim.manifest("80").kernels]
     assert [step["name"] for step in document["steps"]][-1] == "index/pages"
 
@@ -94,7 +94,7 @@ def test_text_has_a_line_per_file_and_step(wheel: Path) -> None:
     document = found(wheel)
     lines = report.text(document).splitlines()
     (row,) = (line for line in lines if line.split()[1:2] == ["sm_80"])
-    assert f"audit: {VERDICT}" in row
+    assert f"audit: {SUMMARY}" in row
     assert f"{document['files'][0]['sha256']}  {WHEEL}" in lines
     assert "index/pages: 1 project" in lines
 
@@ -127,7 +127,7 @@ def test_page_is_whole_and_needs_nothing_else(wheel: Path) -> None:
     assert parsed.open == []
     assert parsed.addresses == []
     text = " ".join(parsed.texts)
-    for word in (WHEEL, document["files"][0]["sha256"], f"audit: {VERDICT}", "sm_80 (sass)"):
+    for word in (WHEEL, document["files"][0]["sha256"], f"audit: {SUMMARY}", "sm_80 (sass)"):
         assert word in text
 
 

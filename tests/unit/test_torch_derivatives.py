@@ -21,6 +21,9 @@ from derivative_chains import (
     batched,
     chains,
     check,
+    check_compiled_gradients,
+    check_unused_second_derivatives,
+    check_vjp_after_its_transform,
     composed,
     grad,
     jacfwd,
@@ -118,25 +121,12 @@ def test_compiled_chains(chain: Chain) -> None:
 
 
 def test_compiled_gradients_of_parameters() -> None:
-    """The graph has the second derivative in it, which is refused where it is asked for."""
-    parameter = X.clone().requires_grad_()
-    found = torch.compile(grad(whole(fused)), fullgraph=True, backend="aot_eager")(parameter)
-    torch.testing.assert_close(found, grad(whole(written_out))(X))
-    with pytest.raises(BackendUnavailableError, match=SECOND):
-        found.sum().backward()
+    check_compiled_gradients(whole(fused), whole(written_out), SECOND)
 
 
 @pytest.mark.parametrize("within", [torch.enable_grad, torch.no_grad])
 def test_vjp_after_its_transform(within: type) -> None:
-    (expected,) = torch.func.vjp(whole(written_out), X)[1](TANGENT)
-    _, pull = torch.func.vjp(whole(fused), X)
-    with within():
-        (found,) = pull(TANGENT)
-    torch.testing.assert_close(found, expected)
-    (mapped,) = torch.vmap(pull)(torch.stack([TANGENT, 2 * TANGENT]))
-    torch.testing.assert_close(mapped, torch.stack([expected, 2 * expected]))
-    with pytest.raises(BackendUnavailableError, match=SECOND):
-        torch.func.grad(lambda tangent: pull(tangent)[0].sum())(TANGENT)
+    check_vjp_after_its_transform(within, whole(fused), whole(written_out), SECOND)
 
 
 def test_linearize_is_refused() -> None:
@@ -176,13 +166,8 @@ def test_autograd_functional(ask: str) -> None:
     torch.testing.assert_close(found, functional.vjp(whole(written_out), X, TANGENT))
 
 
-def test_unused_second_derivatives_are_not_asked() -> None:
-    leaf = X.clone().requires_grad_()
-    (first,) = torch.autograd.grad(whole(fused)(leaf).sum(), leaf, create_graph=True)
-    (found,) = torch.autograd.grad((leaf.square() + first.detach()).sum(), leaf)
-    torch.testing.assert_close(found, 2 * leaf.detach())
-    with pytest.raises(BackendUnavailableError, match=SECOND):
-        first.sum().backward()
+def test_second_derivatives_that_nobody_asks_for() -> None:
+    check_unused_second_derivatives(whole(fused), SECOND)
 
 
 def checkpointed(f: Function) -> Function:

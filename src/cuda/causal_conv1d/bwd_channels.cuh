@@ -1,6 +1,6 @@
-// The backward where channels lie beside each other. As in the forward a thread goes along the
-// tokens; what the next tokens still add to the gradients of the last kWidth - 1 is in registers
-// too. Behind its last row it goes on as far as these need.
+// The backward for tensors whose channels are contiguous. As in the forward a thread iterates over
+// tokens. The gradients of the last kWidth - 1 tokens, to which later ones still add, stay in
+// registers; the thread continues past its last row until they are complete.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -13,10 +13,10 @@
 namespace flashvar::causal_conv1d {
 
 struct BwdChannelsArgs : BwdProblem {
-  ChannelTiles tiles;  // blocks behind them write the gradients of states
+  ChannelTiles tiles;  // blocks after these write the gradients of states
 };
 
-// Adds the gradients of final states to those of a row, `left` rows before its sequence's end.
+// Adds the final state's gradient to that of the row that is `left` rows before its sequence's end.
 template <int kElements>
 __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Span& span,
                                                int64_t channel, int64_t left,
@@ -27,14 +27,14 @@ __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const 
   }
 }
 
-// Adds up the groups' values of one lane, in order; right in the first group.
+// Adds up one lane's values over the groups, in order. The sum is valid in the first group.
 template <int kElements>
 __device__ __forceinline__ void add_groups(const ChannelPlace& at, const ChannelTiles& tiles,
                                            float (&values)[kElements], float* shared) {
-  __syncthreads();  // the last reads of `shared`
+  __syncthreads();  // all threads have read `shared`, which is overwritten
 #pragma unroll
   for (int e = 0; e < kElements; ++e) shared[e * kThreads + threadIdx.x] = values[e];
-  __syncthreads();  // all values are there
+  __syncthreads();  // all threads have written their values
   if (at.group != 0) return;
   int const step = 1 << tiles.lanes_log2;
   for (int other = step; other < kThreads; other += step) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void add_groups(const ChannelPlace& at, const Channel
   }
 }
 
-// kElements: of a thread, kStages: rows that are read ahead. With one element, strides may be any.
+// kElements: channels per thread; with 1, strides may be any. kStages: rows that are prefetched.
 template <class Dtype, int kWidth, int kElements, int kStages>
 __global__ void __launch_bounds__(kThreads, 2)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ SharedFilters<kWidth, 32 * kElements> shared;
   __shared__ float shared_sums[kElements * kThreads];
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
     write_grad_state(args, blockIdx.x - args.tiles.blocks);
     return;
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's
 
   at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
-    // Counted from the first row: the thread's, those that it sees, and those that final states
-    // have.
+    // Counted from the segment's first row: rows that are the thread's; rows that it reads; the
+    // first row that is part of the final state.
     int64_t const left = segment.span.end - segment.first;
     int const rows = static_cast<int>(segment.last - segment.first);
     int const ahead = static_cast<int>(min(left, int64_t{rows} + kPast));
@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       write(grad);
     };
     float pending[kPast][kElements] = {};  // gradients of the last rows
-    // One row; kInner: it is the thread's, and the row that it completes has no final state.
+    // Processes a row. kInner: the row is the thread's, and the row whose gradient it completes is
+    // not part of a final state.
     auto step = [&](auto inner, bool silu, int stage, int row) {
       constexpr bool kInner = decltype(inner)::value;
       float newest[kElements], grad[kElements], done[kElements];
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
     }
-    // Where the sequence ends, nothing is added to its last rows.
+    // At the sequence's end the pending gradients are complete.
 #pragma unroll
     for (int k = 0; k < kPast; ++k) {
       int const row = ahead - kPast + k;

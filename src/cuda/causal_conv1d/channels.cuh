@@ -1,4 +1,5 @@
-// A thread's channels, which lie beside each other, and its rows, from sequence to sequence.
+// Iteration for tensors whose channels are contiguous: a thread's channels, and its rows from
+// sequence to sequence.
 #pragma once
 #include <cstdint>
 
@@ -9,7 +10,7 @@
 
 namespace flashvar::causal_conv1d {
 
-// Rows of a sequence that a thread has: [first, last) of one of the batch.
+// The part of a sequence that a thread has: rows [first, last) of a batch entry.
 struct Segment {
   Span span;
   int64_t first, last;
@@ -19,7 +20,7 @@ struct ChannelPlace {
   int32_t lane, group;
   int64_t row_block;
   int64_t first_channel;  // of the block
-  int64_t row;            // the thread's first, of the rows of all of the batch
+  int64_t row;            // the thread's first, counted over the whole batch
   int32_t rows;
 
   __device__ __forceinline__ ChannelPlace(const Problem& problem, const ChannelTiles& tiles,
@@ -33,7 +34,8 @@ struct ChannelPlace {
         rows(static_cast<int>(
             min(int64_t{tiles.rows}, max(problem.batch * problem.seqlen - row, int64_t{0})))) {}
 
-  // Calls f(segment) for each of the thread's sequences, in order. All threads of a warp call it.
+  // Calls f(segment) for each sequence that the thread has rows of, in order. Called by whole
+  // warps.
   template <class F>
   __device__ __forceinline__ void each_segment(const Problem& problem, const ChannelTiles& tiles,
                                                bool exists, F f) const {
@@ -77,9 +79,10 @@ __device__ __forceinline__ typename Dtype::Word* first_row(const Tensor& tensor,
          offset(tensor, segment.span.batch, segment.first, channel);
 }
 
-// Reads a thread's channels of rows that follow each other, kStages of them ahead: into shared
-// memory, where a thread has places of its own, or of chunks that are too small for that, into
-// registers. The kernel closes a group of copies for each row that it starts or reads.
+// Reads a thread's channels of consecutive rows, with kStages rows in flight: by cp.async into
+// slots of shared memory that are the thread's own, or into registers where chunks are smaller than
+// the 4 bytes of cp.async. The kernel commits one cp.async group for each row that it starts or
+// reads.
 template <class Dtype, int kElements, int kStages>
 class RowReader {
   using C = Chunk<Dtype, kElements>;
@@ -97,12 +100,13 @@ class RowReader {
         next_(first_row<Dtype>(tensor, segment, channel)),
         stride_(tensor.strides[1]) {}
 
-  // Called for each of the first kStages rows, before any is read.
+  // Starts the load of one of the first kStages rows; called before any row is read.
   __device__ __forceinline__ void start(int stage, bool exists) {
     if constexpr (kCopies) copy(stage, exists);
   }
 
-  // The next row, whose number is `stage` modulo kStages; `left`: rows from it on.
+  // Reads the next row, number `stage` modulo kStages, and starts the load kStages rows ahead.
+  // `left`: rows from it on.
   __device__ __forceinline__ void read(int stage, int left, float (&values)[kElements]) {
     C chunk;
     if constexpr (kCopies) {
@@ -137,7 +141,8 @@ class RowReader {
   C chunks_[kCopies ? 1 : kStages];
 };
 
-// The kPast tokens before a segment, the oldest first.
+// Loads the kPast tokens before a segment, oldest first: of the sequence, else of its state, else
+// 0.
 template <class Dtype, int kPast, int kElements>
 __device__ __forceinline__ void load_past(const Problem& problem, const Segment& segment,
                                           int64_t channel, float (&past)[kPast][kElements]) {
@@ -172,7 +177,7 @@ __device__ __forceinline__ void shift(float (&past)[kPast][kElements],
   }
 }
 
-// What the activation of a row gets.
+// The convolution's result for a row, before the activation.
 template <int kWidth, int kElements, class Filters>
 __device__ __forceinline__ float convolved(const Filters& filters,
                                            const float (&past)[kWidth - 1][kElements], float newest,

@@ -18,7 +18,7 @@ __device__ __forceinline__ float bias(const Problem& problem, int64_t channel) {
                                       : load(problem.bias, offset(problem.bias, 0, 0, channel));
 }
 
-// The filter of one channel; of zeros where that does not exist.
+// The filter (weights and bias) of one channel; zeros if there is no such channel.
 template <int kWidth>
 struct ChannelFilter {
   static constexpr int kPast = kWidth - 1;
@@ -41,7 +41,7 @@ struct ChannelFilter {
     bias = value_of(problem.bias, of_bias);
   }
 
-  // What the activation of a token gets.
+  // The convolution's result for a token, before the activation.
   __device__ __forceinline__ float convolved(const float* past, float newest) const {
     float z = bias;
 #pragma unroll
@@ -50,17 +50,18 @@ struct ChannelFilter {
   }
 };
 
-// The filters of channels, one behind the other in each array.
+// The filters of kChannels channels: arrays indexed by channel.
 template <int kWidth, int kChannels>
 struct Filters {
   float taps[kWidth][kChannels];
   float bias[kChannels];
 };
 
-// Those of a block's channels, read by all of its threads.
+// The filters of a block's channels in shared memory.
 template <int kWidth, int kChannels>
 struct alignas(16) SharedFilters : Filters<kWidth, kChannels> {
-  // From the channel `first` on; all loads are made before one is waited for. All threads call it.
+  // Loads the filters from channel `first` on. All loads are issued before the first is waited for.
+  // Called by all threads.
   __device__ __forceinline__ void fill(const Problem& problem, int64_t first) {
     constexpr int kEntries = (kWidth + 1) * kChannels, kEach = (kEntries + kThreads - 1) / kThreads;
     uint32_t bits[kEach] = {};
@@ -84,7 +85,7 @@ struct alignas(16) SharedFilters : Filters<kWidth, kChannels> {
       float& to = is_tap ? this->taps[tap][channel] : this->bias[channel];
       to = value_of(is_tap ? problem.weight : problem.bias, bits[i]);
     });
-    __syncthreads();  // the filters are there
+    __syncthreads();  // all threads have written their part of the filters
   }
 
   template <int kElements>
@@ -102,7 +103,8 @@ __device__ __forceinline__ float activated(float z, bool silu) {
   return silu ? z * sigmoid_approx(z) : z;
 }
 
-// Of all elements together: they wait for each other's approximations once.
+// Applies the activation to all elements at once, so that their special-function instructions
+// overlap.
 template <int kElements>
 __device__ __forceinline__ void activate(float (&values)[kElements], bool silu) {
   if (!silu) return;
@@ -110,7 +112,7 @@ __device__ __forceinline__ void activate(float (&values)[kElements], bool silu) 
   for (int e = 0; e < kElements; ++e) values[e] = activated(values[e], true);
 }
 
-// The gradient of z, of that of its activation.
+// Gradient of z, given the gradient of its activation.
 __device__ __forceinline__ float grad_activated(float grad, float z, bool silu) {
   if (!silu) return grad;
   float const gate = sigmoid_approx(z);

@@ -1,5 +1,6 @@
-// The forward where channels lie beside each other. Bound by memory: a thread goes along the tokens
-// of its channels with the last kWidth - 1 of them in registers, so that each is loaded once.
+// The forward for tensors whose channels are contiguous. Bound by memory: a thread iterates over
+// the tokens of its channels with the last kWidth - 1 tokens in registers, so that each is loaded
+// once.
 #pragma once
 #include <cstdint>
 
@@ -11,10 +12,10 @@
 namespace flashvar::causal_conv1d {
 
 struct FwdChannelsArgs : FwdProblem {
-  ChannelTiles tiles;  // blocks behind them write the final states
+  ChannelTiles tiles;  // blocks after these write the final states
 };
 
-// `place`: of the row's first element in the residual.
+// `place`: offset of the row's first element in the residual.
 template <class Dtype, int kElements>
 __device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t place,
                                              float (&y)[kElements]) {
@@ -31,9 +32,8 @@ __device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t 
   for (int e = 0; e < kElements; ++e) y[e] += added[e];
 }
 
-// kElements: of a thread, kStages: rows that are read ahead, kBlocksAtOnce: blocks of a
-// multiprocessor that registers are left for. With one element, strides and the
-// dtype of the residual may be any.
+// kElements: channels per thread; with 1, strides and the residual's dtype may be any. kStages:
+// rows that are prefetched. kBlocksAtOnce: blocks per SM that the registers are limited for.
 template <class Dtype, int kWidth, int kElements, int kStages, int kBlocksAtOnce>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   __shared__ SharedFilters<kWidth, 32 * kElements> shared;
   __shared__ typename Reader::Shared shared_rows;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
     write_final(args, blockIdx.x - args.tiles.blocks);
     return;

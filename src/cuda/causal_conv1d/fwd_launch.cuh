@@ -15,10 +15,10 @@ namespace flashvar::causal_conv1d {
 template <class Target, class Dtype>
 struct FwdLaunch {
   static constexpr int kWordBytes = sizeof(typename Dtype::Word);
-  // Of channels a thread keeps more in registers than of tokens.
+  // Elements per thread: fewer of contiguous channels, of which it keeps more values in registers.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4, kTokenStages = 3;
-  // The registers of three are too few on other architectures, and for fp16 and fp32.
+  // Blocks per SM. With three, kernels spill on other architectures, and for fp16 and fp32.
   static constexpr int kBlocksAtOnce =
       std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture == 90 ? 3 : 2;
   static constexpr int kLeastRows = 16, kMostRows = 64;

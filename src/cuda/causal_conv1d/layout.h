@@ -1,5 +1,5 @@
-// Which dimension of a call's tensors threads go along, and whether by chunks of elements. Host
-// only.
+// Decides along which dimension of a call's tensors threads load, and whether several elements at
+// once. Host only.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -16,9 +16,9 @@ struct Operand {
 };
 
 struct Layout {
-  bool tokens_inner;  // tokens lie beside each other; else channels do, or neither
+  bool tokens_inner;  // tokens are contiguous; else channels are, or neither
   bool chunks;        // whether a thread loads several elements at once
-  // Why not: the operand and what of it.
+  // If not: which operand prevents it, and why.
   const char* operand = nullptr;
   const char* what = nullptr;
 

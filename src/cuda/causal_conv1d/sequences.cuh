@@ -1,5 +1,5 @@
-// Where sequences lie, and what came before them. Whatever cu_seqlens holds, no row is outside of
-// the tensors.
+// Locates sequences and the tokens before them. Whatever cu_seqlens holds, no row outside of the
+// tensors is accessed.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace flashvar::causal_conv1d {
 
-// Rows [begin, end) of one of the batch.
+// A sequence: rows [begin, end) of a batch entry.
 struct Span {
   int64_t index;  // of the sequence
   int64_t batch;
@@ -19,7 +19,7 @@ __device__ __forceinline__ bool is_packed(const Problem& problem) {
   return problem.cu_seqlens.data != nullptr;
 }
 
-// A sequence by its number.
+// The rows of sequence `index`.
 __device__ __forceinline__ Span span_of(const Problem& problem, int64_t index) {
   if (!is_packed(problem)) return {index, index, 0, problem.seqlen};
   int64_t const begin = min(max(load(problem.cu_seqlens, index), int64_t{0}), problem.seqlen);
@@ -27,8 +27,8 @@ __device__ __forceinline__ Span span_of(const Problem& problem, int64_t index) {
   return {index, 0, begin, end};
 }
 
-// The last packed sequence that begins at `row` or before it, where the warp's threads look for one
-// row. All of them call it.
+// The last packed sequence that begins at or before `row`. All lanes of the warp call it, with the
+// same row.
 __device__ __forceinline__ int64_t find_together(const Problem& problem, int64_t row) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int64_t found = 0;
@@ -43,8 +43,8 @@ __device__ __forceinline__ int64_t find_together(const Problem& problem, int64_t
   return found;
 }
 
-// The packed sequence of a row, which is not before the sequence `from`. Rows that belong to none
-// belong to the one before them.
+// The packed sequence of a row, searched from sequence `from` on. Rows between sequences count as
+// the preceding one's.
 __device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_t from) {
   int64_t low = from, step = 1;
   while (low + step < problem.sequences && load(problem.cu_seqlens, low + step) <= row) {
@@ -66,14 +66,14 @@ __device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_
   return {low, 0, begin, end};
 }
 
-// What stands in the state `back` tokens before the sequence: 0 where there is nothing.
+// The state's token `back` tokens before the sequence; 0 if there is none.
 __device__ __forceinline__ float before(const Problem& problem, const Span& span, int64_t channel,
                                         int64_t back) {
   if (problem.state.data == nullptr || back > problem.columns) return 0.f;
   return load(problem.state, offset(problem.state, span.index, channel, problem.columns - back));
 }
 
-// The token `at` places from the beginning of its sequence, which may be negative.
+// Token `at` of a sequence; negative: of its state.
 __device__ __forceinline__ float token(const Problem& problem, const Span& span, int64_t channel,
                                        int64_t at) {
   if (at < 0) return before(problem, span, channel, -at);

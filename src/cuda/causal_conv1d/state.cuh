@@ -1,5 +1,4 @@
-// The final states of a forward, and the gradients of the initial ones: few elements, a thread
-// each.
+// Final states of the forward, and gradients of initial states: few elements, one thread for each.
 #pragma once
 #include <cstdint>
 
@@ -26,7 +25,7 @@ struct StateElement {
   }
 };
 
-// `block`: of those that write final states.
+// Writes final states. `block`: index among the blocks that do.
 __device__ __forceinline__ void write_final(const FwdProblem& problem, int64_t block) {
   int64_t const number = block * kThreads + threadIdx.x;
   if (number >= problem.final_elements()) return;
@@ -37,7 +36,7 @@ __device__ __forceinline__ void write_final(const FwdProblem& problem, int64_t b
         token(problem, span, element.channel, at));
 }
 
-// The gradient of what the activation gets, at a token of a sequence.
+// Gradient of the activation's input, at a token of a sequence.
 __device__ __forceinline__ float grad_convolved(const BwdProblem& problem, const Span& span,
                                                 int64_t channel, int64_t at) {
   float z = bias(problem, channel);
@@ -50,7 +49,7 @@ __device__ __forceinline__ float grad_convolved(const BwdProblem& problem, const
   return grad_activated(grad, z, problem.silu);
 }
 
-// `block`: of those that write gradients of initial states.
+// Writes gradients of initial states. `block`: index among the blocks that do.
 __device__ __forceinline__ void write_grad_state(const BwdProblem& problem, int64_t block) {
   int64_t const number = block * kThreads + threadIdx.x;
   if (number >= problem.state_elements()) return;

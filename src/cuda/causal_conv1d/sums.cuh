@@ -1,5 +1,5 @@
-// The gradients of weights and biases: each block of the backward writes its part of their sums,
-// and a kernel adds the parts, in order.
+// Gradients of weights and biases: each block of the backward writes its partial sums, and a kernel
+// adds them up, in order.
 #pragma once
 #include <cstdint>
 
@@ -10,20 +10,20 @@
 namespace flashvar::causal_conv1d {
 
 struct SumsArgs {
-  const float* parts;  // [count, kWidth + 1, dim]: the last row is of the bias
+  const float* parts;  // [count, kWidth + 1, dim]; [.., kWidth, ..] is the bias's
   int64_t count;
   int64_t dim;
   Tensor grad_weight, grad_bias;
 };
 
-inline constexpr int kSumLanes = 32;  // columns of a block; its other threads share their parts
+inline constexpr int kSumLanes = 32;  // channels per block; its other threads split the parts
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ SumsArgs args) {
   constexpr int kGroups = kThreads / kSumLanes, kAtOnce = 8;
   __shared__ float sums[kGroups][kSumLanes];
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the backward has written the parts
   int const lane = threadIdx.x % kSumLanes, group = threadIdx.x / kSumLanes;
   int64_t const columns = (kWidth + 1) * args.dim;
   int64_t const column = int64_t{blockIdx.x} * kSumLanes + lane;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
     for (int i = 0; i < kAtOnce; ++i) sum += values[i];
   }
   sums[group][lane] = sum;
-  __syncthreads();  // all sums are there
+  __syncthreads();  // all threads have written their sums
   if (group != 0 || column >= columns) return;
   for (int other = 1; other < kGroups; ++other) sum += sums[other][lane];
   int64_t const tap = column / args.dim, channel = column - tap * args.dim;

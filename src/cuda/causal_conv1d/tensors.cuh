@@ -1,4 +1,4 @@
-// Elements of tensors whose dtype is known at launch alone, as fp32.
+// Loads elements of tensors whose dtype is a run-time value, as fp32.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,7 @@ __device__ __forceinline__ int64_t offset(const Tensor& tensor, int64_t first, i
   return first * tensor.strides[0] + second * tensor.strides[1] + third * tensor.strides[2];
 }
 
-// An element as it is in memory: nothing waits for it before it is a value.
+// Loads an element without converting it: nothing waits for the load before the conversion.
 __device__ __forceinline__ uint32_t load_bits(const Tensor& tensor, int64_t offset) {
   if (tensor.dtype == dtype::fp32::kAbi) return static_cast<const uint32_t*>(tensor.data)[offset];
   return static_cast<const uint16_t*>(tensor.data)[offset];

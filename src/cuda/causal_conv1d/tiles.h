@@ -1,6 +1,6 @@
-// How the threads of blocks share the elements of a call. Where channels lie beside each other, a
-// thread has some of them and goes along the tokens; where tokens do, it has a channel. What a
-// thread has depends on the call's sizes alone, so that sums are made in one order on every device.
+// How a call's elements are divided among threads. If channels are contiguous, a thread has some
+// channels and iterates over tokens; if tokens are contiguous, it has one channel. The division
+// depends on the call's sizes alone, so that sums are added in the same order on every device.
 #pragma once
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 namespace flashvar::causal_conv1d {
 
 inline constexpr int kThreads = 256;
-// Blocks wanted before a thread's work grows.
+// Blocks that a launch should have before threads get more work each.
 inline constexpr int64_t kBlocks = 1024;
 
-// Channels beside each other: `lanes` threads hold the channels of a row, and groups of them `rows`
-// rows each, which follow each other. Rows are those of the batch, one sequence after the other.
+// Contiguous channels: a group of `lanes` threads holds the channels of a row, and has `rows`
+// consecutive rows, counted over the whole batch.
 struct ChannelTiles {
   int64_t blocks;
-  uint32_t column_blocks;  // the blocks of the same rows, which are neighbours
+  uint32_t column_blocks;  // blocks, adjacent in the grid, that share rows
   int32_t lanes_log2;      // at most 5
   int32_t rows;
 
@@ -43,14 +43,14 @@ struct ChannelTiles {
   int64_t count(const Problem& problem) const { return row_blocks(problem) * column_blocks; }
 };
 
-// Tokens beside each other: `lanes` threads hold a tile of tokens of a channel, and go through
-// `tiles` of them, a chunk, which follow each other, of one sequence of the batch after the other.
-// Groups of a block have channels beside each other of the same chunk.
+// Contiguous tokens: a group of `lanes` threads holds a tile of tokens of one channel and iterates
+// over a chunk, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
+// adjacent channels of the same chunk.
 struct TokenTiles {
   int64_t blocks;
-  int64_t of_channel;       // tiles: of all of the batch
-  int32_t of_row;           // of one of the batch
-  uint32_t channel_blocks;  // the blocks of the same tokens, which are neighbours
+  int64_t of_channel;       // tiles of a channel, over the whole batch
+  int32_t of_row;           // tiles of a batch entry
+  uint32_t channel_blocks;  // blocks, adjacent in the grid, that share tokens
   int32_t lanes_log2;       // at most 5
   int32_t tiles;            // of a chunk
 

@@ -1,5 +1,5 @@
-// The update: a thread has a channel of a sequence, all of its tokens and its columns of the state,
-// so that it alone reads and writes them.
+// The update, for decoding. A thread has a channel of a sequence with all of its tokens and columns
+// of the state; no other thread accesses them.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace flashvar::causal_conv1d {
 
-// A channel of a sequence and of its state, whose column `turn` is the oldest.
+// A channel of a sequence and of its state. Of a circular state, column `turn` is the oldest.
 struct UpdateChannel {
   int64_t batch, channel, slot, turn;
 
@@ -19,7 +19,7 @@ struct UpdateChannel {
     return offset(problem.state, slot, channel,
                   column < problem.columns ? column : column % problem.columns);
   }
-  // What stands `at` places from the first new token.
+  // Token `at`, relative to the first new one; negative: of the state.
   __device__ __forceinline__ float token(const UpdateProblem& problem, int64_t at) const {
     if (at >= 0) return load(problem.x, offset(problem.x, batch, at, channel));
     if (at < -problem.columns) return 0.f;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     update_kernel(const __grid_constant__ UpdateProblem args) {
   constexpr int kPast = kWidth - 1;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   int64_t const number = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   UpdateChannel at{};
   at.batch = number / args.dim;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   bool const circular = args.state_positions.data != nullptr;
   at.slot = args.state_indices.data == nullptr ? at.batch : load(args.state_indices, at.batch);
   if (at.slot < 0 || at.slot >= args.sequences) {
-    // 0 of an index that says there is no state, NaN of one that is wrong.
+    // Result without a state: 0 if the index says that there is none, NaN if the index is invalid.
     float const absent = at.slot < 0 ? 0.f : __int_as_float(0x7fffffff);
     for (int64_t t = 0; t < args.seqlen; ++t) {
       store(args.y, offset(args.y, at.batch, t, at.channel), absent);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
     past[kPast - 1] = newest;
   }
 
-  if (circular) {  // tokens of the state stay where they are
+  if (circular) {  // only new tokens are written
     for (int64_t t = max(args.seqlen - args.columns, int64_t{0}); t < args.seqlen; ++t) {
       store(args.state, at.column(args, t), at.token(args, t));
     }

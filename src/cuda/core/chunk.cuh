@@ -1,4 +1,4 @@
-// Elements beside each other in memory: what a thread loads at once, and as fp32.
+// Chunk: contiguous elements that a thread loads or stores at once, and their conversion to fp32.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -16,9 +16,9 @@ struct Chunk {
 
   uint32_t words[(kBytes + 3) / 4];
 
-  // `from`: the chunk's first element; kAligned: on a multiple of the chunk's bytes, with all of
-  // the chunk there. Else `count` elements are read, which may be 0 or less. Hint: the data is not
-  // read again.
+  // `from`: the chunk's first element. kAligned: it is aligned to the chunk's size and the whole
+  // chunk is read; else the first `count` elements are, none if `count` <= 0. The load hints that
+  // the data is not read again.
   template <bool kAligned>
   __device__ __forceinline__ void load(const Word* from, int count) {
     if constexpr (!kAligned) {

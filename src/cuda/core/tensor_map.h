@@ -34,15 +34,17 @@ constexpr CUtensorMapDataType tensor_map_type() {
 
 // Encodes a tiled map of `rank` dimensions, innermost first. The innermost is contiguous;
 // `strides`, in bytes, are those of the others. SWIZZLE_128B: the innermost extent of `box` must be
-// 128 bytes. Reads outside the tensor give zeros.
+// 128 bytes. Reads outside the tensor give zeros. cudaErrorNotSupported: there is no encoder.
 inline cudaError_t encode_tensor_map(CUtensorMap& map, CUtensorMapDataType type, uint32_t rank,
                                      void* data, const cuuint64_t* dims, const cuuint64_t* strides,
                                      const cuuint32_t* box) {
+  auto* const encode = tensor_map_encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
   cuuint32_t const element_strides[5] = {1, 1, 1, 1, 1};
   CUresult const error =
-      tensor_map_encoder()(&map, type, rank, data, dims, strides, box, element_strides,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, type, rank, data, dims, strides, box, element_strides,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return error == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -22,4 +22,11 @@ bool rows_are_aligned(const TensorView<Element>& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0 && strides % kElements == 0;
 }
 
+// Whether the address space has room for `rows` more rows in front of the tensor.
+template <class Element>
+bool has_room_in_front(const TensorView<Element>& tensor, int64_t rows) {
+  return reinterpret_cast<uintptr_t>(tensor.data) / sizeof(Element) >=
+         static_cast<uint64_t>(rows * tensor.seq_stride);
+}
+
 }  // namespace flashvar

@@ -1,8 +1,9 @@
-// What the chains of both families share: a warp has 16 columns of the state of one head in
-// registers, transposed. Rows of its accumulators, m16n8 tiles of mma.sync and wgmma alike, are
-// columns of V, so that every product of the chain has its A operand in registers (an accumulator,
-// packed) and its B operand in shared memory as it was loaded. No warp waits for another's results.
-// chunk.h has the formulas; here
+// What both families share of the chain: the loop that carries a head's state from chunk to chunk.
+//
+// Each warp holds S^T of 16 columns of V in registers, as accumulators (m16n8 tiles, the same in
+// mma.sync and wgmma) whose rows are columns of V. Every GEMM of the chain then takes operand A
+// from registers, a packed accumulator, and operand B from shared memory as it was loaded, and no
+// warp needs another's results. chunk.h has the formulas; transposed they are
 //   S^T K^T, S^T Q^T;  W^T = V^T - a o (S^T K^T);  U^T = W^T update^T
 //   S^T = decay S^T + (b o U^T) K;  out^T = c o (S^T Q^T) + U^T P^T
 #pragma once
@@ -19,7 +20,7 @@
 
 namespace flashvar::gated_delta_rule {
 
-// A block's place in a grid of rows times heads times tiles, on one axis.
+// Coordinates of a block in a grid of rows x heads x column tiles that is launched on one axis.
 struct BlockPlace {
   uint32_t row, head, tile;
 
@@ -32,15 +33,16 @@ struct BlockPlace {
   }
 };
 
-// The work of a block: columns of V of one head of one sequence.
+// The work of a block: a tile of columns of V, of one head of one sequence.
 struct Work {
   uint32_t sequence, head, head_qk;
   int32_t column;  // first of V
   Span span;
-  int64_t first_chunk;  // place of the first record
-  int32_t batch;        // coordinate in dense tensors
+  int64_t first_chunk;  // index of the sequence's first record, in chunks
+  int32_t batch;        // batch index of dense tensors; 0: packed
 
-  // `tiles`: of `columns` columns of V each. `block`: its number among those of a chain.
+  // `tiles`: tiles of a head, of `columns` columns of V each. `block`: index among a chain's
+  // blocks.
   __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns,
                                   uint32_t block = blockIdx.x)
       : Work(problem, BlockPlace(problem, tiles, block), columns) {}
@@ -60,7 +62,8 @@ struct Work {
         batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {}
 };
 
-// Column of V and of K of element i of the thread's accumulators, from column `column` of V on.
+// Coordinates (v, k) in the state of accumulator element i of the thread, whose block starts at
+// column `column` of V.
 struct StatePlace {
   int32_t v, k;
 
@@ -68,7 +71,7 @@ struct StatePlace {
       : v(column + 16 * lane.warp + lane.g + i / 2 % 2 * 8), k(i / 4 * 8 + 2 * lane.t + i % 2) {}
 };
 
-// Calls f(element of the thread's accumulators, address) for each that exists.
+// Calls f(i, address) for each accumulator element i of the thread that lies within the state.
 template <int kDim, class F>
 __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const State& state,
                                               const Work& work, int32_t column, F f) {
@@ -84,14 +87,14 @@ __device__ __forceinline__ void each_of_state(const FwdProblem& problem, const S
   }
 }
 
-// Accumulators of 16 kSteps columns as operand A.
+// Packs accumulators of 16 kSteps columns into operand A.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[8 * kSteps]) {
 #pragma unroll
   for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// From shared memory.
+// Loads from shared memory.
 __device__ __forceinline__ float load_float(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
@@ -104,12 +107,12 @@ __device__ __forceinline__ float2 load_pair(uint32_t address) {
   return pair;
 }
 
-// A value of each token of the chunk, for the accumulator columns of the lane: 8 n + 2 t and the
-// next.
+// A vector with one value per token of the chunk, as factors of accumulator columns: pairs[n] are
+// those of the lane's columns 8 n + 2 t and 8 n + 2 t + 1.
 struct TokenFactors {
   float2 pairs[8];
 
-  // `vector`: its address.
+  // `vector`: its shared-memory address.
   explicit __device__ __forceinline__ TokenFactors(uint32_t vector) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -117,7 +120,7 @@ struct TokenFactors {
     }
   }
 
-  // Multiplies the accumulators of 64 columns.
+  // Scales the 64 columns of accumulators.
   __device__ __forceinline__ void scale(float (&d)[32]) const {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -129,7 +132,7 @@ struct TokenFactors {
   }
 };
 
-// Where a record's vectors lie behind a, its first.
+// Byte offsets of a record's vectors from its first one, a.
 template <class Record>
 struct VectorOffsets {
   static constexpr int b = offsetof(Record, b) - offsetof(Record, a);
@@ -138,8 +141,8 @@ struct VectorOffsets {
   static constexpr int growth = offsetof(Record, growth) - offsetof(Record, a);
 };
 
-// The lane's address in a tile of 64 tokens x 64 columns of V for ldmatrix or stmatrix, transposed:
-// tokens 8 n to 8 n + 15 and the warp's 16 columns are one fragment of an accumulator's four tiles.
+// The lane's address for ldmatrix.trans or stmatrix.trans in a tile of 64 tokens x 64 columns of V.
+// The four matrices are tokens 8 n to 8 n + 15 by the warp's 16 columns.
 __device__ __forceinline__ uint32_t transposed(uint32_t tile, int n) {
   int const lane = static_cast<int>(threadIdx.x) % 32,
             warp = static_cast<int>(threadIdx.x) / 32 % 4;
@@ -147,7 +150,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t tile, int n) {
   return tile + token * 128 + ((chunk ^ (token & 7)) * 16);
 }
 
-// The warp's 16 columns of a tile of V, transposed as accumulators lie.
+// The warp's 16 columns of a tile of V, transposed into the layout of accumulators.
 struct ValueTile {
   uint32_t words[4][4];
 
@@ -156,7 +159,7 @@ struct ValueTile {
     for (int i = 0; i < 4; ++i) ptx::ldmatrix_x4_trans(words[i], transposed(tile, 2 * i));
   }
 
-  // W^T in the place of S^T K^T: d = V^T - a o d.
+  // Turns S^T K^T into W^T: d = V^T - a o d.
   template <class Dtype>
   __device__ __forceinline__ void subtract(float (&d)[32], const TokenFactors& a) const {
 #pragma unroll
@@ -172,9 +175,9 @@ struct ValueTile {
   }
 };
 
-// Operand A in fp16, whose digits W needs whatever the inputs are: each row times a power of two
-// that takes its largest element to 2^10. The factors that undo it are in `undo`, for rows g and
-// g + 8.
+// Packs operand A in fp16, for bf16 inputs too: W needs fp16's 11 bits of precision. To stay in the
+// range of fp16 each row is scaled by a power of two that brings its largest element to 2^10.
+// `undo`: the inverse factors of rows g and g + 8.
 __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d)[32],
                                             float (&undo)[2]) {
   constexpr uint32_t kExponent = 0x7f800000, kOne = 127u << 23, kTarget = 10u << 23;
@@ -203,11 +206,11 @@ __device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&
   for (int i = 0; i < kElements; ++i) d[i] *= factors[i / 2 % 2];
 }
 
-// Copies the warp's 16 columns of a tile [token][column of V] to memory where `rows` and `columns`
-// of the tile exist.
+// Copies the warp's 16 columns of a tile [token][column of V] to global memory: the first `rows`
+// rows and `columns` columns of the tile.
 __device__ __forceinline__ void copy_columns(uint16_t* to, int64_t stride, uint32_t tile,
                                              int32_t rows, int32_t columns) {
-  __syncwarp();  // the warp's columns are there
+  __syncwarp();  // all lanes have written the warp's columns
   int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
   int const chunk = 2 * warp + lane % 2;
   uint16_t* const out = to + 8 * chunk;
@@ -223,7 +226,7 @@ __device__ __forceinline__ void copy_columns(uint16_t* to, int64_t stride, uint3
   }
 }
 
-// The same to the rows of a tensor like out.
+// copy_columns() to the chunk's rows of a tensor shaped like out.
 __device__ __forceinline__ void copy_out(const FwdProblem& problem, const Tensor& out,
                                          const Work& work, uint32_t tile, int32_t row,
                                          int32_t column) {
@@ -233,8 +236,9 @@ __device__ __forceinline__ void copy_out(const FwdProblem& problem, const Tensor
   copy_columns(to, out.seq_stride, tile, work.span.count - row, problem.head_dim_v - column);
 }
 
-// Stores out^T of the warp's 16 columns by way of `tile`, of which other warps use other columns.
-// `put(n, words)` stores the four words of accumulator tiles n and n + 1 there, transposed.
+// Stores out^T of the warp's 16 columns to global memory, staged through `tile`; each warp uses its
+// own columns of it. `put(n, words)` stores the four words of accumulator tiles n and n + 1 into
+// the tile, transposed.
 template <class Dtype, class Put>
 __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
                                           const float (&d)[32], uint32_t tile, int32_t row,
@@ -249,16 +253,16 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
   copy_out(problem, problem.out, work, tile, row, column);
 }
 
-// Element (token, column) of a tile in column blocks of 64 columns.
+// Address of element (token, column) of a tile that is stored in column blocks of 64 columns.
 __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, int column) {
   int const in_block = column % 64;
   return tile + column / 64 * (kChunk * 128) + token * 128 + ((in_block / 8 ^ (token & 7)) * 16) +
          in_block % 8 * 2;
 }
 
-// Calls f(i, value) for the lane's elements of a row: element 8 n + 2 t is the 2 n-th, the next the
-// one behind it, as they lie in the state's columns. Loaded each time: the state takes the
-// registers.
+// Calls f(i, value) for the lane's elements of a row of q or k, in the order of the state's
+// accumulator columns: i = 2 n is element 8 n + 2 t, and i = 2 n + 1 the next. The row is read anew
+// at each use, because the state occupies the registers.
 template <class Dtype, int kDim, class F>
 __device__ __forceinline__ void each_of_row(const Lane& lane, uint32_t tile, int token, F f) {
 #pragma unroll
@@ -282,14 +286,15 @@ __device__ __forceinline__ float norm_of(const FwdProblem& problem, const Lane& 
   return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
 }
 
-// A chunk token by token, in fp32: the state and, with kOutput, out^T in V's tile.
+// Computes a chunk token by token, in fp32: updates the state and, with kOutput, overwrites V's
+// tile with out.
 template <class Dtype, int kDim, bool kOutput = true>
 __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const Work& work,
                                                float (&state)[kDim / 2], uint32_t tile_k,
                                                uint32_t tile_q, uint32_t tile_v, int32_t row) {
-  Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
+  Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
   int32_t const count = min(work.span.count - row, kChunk);
-  // Element i of a row meets this one of the state's row g + 8 half.
+  // The state's element that multiplies element i of a row, for the state's row g + 8 half.
   auto const of_state = [&](int i, int half) -> float& {
     return state[i / 2 * 4 + 2 * half + i % 2];
   };
@@ -331,7 +336,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t const packed = Dtype::pack(factor * quad_sum(out[half]), 0.f);
-      __syncwarp();  // the quad has read V's element
+      __syncwarp();  // all lanes of the quad have read V's element, which out overwrites
       if (lane.t == 0) {
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(addresses[half]),
                      "h"(static_cast<uint16_t>(packed))

@@ -1,4 +1,4 @@
-// The gates of tokens, from what the caller gives.
+// Computes the gates of tokens from the caller's tensors.
 #pragma once
 #include <cstdint>
 
@@ -9,10 +9,12 @@
 
 namespace flashvar::gated_delta_rule {
 
-// e^-104 is 0 in fp32: a lower gate decays no more, and differences of sums stay finite.
+// Gates are clamped to this: e^-104 is 0 in fp32, and sums of gates stay finite, as do their
+// differences.
 inline constexpr float kLowestGate = -104.f;
 
-// A value as it is in memory. Apart from its conversion, so that loads need not be waited for.
+// Loads a value without converting it. Conversion is a step of its own, so that several loads are
+// in flight before the first is waited for.
 __device__ __forceinline__ uint32_t load_bits(const Gate& gate, int64_t index) {
   if (gate.dtype == dtype::fp32::kAbi) return static_cast<const uint32_t*>(gate.data)[index];
   return static_cast<const uint16_t*>(gate.data)[index];
@@ -26,7 +28,7 @@ __device__ __forceinline__ float from_bits(const Gate& gate, uint32_t bits) {
 // log(1 + exp(x)); x itself where they are equal in fp32.
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
-// Where a gate's values of a chunk begin: of a batch entry, a row and a head.
+// Offset of a chunk's first value in a gate tensor, given its batch index, row and head.
 struct GatePlace {
   int64_t batch, row, head;
 
@@ -35,7 +37,7 @@ struct GatePlace {
   }
 };
 
-// What the gates of a token and head are made of, as it is in memory.
+// The unconverted inputs of a token's gate and beta, for one head.
 struct GateBits {
   uint32_t g, a_log, dt_bias, beta;
 
@@ -46,7 +48,7 @@ struct GateBits {
         dt_bias(bits(problem.dt_bias, place)),
         beta(bits(problem.beta, place)) {}
 
-  // The logarithm of a token's decay, natural; NaN where an input is.
+  // Natural logarithm of the token's decay; NaN if an input is NaN.
   __device__ __forceinline__ float decay_log(const Problem& problem) const {
     if (problem.g.data == nullptr) return 0.f;
     float value = from_bits(problem.g, g);
@@ -76,7 +78,7 @@ __device__ __forceinline__ float beta_of(const Problem& problem, const GatePlace
   return GateBits(problem, place).beta_of(problem);
 }
 
-// The sum of the values of the warp's lanes below this one.
+// Exclusive prefix sum over the lanes of the warp.
 __device__ __forceinline__ float sum_before(float value) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float sum = value;

@@ -1,5 +1,5 @@
-// What the chains of the backward share on all architectures: vectors of a record, images in
-// workspace, and operands made of dOut.
+// What both families share of the backward's chains: access to a record's vectors, images in the
+// workspace, and operands made from dOut.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace flashvar::gated_delta_rule {
 
 inline constexpr int kChainColumns = 64;
 
-// The first vectors of a record: a, b, c, decay and growth, beta.
+// The vectors of a record that chains load: a, b, c, decay and growth, beta.
 using Vectors = VectorOffsets<GradRecord>;
 inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRecord, a);
 inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
 
 using Square = SmemLayout<kChunk, kChunk>;
 
-// The place of a chunk's tile of columns of V in workspace.
+// Indices of a chunk's record, and of its tile of columns of V, in the workspace.
 struct TilePlace {
   int64_t record, tile;
 
@@ -31,13 +31,13 @@ struct TilePlace {
         tile(record * tiles + work.column / kChainColumns) {}
 };
 
-// dOut^T, the warp's 16 rows, as operand A.
+// Loads dOut^T of the warp's 16 columns of V as operand A.
 __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t tile) {
 #pragma unroll
   for (int kk = 0; kk < 4; ++kk) ptx::ldmatrix_x4_trans(a[kk], transposed(tile, 2 * kk));
 }
 
-// Multiplies columns of operand A by a vector of the record.
+// Scales the columns of operand A by a vector of the record.
 template <class Dtype>
 __device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vector) {
   TokenFactors const factors(vector);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void scale_operand(uint32_t (&a)[4][4], uint32_t vect
   }
 }
 
-// Stores operand A, the warp's 16 rows of 16 kSteps columns, to an image of 64 rows.
+// Stores operand A, 16 rows x 16 kSteps columns of the warp, to an image of 64 rows.
 template <int kSteps>
 __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t (&a)[kSteps][4]) {
   using Layout = SmemLayout<64, 16 * kSteps>;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t
   }
 }
 
-// What packing leaves of accumulators, packed.
+// Packs the low part of accumulators: what is left of them after rounding to 16 bits.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float (&d)[8 * kSteps]) {
 #pragma unroll
@@ -86,8 +86,41 @@ __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float
   }
 }
 
-// Stores a number to an element of a row of an image: of row 16 warp + g + 8 half, by one lane of
-// the quad.
+// solve(), whose GEMM each family implements: d -= M d', for each row of the accumulators. M is X o
+// D or its transpose, d' is d with columns scaled by beta.
+//
+// First step: packs d' as operand A, with the factors that pack_scaled() returns in `undo`.
+__device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&undo)[2],
+                                            const float (&d)[32], uint32_t beta) {
+  float scaled[32];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) scaled[i] = d[i];
+  TokenFactors(beta).scale(scaled);
+  pack_scaled(packed, scaled, undo);
+}
+
+// Careful chunks: overwrites X o D in shared memory with its low part. Called by kThreads threads,
+// after a barrier that says that all of them have read X o D.
+template <int kThreads>
+__device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record) {
+  const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
+  for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kThreads) {
+    uint4 const words = low[i];
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+  }
+}
+
+// Last step: d -= undo o product, given the product of M and the packed d'.
+__device__ __forceinline__ void finish_solve(float (&d)[32], const float (&product)[32],
+                                             const float (&undo)[2]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+}
+
+// Stores a value and its low part to column `token` of two images, in row 16 warp + g + 8 half. One
+// lane of the quad stores.
 template <class Dtype>
 __device__ __forceinline__ void put_element(unsigned char* image, int token, int half, float high,
                                             unsigned char* image_low) {
@@ -101,8 +134,8 @@ __device__ __forceinline__ void put_element(unsigned char* image, int token, int
       static_cast<uint16_t>(Dtype::pack(high - Dtype::unpack(word), 0.f));
 }
 
-// Stores a number of dV to a tile [token][column] in shared memory, and what rounding left of it to
-// workspace, by one lane of the quad.
+// Stores a value of dV to a tile [token][column] in shared memory, and its low part to the
+// workspace. One lane of the quad stores.
 template <class Dtype>
 __device__ __forceinline__ void put_grad_value(uint32_t tile, int token, int half, float x,
                                                uint16_t* low) {

@@ -1,14 +1,14 @@
-// What the kernels of the backward of the gated delta rule hand on for each chunk of 64 tokens and
-// each head. Names are those of chunk.h.
+// GradRecord and GradWorkspace: what the kernels of the backward pass on for each chunk of 64
+// tokens and each head. Notation: chunk.h.
 //
-// T is I - diag(beta) X, where X = K K^T's part below the diagonal, times the inverse of
-// I + (that part) diag(beta), has no factor beta at either end. One matrix serves both directions,
-// and beta of 0 has a gradient:
-//   R = W - (X o D) diag(beta) W     what W lacks of V token by token; U = diag(beta) R
+// With N the strictly lower triangle of K K^T, the backward uses X = N (I + diag(beta) N)^-1, for
+// which T = I - diag(beta) X. X has no factor beta at either end, so that beta = 0 has a gradient,
+// and X serves both directions:
+//   R = W - (X o D) diag(beta) W     residuals: U = diag(beta) R
 //   dV = diag(beta) (dU - (X o D)^T diag(beta) dU)
-// With dS the gradient of the state after the chunk, dU = P^T dOut + diag(b) K dS. For the other
-// gradients E = dV R^T and F = dOut R^T are enough, beside products with S and dS: the gradient of
-// A o D is -E diag(beta) below the diagonal, divided by beta of the row.
+// where dU = P^T dOut + diag(b) K dS, and dS is the gradient of the state after the chunk. The
+// other gradients follow from E = dV R^T and F = dOut R^T, and from products with S and dS: the
+// gradient of A o D is -E diag(beta) below the diagonal, divided by the row's beta.
 #pragma once
 #include <cstdint>
 
@@ -16,15 +16,15 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Here `growth` is the largest sum of absolute values of a row of (X o D) diag(beta), and 1. Above
-// kCarefulGrowth matrices of 16 bits come in two, the second being what rounding leaves; above
-// kMostGradGrowth a chunk goes token by token in fp32.
+// Here `growth` is 1 + the infinity norm of (X o D) diag(beta). Above kCarefulGrowth a chunk is
+// careful: its 16-bit matrices are stored as two, high part and low part (the rounding error of the
+// high part). Above kMostGradGrowth it is computed token by token, in fp32.
 inline constexpr float kCarefulGrowth = 2.25f;
 inline constexpr float kMostGradGrowth = 8.f;
-// X's largest element in fp16.
+// Largest element of X that is stored in fp16.
 inline constexpr float kLargestInverse = 16384.f;
 
-// Matrices as in ChunkRecord.
+// Matrices are swizzled as in ChunkRecord.
 struct GradRecord {
   uint16_t inverse[kChunk * kChunk];  // X o D, in fp16
   uint16_t scores[kChunk * kChunk];   // P, in the dtype of q
@@ -32,33 +32,36 @@ struct GradRecord {
   float decay, growth;
   float unused[kChunk - 2];
   float beta[kChunk];  // 0 beyond the sequence
-  float sums[kChunk];  // G, in log2 units
+  float sums[kChunk];  // G / ln 2
   float norm_q[kChunk], norm_k[kChunk];
-  uint16_t inverse_low[kChunk * kChunk];  // what is left of X o D; written where it is read
+  uint16_t inverse_low[kChunk * kChunk];  // low part of X o D; careful chunks only
 };
 static_assert(sizeof(GradRecord) == 26 * 1024);
 
-// Images of tiles in workspace: rows of 128 bytes permuted as by SWIZZLE_128B, in column blocks.
+// Bytes of a 64 x 64 matrix. An image is an operand in the workspace as it lies in shared memory:
+// in column blocks, swizzled as by SWIZZLE_128B.
 inline constexpr int kSquareBytes = kChunk * kChunk * 2;
 
-// What the gradients of gates and beta are made of, by tokens.
+// Sums per token that the gradients of gates and beta are computed from (gates_kernel).
 struct GateSums {
   float gates[kChunk], kept[kChunk], columns[kChunk];
   float states;
   float unused[kChunk - 1];
 };
 
-// The workspace of a backward. Slots are chunks; tiles are of 64 columns of V.
+// The workspace of a backward. Dimensions: slot, one per chunk that was launched for; tile, 64
+// columns of V.
 struct GradWorkspace {
-  GradRecord* records;             // [slot][head]
-  unsigned char* states;           // [slot][head][tile]: S^T before the chunk, 64 x K
-  unsigned char* grad_states;      // likewise: dS^T after it
-  unsigned char* residuals;        // [slot][head][tile]: R^T, 64 x 64
-  unsigned char* residuals_low;    // likewise: what rounding left, in careful chunks
-  unsigned char* grad_values_low;  // likewise: of dV, [token][column], not permuted
-  GateSums* sums;                  // [slot][head]
-  float* grad_a_log;               // [slot][head], a chunk's part
-  float* grad_dt_bias;             // likewise
+  GradRecord* records;           // [slot][head]
+  unsigned char* states;         // [slot][head][tile]: image of S^T before the chunk, 64 x K
+  unsigned char* grad_states;    // likewise of dS^T after the chunk
+  unsigned char* residuals;      // [slot][head][tile]: image of R^T, 64 x 64
+  unsigned char* residuals_low;  // low part of R^T; careful chunks only
+  unsigned char*
+      grad_values_low;  // low part of dV, [token][column], not swizzled; careful chunks only
+  GateSums* sums;       // [slot][head]
+  float* grad_a_log;    // [slot][head]: the chunk's contribution
+  float* grad_dt_bias;  // likewise
   int32_t tiles;
   int32_t state_bytes;  // of a tile's state
 };

@@ -1,5 +1,5 @@
-// What kernels of rows in the backward share: their items, a record's vectors in shared memory,
-// sums.
+// What both families share of rows_kernel, which computes dQ and dK: its work items, the vectors of
+// a record in shared memory, reductions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,15 +9,16 @@
 
 namespace flashvar::gated_delta_rule {
 
-// A chunk and a head of q and k, whose heads of v are added up.
+// A work item: a chunk of one head of q and k. Its gradients are sums over the heads of v that
+// share the head.
 struct RowsItem {
   uint32_t slot, head_qk;
-  int32_t batch;          // coordinate in dense tensors
+  int32_t batch;          // batch index of dense tensors; 0: packed
   int32_t begin, length;  // of the sequence
   int32_t first;          // row in the sequence
 
   RowsItem() = default;
-  // The item numbered `item`: slots times heads of q and k. Called by whole warps.
+  // Item number `item` of slots x heads of q and k. Precondition: the warp is converged.
   __device__ __forceinline__ RowsItem(const FwdProblem& problem, uint32_t item)
       : slot(item / static_cast<uint32_t>(problem.heads_qk)),
         head_qk(item - slot * problem.heads_qk) {
@@ -29,10 +30,10 @@ struct RowsItem {
     first = chunk.first;
   }
 
-  // Rows of the sequence from the chunk's first on; none in surplus chunks.
+  // Rows of the sequence from the chunk's first on; 0 or less: a surplus chunk.
   __device__ __forceinline__ int32_t count() const { return length - first; }
 
-  // The group's `i`-th head, and the number of its record.
+  // Head i of the group, and the index of its record.
   __device__ __forceinline__ uint32_t head(const FwdProblem& problem, int32_t i) const {
     return head_qk * problem.group + i;
   }
@@ -40,7 +41,8 @@ struct RowsItem {
     return int64_t{slot} * problem.heads + head(problem, i);
   }
 
-  // Whether the chunk is careful in one of the heads. Called by whole warps, of chunks with rows.
+  // Whether the chunk is careful in any head of the group. Preconditions: the warp is converged,
+  // the chunk has rows.
   __device__ __forceinline__ bool careful(const FwdProblem& problem,
                                           const GradWorkspace& workspace) const {
     bool found = false;
@@ -51,7 +53,19 @@ struct RowsItem {
   }
 };
 
-// The vectors of a record in shared memory, in its order.
+// Byte offsets in a slot, a buffer of rows_kernel for what the chains wrote of one head and 64
+// columns of V. kTileBytes: size of an image of S^T or dS^T.
+template <int kTileBytes>
+struct RowsSlot {
+  static constexpr int kGradOut = 0;                             // dOut
+  static constexpr int kGradValues = kGradOut + kSquareBytes;    // dV
+  static constexpr int kResiduals = kGradValues + kSquareBytes;  // R^T
+  static constexpr int kState = kResiduals + kSquareBytes;       // S^T
+  static constexpr int kGradState = kState + kTileBytes;         // dS^T
+  static constexpr int kSlotBytes = kGradState + kTileBytes;
+};
+
+// The vectors of a GradRecord as they lie in shared memory.
 struct RecordRows {
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
@@ -66,7 +80,7 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// sum + the products of eight elements each.
+// sum + the dot product of eight elements.
 template <class Dtype>
 __device__ __forceinline__ float add_products_of(const uint4& one, const uint4& other, float sum) {
   uint32_t const words[2][4] = {{one.x, one.y, one.z, one.w}, {other.x, other.y, other.z, other.w}};

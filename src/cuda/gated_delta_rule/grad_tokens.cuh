@@ -1,4 +1,4 @@
-// Chunks of the backward's chains token by token, in fp32.
+// The backward's chains for chunks of large growth: token by token, in fp32.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +6,7 @@
 
 namespace flashvar::gated_delta_rule {
 
-// The lane's element of a row of a 16-bit tile, of row g or g + 8 of its accumulators.
+// Element of a 16-bit tile's row that belongs to accumulator row g + 8 half of the lane.
 template <class Dtype>
 __device__ __forceinline__ float load_value(uint32_t tile, int token, int half) {
   Lane const lane(ptx::thread_index());
@@ -17,7 +17,8 @@ __device__ __forceinline__ float load_value(uint32_t tile, int token, int half) 
   return Dtype::unpack(word);
 }
 
-// Element i of a row of q or k meets this one of the state's row g + 8 half.
+// The state's element that multiplies element i of a row of q or k, for the state's row
+// g + 8 half.
 template <int kElements>
 __device__ __forceinline__ float& element_of(float (&state)[kElements], int i, int half) {
   return state[i / 2 * 4 + 2 * half + i % 2];
@@ -27,8 +28,8 @@ __device__ __forceinline__ GatePlace place_of(const Work& work, int32_t row) {
   return {work.batch, int64_t{work.span.first} + row, work.head};
 }
 
-// The state through a chunk. put(token, half, r) takes what its token lacks of V, from all lanes of
-// a quad; zeros beyond the sequence.
+// Carries the state through a chunk. put(token, half, r) receives the token's residual R, in all
+// lanes of a quad; 0 beyond the sequence.
 template <class Dtype, int kDim, class Put>
 __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, const Work& work,
                                                     float (&state)[kDim / 2], uint32_t tile_k,
@@ -36,7 +37,7 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
   int32_t const count = min(work.span.count - row, kChunk);
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
-    Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
+    Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
     GatePlace const place = place_of(work, row + token);
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
@@ -69,8 +70,8 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
   }
 }
 
-// The state's gradient through a chunk, backwards. put(token, half, x) takes the gradient of its
-// token's row of V, from all lanes of a quad, after the quad has read dOut's element.
+// Carries the state's gradient through a chunk, last token first. put(token, half, x) receives an
+// element of the token's dV, in all lanes of a quad, which have read dOut's element by then.
 template <class Dtype, int kDim, class Put>
 __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, const Work& work,
                                                     float (&grad)[kDim / 2], uint32_t tile_k,
@@ -78,7 +79,7 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
                                                     int32_t row, Put put) {
 #pragma unroll 1
   for (int token = min(work.span.count - row, kChunk) - 1; token >= 0; --token) {
-    Lane const lane(ptx::thread_index());  // read late: the loop of usual chunks has the registers
+    Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
     GatePlace const place = place_of(work, row + token);
     float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
@@ -102,7 +103,7 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
       }
     });
     float const beta = beta_of(problem, place);
-    __syncwarp();  // the quad has read dOut's elements
+    __syncwarp();  // all lanes of the quad have read dOut's elements, which put() may overwrite
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       product[half] = beta * norm * quad_sum(product[half]);

@@ -10,7 +10,7 @@ namespace flashvar::gated_delta_rule {
 
 using Tensor = TensorView<uint16_t>;  // of 16-bit elements
 
-// A value for each token and head, or for each head: the other strides are 0.
+// A value per token and head, or per head (the other strides are 0).
 struct Gate {
   const void* data;  // may be null
   int64_t batch_stride, seq_stride, head_stride;
@@ -25,7 +25,7 @@ struct StateView {
 };
 using State = StateView<float>;
 
-// What calls of all ops are given, without the states.
+// What the problems of all functions share: everything but the states.
 struct Problem {
   int64_t sequences;
   Sequences rows;
@@ -43,7 +43,7 @@ struct FwdProblem : Problem {
   void* workspace;
 };
 
-// A Gate that is written; data may be null: not wanted.
+// A Gate that is written. data may be null: the caller does not want it.
 struct GradGate {
   void* data;
   int64_t batch_stride, seq_stride, head_stride;
@@ -76,7 +76,7 @@ struct Indices {
 
 struct UpdateProblem : Problem {
   unsigned state_dtype;  // flashvar_dtype
-  // They may be one tensor.
+  // May be the same tensor.
   StateView<void> initial_state, final_state;
   Indices indices;
   int64_t states;  // in a tensor of states

@@ -1,5 +1,5 @@
-// Pass 2 of segments (segments.h): the states at a sequence's boundaries, one after the other, in
-// fp32. A block has a few columns of V of one head.
+// Pass 2 of segments (segments.h): computes the states at a sequence's boundaries one after the
+// other, in fp32. A block has a few columns of V of one head.
 #pragma once
 #include <cstdint>
 
@@ -19,14 +19,15 @@ template <int kDim_>
 struct ScanConfig {
   static constexpr int kDim = kDim_;
   static constexpr int kColumns = 8;
-  static constexpr int kParts = kColumns;      // of a sum; a thread adds up those of a column
+  static constexpr int kParts =
+      kColumns;  // parts of a dot product; one thread per column adds them up
   static constexpr int kPairs = kDim / 2;      // of rows
   static constexpr int kPart = kDim / kParts;  // terms of a part
   static constexpr int kThreads = kParts * kPairs;
 };
 
-// The grid: boundaries times heads times tiles of columns of V. The block of a sequence's first
-// boundary goes through all of them.
+// Grid: boundaries x heads x column tiles of V. The blocks of a sequence's first boundary compute
+// all of its boundaries; the others exit.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     scan_kernel(const __grid_constant__ ScanArgs args) {
@@ -34,7 +35,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kPairs = Config::kPairs;
   __shared__ float4 state[kColumns][kDim / 4];
   __shared__ float2 sums[Config::kParts][kColumns][kPairs];
-  // Also where there is nothing to do: the next grid waits for this one only.
+  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
+  // complete before the preceding one is.
   ptx::griddepcontrol_wait();
   const FwdProblem& problem = args.problem;
   auto const work =
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     to += states.sequence_stride;
     transition += transitions.sequence_stride;
     float2 own = exists ? *reinterpret_cast<const float2*>(to) : float2{};  // b
-    __syncthreads();                                                        // the state is there
+    __syncthreads();  // all of the first state is in shared memory
     float2 sum[kColumns] = {};
 #pragma unroll
     for (int i = 0; i < kPart; i += 4) {
@@ -93,7 +95,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) sums[part][j][pair] = sum[j];
-    __syncthreads();  // the parts are there, and the state has been read
+    __syncthreads();  // all parts are written, and the state has been read
 #pragma unroll
     for (int i = 0; i < Config::kParts; ++i) {
       float2 const one = sums[i][part][pair];

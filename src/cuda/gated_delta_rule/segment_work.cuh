@@ -1,5 +1,5 @@
-// What the passes of segments (segments.h) share on all architectures: the blocks' work, and the
-// states that one pass leaves to the next.
+// What both families share of the passes over segments (segments.h): the work of a block, and loads
+// and stores of the states that one pass leaves to the next.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +11,11 @@ namespace flashvar::gated_delta_rule {
 
 // The work of a block: columns of V of one head of one segment.
 struct SegmentWork : Work {
-  bool exists;            // else more blocks were launched than there is work
-  int32_t before, after;  // numbers of the boundaries at its ends; -1 at an end of its sequence
+  bool exists;            // false: a surplus block, which exits
+  int32_t before, after;  // boundaries at the segment's ends; -1: an end of the sequence
 
-  // Where the grid's rows are the segments before boundaries, and then the last one of every
-  // sequence.
+  // Pass 3, in which the grid's rows are the segments that end at a boundary, then the last segment
+  // of each sequence.
   static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
                                                            const Segments& segments,
                                                            uint32_t boundaries, uint32_t tiles,
@@ -28,7 +28,7 @@ struct SegmentWork : Work {
     return {problem, segments, place, {sequence, row}, columns};
   }
 
-  // Where they are the segments before boundaries.
+  // Pass 1, in which the grid's rows are the segments that end at a boundary.
   static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
                                                                 const Segments& segments,
                                                                 uint32_t tiles, int columns) {
@@ -41,13 +41,13 @@ struct SegmentWork : Work {
     int64_t const row = (int64_t{place.row} - first(sequence)) * segments.rows;
     SegmentWork work{problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}),
                      columns};
-    work.exists = work.after >= 0;  // there may be fewer boundaries than were counted
+    work.exists = work.after >= 0;  // grids are sized for the most boundaries there may be
     return work;
   }
 
  protected:
-  // The shuffles tell the compiler that all lanes have the same, so that what follows from it is in
-  // uniform registers.
+  // The shuffles tell the compiler that the values are warp-uniform, so that it keeps what it
+  // derives from them in uniform registers.
   static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {
     return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
   }
@@ -67,7 +67,8 @@ struct SegmentWork : Work {
   }
 };
 
-// The work of a block of pass 1. Tiles of columns are those of V, and then those of the transition.
+// The work of a block of pass 1. The column tiles are those of V, followed by those of the
+// transition.
 struct InnerWork : SegmentWork {
   bool is_transition;  // columns are those of K
 
@@ -78,17 +79,17 @@ struct InnerWork : SegmentWork {
     is_transition = column >= of_values;
     if (!is_transition) return;
     column -= of_values;
-    exists = exists && before >= 0;  // the first segment's state is known
+    exists = exists && before >= 0;  // the first segment needs no transition
   }
 
-  // Columns of V to load: none for a transition, where values are zeros.
+  // Columns of V to load: none for a transition, which takes V = 0.
   __device__ __forceinline__ int32_t values(const FwdProblem& problem) const {
     return is_transition ? 0 : problem.head_dim_v - column;
   }
 };
 
-// Calls f(first of two elements of the thread's accumulators, their address) for those of a state
-// between segments, or of a transition.
+// Calls f(i, address) for each pair (i, i + 1) of the thread's accumulator elements that lies
+// within a state between segments, or a transition.
 template <int kDim, class F>
 __device__ __forceinline__ void each_between(const State& state, int32_t boundary, uint32_t head,
                                              int32_t column, int32_t columns, F f) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ void each_between(const State& state, int32_t boundar
   }
 }
 
-// Loads the first state of a sequence, from column `column` on; zeros where it has none.
+// Loads the initial state of a sequence, from column `column` of V on; zeros if there is none.
 template <int kDim>
 __device__ __forceinline__ void load_initial_state(const FwdProblem& problem, const Work& work,
                                                    int32_t column, float (&state)[kDim / 2]) {
@@ -117,7 +118,7 @@ __device__ __forceinline__ void load_initial_state(const FwdProblem& problem, co
                       [&](int i, const float* from) { state[i] = *from; });
 }
 
-// Pass 3: the first state of a segment.
+// Pass 3: loads the state at a segment's start.
 template <int kDim>
 __device__ __forceinline__ void load_first_state(const FwdProblem& problem,
                                                  const SegmentStates& between,
@@ -126,7 +127,7 @@ __device__ __forceinline__ void load_first_state(const FwdProblem& problem,
   if (work.before < 0) return load_initial_state<kDim>(problem, work, column, state);
 #pragma unroll
   for (float& value : state) value = 0.f;
-  ptx::griddepcontrol_wait();  // the states are written
+  ptx::griddepcontrol_wait();  // pass 2 has written the states
   each_between<kDim>(between.states, work.before, work.head, column, problem.head_dim_v,
                      [&](int i, const float2* from) {
                        state[i] = from->x;
@@ -134,7 +135,7 @@ __device__ __forceinline__ void load_first_state(const FwdProblem& problem,
                      });
 }
 
-// Pass 3: the last state of a sequence, where it is wanted.
+// Pass 3: stores a sequence's final state, if the caller wants it.
 template <int kDim>
 __device__ __forceinline__ void store_final_state(const FwdProblem& problem,
                                                   const SegmentWork& work, int32_t column,
@@ -144,7 +145,7 @@ __device__ __forceinline__ void store_final_state(const FwdProblem& problem,
                       [&](int i, float* to) { *to = state[i]; });
 }
 
-// Pass 1: what a segment's state or its transition starts as.
+// Pass 1: initialises a segment's state, or its transition (the identity).
 template <int kDim>
 __device__ __forceinline__ void load_first_state(const FwdProblem& problem, const InnerWork& work,
                                                  int32_t column, float (&state)[kDim / 2]) {
@@ -156,7 +157,7 @@ __device__ __forceinline__ void load_first_state(const FwdProblem& problem, cons
   }
 }
 
-// Pass 1: what it ends as.
+// Pass 1: stores the result.
 template <int kDim>
 __device__ __forceinline__ void store_last_state(const FwdProblem& problem,
                                                  const SegmentStates& between,

@@ -1,12 +1,13 @@
-// Segments: parts of a sequence whose chunks are gone through at the same time, where whole
+// Segments: sequences are divided into parts that run in parallel, where chains over whole
 // sequences would leave most of the device idle.
 //
-// A segment is linear in its first state S: its last one is M S + b. Three passes are exact:
-//   1. of every segment that is not the last of its sequence, b (from a state of zeros) and the
-//      transition M (from the identity, with values of zeros); of the first one, whose state is
-//      known, only the state after it
-//   2. the states at boundaries between segments, one after the other: S' = M S + b
-//   3. every segment from its own first state: the forward as it is without segments
+// A segment maps the state S at its start to M S + b at its end. Three passes, without
+// approximation:
+//   1. of each segment but a sequence's last: b, computed from a state of zeros, and the transition
+//      M, computed from the identity with V = 0. Of a sequence's first segment, whose state is
+//      known, the state after it instead.
+//   2. the states at the boundaries between segments, in order: S' = M S + b
+//   3. the forward, with each segment as a chain of its own that starts from its state
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,11 +18,10 @@
 namespace flashvar::gated_delta_rule {
 
 struct Segments {
-  int32_t rows;  // of each but the last of a sequence: whole chunks; 0: sequences are not divided
+  int32_t rows;  // per segment, a multiple of the chunk; 0: sequences are not divided
 
-  // Boundaries between two segments of a sequence: of packed sequences, whose lengths only the
-  // device knows, as many as there may be. Each has a segment before it, and each sequence a last
-  // one.
+  // Number of boundaries between segments. Of packed sequences, whose lengths only the device
+  // knows, the most that there may be.
   int64_t boundaries(const Problem& problem) const {
     if (rows == 0) return 0;
     if (problem.rows.offsets != nullptr) return problem.rows.total / rows;
@@ -29,8 +29,8 @@ struct Segments {
   }
 
 #ifdef __CUDACC__
-  // Number of the first boundary of a sequence. Of packed ones, each between two segments begins
-  // a whole segment's rows after the one before it, so that no two have the same number.
+  // Index of a sequence's first boundary. Of packed sequences it is derived from the offset:
+  // boundaries are at least `rows` rows apart, so that no two get the same index.
   __device__ __forceinline__ int32_t first_boundary(const Sequences& of, uint32_t sequence) const {
     if (of.offsets == nullptr) return static_cast<int32_t>(sequence) * ((of.seqlen - 1) / rows);
     return min(max(of.offsets[sequence], 0), of.total) / rows;
@@ -38,19 +38,19 @@ struct Segments {
 #endif
 };
 
-// What parts of a chain take, measured: nanoseconds of a block with the multiprocessor to itself.
+// Measured times of the parts of a chain, in nanoseconds, of a block alone on a multiprocessor.
 struct ChainCosts {
   int64_t multiprocessors;
   int64_t narrow, wide;  // a chunk of 64 or of 128 columns of V
   int64_t state;         // a chunk of 128 columns of V or of a transition, without the output
   int64_t scan;          // a boundary of 8 columns of V
-  int64_t start;         // of each kernel's blocks: launch, first loads, states' loads and stores
+  int64_t start;         // per block: launch, first loads, loads and stores of states
 };
 
-// What the chains of `sequences` sequences of `chunks` chunks take in `count` segments each: the
-// blocks' time, one after the other where multiprocessors have several. With n segments of c chunks
-// and one block of columns, pass 3 is n blocks of c chunks; pass 1 is 2 n - 3 blocks of c chunks,
-// as the first segment has no transition and the last no part in it; pass 2 is n - 2 boundaries.
+// Estimated time of the chains of `sequences` sequences of `chunks` chunks, in `count` segments
+// each: the sum over the waves of blocks. With n segments of c chunks and one tile of columns, pass
+// 3 is n blocks of c chunks; pass 1 is 2 n - 3 blocks of c chunks, as the first segment has no
+// transition and the last one takes no part; pass 2 is n - 2 boundaries.
 inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
@@ -69,9 +69,9 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
          time(chains * tiles(v, 8), (count - 2) * costs.scan);
 }
 
-// The division that takes least: a function of the call's sizes alone, so that equal calls have
-// equal results. Packed sequences count as one that has all rows: where they are short, segments
-// are longer than they are, and passes 1 and 2 find nothing to do.
+// The division with the least estimated time. It depends on the call's sizes alone, so that equal
+// calls have equal results. Packed sequences are estimated as one sequence of all rows: where they
+// are in fact shorter than a segment, passes 1 and 2 have no work.
 inline Segments choose_segments(const Problem& problem, const ChainCosts& costs) {
   constexpr int64_t kLeastChunks = 8, kMostSegments = 64;
   bool const packed = problem.rows.offsets != nullptr;
@@ -81,16 +81,16 @@ inline Segments choose_segments(const Problem& problem, const ChainCosts& costs)
   int64_t best = 1, least = 0;
   for (int64_t count = 1; count <= std::min(kMostSegments, chunks / kLeastChunks); ++count) {
     int64_t const cost = chain_cost(problem, costs, sequences, chunks, count);
-    // Worth their memory from a twentieth on.
+    // Segments cost memory: they must save at least a twentieth of the time.
     if (count == 1 || 20 * cost < (best == 1 ? 19 : 20) * least) best = count, least = cost;
   }
   if (best == 1) return {0};
   return {static_cast<int32_t>((chunks + best - 1) / best * kChunk)};
 }
 
-// What the passes give each other: [boundary][head][column][dim] of float32.
+// States that passes hand to one another, fp32 [boundary][head][column of V][dim].
 struct SegmentStates {
-  // Before pass 2 b, after it the state at the boundary; but for first boundaries, which have the
+  // b after pass 1, the state at the boundary after pass 2. At a sequence's first boundary the
   // state from the start.
   State states;
   State transitions;  // columns of M are columns

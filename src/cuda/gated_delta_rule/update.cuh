@@ -1,14 +1,14 @@
-// The gated delta rule token by token. Bound by memory: each element of a state is read once and
-// written once, and for all tokens between stays in a register.
+// The gated delta rule token by token, for decoding. Bound by memory: each element of a state is
+// read once and written once, and stays in a register for all tokens in between.
 //
-// A warp has all rows of a few columns of the state of one head, and a block some warps of one
-// head. What all columns of a head share of a token, k, q and the gates, is prepared once a block,
-// in shared memory, a token by each warp at a time, while the state is on its way. Then, from one
-// pass over its registers, a warp has for each token
+// A warp holds all rows of a few columns of the state of one head; the warps of a block share a
+// head. What all columns of a head need of a token (k, q and the gates) is prepared in shared
+// memory once per block, one token per warp at a time, while the state is being loaded. Then one
+// pass over a warp's registers gives for each token
 //   known = decay S^T k,  read = decay S^T q
 //   update = beta (v - known),  out = read + (k . q) update
 //   S = decay S + k update^T
-// so that lanes exchange sums once a token.
+// so that lanes reduce sums once per token.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -21,9 +21,9 @@
 
 namespace flashvar::gated_delta_rule {
 
-// How the elements of a state are spread over the lanes of a warp. kKFirst: elements of a column
-// are neighbours in memory ([head_dim_v][head_dim]), else those of a row. Lanes load 16 bytes of
-// neighbours at once, and 64 bytes or more of neighbours together.
+// Distribution of a state's elements over the lanes of a warp. kKFirst: columns are contiguous in
+// memory ([head_dim_v][head_dim]), else rows are. A lane loads 16 contiguous bytes at once;
+// adjacent lanes load at least 64 contiguous bytes together.
 template <class Dtype_, class StateDtype_, bool kKFirst_, int kDim_>
 struct UpdateConfig {
   using Dtype = Dtype_;
@@ -31,10 +31,11 @@ struct UpdateConfig {
   using Word = typename StateDtype::Word;
   using States = Chunk<StateDtype>;
   static constexpr bool kKFirst = kKFirst_;
-  static constexpr int kDim = kDim_;  // rows of a state that there is room for: a power of two
-  // Neighbouring rows of a lane: of one load of the state.
+  static constexpr int kDim = kDim_;  // the most rows of a state: a power of two
+  // Consecutive rows that a lane has in one run.
   static constexpr int kRun = kKFirst ? States::kElements : 8;
-  // Fewer lanes along K are more along V: 128 bytes of neighbours where registers hold the rows.
+  // Most lanes along K. With fewer of them more lie along V, for 128 contiguous bytes, where a
+  // lane's registers hold the rows.
   static constexpr int kMostLanes = kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
                                                 : (!kKFirst && States::kElements == 4 ? 4 : 8);
   static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
@@ -43,21 +44,21 @@ struct UpdateConfig {
   static constexpr int kColumns = !kKFirst ? States::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
   static constexpr int kChunks = kRows * kColumns / States::kElements;
   static constexpr int kWarpColumns = kLanesV * kColumns;
-  // Most warps of a block, and blocks of a multiprocessor that registers are left for: some load
-  // while others compute or store.
+  // Most warps of a block, and blocks per SM that the registers are limited for: some load while
+  // others compute or store.
   static constexpr int kWarps = 4;
   static constexpr int kBlocks = kRows * kColumns > 64 ? 2 : 4;
 };
 
 struct UpdateArgs {
   UpdateProblem problem;
-  int32_t tiles;  // blocks of a state
-  // Whether 16 bytes of a state may be accessed at once.
+  int32_t tiles;  // blocks per state
+  // Whether states are aligned for 16-byte accesses.
   bool initial_aligned, final_aligned;
 };
 
-// What a token brings to the columns of a block, in fp32. k and q are normalised where rows are,
-// and q is scaled.
+// A token's inputs to the columns of a block, in fp32: k and q, normalised if the call normalises
+// rows, q scaled, and v.
 template <class C>
 struct UpdateToken {
   float k[C::kDim], q[C::kDim];
@@ -65,13 +66,13 @@ struct UpdateToken {
   float decay, beta, k_q, unused;
 };
 
-// The work of a block, and the place of a lane in it.
+// The work of a block, and the coordinates of a lane in it.
 template <class C>
 struct UpdateTile {
   int64_t sequence, head, batch;
-  int64_t place;  // of the state; negative: there is none
+  int64_t place;  // index of the state; negative: there is none
   Span span;
-  int32_t first_column, column;  // of the block, and of the lane in the block
+  int32_t first_column, column;  // of the block in V; of the lane within the block
   int32_t lane_k;
 
   __device__ __forceinline__ explicit UpdateTile(const UpdateArgs& args) {
@@ -95,8 +96,7 @@ struct UpdateTile {
     if (place >= problem.states) place = -1;
   }
 
-  // Adds up a value of the lanes that share columns; all of them have the sum then, of the same
-  // bits.
+  // Sum over the lanes that share columns. All of them get it, bit for bit the same.
   static __device__ __forceinline__ float sum(float value) {
     constexpr int kStride = C::kKFirst ? 1 : C::kLanesV;
 #pragma unroll
@@ -106,13 +106,13 @@ struct UpdateTile {
     return value;
   }
 
-  // The row of a lane's element.
+  // Row of the lane's element i.
   __device__ __forceinline__ int32_t row(int i) const {
     return (i / C::kRun * C::kLanesK + lane_k) * C::kRun + i % C::kRun;
   }
 
-  // Calls f(i, address of its first element, how many of its elements exist) for each 16 bytes of
-  // the lane's part of a state.
+  // Calls f(i, address, count) for each 16 bytes of the lane's part of a state; `count`: how many
+  // of their elements lie within the state.
   template <class F>
   __device__ __forceinline__ void each_chunk(const UpdateProblem& problem,
                                              const StateView<void>& states, bool aligned,
@@ -121,7 +121,7 @@ struct UpdateTile {
     int64_t const k_stride = C::kKFirst && aligned ? 1 : states.k_stride;
     int64_t const v_stride = !C::kKFirst && aligned ? 1 : states.v_stride;
     int32_t const first_k = row(0), first_v = first_column + column;
-    // Addresses are added up: products of strides would be kept in registers.
+    // Addresses are computed incrementally: multiples of the strides would be kept in registers.
     int64_t const next_run = C::kRun * C::kLanesK * k_stride;
     int64_t const next_run_row = next_run - (C::kRun - 1) * k_stride;
     Word* start = static_cast<Word*>(states.data) + place * states.sequence_stride +
@@ -138,7 +138,7 @@ struct UpdateTile {
           at += next_run;
         }
       }
-      // Of the lane's first: rows are the same distance apart in every lane.
+      // Relative to the lane's first row: distances are the same in every lane.
       int const rows = C::kKFirst ? i % C::kRuns * (C::kRun * C::kLanesK)
                                   : i / C::kRun * (C::kRun * C::kLanesK) + i % C::kRun;
       int const columns = C::kKFirst ? i / C::kRuns : 0;
@@ -149,7 +149,7 @@ struct UpdateTile {
   }
 };
 
-// Loads the lane's part of a state, as it is in memory: nothing waits for it yet.
+// Loads the lane's part of a state without converting it, so that nothing waits for the loads yet.
 template <class C>
 __device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChunks],
                                            const UpdateProblem& problem, const UpdateTile<C>& tile,
@@ -214,7 +214,8 @@ struct UpdateState {
     });
   }
 
-  // One token: out, in each lane of all its columns, and the state after it.
+  // Processes one token: returns out for the lane's columns, in every lane that shares them, and
+  // updates the state.
   __device__ __forceinline__ void step(const UpdateToken<C>& token, const Tile& tile,
                                        float (&out)[C::kColumns]) {
     float known[C::kColumns] = {}, read[C::kColumns] = {}, v[C::kColumns];
@@ -272,14 +273,14 @@ struct UpdateState {
   }
 };
 
-// What a warp prepares a token of, as it is in memory.
+// The unconverted inputs of a token that a warp prepares.
 template <class C>
 struct UpdateInputs {
   static constexpr int kSteps = C::kDim / 32, kValues = C::kWarps * C::kWarpColumns / 32;
   uint16_t k[kSteps], q[kSteps], v[kValues];
   GateBits gates;
 
-  // `row`: of the tensors.
+  // `row`: row of the token in the tensors.
   __device__ __forceinline__ void load(const UpdateProblem& problem, const UpdateTile<C>& tile,
                                        int64_t row) {
     int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
@@ -307,7 +308,7 @@ struct UpdateInputs {
     gates = GateBits(problem, {tile.batch, row, tile.head});
   }
 
-  // All lanes of a warp together.
+  // Called by all lanes of the warp.
   __device__ __forceinline__ void prepare(const UpdateProblem& problem,
                                           UpdateToken<C>& token) const {
     using Dtype = typename C::Dtype;
@@ -343,7 +344,7 @@ struct UpdateInputs {
   }
 };
 
-// Stores a lane's columns of out, each by another of the lanes that have it.
+// Stores out for the lane's columns. The lanes that share them store a different column each.
 template <class C>
 __device__ __forceinline__ void store_out(const UpdateProblem& problem, const UpdateTile<C>& tile,
                                           int64_t row, const float (&out)[C::kColumns]) {
@@ -370,13 +371,14 @@ __global__ void __launch_bounds__(32 * C::kWarps, C::kBlocks)
   __shared__ __align__(16) UpdateToken<C> tokens[C::kWarps];
   const UpdateProblem& problem = args.problem;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   UpdateTile<C> tile(args);
   int32_t const count = tile.span.count;
   bool const in_place = problem.initial_state.data == problem.final_state.data;
   if (count == 0 && in_place) return;
 
-  // Loads come in the order in which they are waited for; nothing is converted between them.
+  // Loads are issued in the order in which they are waited for, without conversions in between,
+  // which would wait.
   auto const warp = static_cast<int32_t>(threadIdx.x) / 32;
   auto const warps = static_cast<int32_t>(blockDim.x) / 32;
   UpdateInputs<C> inputs;
@@ -385,19 +387,19 @@ __global__ void __launch_bounds__(32 * C::kWarps, C::kBlocks)
   typename C::States chunks[C::kChunks];
   load_state<C>(chunks, problem, tile, args.initial_aligned);
   if (warp < count) inputs.prepare(problem, tokens[warp]);
-  __syncthreads();  // the tokens are there
+  __syncthreads();  // all warps have written their tokens
 
   UpdateState<C> state(chunks);
 #pragma unroll 1
   for (int32_t first = 0; first < count; first += warps) {
     int64_t const row = int64_t{tile.span.first} + first;
     if (first > 0) {
-      __syncthreads();  // the last tokens have been read
+      __syncthreads();  // all warps have read the last tokens, which the next overwrite
       if (first + warp < count) {
         inputs.load(problem, tile, row + warp);
         inputs.prepare(problem, tokens[warp]);
       }
-      __syncthreads();  // the tokens are there
+      __syncthreads();  // all warps have written their tokens
     }
     int32_t const here = min(count - first, warps);
 #pragma unroll 1

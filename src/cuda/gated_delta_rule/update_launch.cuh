@@ -34,14 +34,14 @@ struct UpdateLaunch {
  private:
   static uint64_t workspace(const UpdateProblem&) { return 0; }
 
-  // Whether columns of the states are contiguous, rather than rows.
+  // Whether columns of the states are contiguous in memory, not rows.
   static bool k_first(const UpdateProblem& problem) {
     bool const written = problem.final_state.data != nullptr;
     const StateView<void>& states = written ? problem.final_state : problem.initial_state;
     return states.k_stride == 1;
   }
 
-  // Whether the neighbours of 16 bytes are neighbours in memory, and start at a multiple of that.
+  // Whether 16-byte accesses of a state are possible: elements are contiguous and aligned.
   template <class C>
   static bool aligned(const UpdateProblem& problem, const StateView<void>& states) {
     constexpr int64_t kElements = C::States::kElements;

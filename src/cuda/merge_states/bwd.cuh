@@ -1,6 +1,7 @@
 // The backward. With c_i = grad_out . outs[i] and delta = sum_i w_i c_i,
 //   grad_outs[i] = w_i grad_out,  grad_lses[i] = w_i (c_i - delta + grad_lse):
-// the merged out is not read, and its rounding costs nothing. Without grad_lses nor are outs.
+// so that the merged out is not read, and its rounding does not add to the error. outs are read for
+// grad_lses only.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +11,7 @@
 
 namespace flashvar::merge_states {
 
-// What a part has of a row's sum. A part that counts may have so little that its share rounds to 0.
+// The weight of a part in a row. A part that counts may have a share so small that it rounds to 0.
 struct Weight {
   bool counts;
   float share;  // 0 where the part does not count, also in rows without a finite sum
@@ -32,7 +33,7 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
   return sum;
 }
 
-// Makes grad_lses of the c_i that stand in their place.
+// Computes grad_lses in place from the c_i.
 template <class Args, int kTensors>
 __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kTensors>& tile,
                                                  int rows) {
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   int const rows = existing < split.tile_rows ? static_cast<int>(existing) : split.tile_rows;
   bool const of_lses = args.grad_lses != nullptr;
 
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   tile.find_rows(args, {&args.outs.strides, &args.grad_out.strides, &args.grad_outs.strides});
   bool const one_window = args.parts <= split.window();
   if (one_window) tile.weigh(args, 0);
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       for (int first = 0; first < args.parts; first += split.window()) {
         if (!one_window) tile.weigh(args, first);
         int const end = min(args.parts - first, split.window());
-        // The same number of steps in all groups, for the shuffles.
+        // All groups take the same number of steps, as the shuffles require.
         for (int step = 0; step < end; step += kPartsAtOnce * split.groups()) {
           auto part_of = [&](int p) { return step + at.group + p * split.groups(); };
           C chunks[kPartsAtOnce][kBwdRowsAtOnce];
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   if (!of_lses) return;
-  __syncthreads();  // every c_i is in its place
+  __syncthreads();  // all threads have written their c_i
   finish_grad_lses(args, tile, rows);
 }
 

@@ -10,16 +10,16 @@
 
 namespace flashvar::merge_states {
 
-// Adds up the groups' sums of a chunk; right in the first group's threads. All threads of the block
-// call it. `shared` has kElements floats per thread.
+// Adds up the groups' sums of a chunk; the result is valid in the first group. Called by all
+// threads of the block. `shared`: kElements floats per thread.
 template <int kElements>
 __device__ __forceinline__ void add_groups(const Split& split, int group, float (&sums)[kElements],
                                            float* shared) {
   if (split.groups_log2 == 0) return;
-  __syncthreads();  // the last reads of `shared`
+  __syncthreads();  // all threads have read `shared`, which is overwritten
 #pragma unroll
   for (int i = 0; i < kElements; ++i) shared[i * kThreads + threadIdx.x] = sums[i];
-  __syncthreads();  // all sums are there
+  __syncthreads();  // all threads have written their sums
   if (group != 0) return;
   int const step = kThreads >> split.groups_log2;
   for (int other = 1; other < split.groups(); ++other) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
   int64_t const existing = args.row_count - tile.first_row(split);
   int const rows = existing < split.tile_rows ? static_cast<int>(existing) : split.tile_rows;
 
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   tile.find_rows(args, {&args.outs.strides, &args.out.strides});
   write_lse(args, tile);
   bool const one_window = args.parts <= split.window();

@@ -13,14 +13,14 @@ namespace flashvar::merge_states {
 // number, so that none of them reads what another ignores.
 inline constexpr float kLowest = -103.97f;
 
-// exp(lse - base): 0 of a part that counts for nothing and of no other. It may be denormal. -inf
-// counts for nothing whatever the base is.
+// exp(lse - base), which is 0 exactly for parts that do not count; it may be denormal. -inf does
+// not count whatever the base is.
 __device__ __forceinline__ float exp_from(float lse, float base) {
   float const below = lse - base;
   return lse == -infinity() || below < kLowest ? 0.f : exp2f(below * (1.f / kLn2));
 }
 
-// A thread's place in the work on rows: lane of a row, row of those at a time, group of parts.
+// A thread's coordinates: lane within a row, row within a step, group of parts.
 struct Place {
   int32_t lane, row, group;
 
@@ -31,8 +31,8 @@ struct Place {
 };
 static_assert(kThreads == 1 << 8);
 
-// What a block knows of its rows, in shared memory: found once, by a few threads of each row, and
-// read by all. kTensors: those whose rows have offsets here.
+// What a block needs of its rows, in shared memory: computed once, by a few threads per row, and
+// read by all. kTensors: tensors for which row offsets are stored.
 template <int kTensors>
 struct Tile {
   float weights[kWindow];  // exp(lse - base) of the window's parts: [part][row]
@@ -46,8 +46,8 @@ struct Tile {
     return int64_t{blockIdx.x} * split.tile_rows;
   }
 
-  // Calls f(row, lane, lanes) of each row with the threads that find its sum, all lanes of a warp
-  // together. Rows beyond the tile come too, for the shuffles in f.
+  // Calls f(row, lane, lanes) for each row, in the threads that compute its sum; warps stay
+  // converged. Rows past the tile are included, for the shuffles in f.
   template <class F>
   static __device__ __forceinline__ void each_row(const Split& split, F f) {
     int const log2 = split.sum_lanes_log2;
@@ -66,14 +66,14 @@ struct Tile {
     return value;
   }
 
-  // Finds all but the weights. Rows beyond the last are the last again. All threads call it.
+  // Computes everything but the weights. Rows past the last repeat the last. Called by all threads.
   template <class Args>
   __device__ __forceinline__ void find_rows(const Args& args,
                                             const RowStrides* const (&strides)[kTensors]) {
     each_row(args.split, [&](int row, int lane, int lanes) {
       int64_t const wanted = first_row(args.split) + min(row, args.split.tile_rows - 1);
       uint64_t const index = wanted < args.row_count ? wanted : args.row_count - 1;
-      // The compiler divides 32 bits where they hold the number.
+      // The compiler emits a 32-bit division for indices that fit.
       uint64_t const beyond = index / args.inner;
       auto const inner = static_cast<uint32_t>(index - beyond * args.inner);
       auto const outer = static_cast<uint32_t>(beyond / args.middle);
@@ -102,20 +102,20 @@ struct Tile {
 #pragma unroll
       for (int i = 0; i < kTensors; ++i) offset[i][row] = offset_by(*strides[i]);
     });
-    __syncthreads();  // the rows are known to all
+    __syncthreads();  // all threads have written their rows
   }
 
   // Fills the window with the weights of the parts from `first` on.
   template <class Args>
   __device__ __forceinline__ void weigh(const Args& args, int first) {
-    __syncthreads();  // the window before has been read
+    __syncthreads();  // all threads have read the last window
     int const rows = args.split.tile_rows;
     int const count = min(args.split.window(), args.parts - first) * rows;
     for (int i = threadIdx.x; i < count; i += kThreads) {
       int const part = i / rows, row = i - part * rows;
       weights[i] = exp_from(args.lses.part(first + part)[lse_offset[row]], base[row]);
     }
-    __syncthreads();  // the weights are there
+    __syncthreads();  // all weights are written
   }
 };
 

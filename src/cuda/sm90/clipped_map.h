@@ -14,23 +14,22 @@ namespace flashvar::sm90 {
 // ends at tensor row `end` has the coordinates {column, R - n + r, head, end, batch}: tensor row
 // (R - n + r) + end - R = end - n + r. Boxes are one column block (128 bytes) of `box_rows` rows of
 // one head, and at least one element of a box must be in the tensor (col_blocks_of in
-// pipeline.cuh).
+// pipeline.cuh). cudaErrorNotSupported: the map would begin below address 0, as the tensor has no
+// room in front of it. Only where device memory has low addresses can that be.
 template <class Element>
 cudaError_t encode_clipped_map(CUtensorMap& map, CUtensorMapDataType type,
                                const TensorView<Element>& tensor, int64_t rows, int64_t heads,
                                int64_t batch, int64_t dim, int box_rows) {
   constexpr int kElementBytes = sizeof(Element);
   auto const size = [](int64_t count) { return static_cast<cuuint64_t>(count > 0 ? count : 1); };
-  int64_t const before = rows * tensor.seq_stride;
-  if (reinterpret_cast<uintptr_t>(tensor.data) / kElementBytes < static_cast<uint64_t>(before)) {
-    return cudaErrorInvalidValue;
-  }
+  if (!has_room_in_front(tensor, rows)) return cudaErrorNotSupported;
   cuuint64_t const dims[5] = {size(dim), size(rows), size(heads), size(rows) + 1, size(batch)};
   auto const bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride * kElementBytes); };
   cuuint64_t const strides[4] = {bytes(tensor.seq_stride), bytes(tensor.head_stride),
                                  bytes(tensor.seq_stride), bytes(tensor.batch_stride)};
   cuuint32_t const box[5] = {128 / kElementBytes, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
-  return encode_tensor_map(map, type, 5, tensor.data - before, dims, strides, box);
+  return encode_tensor_map(map, type, 5, tensor.data - rows * tensor.seq_stride, dims, strides,
+                           box);
 }
 
 }  // namespace flashvar::sm90

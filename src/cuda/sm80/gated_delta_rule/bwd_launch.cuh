@@ -1,4 +1,4 @@
-// Launches the backward: the records of all chunks, both chains, and the gradients of rows.
+// Launches the backward: prepare (the records of all chunks), both chains, rows (dQ and dK), gates.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -14,12 +14,12 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// Chains_ and Rows_: the launches of a family's kernels.
+// Chains_ and Rows_: the family's launchers of these kernels.
 template <class Target, class Dtype, int kHeadDim,
           template <class, class, int> class Chains_ = ChainsLaunch,
           template <class, class, int> class Rows_ = RowsLaunch>
 struct BwdLaunch {
-  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
+  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // rounded up to whole column blocks
   using Prepare = PrepareConfig<Dtype, kDim, GradRecord>;
   using Chains = Chains_<Target, Dtype, kDim>;
   using Rows = Rows_<Target, Dtype, kDim>;
@@ -39,7 +39,7 @@ struct BwdLaunch {
   }
 
  private:
-  // Finds the parts of the workspace; its size.
+  // Sets the pointers into the workspace; returns its size.
   static uint64_t lay_out(const BwdProblem& problem, GradWorkspace& workspace) {
     workspace.tiles = (problem.head_dim_v + kChainColumns - 1) / kChainColumns;
     workspace.state_bytes = kDim * kChainColumns * static_cast<int>(sizeof(uint16_t));

@@ -1,5 +1,5 @@
-// Vectors of a chunk, which the first kernel finds for each head of v: gates, beta, and what they
-// contribute to the elements of a record.
+// Vectors of a chunk that the prepare kernel computes for each head of v: sums of gates, beta, and
+// the factors that they contribute to a record's matrices.
 #pragma once
 #include <cstdint>
 
@@ -11,53 +11,55 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// Heads of v in work at once, one by each warp.
+// Heads of v that a block computes at once, one per warp.
 inline constexpr int kHeadsAtOnce = 4;
 
-// Vectors of a chunk of a head. D_ij is a product of two factors, of i and of j, unless the gates
-// of the chunk are `wide`: then the factors are 1.
+// Vectors of a chunk of one head. D_ij is computed as a product of a factor of i and a factor of j.
+// Where the gates of the chunk are `wide`, these would overflow: they are 1 then, and D_ij is
+// computed element by element.
 struct HeadRows {
   float sums[kChunk];           // G, in log2 units
   float beta[kChunk];           // 0 beyond the sequence, as all other rows are
   float decay[kChunk];          // the factor of D's row
-  float columns[kChunk];        // factors of columns of the record's first matrix, D's in them
-  float score_columns[kChunk];  // likewise of P
-  float middle;                 // what D's factors take from G
+  float columns[kChunk];        // factors of columns of the first matrix, with those of D
+  float score_columns[kChunk];  // likewise of P, the scores
+  float middle;                 // subtracted from G in D's factors
   int wide;
   int unused[2];
 };
 
-// The chunk's shared memory behind the tiles.
+// Shared memory of the prepare kernel after the tiles.
 struct ChunkRows {
   KeyProducts products;
   float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
   HeadRows heads[kHeadsAtOnce];
-  // Of absolute values in rows of the first matrix, of its blocks on the diagonal.
+  // Sums of absolute values of the first matrix's rows, within the blocks on the diagonal.
   float totals[kHeadsAtOnce][kChunk];
 };
 
-// What a record's first matrix is made of X: elements are X's times factors of rows and columns.
+// How a record's first matrix follows from X: each element is X's times a factor of its row and a
+// factor of its column.
 template <class Record>
 struct Solution;
 
 template <>
 struct Solution<ChunkRecord> {
-  // Above it, what rounding leaves of the matrix is written too.
+  // Growth above which the matrix's low part is written too.
   static constexpr float kCareful = __builtin_huge_valf();
   static constexpr float kLargest = __builtin_huge_valf();
   static __device__ __forceinline__ uint16_t* matrix(ChunkRecord& record) { return record.update; }
   static __device__ __forceinline__ float row(float beta) { return -beta; }
   static __device__ __forceinline__ float column(float beta) { return beta; }
   static __device__ __forceinline__ float diagonal(float beta) { return beta; }
-  // What an element, and the diagonal, add to the growth.
+  // What an element of a row, and the diagonal, contribute to the growth.
   static __device__ __forceinline__ float size(float element, float) { return fabsf(element); }
   static __device__ __forceinline__ float diagonal_size(float beta) { return fabsf(beta); }
-  // Writes the vectors that other records do not have.
+  // Writes the vectors that this type of record alone has.
   static __device__ __forceinline__ void write_more(ChunkRecord&, int, float, float, float, float) {
   }
 };
 
-// The gates of a head's chunk as a lane loads them: of two tokens in a row.
+// The gates of a head's chunk as a lane loads them: of two consecutive tokens.
 struct LaneGates {
   bool exists[2];
   GateBits bits[2];
@@ -74,10 +76,10 @@ struct LaneGates {
   }
 };
 
-// Finds G and beta of a head, by one warp.
+// Computes G and beta of a head, by one warp.
 __device__ __forceinline__ void find_gates(const FwdProblem& problem, const LaneGates& gates,
                                            HeadRows& rows) {
-  // Factors of D reach from 2^-60 to 2^60.
+  // Range of D's factors: 2^-60 to 2^60.
   constexpr float kFarthest = 60.f;
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float decay[2], beta[2];
@@ -103,12 +105,12 @@ __device__ __forceinline__ void find_gates(const FwdProblem& problem, const Lane
   }
 }
 
-// The vote tells the compiler that the answer is the warp's.
+// The vote tells the compiler that the result is warp-uniform.
 __device__ __forceinline__ bool is_wide(const HeadRows& head) {
   return __any_sync(0xffffffffu, head.wide != 0) != 0;
 }
 
-// Finds the other vectors of a head and writes the record's, by one warp.
+// Computes the other vectors of a head and writes those of the record, by one warp.
 template <class Record>
 __device__ __forceinline__ void find_vectors(const ChunkRows& rows, HeadRows& head, float scale,
                                              Record& record) {

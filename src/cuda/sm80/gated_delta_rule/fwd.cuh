@@ -1,9 +1,11 @@
-// The second kernel of the forward: a chain through the chunks of a sequence, with mma.sync and
-// cp.async. Four warps have 64 columns of the state of one head (gated_delta_rule/chain.cuh).
+// The second kernel of the forward: carries the state through the chunks of a sequence, with
+// mma.sync and cp.async. Four warps hold 64 columns of the state of one head
+// (gated_delta_rule/chain.cuh).
 //
-// A chunk arrives in two groups of copies: K, the record's update and vectors, and V, which the
-// state waits for, two chunks at a time; and Q and the record's scores, one at a time, in flight
-// while the updates are found. 99 KB of shared memory hold that at head dim 128.
+// A chunk is loaded as two cp.async groups. The first has what the state needs: K, V, the record's
+// update and vectors; double-buffered. The second has what the output needs, Q and the record's
+// scores; single-buffered, in flight while the updates are computed. At head dim 128 this fits the
+// 99 KB of shared memory of compute capability 8.6.
 #pragma once
 #include <cstdint>
 
@@ -19,7 +21,7 @@ using namespace flashvar::gated_delta_rule;  // what all architectures share
 struct FwdArgs {
   FwdProblem problem;
   const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V, and of transitions
+  int32_t column_tiles;        // of V; pass 1: and of transitions
   Segments segments;
   uint32_t boundaries;
   SegmentStates between;
@@ -41,15 +43,15 @@ struct FwdConfig {
   static constexpr int kV = kUpdate + Square::kBytes;
   static constexpr int kVectors = kV + Square::kBytes;
   static constexpr int kStageBytes = kVectors + kVectorBytes;
-  // Behind the two stages: Q, scores.
+  // After the two stages: Q, scores.
   static constexpr int kQ = 2 * kStageBytes;
   static constexpr int kScores = kQ + Tile::kBytes;
   static constexpr int kSharedMemory = kOutput ? kScores + Square::kBytes : kQ;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// d = a B or, with kAdd, d += a B. Operand A in registers, B a tile in shared memory: its columns
-// are k, or with kTransposed its rows.
+// d = a B or, with kAdd, d += a B, with operand A in registers. B is a tile in shared memory whose
+// columns are k, or with kTransposed whose rows are.
 template <class Dtype, class Layout, bool kTransposed, bool kAdd, int kSteps, int kElements>
 __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
                                                    const uint32_t (&a)[kSteps][4], uint32_t tile) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
   }
 }
 
-// Copies `bytes` contiguous bytes by all threads of the block.
+// Starts copies of `bytes` contiguous bytes (cp.async), by all threads of the block.
 template <int kThreads = 128>
 __device__ __forceinline__ void copy_async(uint32_t smem, const void* from, int bytes) {
   const char* const source = static_cast<const char*>(from);
@@ -84,12 +86,13 @@ __device__ __forceinline__ void copy_async(uint32_t smem, const void* from, int 
   }
 }
 
-// The loads of a chunk, as two cp.async groups; groups of chunks beyond the last are empty.
+// Starts the loads of a chunk, as two cp.async groups. Those of chunks past the last are empty, so
+// that the number of groups in flight is constant.
 template <class Config>
 struct FwdLoads {
   const FwdArgs& args;
   const Work& work;
-  int32_t columns;  // of V, from the work's first on: none for a transition
+  int32_t columns;  // of V, from the block's first on; 0 for a transition
   unsigned char* shared;
 
   __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
@@ -119,7 +122,7 @@ struct FwdLoads {
     ptx::cp_async_commit();
   }
 
-  // An empty group without the output.
+  // Without the output an empty group.
   __device__ __forceinline__ void start_scores(int32_t row) const {
     if (Config::kOutput && row < work.span.count) {
       load<typename Config::Tile>(shared + Config::kQ, args.problem.q, work.head_qk, row, 0,
@@ -131,7 +134,7 @@ struct FwdLoads {
   }
 };
 
-// Stores an element of each of the lane's four words at its place of a tile [token][column of V].
+// Stores the lane's four words of out^T, element by element, to a tile [token][column of V].
 __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint32_t (&words)[4]) {
   Lane const lane;
 #pragma unroll
@@ -148,7 +151,7 @@ __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint3
   }
 }
 
-// The chain of the work's columns. The loads of the first chunk have been started.
+// The chain of the block's columns. Precondition: the loads of the first chunk are started.
 template <class Config>
 __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
                                               float (&state)[Config::kDim / 2]) {
@@ -168,16 +171,16 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
     uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
     ptx::cp_async_wait<1>();
-    __syncthreads();  // the first group is loaded, and the other stage has been read
+    __syncthreads();  // the chunk's first group is loaded; all warps have read the other stage
     loads.start_state(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
     uint32_t const tile_v = tiles + Config::kV, tile_q = ptx::smem_address(shared + Config::kQ);
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       ptx::cp_async_wait<1>();
-      __syncthreads();  // the second group is loaded
+      __syncthreads();  // the chunk's second group is loaded
       step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tiles, tile_q, tile_v, row);
       pack<Dtype>(packed_state, state);
-      __syncthreads();  // Q has been read
+      __syncthreads();  // all warps have read Q, which the next group overwrites
       loads.start_scores(row + kChunk);
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
@@ -195,7 +198,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     pack<Dtype>(packed_kept, update);
 
     ptx::cp_async_wait<1>();
-    __syncthreads();  // the second group is loaded
+    __syncthreads();  // the chunk's second group is loaded
     float out[32];
     if constexpr (kOutput) {
       multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
@@ -208,7 +211,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     for (float& value : state) value *= decay;
     multiply_registers<Dtype, Tile, true, true>(state, packed_kept, tiles);
     pack<Dtype>(packed_state, state);
-    __syncthreads();  // Q and the scores have been read
+    __syncthreads();  // all warps have read Q and the scores, which the next group overwrites
     loads.start_scores(row + kChunk);
     if constexpr (kOutput) {
       store_out<Dtype>(
@@ -218,8 +221,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
   }
 }
 
-// The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
-// axis.
+// Grid, on one axis: segments (SegmentWork::of_segment) x heads x column tiles of V.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
@@ -238,9 +240,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   store_final_state<kDim>(problem, work, work.column, state);
 }
 
-// Pass 1 of segments (gated_delta_rule/segments.h): a transition is the chain of a state that
-// starts as the identity, where V is zeros. The grid: boundaries times heads times tiles of
-// columns, those of V and then those of the transition, on one axis.
+// Pass 1 of segments (gated_delta_rule/segments.h). A transition is the chain of a state that
+// starts as the identity, with V = 0. Grid, on one axis: boundaries x heads x column tiles, those
+// of V followed by those of the transition.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     segment_kernel(const __grid_constant__ FwdArgs args) {

@@ -1,5 +1,5 @@
-// Launches the forward: the records of all chunks, then the chains, of segments where whole ones
-// would leave much of the device idle.
+// Launches the forward: prepare (the records of all chunks), then the chains; in segments, where
+// chains over whole sequences would leave much of the device idle.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace flashvar::sm80::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
-  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
+  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // rounded up to whole column blocks
   using Prepare = PrepareConfig<Dtype, kDim>;
   using Config = FwdConfig<Target, Dtype, kDim>;
   using SegmentConfig = FwdConfig<Target, Dtype, kDim, false>;
@@ -38,7 +38,8 @@ struct FwdLaunch {
   }
 
  private:
-  // Ratios of 9.0's that hold elsewhere within their use: a block has 64 columns, and 128 take two.
+  // Measured on 9.0, used for every architecture: only their ratios matter. A block has 64 columns,
+  // so that 128 take two blocks.
   static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 3000, 10000};
 
   static uint64_t record_bytes(const FwdProblem& problem) {

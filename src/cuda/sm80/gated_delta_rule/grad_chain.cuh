@@ -1,4 +1,4 @@
-// What both chains of the backward share here: loads of chunks, and products with X o D.
+// What both chains of the backward share on sm80: loads of chunks, and solve().
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace flashvar::sm80::gated_delta_rule {
 
 inline constexpr int kChainThreads = 128;
 
-// Where a chunk begins, and how many rows its sequence has from there on.
+// Position of a chunk in dense or packed tensors, and the rows of its sequence from there on.
 struct ChunkPlace {
   int64_t batch, row;
   int32_t count;
@@ -27,8 +27,8 @@ struct ChunkPlace {
   }
 };
 
-// Loads a chunk of a head's tensor, from `column` on, into a tile; zeros beyond the sequence and
-// the columns.
+// Starts loading a chunk of a head's tensor, from `column` on, into a tile (cp.async). Rows past
+// the sequence and columns past `columns` become zeros.
 template <class Layout, int kThreads>
 __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& from,
                                           const ChunkPlace& rows, uint32_t head, int32_t column,
@@ -37,33 +37,24 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& fro
                                     columns - column);
 }
 
-// d -= M d', of each of the accumulators' rows: M is X o D, or with kTransposed its transpose, and
-// d' d with columns scaled by beta. `matrix` is the record's in shared memory, overwritten in
-// careful chunks, which all threads of the block know.
+// d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
+// d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
+// overwritten with its low part, for a second product; `careful` is the same in all threads of the
+// block.
 template <bool kTransposed>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful) {
-  float scaled[32], product[32], undo[2];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) scaled[i] = d[i];
-  TokenFactors(beta).scale(scaled);
+  float product[32], undo[2];
   uint32_t packed[4][4];
-  pack_scaled(packed, scaled, undo);
+  start_solve(packed, undo, d, beta);
   multiply_registers<dtype::fp16, Square, kTransposed, false>(product, packed, matrix);
   if (careful) {
-    __syncthreads();  // the matrix has been read
-    const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
-    for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kChainThreads) {
-      uint4 const words = low[i];
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
-                   "r"(words.y), "r"(words.z), "r"(words.w)
-                   : "memory");
-    }
-    __syncthreads();  // what is left of it is there
+    __syncthreads();  // all warps have read the high part
+    copy_inverse_low<kChainThreads>(matrix, record);
+    __syncthreads();  // the low part is written
     multiply_registers<dtype::fp16, Square, kTransposed, true>(product, packed, matrix);
   }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+  finish_solve(d, product, undo);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

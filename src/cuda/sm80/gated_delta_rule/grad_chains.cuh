@@ -1,5 +1,5 @@
-// The second and the third kernel of the backward: both chains. Neither waits for the other: from
-// 9.0 on they run side by side.
+// The second and the third kernel of the backward, one for each chain. They are independent of each
+// other; from 9.0 on PDL lets them run concurrently.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +14,7 @@ struct ChainArgs {
   GradWorkspace workspace;
 };
 
-// The grid of both: sequences times heads times tiles of columns of V, on one axis.
+// Grid of both, on one axis: sequences x heads x column tiles of V.
 template <class Config>
 __global__ void __launch_bounds__(kChainThreads, 1)
     reverse_kernel(const __grid_constant__ ChainArgs args) {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
   find_states<Config>(args.problem, args.workspace, work, shared);
-  // What follows in the stream waits for this kernel alone, so it ends after the other.
+  // The next kernel waits for this one only, so this one must not be complete before the other is.
   ptx::griddepcontrol_wait();
 }
 

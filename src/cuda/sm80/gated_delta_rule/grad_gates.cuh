@@ -1,5 +1,5 @@
-// The end of a chunk of a head in the backward: the gradients of beta and of the gates, by one
-// warp.
+// The last kernels of the backward: gradients of beta and of the gates, a chunk of a head per warp;
+// then the sums over chunks for a_log and dt_bias.
 #pragma once
 #include <cstdint>
 
@@ -10,19 +10,20 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// Sums by the warps of a block of rows_kernel, each of 16 tokens and a quarter of the columns.
+// Partial sums of the warps of a block of rows_kernel; each warp has 16 tokens and a quarter of the
+// columns.
 struct GateRows {
-  float gates[4][kChunk];    // of G but for `kept`: products of A, P, c and a with their gradients
-  float kept[4][kChunk];     // k (R dS^T)
-  float columns[4][kChunk];  // products of A and P with their gradients, without beta of the column
-  float states[16];          // S dS
+  float gates[4][kChunk];    // sums over rows of A, P, c and a, each times its gradient
+  float kept[4][kChunk];     // rows of K times rows of R dS^T
+  float columns[4][kChunk];  // sums over columns of A and P times gradients, without beta
+  float states[16];          // S times dS, by warps
 };
 
 __device__ __forceinline__ float sum_of(const float (&parts)[4][kChunk], int token) {
   return parts[0][token] + parts[1][token] + (parts[2][token] + parts[3][token]);
 }
 
-// Adds up the warps' sums, by the first threads of the block.
+// Adds up the warps' partial sums, by the first threads of the block.
 __device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums) {
   int const thread = static_cast<int>(threadIdx.x);
   if (thread < kChunk) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums
   }
 }
 
-// The sum of the values of the warp's lanes above this one.
+// Exclusive suffix sum over the lanes of the warp.
 __device__ __forceinline__ float sum_behind(float value) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float sum = value;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void store(const GradGate& gate, const GatePlace& pla
   static_cast<uint16_t*>(gate.data)[index] = static_cast<uint16_t>(word);
 }
 
-// The gradients of what a gate is made of, from its own.
+// Gradients of a gate's inputs, a_log and dt_bias, from the gate's.
 struct RawGate {
   float g, a_log;
 };
@@ -70,7 +71,7 @@ __device__ __forceinline__ RawGate gate_backward(const FwdProblem& problem, cons
                                                  float grad) {
   GateBits const bits(problem, place);
   float const gate = bits.decay_log(problem);
-  if (gate <= kLowestGate) return {0.f, 0.f};  // what forgets all depends on nothing
+  if (gate <= kLowestGate) return {0.f, 0.f};  // clamped: the inputs have no effect
   if (problem.a_log.data == nullptr) return {grad, 0.f};
   float x = from_bits(problem.g, bits.g);
   if (problem.dt_bias.data != nullptr) x += from_bits(problem.dt_bias, bits.dt_bias);
@@ -85,8 +86,8 @@ struct GatesArgs {
 
 inline constexpr int kGatesThreads = 128;
 
-// A warp takes a chunk and a head. The grid: chunks of all sequences times heads, four to a block.
-// Templates, as each of a library's sources has them.
+// Each warp takes a chunk of a head. Grid: chunks of all sequences x heads, four per block. A
+// template, so that every source of a library may define it.
 template <class Target>
 __global__ void __launch_bounds__(kGatesThreads)
     gates_kernel(const __grid_constant__ GatesArgs args) {
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kGatesThreads)
   int32_t const count = span.count - chunk.first;
   int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
   float sum_a_log = 0.f, sum_dt_bias = 0.f;
-  if (count > 0) {  // or else more chunks were launched than there are
+  if (count > 0) {  // else a surplus chunk
     const GradRecord& rows = args.workspace.records[record];
     const GateSums& found = args.workspace.sums[record];
     float of_sums[2], kept[2], of_beta[2];
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kGatesThreads)
       kept[i] = beta * of_state;
       of_sums[i] = found.gates[token] - beta * column - kept[i];
     }
-    // A gate scales what the tokens before it, and the state, leave in the state after the chunk.
+    // A gate also scales what the state and the tokens before it contribute to the next state.
     float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
     float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
     float const of_gates[2] = {behind + of_sums[1] + of_sums[0], behind + of_sums[1]};
@@ -152,7 +153,7 @@ struct GateSumsArgs {
 
 inline constexpr int kSumThreads = 128;
 
-// Adds up the chunks' parts of the gradients of a_log and dt_bias. The grid: heads.
+// Adds up the chunks' contributions to the gradients of a_log and dt_bias. Grid: heads.
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     gate_sums_kernel(const __grid_constant__ GateSumsArgs args) {
@@ -167,13 +168,13 @@ __global__ void __launch_bounds__(kSumThreads)
     }
     sum = warp_sum(sum);
     if (thread % 32 == 0) sums[thread / 32] = sum;
-    __syncthreads();  // the warps' sums are there
+    __syncthreads();  // all warps have written their sums
     if (thread == 0) {
       float total = 0.f;
       for (float const one : sums) total += one;
       store(args.to[which], {0, 0, blockIdx.x}, total);
     }
-    __syncthreads();  // they have been read
+    __syncthreads();  // the sums have been read; the next round overwrites them
   }
 }
 

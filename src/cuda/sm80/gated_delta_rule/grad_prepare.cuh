@@ -1,4 +1,4 @@
-// The first kernel of the backward: prepare.cuh with the record of grad_chunk.h.
+// The first kernel of the backward: prepare.cuh with GradRecord.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// X o D, without beta at either end.
+// The first matrix is X o D, without factors beta.
 template <>
 struct Solution<GradRecord> {
   static constexpr float kCareful = kCarefulGrowth;

@@ -1,5 +1,5 @@
-// What a warp of rows_kernel (grad_rows.cuh) computes: products of tiles in shared memory, and what
-// becomes of their elements.
+// Steps of a warp of rows_kernel (grad_rows.cuh): GEMMs of tiles in shared memory, and the
+// element-wise work on their results.
 #pragma once
 #include <cstdint>
 
@@ -8,17 +8,18 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// The lane's offset of a 16 x 16 fragment of operand A of a tile's transpose: row 0 of the tile is
-// the fragment's column 0.
+// The lane's ldmatrix.trans offset of a 16 x 16 fragment of operand A that is the transpose of a
+// tile's: row 0 of the tile is column 0 of the fragment.
 __device__ __forceinline__ uint32_t turned_offset(int chunk) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const row = lane / 16 * 8 + lane % 8;
   return Square::chunk_offset(row, chunk + lane / 8 % 2);
 }
 
-// A warp's place: its 16 tokens, and its quarter of the columns. Squares have no elements where the
-// quarter is behind the strip; the strips of quarters are permuted, so that each of the four
-// schedulers of a multiprocessor has two or three warps with elements.
+// The warp's part of a 64-row result: a strip of 16 tokens, and a quarter of the columns. Squares,
+// the 64 x 64 matrices of a chunk, are lower triangular: a warp whose quarter lies right of its
+// strip has no elements. Strips are permuted by quarter so that each of an SM's four schedulers
+// gets two or three warps that have some.
 struct Part {
   int strip, quarter;
 
@@ -30,14 +31,14 @@ struct Part {
   __device__ __forceinline__ bool has_elements() const { return quarter <= strip; }
 };
 
-// The lane's address of the fragment at row 0 and the warp's first column of a tile.
+// The lane's ldmatrix address of the fragment at row 0 and the warp's first column of a tile.
 template <class Config>
 __device__ __forceinline__ uint32_t column_fragments(uint32_t tile) {
   using Layout = typename Config::Tile;
   return Layout::advance(tile + fragment_offset<Layout>(), Part().quarter * (Config::kColumns / 8));
 }
 
-// c += a B, of the warp's columns; `tile`: rows are k, from `row` on.
+// c += a B for the warp's columns. Rows of B's tile are k, from row `row` on.
 template <class Config, class Acc>
 __device__ __forceinline__ void add_product(Acc& c, const uint32_t (&a)[4], uint32_t fragments,
                                             int row) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ void add_product(Acc& c, const uint32_t (&a)[4], uint
   }
 }
 
-// The same of two sums with one B.
+// c += a B and d += b B, which loads each fragment of B once.
 template <class Config, class Acc>
 __device__ __forceinline__ void add_products(Acc& c, const uint32_t (&a)[4], Acc& d,
                                              const uint32_t (&e)[4], uint32_t fragments, int row) {
@@ -68,7 +69,7 @@ __device__ __forceinline__ void add_products(Acc& c, const uint32_t (&a)[4], Acc
   }
 }
 
-// The lane's part of the products of the warp's rows of a tile with accumulators.
+// The lane's partial dot products of accumulator rows with the warp's rows of a tile.
 template <class Config, class Acc>
 __device__ __forceinline__ float2 row_products(const Acc& c, uint32_t tile) {
   using Dtype = typename Config::Dtype;
@@ -90,7 +91,7 @@ __device__ __forceinline__ float2 row_products(const Acc& c, uint32_t tile) {
   return sum;
 }
 
-// Writes sums over the warp's columns of its rows, from the lanes' parts.
+// Writes the sums over the warp's columns of its rows, given the lanes' partial sums.
 __device__ __forceinline__ void write_row_sums(float (&sums)[kChunk], float2 parts) {
   Lane const at;
   int const row = 16 * Part().strip + at.g;
@@ -103,7 +104,7 @@ __device__ __forceinline__ void write_row_sums(float (&sums)[kChunk], float2 par
 
 using Squares = Accumulator<16, kChunk / 4>;
 
-// e += dV R^T, and with `both` f += dOut R^T, of a slot.
+// e += dV R^T and, with `both`, f += dOut R^T, for a slot.
 template <class Dtype, class Config>
 __device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slot, bool both) {
   Part const part;
@@ -129,7 +130,7 @@ __device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slo
   }
 }
 
-// The warp's part of X K^T, X being Q or K.
+// The warp's part of Q K^T or K K^T.
 template <class Config>
 __device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k) {
   using Layout = typename Config::Tile;
@@ -140,9 +141,9 @@ __device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k
       c, x + part.strip * 16 * Layout::kRowBytes, k + part.quarter * 16 * Layout::kRowBytes);
 }
 
-// Of one square: `d`, E or F, becomes the gradient of the product x K^T as it was multiplied, Q K^T
-// or with kGram K K^T. The products with it, without beta of the column, are added to the lane's
-// parts of the sums of columns, and with beta to those of its rows.
+// Turns a square `d`, F or with kGram E, into the gradient of `product`, Q K^T or with kGram K K^T.
+// The element-wise products of both are added to the lane's sums over columns (without beta of the
+// column) and over rows (with beta).
 template <bool kGram>
 __device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
                                               const RecordRows& rows, float2& row_sum,
@@ -163,7 +164,7 @@ __device__ __forceinline__ void finish_square(Squares& d, const Squares& product
         bool const exists = kGram ? j + k < i : j + k <= i;
         float const decay = exp2_approx(rows.sums[i] - (k == 0 ? sums.x : sums.y));
         float& value = d.tile[0][n][2 * half + k];
-        // Above the diagonal there are no elements: 0, and not a product.
+        // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
         value = exists ? value * (factor * (k == 0 ? norm.x : norm.y)) * decay : 0.f;
         float const one = exists ? value * product.tile[0][n][2 * half + k] : 0.f;
         columns[2 * n + k] += one;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void finish_square(Squares& d, const Squares& product
   }
 }
 
-// Stores the warp's part of a square in 16 bits, and leaves in it what they do not hold.
+// Stores the warp's part of a square in 16 bits, and leaves its low part in `d`.
 template <class Dtype>
 __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
   Lane const at;
@@ -198,8 +199,8 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
   }
 }
 
-// Adds what the gradients of Q K^T and K K^T give to dQ and dK. Of both only 16 x 16 blocks on and
-// below the diagonal are there.
+// Adds the products of the squares dQK and dB to dQ and dK. Only 16 x 16 blocks on and below the
+// diagonal are stored.
 template <class Config, class Acc>
 __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t tiles) {
   Part const part;
@@ -225,7 +226,7 @@ __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t t
   }
 }
 
-// What the states give, without the factors of rows.
+// Products with the states S and dS, without factors of rows.
 template <class Config>
 struct StateProducts {
   Accumulator<16, Config::kColumns> of_q, of_k, later;  // dOut S^T, dV S^T, R dS^T
@@ -236,7 +237,7 @@ struct StateProducts {
     later.clear();
   }
 
-  // Adds those of a slot; with `both` that of dOut too.
+  // Adds the products of a slot; that of dOut with `both` only.
   __device__ __forceinline__ void add(uint32_t slot, bool both) {
     Part const part;
     uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
@@ -259,7 +260,7 @@ struct StateProducts {
   }
 };
 
-// d += factors o e, by rows.
+// d += factors o e, one factor per row.
 template <class Acc>
 __device__ __forceinline__ void add_scaled(Acc& d, const Acc& e, const float (&factors)[2]) {
 #pragma unroll
@@ -271,7 +272,7 @@ __device__ __forceinline__ void add_scaled(Acc& d, const Acc& e, const float (&f
   }
 }
 
-// The thread's part of the products of two images of states.
+// The thread's partial sum of the element-wise product of the images S^T and dS^T.
 template <class Config>
 __device__ __forceinline__ float state_products(const unsigned char* slot) {
   using Dtype = typename Config::Dtype;
@@ -308,7 +309,7 @@ __device__ __forceinline__ void store_rows(const Acc& d, uint16_t* to, int64_t s
   }
 }
 
-// Takes out of the gradients of rows what would change their length: d -= (x d) x / |x|^2.
+// Gradient of the normalisation of rows: removes the component along the row, d -= (x d) x / |x|^2.
 template <class Config, class Acc>
 __device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm,
                                         float (&sums)[4][kChunk]) {
@@ -317,7 +318,7 @@ __device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm
   Part const part;
   int const row = 16 * part.strip + Lane().g;
   write_row_sums(sums[part.quarter], row_products<Config>(d, tile));
-  __syncthreads();  // all quarters are there
+  __syncthreads();  // the warps of all quarters have written their sums
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

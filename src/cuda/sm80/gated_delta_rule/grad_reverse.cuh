@@ -1,4 +1,4 @@
-// A chain of the backward, from the last chunk of a sequence to the first, with 64
+// One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
@@ -23,16 +23,16 @@ struct ReverseConfig {
   static constexpr int kGradOut = kScores + kSquareBytes;
   static constexpr int kVectors = kGradOut + kSquareBytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
-  // Behind the two stages: Q.
+  // After the two stages: Q.
   static constexpr int kQ = 2 * kStageBytes;
   static constexpr int kSharedMemory = kQ + Tile::kBytes;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// Stores the transpose of operand A to a tile [token][column of V], the warp's 16 columns.
+// Stores the transpose of operand A, the warp's 16 columns, to a tile [token][column of V].
 __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4][4]) {
   Lane const lane;
-  // Of token g and of the warp's first 8 columns; those of the others differ by a bit of the chunk.
+  // Address for token g and the warp's first 8 columns; its other 8 are one chunk further.
   uint32_t const first = tile + Square::chunk_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -46,7 +46,8 @@ __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4
   }
 }
 
-// The chain of 64 columns of V.
+// The chain of 64 columns of V. Over 100 lines, because its steps share the accumulators and packed
+// operands: with steps as functions the compiler allocates registers otherwise.
 template <class Config>
 __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
                                                  const GradWorkspace& workspace, const Work& work,
@@ -90,7 +91,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     uint32_t const tile_q = ptx::smem_address(shared + Config::kQ);
     uint32_t const tile_out = tiles + Config::kGradOut;
     ptx::cp_async_wait<1>();
-    __syncthreads();  // all but Q is loaded, and the other stage has been read
+    __syncthreads();  // the stage is loaded; all warps have read the other stage
     start(row - kChunk, shared + (row / kChunk + 1 & 1) * Config::kStageBytes);
 
     TilePlace const place(problem, work, workspace.tiles, row);
@@ -107,7 +108,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
                                        [&](int token, int half, float x) {
                                          put_grad_value<Dtype>(tile_out, token, half, x, low);
                                        });
-      __syncthreads();  // Q has been read
+      __syncthreads();  // all warps have read Q, which the next load overwrites
       start_q(row - kChunk);
       copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
       continue;
@@ -121,12 +122,12 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     solve<true>(d, workspace.records[place.record], tiles + Config::kInverse, vectors + kVectorBeta,
                 growth > kCarefulGrowth);
     TokenFactors(vectors + kVectorBeta).scale(d);
-    __syncwarp();  // the warp has read its columns of dOut
+    __syncwarp();  // all lanes have read the warp's columns of dOut, which dV overwrites
     pack<Dtype>(packed, d);
     put_operand(tile_out, packed);
     copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
     if (growth > kCarefulGrowth) {
-      __syncwarp();  // dV has been copied
+      __syncwarp();  // all lanes have copied dV out of the tile
       pack_low<Dtype>(packed, d);
       put_operand(tile_out, packed);
       copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
@@ -143,7 +144,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     ptx::cp_async_wait<1>();
     __syncthreads();  // Q is loaded
     multiply_registers<Dtype, Tile, true, true>(grad, packed_out, tile_q);
-    __syncthreads();  // Q has been read
+    __syncthreads();  // all warps have read Q, which the next load overwrites
     start_q(row - kChunk);
   }
   if (problem.grad_initial_state.data != nullptr) {

@@ -1,9 +1,10 @@
-// The fourth kernel of the backward: the gradients of rows, of every chunk at once. A block takes a
-// chunk and a head of q and k, and adds up those of the heads of v that share it, in their order.
-// Careful chunks have a kernel of their own, whose blocks look for them.
+// The fourth kernel of the backward, rows_kernel: dQ and dK of all chunks in parallel. A block
+// takes a chunk of one head of q and k, and sums over the heads of v that share the head, in their
+// order. Careful chunks have a kernel of their own, whose blocks search for them.
 //
-// A warp has 16 tokens, and a quarter of the columns of dQ and dK. First come the squares, E and F,
-// of which the gradients of Q K^T and K K^T, dQK and dB, are made; then products with S and dS:
+// A warp has 16 tokens and a quarter of the columns of dQ and dK. First the block computes the
+// squares E = dV R^T and F = dOut R^T and from them dQK and dB, the gradients of Q K^T and K K^T;
+// then the products with S and dS:
 //   dQ = c o (dOut S^T) + dQK K
 //   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
 #pragma once
@@ -22,38 +23,32 @@ struct RowsArgs {
   uint32_t items;  // chunks of all sequences times heads of q and k
 };
 
-// kCareful: of blocks with careful chunks, whose kernel has no registers to spare.
+// kCareful: the kernel of careful chunks, which unrolls less for want of registers.
 template <class Target, class Dtype_, int kDim_, bool kCareful_>
-struct RowsConfig {
+struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   using Dtype = Dtype_;
   static constexpr bool kCareful = kCareful_;
   static constexpr int kUnroll = kCareful ? 1 : 4;
   static constexpr int kDim = kDim_;
   static constexpr int kThreads = 512;
+  using Slot = RowsSlot<SmemLayout<kChunk, kDim>::kBytes>;
   using Tile = SmemLayout<kChunk, kDim>;     // Q, K, and the images of S^T and dS^T
   static constexpr int kColumns = kDim / 4;  // of a warp
 
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
-  // A slot, of a tile of columns of V: dOut, dV, R^T, S^T, dS^T.
-  static constexpr int kGradOut = 0;
-  static constexpr int kGradValues = kSquareBytes;
-  static constexpr int kResiduals = 2 * kSquareBytes;
-  static constexpr int kState = 3 * kSquareBytes;
-  static constexpr int kGradState = kState + Tile::kBytes;
-  static constexpr int kSlotBytes = kGradState + Tile::kBytes;
-  // Behind the slots: dQK and dB, vectors of two heads, sums of warps.
+  // After the slots: dQK and dB, vectors of two heads, sums of warps.
   static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordRows)) +
                                static_cast<int>(sizeof(GateRows));
-  // Where two slots fit the tiles of a head stay, and those of the next come in early. Else dQK and
-  // dB take the place of dOut and dV, and tiles come as they are needed.
+  // Two slots, if they fit: a head's tiles are loaded once, and those of the next head are loaded
+  // ahead. Else there is one slot, loaded for each use, and dQK and dB overwrite its dOut and dV.
   static constexpr int kSlotCount =
-      !kCareful && kSlots + 2 * kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
-  static constexpr int kBehind = kSlots + kSlotCount * kSlotBytes;
+      !kCareful && kSlots + 2 * Slot::kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
+  static constexpr int kBehind = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kSquares = kSlotCount == 2 ? kBehind : kSlots;
   static constexpr int kVectors = kSlotCount == 2 ? kBehind + 2 * kSquareBytes : kBehind;
   static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
-  // Of the careful items' kernel: what its warps found, and its arguments.
+  // The kernel of careful chunks: flags of the items that its warps examined, and its arguments.
   static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateRows));
   static constexpr int kArgs = kCarefulItems + kThreads / 32;
   static constexpr int kSharedMemory =
@@ -61,7 +56,7 @@ struct RowsConfig {
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// The loads of a block.
+// Starts the loads of a block (cp.async).
 template <class Config>
 struct RowsLoads {
   const RowsArgs& args;
@@ -78,8 +73,7 @@ struct RowsLoads {
     copy_async<Config::kThreads>(ptx::smem_address(to), from + tile * bytes, bytes);
   }
 
-  // dOut, dV and R of a tile of columns of V; of the last two whole matrices, or what rounding left
-  // of them.
+  // dOut, dV and R of a tile of columns of V. low_values, low_residuals: the low parts of dV or R.
   __device__ __forceinline__ void values(unsigned char* slot, uint32_t head, int64_t record,
                                          int32_t tile, bool low_values, bool low_residuals) const {
     const BwdProblem& problem = args.problem;
@@ -113,7 +107,7 @@ struct RowsLoads {
     return shared + Config::kSlots + tile % Config::kSlotCount * Config::kSlotBytes;
   }
 
-  // The vectors of the group's `i`-th head.
+  // The vectors of head i of the group; two heads' are kept.
   __device__ __forceinline__ RecordRows* vectors(int32_t i) const {
     return reinterpret_cast<RecordRows*>(shared + Config::kVectors) + i % 2;
   }
@@ -123,14 +117,14 @@ struct RowsLoads {
   }
 };
 
-// The parts of a group's head: its number among all, and that of its record.
+// A head of v, and the index of its record.
 struct HeadPlace {
   uint32_t head;
   int64_t record;
 };
 
-// E and F of a head, of all of its columns of V. In careful chunks three products follow another:
-// of what is whole, with what is left of R, and with what is left of dV.
+// Computes E and F of a head, over all of its columns of V. In careful chunks as three products: of
+// the high parts, with the low part of R, and with the low part of dV.
 template <class Config>
 __device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsLoads<Config>& loads,
                                              const HeadPlace& head, const RecordRows& rows,
@@ -143,7 +137,7 @@ __device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsL
     int parts = 1;
     for (int part = 0; part < parts; ++part) {
       if (!resident || part > 0) {
-        if (tile + part > 0) __syncthreads();  // the slot has been read
+        if (tile + part > 0) __syncthreads();  // all warps have read the slot
         loads.values(slot, head.head, head.record, tile, part == 2, part == 1);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
@@ -152,14 +146,30 @@ __device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsL
       } else {
         ptx::cp_async_wait<0>();
       }
-      __syncthreads();  // the slot is loaded, and the vectors
+      __syncthreads();  // the slot and the vectors are loaded
       add_squares<typename Config::Dtype, Config>(e, f, ptx::smem_address(slot), part < 2);
       if (Config::kCareful && rows.growth > kCarefulGrowth) parts = 3;
     }
   }
 }
 
-// The gradients of an item's rows, by a block.
+// Adds up the lanes' sums over columns of a square, over the warp's 16 rows, and writes them.
+__device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float (&columns)[4],
+                                                  const Lane& at, const Part& part) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
+    }
+    if (at.g == 0) {
+      to[part.strip][16 * part.quarter + n / 2 * 8 + 2 * at.t + n % 2] = columns[n];
+    }
+  }
+}
+
+// dQ and dK of an item, by a block. Over 100 lines, because its steps share the accumulators of dQ
+// and dK: with further steps as functions the compiler allocates registers otherwise.
 template <class Config>
 __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& item,
                                           unsigned char* shared) {
@@ -173,7 +183,7 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
   };
   RowsLoads<Config> const loads{args, place, shared};
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
-  // A group of copies: what a head needs of a tile.
+  // One cp.async group: what a head needs of a tile. Empty past the last head.
   auto start = [&](int32_t i, int32_t tile) {
     if (i < problem.group) {
       HeadPlace const head = of_group(i);
@@ -211,21 +221,12 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
       finish_square<false>(f, product, problem.scale, rows, of_gates, columns);
       multiply_keys<Config>(product, tiles + Config::kK, tiles + Config::kK);
       finish_square<true>(e, product, problem.scale, rows, of_gates, columns);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) {
-          columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
-        }
-        if (at.g == 0) {
-          found.columns[part.strip][16 * part.quarter + n / 2 * 8 + 2 * at.t + n % 2] = columns[n];
-        }
-      }
+      write_column_sums(found.columns, columns, at, part);
       for (int n = 0; n < (careful ? 2 : 1); ++n) {
-        __syncthreads();  // what is in the squares' place has been read
+        __syncthreads();  // all warps have read what the squares overwrite
         store_square<Dtype>(f, tiles + Config::kSquares);
         store_square<Dtype>(e, tiles + Config::kSquares + kSquareBytes);
-        __syncthreads();  // the squares are there
+        __syncthreads();  // all warps have written the squares
         add_square_products<Config>(dq, dk, tiles);
       }
     }
@@ -236,7 +237,7 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
       unsigned char* const tile_slot = loads.slot(tile);
       for (int n = 0; n < (careful ? 2 : 1); ++n) {
         if (!resident || n == 1) {
-          __syncthreads();  // the slot, or the squares in it, have been read
+          __syncthreads();  // all warps have read the slot, or the squares in it
           loads.values(tile_slot, head.head, head.record, tile, n == 1, n == 1);
           if (!resident && n == 0) loads.states(tile_slot, head.record, tile);
           ptx::cp_async_commit();
@@ -247,7 +248,7 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
         if (n == 0) states += state_products<Config>(tile_slot);
       }
       if (resident) {
-        __syncthreads();  // the slot has been read
+        __syncthreads();  // all warps have read the slot
         start(i + 1, tile);
       }
     }
@@ -268,12 +269,12 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
     write_row_sums(found.kept[part.quarter], kept);
     states = warp_sum(states);
     if (threadIdx.x % 32 == 0) found.states[threadIdx.x / 32] = states;
-    __syncthreads();  // the sums are there
+    __syncthreads();  // all warps have written their sums
     write_sums(found, workspace.sums[head.record]);
   }
   if (problem.qk_l2norm) {
     const RecordRows& rows = *loads.vectors(problem.group - 1);
-    __syncthreads();  // the sums have been read
+    __syncthreads();  // write_sums() has read the sums, which project() overwrites
     project<Config>(dq, tiles, rows.norm_q, found.gates);
     project<Config>(dk, tiles + Config::kK, rows.norm_k, found.kept);
   }
@@ -283,19 +284,20 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
                      problem.head_dim);
 }
 
-// The grid: items.
+// Grid: items.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     rows_kernel(const __grid_constant__ RowsArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   RowsItem const item(args.problem, blockIdx.x);
-  if (item.count() <= 0) return;  // more chunks were launched than there are
-  ptx::griddepcontrol_wait();     // the chains have ended
+  if (item.count() <= 0) return;  // a surplus chunk
+  ptx::griddepcontrol_wait();     // the chains are complete
   if (!item.careful(args.problem, args.workspace)) make_rows<Config>(args, item, shared);
 }
 
-// make_rows() as a call: inlined into a loop it would keep addresses in registers that it lacks. A
-// function has the kernel's arguments from shared memory.
+// make_rows() as a call: inlined into the loop below it would keep addresses in registers, and
+// spill. A function that is not inlined cannot refer to kernel arguments, so they are in shared
+// memory.
 template <class Config>
 __device__ __noinline__ void call_make_rows(uint32_t item) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -303,8 +305,8 @@ __device__ __noinline__ void call_make_rows(uint32_t item) {
   make_rows<Config>(args, RowsItem(args.problem, item), shared);
 }
 
-// The same of careful items, which are few if any: the grid is as many blocks as run at once. Each
-// warp looks at another item, then the block makes those that are careful.
+// The same for careful items, which are few if any. Persistent blocks: each warp examines another
+// item, then the block computes those that are careful.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     careful_rows_kernel(const __grid_constant__ RowsArgs args) {
@@ -316,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     reinterpret_cast<uint32_t*>(shared + Config::kArgs)[i] =
         reinterpret_cast<const uint32_t*>(&args)[i];
   }
-  ptx::griddepcontrol_wait();  // the other kernel of rows has ended, and what it waited for
+  ptx::griddepcontrol_wait();  // rows_kernel is complete, and with it the chains
   for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {
     uint32_t const mine = first + warp * gridDim.x;
     bool found = false;
@@ -325,14 +327,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       found = item.count() > 0 && item.careful(args.problem, args.workspace);
     }
     if (threadIdx.x % 32 == 0) careful[warp] = found;
-    __syncthreads();  // all warps have looked, and the arguments are there
+    __syncthreads();  // all flags and the arguments are written
 #pragma unroll 1
     for (uint32_t i = 0; i < kWarps; ++i) {
       if (!careful[i]) continue;
       call_make_rows<Config>(first + i * gridDim.x);
-      __syncthreads();  // the item's tiles and sums have been read
+      __syncthreads();  // all warps have read the last item's tiles and sums
     }
-    __syncthreads();  // what the warps found has been read
+    __syncthreads();  // all warps have read the flags
   }
 }
 

@@ -1,5 +1,5 @@
-// A chain of the backward: the forward's once more, which writes the states before
-// chunks and what tokens lack of V instead of out.
+// One of the two chains of the backward: recomputes the forward's and writes, instead of out, the
+// state before each chunk and the residuals R (grad_chunk.h).
 #pragma once
 #include <cstdint>
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
     unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
     uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the chunk is loaded, and the other stage has been read
+    __syncthreads();  // the chunk is loaded; all warps have read the other stage
     start(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
     TilePlace const place(problem, work, workspace.tiles, row);

@@ -1,11 +1,11 @@
-// X = N (I + diag(beta) N)^-1 of a strictly lower triangular N of 64 x 64, by one warp: the inverse
-// (I + diag(beta) N)^-1 is I - diag(beta) X. Blocks of 16 x 16 on the diagonal by substitution in
-// fp32, those below them by products of fp16 operands. Doubling the powers of N would be fewer
-// steps, and wrong by whole digits for keys that are alike.
+// Computes X = N (I + diag(beta) N)^-1 of a strictly lower triangular 64 x 64 matrix N, by one
+// warp; then (I + diag(beta) N)^-1 = I - diag(beta) X. The 16 x 16 blocks on the diagonal are
+// solved by substitution in fp32, the blocks below them by GEMMs of fp16 operands. Repeated
+// squaring of N would take fewer steps, but loses digits where keys are nearly equal.
 //
-// Where keys are alike, X is what large sums leave. N is rounded to fp16 before anything is made of
-// it: what is left of it by rounding would not cancel. Two left operands are split into two of fp16
-// each for the same reason. What fp16 cannot hold becomes infinite, and X's rows with it.
+// There the elements of X are small differences of large sums. Therefore N is rounded to fp16
+// before any use, so that every use sees the same values and the sums cancel; and two left operands
+// are split into a high and a low part. Values beyond fp16's range become inf, and so do X's rows.
 #pragma once
 #include <cstdint>
 
@@ -24,10 +24,10 @@ using namespace flashvar::gated_delta_rule;  // what all architectures share
 inline constexpr int kBlock = 16;  // rows and columns of a block
 inline constexpr int kBlocks = kChunk / kBlock;
 
-// N in shared memory, as lanes of a warp read it.
+// N in shared memory, in the order in which lanes read it.
 struct KeyProducts {
-  // Floats from row to row and from block to block: eight rows of a block, and a row of each of
-  // four blocks, are read from different banks.
+  // Strides in floats between rows and between blocks, such that eight rows of a block, and one row
+  // of each of four blocks, lie in different banks.
   static constexpr int kRow = kBlock + 4;
   static constexpr int kStride = kBlock * kRow + 8;
   static constexpr int kBelow = kBlocks * (kBlocks - 1) / 2;
@@ -36,14 +36,13 @@ struct KeyProducts {
   float4 below[kBelow][2][32];  // as accumulators, two tiles of 8 columns
   uint4 operands[kBelow][32];   // the same in fp16, as operand B
 
-  // The number of the block in row i and column j of blocks, i > j.
+  // Index of block (i, j) below the diagonal, i > j.
   static __device__ __forceinline__ constexpr int index(int i, int j) {
     return i * (i - 1) / 2 + j;
   }
 
-  // Stores the lane's two elements of row g of the tile of 8 x 8 in row m and column n of tiles. N
-  // is the part of a symmetric matrix below the diagonal: the tiles above it give the transposes
-  // that operand B is made of.
+  // Stores the lane's two elements, row g of the 8 x 8 tile (m, n). N is a triangle of a symmetric
+  // matrix: tiles above the diagonal are the transposes that operand B needs.
   __device__ __forceinline__ void put(int m, int n, float first, float second) {
     using fp16 = dtype::fp16;
     Lane const at;
@@ -62,7 +61,7 @@ struct KeyProducts {
   }
 };
 
-// What fp16 leaves of two numbers.
+// The low parts of two values, packed in fp16.
 __device__ __forceinline__ uint32_t pack_rest(float first, float second) {
   uint32_t const word = dtype::fp16::pack(first, second);
   return dtype::fp16::pack(first - dtype::fp16::unpack(static_cast<uint16_t>(word)),
@@ -81,12 +80,12 @@ __device__ __forceinline__ void load_floats(float (&to)[kCount], const float* fr
   }
 }
 
-// Two rows of X in block lane / 8 on the diagonal: its row lane % 8, of which half the columns are
-// 0, and the row eight below.
+// The lane's two rows of X in diagonal block lane / 8: row lane % 8, whose second half of columns
+// is 0, and the row eight below it.
 struct DiagonalRows {
   float upper[kBlock / 2], lower[kBlock];
 
-  // Solves X = N - X diag(beta) N from the last column on.
+  // Solves X = N - X diag(beta) N by substitution, last column first.
   __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* betas,
                                           int lane) {
     int const block = lane / 8, row = lane % 8;
@@ -119,15 +118,15 @@ struct DiagonalRows {
   }
 };
 
-// The matrix that X becomes, in shared memory. Where nothing of it is yet lie the blocks of X on
-// the diagonal as operands of mma: above the diagonal, where it is 0 (which is written where the
-// matrix is read), and in the last row of blocks.
+// The result matrix in shared memory. Parts of it that are not written yet hold the diagonal blocks
+// of X as mma operands: above the diagonal, where the result is 0 (readers substitute the zeros),
+// and in the last row of blocks.
 struct SolutionMatrix {
   using Layout = SmemLayout<kChunk, kChunk>;
   uint32_t smem;
 
-  // A lane's address of block (i, i) times -diag(beta), i > 0, as operand A with ldmatrix, and of
-  // what fp16 leaves of it; of block (j, j), j < 3, as operand B with ldmatrix.trans.
+  // The lane's ldmatrix addresses of block (i, i) times -diag(beta), i > 0, as operand A, and of
+  // its low part; and its ldmatrix.trans address of block (j, j), j < 3, as operand B.
   __device__ __forceinline__ uint32_t left(int i, int lane) const {
     return i < 3 ? fragment(i - 1, i + 1, lane) : fragment(0, 3, lane);
   }
@@ -169,8 +168,8 @@ struct SolutionMatrix {
   }
 };
 
-// A block's accumulators times -diag(beta), `beta` of the lane's columns, as operand A, and what
-// fp16 leaves of it.
+// Packs a block's accumulators times -diag(beta) as operand A, and its low part. `beta`: of the
+// lane's columns.
 __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][4],
                                           const float2 (&beta)[2], uint32_t* rest = nullptr) {
 #pragma unroll
@@ -190,10 +189,9 @@ __device__ __forceinline__ void multiply_block(float (&x)[2][4], const uint32_t 
   ptx::mma_m16n8k16<dtype::fp16>(x[1], left, right[2], right[3]);
 }
 
-// Finds the blocks of X below the diagonal, when `matrix` has the operands, and passes their
-// accumulators to finish(i, j, x), row of blocks by row of blocks:
-//   X_ij = Y - Y diag(beta) X_jj,  Y = N_ij - the sum over k from j + 1 to i of X_ik diag(beta)
-//   N_kj
+// Computes the blocks of X below the diagonal and passes their accumulators to finish(i, j, x), one
+// row of blocks after the other. Precondition: `matrix` holds the operands.
+//   X_ij = Y - Y diag(beta) X_jj,  Y = N_ij - sum over k in (j, i] of X_ik diag(beta) N_kj
 template <class Finish>
 __device__ __forceinline__ void solve_below(const KeyProducts& products,
                                             const SolutionMatrix& matrix, const float* beta,
@@ -203,7 +201,7 @@ __device__ __forceinline__ void solve_below(const KeyProducts& products,
     uint32_t left[kBlocks][4], left_rest[4];
     ptx::ldmatrix_x4(left[i], matrix.left(i, lane));
     ptx::ldmatrix_x4(left_rest, matrix.left_rest(i, lane));
-    __syncwarp();  // what lay in the last row of blocks has been read
+    __syncwarp();  // all lanes have read the operands in the last row of blocks
 #pragma unroll
     for (int j = i - 1; j >= 0; --j) {
       float x[2][4];

@@ -1,7 +1,8 @@
-// The first kernel of the forward and of the backward: what no state enters, of every chunk at
-// once. A block takes a chunk, a head of q and k and up to four of its v heads, and multiplies Q
-// K^T and K K^T once. Then each warp writes its rows of the scores of these v heads, and solves for
-// one v head by itself: nothing waits at barriers there. mma.sync on every architecture.
+// The first kernel of the forward and of the backward: computes the records of all chunks in
+// parallel, everything that does not depend on a state. A block takes a chunk of one head of q and
+// k, with up to four of its heads of v, and computes Q K^T and K K^T once. Then each warp writes
+// its rows of these heads' scores and, without block barriers, solves for one head of v. mma.sync
+// on every architecture.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +22,7 @@ template <class Record>
 struct PrepareArgs {
   FwdProblem problem;
   Record* records;        // [chunk][head]
-  uint32_t group_blocks;  // of a group's heads, kHeadsAtOnce to each block
+  uint32_t group_blocks;  // blocks per group of heads of v, kHeadsAtOnce heads in each
 };
 
 // Record_: ChunkRecord or GradRecord, for which Solution is specialised.
@@ -32,20 +33,20 @@ struct PrepareConfig {
   static constexpr int kDim = kDim_;
   using Layout = SmemLayout<kChunk, kDim>;
   static constexpr int kThreads = 128;
-  // Q and K; then in their place a matrix for each warp.
+  // Q and K; later overwritten with a matrix per warp.
   static constexpr int kTiles = 2 * Layout::kBytes;
   static constexpr int kMatrices = kThreads / 32 * kMatrixBytes;
   static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
   static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(ChunkRows));
 };
 
-// The row of tiles of 8 x 8 that the lane's accumulators of this half are of. Every warp has eight
-// rows from the start and eight from the end, as work is for what is below the diagonal.
+// The row of 8 x 8 tiles that accumulators of this half belong to. Each warp has eight rows from
+// the top and eight from the bottom, for an equal share of the triangle below the diagonal.
 __device__ __forceinline__ int tile_row_of(const Lane& at, int half) {
   return half == 0 ? at.warp : 7 - at.warp;
 }
 
-// The lane's address of operand A: the rows of tile_row_of().
+// The lane's ldmatrix address of operand A: the rows of tile_row_of().
 template <class Layout>
 __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
@@ -54,7 +55,8 @@ __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
 
 using SquareRows = Accumulator<16, kChunk>;
 
-// Writes factors of the warp's 16 rows of a tile: 1 / sqrt(sum of squares + 1e-6).
+// Writes the normalisation factors of the warp's 16 rows of a tile, 1 / sqrt(sum of squares +
+// 1e-6).
 template <class Config>
 __device__ __forceinline__ void find_norms(uint32_t tile, float* norms) {
   using Layout = typename Config::Layout;
@@ -65,12 +67,12 @@ __device__ __forceinline__ void find_norms(uint32_t tile, float* norms) {
     uint32_t a[4];
     ptx::ldmatrix_x4(a, rows.chunk(2 * kk));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // eight rows of operand A are B of their transpose
+    for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B: A A^T
       ptx::mma_m16n8k16<typename Config::Dtype>(products[half], a, a[half], a[half + 2]);
     }
   }
   Lane const at;
-  if (at.t != at.g / 2) return;  // the diagonal is others'
+  if (at.t != at.g / 2) return;  // not a lane that holds diagonal elements
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float const even = products[half][2 * half], odd = products[half][2 * half + 1];
@@ -78,7 +80,7 @@ __device__ __forceinline__ void find_norms(uint32_t tile, float* norms) {
   }
 }
 
-// Stores N, of the warp's 16 rows: K K^T of normalised rows.
+// Stores the warp's 16 rows of N: K K^T, of normalised rows.
 __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& rows) {
   Lane const at;
 #pragma unroll
@@ -89,14 +91,14 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
     for (int n = 0; n < kChunk / 8; ++n) {
       float2 const norm = pair_of(rows.norm_k, 8 * n + 2 * at.t);
       const float (&tile)[4] = kk.tile[0][n];
-      // Factors first: N_ij and N_ji round to one number.
+      // The two factors are multiplied first, so that N_ij and N_ji round to the same value.
       rows.products.put(m, n, tile[2 * half] * (factor * norm.x),
                         tile[2 * half + 1] * (factor * norm.y));
     }
   }
 }
 
-// Writes the warp's 16 rows of P of a head; `scratch`: 2 KB.
+// Writes the warp's 16 rows of P of a head. `scratch`: 2 KB of shared memory for the warp.
 template <class Dtype, bool kWide>
 __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
                                              const ChunkRows& rows, const HeadRows& head,
@@ -133,14 +135,14 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
       put_word(scratch + 1024 * half, at, n, Dtype::pack(first, second));
     }
   }
-  // Above the diagonal there are no elements: 0, and not a product.
+  // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     unsigned char* const word = place_of(scratch + 1024 * half, at, tile_row_of(at, half));
     if (2 * at.t > at.g) *reinterpret_cast<uint32_t*>(word) = 0;
     if (2 * at.t == at.g) ptx::shared_store(ptx::smem_address(word) + 2, uint16_t{0});
   }
-  __syncwarp();  // the rows are there
+  __syncwarp();  // all lanes have written the rows
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
@@ -148,8 +150,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
   }
 }
 
-// The grid: chunks of all sequences times heads of q and k times parts of their groups, on one
-// axis.
+// Grid, on one axis: chunks of all sequences x heads of q and k x blocks of their groups.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 4)
     prepare_kernel(const __grid_constant__ PrepareArgs<typename Config::Record> args) {
@@ -157,7 +158,8 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   using Layout = typename Config::Layout;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
-  ptx::griddepcontrol_launch_dependents();  // the chains' blocks start as SMs become free
+  ptx::griddepcontrol_launch_dependents();  // PDL: the next kernel's blocks may start as SMs become
+                                            // free
   uint32_t const heads_and_chunk = blockIdx.x / args.group_blocks;
   uint32_t const part = blockIdx.x - heads_and_chunk * args.group_blocks;
   uint32_t const slot = heads_and_chunk / static_cast<uint32_t>(problem.heads_qk);
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
   Span const span = problem.rows.span(chunk.batch);
   int32_t const count = span.count - chunk.first;
-  if (count <= 0) return;  // more chunks were launched than there are
+  if (count <= 0) return;  // a surplus chunk
   int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
   int64_t const row = int64_t{span.first} + chunk.first;
 
@@ -185,9 +187,9 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  find_gates(problem, gates, rows.heads[warp]);  // while Q and K are under way
+  find_gates(problem, gates, rows.heads[warp]);  // while Q and K are loaded
   ptx::cp_async_wait<0>();
-  __syncthreads();  // Q and K are there
+  __syncthreads();  // Q and K are loaded
 
   SquareRows qk, kk;
   uint32_t const q = ptx::smem_address(shared), k = q + Layout::kBytes;
@@ -200,12 +202,12 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
   gemm_nt<Dtype, Config::kDim>(qk, rows_address<Layout>(q), columns);
   gemm_nt<Dtype, Config::kDim>(kk, rows_address<Layout>(k), columns);
-  __syncthreads();  // the norms are there; the tiles have been read
+  __syncthreads();  // all norms are written; all warps have read Q and K
   store_products(kk, rows);
   typename Config::Record* const records =
       args.records + int64_t{slot} * problem.heads + first_head;
   if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
-  __syncthreads();  // N and all vectors are there
+  __syncthreads();  // N and the vectors of all heads are written
 
   unsigned char* const matrix = shared + warp * kMatrixBytes;
   for (int32_t i = 0; i < heads; ++i) {
@@ -218,7 +220,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
                                  records[i].scores);
     }
   }
-  __syncwarp();  // the scores have been read
+  __syncwarp();  // all lanes have read the scores, whose scratch is reused
   if (warp < heads)
     write_solution(rows.products, rows.heads[warp], rows.totals[warp], matrix, records[warp]);
 }

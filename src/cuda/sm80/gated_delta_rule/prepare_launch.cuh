@@ -1,4 +1,4 @@
-// Launches the first kernel of the forward and of the backward, of every architecture.
+// Launches the prepare kernel of the forward and of the backward, on every architecture.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// Records of a call: those of surplus chunks too, which are launched but have no rows.
+// Number of a call's records, including those of surplus chunks, which have no rows.
 inline int64_t record_count(const FwdProblem& problem) {
   return problem.rows.tiles(problem.sequences, kChunk) * problem.heads;
 }

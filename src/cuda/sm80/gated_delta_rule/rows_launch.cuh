@@ -1,4 +1,4 @@
-// Launches the gradients of rows of the backward.
+// Launches rows_kernel, dQ and dK of the backward, and the kernel of careful chunks.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// The careful items' kernel, which families share.
+// The kernel of careful items, which both families launch.
 template <class Target, class Dtype, int kDim>
 struct CarefulRowsLaunch {
   using Config = RowsConfig<Target, Dtype, kDim, true>;
@@ -21,7 +21,7 @@ struct CarefulRowsLaunch {
         {maker.make("careful_rows_kernel", Config::kThreads, Config::kSharedMemory, kChunk, kDim)}};
   }
 
-  // `programmatic`: of a grid that lets it start early.
+  // `programmatic`: with PDL; the preceding kernel must allow it.
   static cudaError_t launch(const RowsArgs& args, bool programmatic, int device,
                             cudaStream_t stream) {
     int multiprocessors = 0;
@@ -34,8 +34,8 @@ struct CarefulRowsLaunch {
   }
 };
 
-// Items of a call: those of surplus chunks too. The first kernel has a block for each, so that they
-// fit 31 bits.
+// Number of a call's work items, including those of surplus chunks. They fit 31 bits, because the
+// prepare kernel has launched at least one block for each.
 inline uint32_t row_items(const BwdProblem& problem) {
   return static_cast<uint32_t>(problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk);
 }
@@ -53,7 +53,7 @@ struct RowsLaunch {
                 Careful::facts(row));
   }
 
-  // Of a call with chunks.
+  // Precondition: the call has chunks.
   static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
                             cudaStream_t stream) {
     RowsArgs const args{problem, workspace, row_items(problem)};

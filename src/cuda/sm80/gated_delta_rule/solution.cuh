@@ -1,4 +1,4 @@
-// A record's first matrix of a head of v, made by one warp in its shared memory.
+// SolutionWriter: computes a record's first matrix, of one head of v, by one warp.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +11,11 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// A record's matrix, while a warp writes it; it is the warp's scratch too.
+// Shared memory of a warp: the matrix that it computes, and scratch until then.
 inline constexpr int kMatrixBytes = kChunk * kChunk * 2;
 
-// The place of the lane's word of tile n in a row of tiles of a matrix that is stored in rows of
-// 128 bytes, permuted as by SWIZZLE_128B.
+// Address of the lane's word of tile n in a row of 8 x 8 tiles of a matrix with rows of 128 bytes,
+// swizzled as by SWIZZLE_128B.
 __device__ __forceinline__ unsigned char* place_of(unsigned char* tiles, const Lane& at, int n) {
   return tiles + ((128 * at.g + 16 * at.g + 4 * at.t) ^ (16 * n));
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, i
   *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
 }
 
-// Copies eight rows of a matrix; zeros from column 8 `chunks` on.
+// Copies eight rows of a matrix, with zeros from column 8 * chunks on.
 __device__ __forceinline__ void copy_rows(uint16_t* to, const unsigned char* from, int chunks) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -35,19 +35,19 @@ __device__ __forceinline__ void copy_rows(uint16_t* to, const unsigned char* fro
   }
 }
 
-// A record's first matrix of a head, made by one warp in its shared memory; kLow: what fp16 leaves
-// of it.
+// Computes the first matrix of a head's record in the warp's shared memory. kLow: its low part
+// instead.
 template <class Record, bool kLow>
 class SolutionWriter {
   using Of = Solution<Record>;
   const KeyProducts& products;
   const HeadRows& head;
-  float* const row_totals;  // of the blocks on the diagonal
+  float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
   unsigned char* const matrix;
   Lane const at;
   int const lane;
   bool const wide;
-  uint32_t growth = 0;  // as bits, which sort as positive floats do and NaN behind them
+  uint32_t growth = 0;  // bits of a float: integer order is that of positive floats, NaN last
   float largest = 0.f;
 
  public:
@@ -61,12 +61,12 @@ class SolutionWriter {
         lane(4 * at.g + at.t),
         wide(is_wide(head)) {}
 
-  // Writes the matrix and gives the growth: the largest sum of a row.
+  // Writes the matrix, and returns its growth.
   __device__ __forceinline__ float write(uint16_t* to) {
     DiagonalRows const x(products, head.beta, lane);
     put_row(x.upper, 0);
     put_row(x.lower, 8);
-    __syncwarp();  // operands and totals of the blocks on the diagonal are there
+    __syncwarp();  // all lanes have written operands and totals of the diagonal blocks
     float totals[kBlocks][2];
 #pragma unroll
     for (int i = 1; i < kBlocks; ++i) {
@@ -83,12 +83,12 @@ class SolutionWriter {
 #pragma unroll
       for (int half = 0; half < 2; ++half) add_total(quad_sum(totals[i][half]));
     }
-    __syncwarp();  // the matrix is there
+    __syncwarp();  // all lanes have written the matrix
 #pragma unroll
     for (int m = 0; m < kChunk / 8; ++m) {
       copy_rows(to + 8 * m * kChunk, matrix + 1024 * m, m / 2 * 2 + 2);
     }
-    __syncwarp();  // it has been read
+    __syncwarp();  // all lanes have read the matrix; its memory may be reused
     if (largest > Of::kLargest) growth = __float_as_uint(infinity());
     growth = __reduce_max_sync(0xffffffffu, growth);
     return growth > __float_as_uint(infinity()) ? infinity() : __uint_as_float(growth);
@@ -107,7 +107,7 @@ class SolutionWriter {
     return Of::size(element, beta);
   }
 
-  // Puts a row of X of a block on the diagonal, of whose columns all but kCount are 0.
+  // Stores a row of a diagonal block of X. Its columns from kCount on are 0.
   template <int kCount>
   __device__ __forceinline__ void put_row(const float (&x)[kCount], int below) {
     int const row = below + lane % 8, block = lane / 8, i = kBlock * block + row;
@@ -149,7 +149,7 @@ class SolutionWriter {
                       static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f)));
   }
 
-  // Puts the lane's elements of a block of X below the diagonal.
+  // Stores the lane's elements of a block of X below the diagonal.
   __device__ __forceinline__ void put_block(int i, int j, const float (&x)[2][4],
                                             float (&totals)[2]) {
     float2 columns[2], betas[2], sums[2];
@@ -191,7 +191,8 @@ class SolutionWriter {
   }
 };
 
-// Writes a head's first matrix and its growth, by one warp.
+// Writes a head's first matrix and its growth to the record; in careful chunks the low part too. By
+// one warp.
 template <class Record>
 __device__ __forceinline__ void write_solution(const KeyProducts& products, const HeadRows& head,
                                                float* row_totals, unsigned char* matrix,

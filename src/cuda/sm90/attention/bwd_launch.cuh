@@ -35,7 +35,11 @@ struct BwdLaunch {
   }
 
   static void explain(const BwdProblem& problem, Text& text) {
-    explain_wgmma(problem, bwd_unsupported(problem), tensor_map_encoder() != nullptr, text);
+    const char* unsupported = bwd_unsupported(problem);
+    if (unsupported == nullptr && !Wgmma::is_addressable(problem)) {
+      unsupported = "tensors lie so low in memory that tensor maps would begin below address 0";
+    }
+    explain_wgmma(problem, unsupported, tensor_map_encoder() != nullptr, text);
   }
 
   // Where the wgmma kernels would not sum dQ in the workspace, the mma.sync kernels do not either

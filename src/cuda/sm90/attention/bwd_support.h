@@ -28,4 +28,15 @@ inline const char* bwd_unsupported(const BwdProblem& problem) {
   return nullptr;
 }
 
+// Whether tensor maps can be clipped (clipped_map.h): they begin in front of the tensors.
+inline bool maps_can_be_clipped(const BwdProblem& problem) {
+  auto const rows = [](const Sequences& sequences) -> int64_t {
+    return sequences.offsets == nullptr ? sequences.seqlen : sequences.total;
+  };
+  return has_room_in_front(problem.q, rows(problem.queries)) &&
+         has_room_in_front(problem.grad_out, rows(problem.queries)) &&
+         has_room_in_front(problem.k, rows(problem.keys)) &&
+         has_room_in_front(problem.v, rows(problem.keys));
+}
+
 }  // namespace flashvar::sm90::attention

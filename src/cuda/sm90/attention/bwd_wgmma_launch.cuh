@@ -45,15 +45,18 @@ struct BwdWgmmaLaunch {
   // bytes.
   static bool supports(const BwdProblem& problem) {
     return bwd_unsupported(problem) == nullptr && problem.rows_are_aligned() &&
-           tensor_map_encoder() != nullptr;
+           is_addressable(problem) && tensor_map_encoder() != nullptr;
+  }
+
+  // Whether the tensor maps of the variant that takes the call begin at addresses.
+  static bool is_addressable(const BwdProblem& problem) {
+    bool const clipped = is_varlen(problem) || problem.has_modifiers() || problem.deterministic;
+    return !clipped || maps_can_be_clipped(problem);
   }
 
   static uint64_t workspace(const BwdProblem& problem) { return Workspace(problem).end; }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
-    bool const varlen = problem.queries.offsets != nullptr || problem.keys.offsets != nullptr ||
-                        problem.seqused_k != nullptr ||
-                        (Dense::kGradQ && has_short_windows(problem));
     if constexpr (Dense::kGradQ) {
       if (problem.deterministic) {
         return problem.has_modifiers()
@@ -63,11 +66,18 @@ struct BwdWgmmaLaunch {
     }
     return problem.has_modifiers()
                ? launch_variant<Config<BwdVariant::kModifiers>>(problem, device, stream)
-           : varlen ? launch_variant<Config<BwdVariant::kVarlen>>(problem, device, stream)
-                    : launch_variant<Dense>(problem, device, stream);
+           : is_varlen(problem)
+               ? launch_variant<Config<BwdVariant::kVarlen>>(problem, device, stream)
+               : launch_variant<Dense>(problem, device, stream);
   }
 
  private:
+  // Whether the varlen kernel takes the call, if it has no modifiers.
+  static bool is_varlen(const BwdProblem& problem) {
+    return problem.is_varlen() || problem.seqused_k != nullptr ||
+           (Dense::kGradQ && has_short_windows(problem));
+  }
+
   // Whether the windows are short beside the sequences. Key tiles then have equal work, so that
   // pairs of them are not needed, and those that run together see different queries: the varlen
   // kernel takes one head of a group after the other, so that what is in use at a time fits L2. The

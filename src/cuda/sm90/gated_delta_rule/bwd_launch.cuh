@@ -1,4 +1,5 @@
-// Launches the backward: as on sm_80, but for the chains and the rows.
+// Launches the backward: that of sm80 with this family's launchers of the chains and of
+// rows_kernel.
 #pragma once
 #include "sm80/gated_delta_rule/bwd_launch.cuh"
 #include "sm90/gated_delta_rule/chains_launch.cuh"

@@ -1,5 +1,5 @@
-// What the chains of the forward and of the backward share: mbarriers of what is handed over, loads
-// of a chunk's rows by TMA, and operands on their way to shared memory.
+// What the chains of the forward and of the backward share: pairs of mbarriers, TMA loads of a
+// chunk's rows, and stores of operands to shared memory.
 #pragma once
 #include <cuda.h>
 
@@ -14,34 +14,35 @@ namespace flashvar::sm90::gated_delta_rule {
 
 using namespace flashvar::gated_delta_rule;  // what all architectures share
 
-// Pairs of mbarriers: something is there, and it has been read.
+// The two mbarriers of a buffer: full = it is written, empty = all readers have released it.
 struct Handover {
   uint32_t full;
 
   __device__ __forceinline__ uint32_t empty() const { return full + 8; }
 
-  // By one thread. `writers` and `readers`: how many arrive.
+  // Called by one thread. `writers`, `readers`: arrivals that complete a phase.
   __device__ __forceinline__ void init(uint32_t writers, uint32_t readers) const {
     ptx::mbarrier_init(full, writers);
     ptx::mbarrier_init(empty(), readers);
   }
 };
 
-// Arrives once for the warp, whose lanes have written to or read from shared memory.
+// Arrives once for the warp, after all of its lanes' accesses to shared memory.
 __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  __syncwarp();
+  __syncwarp();  // all lanes have accessed the buffer
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Zeros shared memory where some column blocks are never loaded. Called by all threads.
+// Zeros shared memory whose column blocks are not all loaded (col_blocks_of). Called by all
+// threads.
 __device__ __forceinline__ void zero_shared(uint32_t base, uint32_t bytes) {
   for (uint32_t at = threadIdx.x * 16; at < bytes; at += blockDim.x * 16) {
     ptx::store_zeros_16(base + at);
   }
-  ptx::fence_async_proxy();  // the zeros come before the first loads, and wgmma sees them
+  ptx::fence_async_proxy();  // orders the zeros before TMA's writes, and before reads of wgmma
 }
 
-// The rows of a sequence in clipped maps (clipped_map.h).
+// Coordinates of a sequence's rows in clipped tensor maps (clipped_map.h).
 struct ClippedRows {
   int32_t shift, end, batch;
 
@@ -50,7 +51,7 @@ struct ClippedRows {
   __device__ __forceinline__ ClippedRows(const FwdProblem& problem, const Work& work)
       : ClippedRows(problem, work.span, work.batch) {}
 
-  // Loads `count` column blocks of a chunk's 64 rows.
+  // Starts loading `count` column blocks of a chunk's 64 rows, from row `row` of the sequence on.
   __device__ __forceinline__ void load(uint32_t to, const CUtensorMap& map, uint32_t barrier,
                                        int32_t count, int32_t column, int32_t row,
                                        uint32_t head) const {
@@ -61,8 +62,8 @@ struct ClippedRows {
   }
 };
 
-// Stores the warp's 16 rows of an operand A, [V][16 kSteps columns], in column blocks of 64 columns
-// and of all rows. `warpgroup`: which 64 of them.
+// Stores the warp's 16 rows of operand A, [V][16 kSteps columns], to a tile in column blocks of 64
+// columns. `warpgroup`: which 64 rows of the tile.
 template <int kRowBlockBytes, int kSteps>
 __device__ __forceinline__ void store_operand(uint32_t to, const uint32_t (&a)[kSteps][4],
                                               int warpgroup) {

@@ -31,20 +31,15 @@ struct ChainsLaunch {
     args.problem = problem;
     args.workspace = workspace;
     ChunkMaps<Dtype> const maps{problem};
-    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+    cudaError_t error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
     if (error == cudaSuccess) {
-      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
-    }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
-    }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.grad_out, problem.grad_out, problem.heads, problem.head_dim_v);
+      error = maps.values({{args.v, problem.v}, {args.grad_out, problem.grad_out}});
     }
     if (error != cudaSuccess) return error;
     int64_t const chains = problem.sequences * problem.heads * workspace.tiles;
     LaunchShape shape{2 * chains, kChainThreads, kSharedMemory};
-    // Its blocks start while the last records are written, where there are any.
+    // PDL: blocks may start while prepare, which is not launched without records, writes the last
+    // ones.
     shape.programmatic = sm80::gated_delta_rule::record_count(problem) > 0;
     return launch_kernel<chains_kernel<States, Reverse>>(args, shape, device, stream);
   }

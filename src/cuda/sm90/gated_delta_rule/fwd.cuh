@@ -1,187 +1,30 @@
-// The second kernel of the forward: a chain through the chunks of a sequence, with wgmma and TMA.
-//
-// A state warpgroup has 64 columns of the state of one head (gated_delta_rule/chain.cuh). What only
-// the output needs is not in its way: it gives the state before each chunk and the chunk's updates,
-// in 16 bits, to the output warpgroup, by way of shared memory. Two warps load, one for each.
-// Segments' states and transitions are found by the same warpgroups without the output
-// (segments.cuh).
+// The second kernel of the forward: carries the state through the chunks of a sequence, with wgmma
+// and TMA. Warp-specialised: a state warpgroup holds 64 columns of the state of one head in
+// registers (gated_delta_rule/chain.cuh). For each chunk it passes the state before the chunk, and
+// the chunk's updates, in 16 bits through shared memory to the output warpgroup, which computes
+// out: the chain from state to state, which is sequential, does not wait for it. Two warps issue
+// loads, one for the state's operands and one for the output's. Pass 1 of segments uses the same
+// warpgroups without the output (segments.cuh).
 #pragma once
 #include <cstdint>
 
 #include "gated_delta_rule/chain.cuh"
 #include "gated_delta_rule/segment_work.cuh"
-#include "ptx/bulk.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
-#include "sm90/gated_delta_rule/chain.cuh"
+#include "sm90/gated_delta_rule/fwd_loads.cuh"
 #include "sm90/gemm.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
-struct FwdArgs {
-  FwdProblem problem;
-  CUtensorMap q, k, v;         // clipped at the end of a sequence
-  const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V, and of transitions
-  Segments segments;
-  uint32_t boundaries;
-  SegmentStates between;
-};
-
-// kWarpgroups: of the state, each of 64 columns of V.
-template <class Target, class Dtype_, int kDim_, int kWarpgroups_, bool kOutput_ = true>
-struct FwdConfig {
-  using Dtype = Dtype_;
-  static constexpr int kDim = kDim_;
-  static constexpr int kWarpgroups = kWarpgroups_;
-  static constexpr bool kOutput = kOutput_;
-  static constexpr int kColumns = 64 * kWarpgroups;
-  // The loads' warpgroup, that of the output, those of the state.
-  static constexpr int kThreads = 128 * (kWarpgroups + (kOutput ? 2 : 1));
-  static constexpr int kStateRegisters = kWarpgroups == 1 || !kOutput ? 240 : 192;
-  static constexpr int kOutRegisters = 104;
-  static constexpr int kColBlockBytes = kChunk * 128;
-  static constexpr int kColBlocks = kDim / 64;
-  static constexpr int kTileBytes = kColBlocks * kColBlockBytes;
-  static constexpr int kSquareBytes = sizeof(ChunkRecord::update);
-  static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
-
-  // A stage of the state: K, update, V, vectors.
-  static constexpr int kUpdate = kTileBytes;
-  static constexpr int kV = kUpdate + kSquareBytes;
-  static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
-  static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
-  static constexpr int kStateStages = 3;
-  // A stage of the output: Q, scores, vectors.
-  static constexpr int kScores = kTileBytes;
-  static constexpr int kOutVectors = kScores + kSquareBytes;
-  static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
-  static constexpr int kOutStages = kOutput ? 2 : 0;
-
-  // What the state's warpgroups give: the state before a chunk, [V][K], and its updates,
-  // [V][token].
-  static constexpr int kRowBlockBytes = kColumns * 128;
-  static constexpr int kState = kStateStages * kStateStageBytes + kOutStages * kOutStageBytes;
-  static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
-  static constexpr int kBarriers = kUpdates + kRowBlockBytes;
-  static constexpr int kSharedMemory = kBarriers + (kStateStages + kOutStages + 2) * 16;
-  static_assert(kSharedMemory <= Target::kSharedMemory);
-};
-
-// Named barrier of the output's warpgroup: the scores have been read by all of its products.
+// Named barrier of the output warpgroup: all of its warps' GEMMs have read the scores.
 inline constexpr uint32_t kScoresRead = 1;
 
-template <class Config>
-struct FwdSmem {
-  uint32_t base;
-
-  __device__ __forceinline__ uint32_t state_stage(uint32_t i) const {
-    return base + i * Config::kStateStageBytes;
-  }
-  __device__ __forceinline__ uint32_t out_stage(uint32_t i) const {
-    return base + Config::kStateStages * Config::kStateStageBytes + i * Config::kOutStageBytes;
-  }
-  __device__ __forceinline__ Handover barriers(uint32_t i) const {
-    return {base + Config::kBarriers + 16 * i};
-  }
-  __device__ __forceinline__ Handover of_state(uint32_t stage) const { return barriers(stage); }
-  __device__ __forceinline__ Handover of_out(uint32_t stage) const {
-    return barriers(Config::kStateStages + stage);
-  }
-  __device__ __forceinline__ Handover state() const {
-    return barriers(Config::kStateStages + Config::kOutStages);
-  }
-  __device__ __forceinline__ Handover updates() const {
-    return barriers(Config::kStateStages + Config::kOutStages + 1);
-  }
-
-  // By one thread.
-  __device__ __forceinline__ void init() const {
-    constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
-    for (uint32_t i = 0; i < Config::kStateStages; ++i) of_state(i).init(1, kStateWarps);
-    if constexpr (Config::kOutput) {
-      for (uint32_t i = 0; i < Config::kOutStages; ++i) of_out(i).init(1, kOutWarps);
-      state().init(kStateWarps, kOutWarps);
-      updates().init(kStateWarps, kOutWarps);
-    }
-    ptx::mbarrier_init_fence();
-  }
-};
-
-// Column blocks of the stages' tiles that a block of the grid loads.
-template <class Config>
-struct LoadedBlocks {
-  int32_t keys, values;  // of K and of Q; of V
-
-  // `columns`: of V, from the block's first on.
-  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, int32_t columns)
-      : keys(col_blocks_of(problem.head_dim)),
-        values(min(col_blocks_of(columns), Config::kWarpgroups)) {}
-
-  __device__ __forceinline__ bool all() const {
-    return keys == Config::kColBlocks && values == Config::kWarpgroups;
-  }
-};
-
-// Where the loads of a block's chunks begin.
-template <class Config>
-struct FwdLoads {
-  const FwdArgs& args;
-  const Work& work;
-  ClippedRows rows;
-  LoadedBlocks<Config> blocks;
-
-  __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
-    return args.records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
-  }
-};
-
-// Loads every chunk's operands of the state; one lane.
-template <class Config>
-__device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
-                                               const FwdSmem<Config>& smem) {
-  const Work& work = from.work;
-  PipelineState<Config::kStateStages> stage;
-  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    Handover const barrier = smem.of_state(stage.stage());
-    uint32_t const to = smem.state_stage(stage.stage());
-    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
-    ptx::mbarrier_arrive_expect(barrier.full,
-                                (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
-                                    Config::kSquareBytes + Config::kVectorBytes);
-    const ChunkRecord& record = from.record(row);
-    from.rows.load(to, from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
-    from.rows.load(to + Config::kV, from.args.v, barrier.full, from.blocks.values, work.column, row,
-                   work.head);
-    ptx::bulk_load(to + Config::kUpdate, record.update, Config::kSquareBytes, barrier.full);
-    ptx::bulk_load(to + Config::kStateVectors, record.a, Config::kVectorBytes, barrier.full);
-  }
-}
-
-// The same of the output's operands.
-template <class Config>
-__device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
-                                             const FwdSmem<Config>& smem) {
-  const Work& work = from.work;
-  PipelineState<Config::kOutStages> stage;
-  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    Handover const barrier = smem.of_out(stage.stage());
-    uint32_t const to = smem.out_stage(stage.stage());
-    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the output's warps have left it
-    ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
-                                                  Config::kSquareBytes + Config::kVectorBytes);
-    from.rows.load(to, from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
-    // The vectors lie behind the scores.
-    ptx::bulk_load(to + Config::kScores, from.record(row).scores,
-                   Config::kSquareBytes + Config::kVectorBytes, barrier.full);
-  }
-}
-
-// Stores a chunk's rows of out by way of `tile`, 64 columns at a time. A warp has 16 rows, of out
-// and of the tile.
+// Stores a chunk's rows of out, 64 columns at a time, staged through `tile`. Each warp has 16 rows
+// of out and uses the same 16 rows of the tile.
 template <class Config>
 __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
                                           const float (&out)[Config::kColumns / 2], uint32_t tile,
@@ -206,7 +49,7 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
       }
       ptx::stmatrix_x4(put ^ (step * 32), words);
     }
-    __syncwarp();  // the rows are there
+    __syncwarp();  // all lanes have written the warp's rows of the tile
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const token = first + 4 * i;
@@ -218,11 +61,11 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
         *reinterpret_cast<uint4*>(to + 4 * i * problem.out.seq_stride + 64 * block) = words;
       }
     }
-    __syncwarp();  // the rows have been read
+    __syncwarp();  // all lanes have read them; the next columns overwrite them
   }
 }
 
-// The output's warpgroup: out = c o (Q S) + P U of every chunk.
+// The output warpgroup: computes out = c o (Q S) + P U for every chunk.
 template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
                                           const Work& work) {
@@ -237,11 +80,11 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     uint32_t const vectors = tiles + Config::kOutVectors;
     Handover const operands = smem.of_out(stage.stage());
     ptx::mbarrier_wait(operands.full, stage.phase());      // Q and the record are loaded
-    ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is given
-    // Chunks that go token by token are written by the state's warpgroups.
+    ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is stored
+    // Of a chunk that is computed token by token the state warpgroups write out.
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       warp_arrive(smem.state().empty());
-      ptx::mbarrier_wait(smem.updates().full, given.phase());  // Q has been read
+      ptx::mbarrier_wait(smem.updates().full, given.phase());  // the state warpgroups have read Q
       warp_arrive(smem.updates().empty());
       warp_arrive(operands.empty());
       continue;
@@ -256,20 +99,54 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state().empty());
     scale_rows(out, factors);
-    ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are given
+    ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are stored
     gemm_ss<Dtype, Config::kColumns, 4, true>(out, Rows(tiles + Config::kScores),
                                               Columns(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates().empty());
-    ptx::named_barrier_sync(kScoresRead, 128);
+    ptx::named_barrier_sync(kScoresRead, 128);  // out is staged where the scores were
     store_out<Config>(args.problem, work, out, tiles + Config::kScores, row);
-    ptx::fence_async_proxy();  // the tile's words come before the next load
+    ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
     warp_arrive(operands.empty());
   }
 }
 
-// A state warpgroup: the chain of its 64 columns of V, from column `column` on.
+// Passes an operand of 64 rows to the output warpgroup through shared memory.
+template <class Config, int kSteps>
+__device__ __forceinline__ void pass_operand(const Handover& handover, uint32_t phase, uint32_t to,
+                                             const uint32_t (&a)[kSteps][4], int warpgroup) {
+  ptx::mbarrier_wait(handover.empty(), phase ^ 1);  // the last chunk's has been read
+  store_operand<Config::kRowBlockBytes>(to, a, warpgroup);
+  ptx::fence_async_proxy();  // the output's wgmma reads it
+  warp_arrive(handover.full);
+}
+
+// Computes a chunk of large `growth` token by token, in fp32, and writes its out as well, staged
+// through the tile of V. The output warpgroup only arrives on the barriers.
+template <class Config>
+__device__ __forceinline__ void advance_by_tokens(
+    const FwdProblem& problem, const FwdSmem<Config>& smem, const Work& work, uint32_t tiles,
+    uint32_t tile_v, const PipelineState<Config::kOutStages>& out_stage,
+    const PipelineState<1>& given, int32_t row, int32_t column, float (&state)[Config::kDim / 2]) {
+  using Dtype = typename Config::Dtype;
+  constexpr int kDim = Config::kDim;
+  if constexpr (Config::kOutput) {
+    // Q is loaded. The output's warpgroup releases it after updates().full, below.
+    ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
+    step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
+                                tile_v, row);
+    copy_out(problem, problem.out, work, tile_v, row, column);
+    ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
+    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
+    warp_arrive(smem.updates().full);
+  } else {
+    step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
+  }
+}
+
+// A state warpgroup: carries the state of its 64 columns of V, from `column` on, through all
+// chunks.
 template <class Config>
 __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem<Config>& smem,
                                               const Work& work, int warpgroup, int32_t column,
@@ -277,8 +154,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
   constexpr bool kOutput = Config::kOutput;
-  using Rows = KMajor<Config::kColBlockBytes>;      // K and update as they lie
-  using Columns = MnMajor<Config::kColBlockBytes>;  // K by tokens
+  using Rows = KMajor<Config::kColBlockBytes>;      // K and update, columns are k
+  using Columns = MnMajor<Config::kColBlockBytes>;  // K, rows (tokens) are k
   using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
 
@@ -294,25 +171,12 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     if constexpr (kOutput) {
-      ptx::mbarrier_wait(smem.state().empty(), given.phase() ^ 1);  // the last one has been read
-      store_operand<Config::kRowBlockBytes>(smem.base + Config::kState, packed_state, warpgroup);
-      ptx::fence_async_proxy();  // the output's wgmma reads it
-      warp_arrive(smem.state().full);
+      pass_operand<Config>(smem.state(), given.phase(), smem.base + Config::kState, packed_state,
+                           warpgroup);
     }
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
-      if constexpr (kOutput) {
-        // Q is loaded, and stays until the updates count as given.
-        ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
-        step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
-                                    tile_v, row);
-        copy_out(problem, problem.out, work, tile_v, row, column);
-        ptx::fence_async_proxy();  // the tile's words come before the next load
-        ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
-        warp_arrive(smem.updates().full);
-      } else {
-        step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
-      }
+      advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, given, row, column, state);
       warp_arrive(operands.empty());
       continue;
     }
@@ -327,7 +191,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     values.template subtract<Dtype>(known, a);
     pack_scaled(packed, known, undo);
     gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(tiles + Config::kUpdate));
-    // Beside the product, all of which is issued: the state decays.
+    // While the GEMM runs, all of whose instructions are issued: decay of the state.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
     float const decay = load_float(vectors + Offsets::decay);
@@ -343,12 +207,10 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     pack<Dtype>(packed_kept, kept);
     gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
     if constexpr (kOutput) {
-      // Beside the product: the updates are given.
+      // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);
-      ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
-      store_operand<Config::kRowBlockBytes>(smem.base + Config::kUpdates, packed, warpgroup);
-      ptx::fence_async_proxy();  // the output's wgmma reads them
-      warp_arrive(smem.updates().full);
+      pass_operand<Config>(smem.updates(), given.phase(), smem.base + Config::kUpdates, packed,
+                           warpgroup);
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(state);
@@ -356,8 +218,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   }
 }
 
-// The grid: segments (SegmentWork::of_segment) times heads times tiles of columns of V, on one
-// axis.
+// Grid, on one axis: segments (SegmentWork::of_segment) x heads x column tiles of V.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
@@ -370,7 +231,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!work.exists) return;
   LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
-  __syncthreads();  // mbarriers are initialised, stages zeroed
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -378,7 +239,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::setmaxnreg_dec<24>();
     FwdLoads<Config> const loads{args, work, ClippedRows(args.problem, work), blocks};
     if (threadIdx.x < 64 && ptx::elect_one()) {
-      ptx::griddepcontrol_wait();  // the records are written
+      ptx::griddepcontrol_wait();  // prepare and pass 2 are complete
       threadIdx.x < 32 ? load_for_state(loads, smem) : load_for_out(loads, smem);
     }
   } else if (warpgroup == 1) {

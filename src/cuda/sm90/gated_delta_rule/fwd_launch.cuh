@@ -1,5 +1,5 @@
-// Launches the forward: the records of all chunks, then the chains, of segments where whole ones
-// would leave much of the device idle.
+// Launches the forward: prepare (the records of all chunks), then the chains; in segments, where
+// chains over whole sequences would leave much of the device idle.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +18,7 @@ namespace flashvar::sm90::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
-  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // of tiles, in whole column blocks
+  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // rounded up to whole column blocks
   using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kDim>;
   template <int kWarpgroups>
   using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;
@@ -45,7 +45,7 @@ struct FwdLaunch {
   }
 
  private:
-  // Of an H200.
+  // Measured on an H200.
   static constexpr ChainCosts kCosts{132, 1350, 2050, 1310, 2500, 6000};
 
   static uint64_t record_bytes(const FwdProblem& problem) {
@@ -87,12 +87,8 @@ struct FwdLaunch {
   static cudaError_t encode_maps(FwdArgs& args) {
     const FwdProblem& problem = args.problem;
     ChunkMaps<Dtype> const maps{problem};
-    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
-    if (error == cudaSuccess) {
-      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
-    }
-    if (error != cudaSuccess) return error;
-    return maps.encode(args.v, problem.v, problem.heads, problem.head_dim_v);
+    cudaError_t const error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
+    return error == cudaSuccess ? maps.values({{args.v, problem.v}}) : error;
   }
 
   template <class C>
@@ -100,7 +96,7 @@ struct FwdLaunch {
     return (columns + C::kColumns - 1) / C::kColumns;
   }
 
-  // The first of them starts while the last records are written.
+  // Passes 1 and 2. Pass 1 may start while prepare writes the last records (PDL).
   static cudaError_t launch_segments(FwdArgs& args, int device, cudaStream_t stream) {
     const FwdProblem& problem = args.problem;
     int64_t const chains = int64_t{args.boundaries} * problem.heads;
@@ -121,7 +117,7 @@ struct FwdLaunch {
   static cudaError_t launch_chains(FwdArgs& args, int64_t chains, int device, cudaStream_t stream) {
     args.column_tiles = tiles<C>(args.problem.head_dim_v);
     LaunchShape shape{chains * args.column_tiles, C::kThreads, C::kSharedMemory};
-    // Where there is a kernel before it.
+    // PDL needs a preceding kernel of this call: prepare is not launched without records.
     shape.programmatic = sm80::gated_delta_rule::record_count(args.problem) > 0;
     return launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
   }

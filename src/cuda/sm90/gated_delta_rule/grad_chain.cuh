@@ -1,6 +1,7 @@
-// What both chains of the backward share: a warpgroup with 64 columns of the state of one head in
-// registers, a lane that loads, and images that leave by way of shared memory. Two blocks share an
-// SM, so that one's products run beside the other's arithmetic.
+// What both chains of the backward share. One warpgroup holds 64 columns of the state of one head,
+// or of its gradient, in registers; one lane of another issues loads; images are staged in shared
+// memory and stored with bulk copies. Two blocks share an SM, so that the GEMMs of one overlap with
+// the arithmetic of the other.
 #pragma once
 #include <cstdint>
 
@@ -23,19 +24,20 @@ struct ChainArgs {
 
 inline constexpr int kStateThreads = 128;
 inline constexpr uint32_t kStateWarps = kStateThreads / 32;
-inline constexpr int kChainThreads = 2 * kStateThreads;  // the state's warpgroup, and the loads'
+inline constexpr int kChainThreads =
+    2 * kStateThreads;  // the state warpgroup, and the one that loads
 inline constexpr int kStateRegisters = 232, kLoadRegisters = 24;
 
-// Bytes that each of an SM's two blocks may have: a block takes 1 KiB more than its own.
+// Shared memory of each of an SM's two blocks: the system reserves 1 KiB for every block.
 template <class Target>
 constexpr int kHalfSharedMemory = (Target::kSharedMemory + 1024) / 2 - 1024;
 
-// The operands of a block's chunks.
+// What the loading lane needs to locate a chunk's operands.
 struct GradLoads {
   const ChainArgs& args;
   const Work& work;
   ClippedRows rows;
-  int32_t keys;  // column blocks of K and of Q
+  int32_t keys;  // column blocks of K and of Q that are loaded
 
   __device__ __forceinline__ GradLoads(const ChainArgs& args, const Work& work)
       : args(args),
@@ -49,24 +51,25 @@ struct GradLoads {
   }
 };
 
-// An image of 64 rows on its way to workspace. Each warp stores its own 16 rows of every column
-// block, which are contiguous: no warp waits for another. Its bulk groups are those of its lane 0.
+// Stores images of 64 rows to the workspace, staged in shared memory, with bulk copies. Each warp
+// copies its own 16 rows of every column block, which are contiguous, so that no warp waits for
+// another. Lane 0 issues the warp's copies and owns their bulk groups.
 template <int kColBlocks>
 struct ImageStore {
   uint32_t staging;
 
-  // Waits until all but the kPending newest groups have left shared memory.
+  // Stages operand A, once all but the kPending newest bulk groups have read shared memory.
   template <int kPending>
   __device__ __forceinline__ void put(const uint32_t (&a)[4 * kColBlocks][4]) const {
     if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<kPending>();
-    __syncwarp();  // the place is free
+    __syncwarp();  // the staging buffer is free for all lanes
     store_operand<kSquareBytes>(staging, a, 0);
   }
 
   __device__ __forceinline__ void send(unsigned char* image) const {
     constexpr int kWarpBytes = kSquareBytes / kStateWarps;
-    ptx::fence_async_proxy();
-    __syncwarp();  // the warp's rows are there
+    ptx::fence_async_proxy();  // bulk copies read the rows
+    __syncwarp();              // all lanes have written the warp's rows
     if (threadIdx.x % 32 == 0) {
       uint32_t const first = threadIdx.x / 32 * kWarpBytes;
 #pragma unroll
@@ -79,41 +82,32 @@ struct ImageStore {
   }
 };
 
-// d -= M d', of each of the accumulators' rows: M is X o D, or with kTransposed its transpose, and
-// d' d with columns scaled by beta. `matrix` is the record's in shared memory, overwritten in
-// careful chunks, which all threads of the warpgroup know. `beside` runs beside the product; when
-// solve() returns no wgmma is in flight.
+// d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
+// d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
+// overwritten with its low part, for a second product; `careful` is the same in all threads of the
+// warpgroup. `beside()` is executed while the first product runs. Postcondition: no wgmma is in
+// flight.
 template <bool kTransposed, class Beside>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful, Beside beside) {
   using Matrix = typename Select<kTransposed, MnMajor<kSquareBytes>, KMajor<kSquareBytes>>::type;
-  float scaled[32], product[32], undo[2];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) scaled[i] = d[i];
-  TokenFactors(beta).scale(scaled);
+  float product[32], undo[2];
   uint32_t packed[4][4];
-  pack_scaled(packed, scaled, undo);
+  start_solve(packed, undo, d, beta);
   gemm_rs<dtype::fp16, 64, 4, Matrix, false>(product, packed, Matrix(matrix));
   beside();
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(product);
   if (careful) {
-    ptx::named_barrier_sync(1, kStateThreads);  // the matrix has been read
-    const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
-    for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kStateThreads) {
-      uint4 const words = low[i];
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
-                   "r"(words.y), "r"(words.z), "r"(words.w)
-                   : "memory");
-    }
-    ptx::fence_async_proxy();
-    ptx::named_barrier_sync(1, kStateThreads);  // what is left of it is there
+    ptx::named_barrier_sync(1, kStateThreads);  // all warps' products have read the high part
+    copy_inverse_low<kStateThreads>(matrix, record);
+    ptx::fence_async_proxy();                   // wgmma reads the low part
+    ptx::named_barrier_sync(1, kStateThreads);  // all warps have written the low part
     gemm_rs<dtype::fp16, 64, 4>(product, packed, Matrix(matrix));
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
   }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+  finish_solve(d, product, undo);
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

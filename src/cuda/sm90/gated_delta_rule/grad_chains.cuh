@@ -1,4 +1,4 @@
-// The second kernel of the backward: both chains, neither of which waits for the other.
+// The second kernel of the backward: both chains, in blocks of their own. They are independent.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, uint32_t block,
   Work const work(args.problem, args.workspace.tiles, kChainColumns, block);
   GradLoads const loads(args, work);
   if (loads.keys < Chain::kColBlocks) zero_shared(chain.base, Chain::kVectors);
-  __syncthreads();  // mbarriers are initialised, stages zeroed
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   if (__shfl_sync(0xffffffffu, threadIdx.x / kStateThreads, 0) == 0) {
@@ -24,13 +24,13 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, uint32_t block,
   } else {
     ptx::setmaxnreg_dec<kLoadRegisters>();
     if (threadIdx.x < kStateThreads + 32 && ptx::elect_one()) {
-      ptx::griddepcontrol_wait();  // the records are written
+      ptx::griddepcontrol_wait();  // prepare has written the records
       chain.load(loads);
     }
   }
 }
 
-// The grid: twice sequences times heads times tiles of columns of V, on one axis. The longer chains
+// Grid, on one axis: 2 x sequences x heads x column tiles of V. The reverse chains take longer and
 // come first.
 template <class States, class Reverse>
 __global__ void __launch_bounds__(kChainThreads, 2)

@@ -1,6 +1,7 @@
-// What a warpgroup of rows_kernel (grad_rows.cuh) computes: products of tiles in shared memory, and
-// what becomes of their elements. The first of the two warpgroups has the square F and the gradient
-// of Q K^T, the second E and that of K K^T; of dQ and dK each has half of the columns.
+// Steps of a warpgroup of rows_kernel (grad_rows.cuh): GEMMs of tiles in shared memory, and the
+// element-wise work on their results. The first of the two warpgroups computes the square F and
+// dQK, the gradient of Q K^T; the second computes E and dB, that of K K^T. Each has half of the
+// columns of dQ and dK.
 #pragma once
 #include <cstdint>
 
@@ -13,20 +14,21 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// Operands of 64 rows: squares, tiles of rows and of columns of V, images.
+// Operands of 64 rows in shared memory, read with their rows or their columns as k.
 using RowsAsK = MnMajor<kSquareBytes>;    // rows are k
 using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 
-// Sums by warps, each of 16 tokens.
+// Partial sums of the warps, each of 16 tokens.
 struct RowSums {
-  float gates[2][kChunk];    // of G but for `kept`: products of A, P, c and a with their gradients
-  float kept[2][kChunk];     // k (R dS^T)
-  float columns[8][kChunk];  // products of A and P with their gradients, without beta of the column
-  float states[2];           // S dS, of each other head
+  float gates[2][kChunk];    // sums over rows of A, P, c and a, each times its gradient
+  float kept[2][kChunk];     // rows of K times rows of R dS^T
+  float columns[8][kChunk];  // sums over columns of A and P times gradients, without beta
+  float states[2];           // second half of S times dS, alternating between two heads
   float unused[2];
 };
 
-// d = A B or, with kAdd, d += A B over kSteps k-steps of 16; of the open group of instructions.
+// d = A B or, with kAdd, d += A B over kSteps k-steps of 16. Adds wgmma instructions to the open
+// group; the caller fences and commits.
 template <class Dtype, int kN, bool kAdd, int kSteps = 4, class A, class B>
 __device__ __forceinline__ void multiply(float (&d)[kN / 2], const A& a, const B& b) {
 #pragma unroll
@@ -36,14 +38,14 @@ __device__ __forceinline__ void multiply(float (&d)[kN / 2], const A& a, const B
   }
 }
 
-// Where a warpgroup's half of the columns of a tile of K columns begins.
+// Address of the warpgroup's half of a tile's columns.
 template <class Config>
 __device__ __forceinline__ uint32_t half_of(uint32_t tile, uint32_t warpgroup) {
   constexpr int kBytes = 2 * Config::kColumns;
   return tile + (kBytes == 128 ? warpgroup * Config::kColBlockBytes : warpgroup * kBytes);
 }
 
-// The products with what slots hold.
+// Accumulators of the products with a slot's tiles.
 template <class Config>
 struct SlotProducts {
   static constexpr int kElements = Config::kColumns / 2;
@@ -51,8 +53,8 @@ struct SlotProducts {
   float of_q[kElements], of_k[kElements], later[kElements];  // dOut S^T, dV S^T, R dS^T
   float spare[kElements == 32 ? 1 : 32];
 
-  // Accumulators for another product, once of_q has been read. The compiler would not give its
-  // registers to others, and there are too few.
+  // Accumulators for another product, after of_q has been read. Where sizes agree it reuses of_q's
+  // registers, which the compiler does not do by itself, and there are too few.
   __device__ __forceinline__ float (&after_of_q())[32] {
     if constexpr (kElements == 32) {
       return of_q;
@@ -68,7 +70,7 @@ struct SlotProducts {
     ptx::wgmma_fence_operand(later);
   }
 
-  // Starts those of a slot, which with kAdd are added.
+  // Issues the products with a slot as one wgmma group; kAdd: adds to the accumulators.
   template <bool kAdd>
   __device__ __forceinline__ void start(uint32_t slot, uint32_t warpgroup) {
     using Dtype = typename Config::Dtype;
@@ -77,7 +79,7 @@ struct SlotProducts {
     uint32_t const of_square = slot + Config::kGradOut + warpgroup * kSquareBytes;
     RowsAsK const state(half_of<Config>(slot + Config::kState, warpgroup));
     RowsAsK const grad_state(half_of<Config>(slot + Config::kGradState, warpgroup));
-    if constexpr (kAdd) fence();  // else the registers are others' until here
+    if constexpr (kAdd) fence();  // without kAdd it would make the registers live too early
     ptx::wgmma_fence();
     multiply<Dtype, kN, kAdd>(of_q, ColumnsAsK(slot + Config::kGradOut), state);
     multiply<Dtype, kN, kAdd>(of_k, ColumnsAsK(values), state);
@@ -87,7 +89,7 @@ struct SlotProducts {
   }
 };
 
-// The lane's address of the warp's 16 rows of its half of a tile, for ldmatrix.
+// The lane's ldmatrix address of the warp's 16 rows of its half of a tile.
 template <class Config>
 __device__ __forceinline__ uint32_t half_fragments(uint32_t tile, uint32_t warpgroup) {
   using Tile = typename Config::Tile;
@@ -96,7 +98,8 @@ __device__ __forceinline__ uint32_t half_fragments(uint32_t tile, uint32_t warpg
   return Tile::advance(first, static_cast<int>(warpgroup) * (Config::kColumns / 8));
 }
 
-// Calls f(i, x) for the elements of a tile that lie like the accumulators of the warp's half.
+// Calls f(i, x) for the tile's element x at the position of accumulator element i, for the warp's
+// half.
 template <class Config, class F>
 __device__ __forceinline__ void each_of_half(uint32_t tile, uint32_t warpgroup, F f) {
   using Dtype = typename Config::Dtype;
@@ -114,8 +117,8 @@ __device__ __forceinline__ void each_of_half(uint32_t tile, uint32_t warpgroup, 
   }
 }
 
-// The products of the warp's rows of its half of a tile with accumulators, summed over the quad;
-// of rows g and g + 8.
+// Dot products of accumulator rows g and g + 8 with the warp's rows of its half of a tile, summed
+// over the quad.
 template <class Config>
 __device__ __forceinline__ float2 row_products(const float (&d)[Config::kColumns / 2],
                                                uint32_t tile, uint32_t warpgroup) {
@@ -125,7 +128,7 @@ __device__ __forceinline__ float2 row_products(const float (&d)[Config::kColumns
   return {quad_sum(sums[0]), quad_sum(sums[1])};
 }
 
-// d += factors o e, by rows.
+// d += factors o e, one factor per row.
 template <int kElements>
 __device__ __forceinline__ void add_scaled(float (&d)[kElements], const float (&e)[kElements],
                                            const float (&factors)[2]) {
@@ -133,9 +136,10 @@ __device__ __forceinline__ void add_scaled(float (&d)[kElements], const float (&
   for (int i = 0; i < kElements; ++i) d[i] = fmaf(factors[i / 2 % 2], e[i], d[i]);
 }
 
-// Of one square: `d`, E or F, becomes the gradient of the product x K^T as it was multiplied. The
-// products with it, without beta of the column, are the lane's parts of the sums of columns, of
-// tile n of 8 the elements 2 n and 2 n + 1; with beta they are added to those of its rows.
+// Turns a square `d`, F or in the second warpgroup E, into the gradient of `product`, Q K^T or K
+// K^T. The element-wise products of both are summed: `columns` (without beta of the column) are the
+// lane's sums over its rows, [2 n + k] for column 8 n + 2 t + k; to `row_sums` they are added with
+// beta.
 __device__ __forceinline__ void finish_square(float (&d)[32], const float (&product)[32],
                                               uint32_t warpgroup, float scale,
                                               const RecordRows& rows, float (&row_sums)[2],
@@ -151,7 +155,7 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     columns[2 * n] = columns[2 * n + 1] = 0.f;
-    if (n / 2 > at.warp) {  // above the diagonal for all of the warp's rows
+    if (n / 2 > at.warp) {  // the tile is above the diagonal
 #pragma unroll
       for (int e = 0; e < 4; ++e) d[4 * n + e] = 0.f;
       continue;
@@ -162,11 +166,11 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
       float const sum = rows.sums[j], norm = rows.norm_k[j], beta = rows.beta[j];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // The diagonal belongs to Q K^T alone.
+        // Q K^T has the diagonal, K K^T does not.
         bool const exists = j + static_cast<int>(warpgroup) <= 16 * at.warp + at.g + 8 * half;
         float const decay = exp2_approx(sums[half] - sum);
         float& value = d[4 * n + 2 * half + k];
-        // Above the diagonal there are no elements: 0, and not a product.
+        // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
         value = exists ? value * (factors[half] * norm) * decay : 0.f;
         float const one = exists ? value * product[4 * n + 2 * half + k] : 0.f;
         columns[2 * n + k] += one;
@@ -177,8 +181,8 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
   }
 }
 
-// Of 4 kCount sums of columns the lane keeps half, added to those of the lane 4 kCount away, which
-// keeps the others.
+// One step of a reduction among lanes: of 4 kCount column sums the lane keeps one half and adds to
+// it that of the lane 4 kCount away, which keeps the other half.
 template <int kCount>
 __device__ __forceinline__ void halve_columns(float (&columns)[16]) {
   bool const upper = (threadIdx.x & (4 * kCount)) != 0;
@@ -190,8 +194,8 @@ __device__ __forceinline__ void halve_columns(float (&columns)[16]) {
   }
 }
 
-// Adds up the sums of columns of the warp's lanes; the lane's two are those of columns 8 g + 2 t
-// and the next.
+// Reduces the lanes' column sums over the warp; returns those of columns 8 g + 2 t and 8 g + 2 t
+// + 1.
 __device__ __forceinline__ float2 add_columns(float (&columns)[16]) {
   halve_columns<4>(columns);
   halve_columns<2>(columns);
@@ -199,7 +203,7 @@ __device__ __forceinline__ float2 add_columns(float (&columns)[16]) {
   return {columns[0], columns[1]};
 }
 
-// Stores the warp's 16 rows of a square in 16 bits.
+// Stores the warp's 16 rows of a square, rounded to 16 bits.
 template <class Dtype>
 __device__ __forceinline__ void put_square(uint32_t square, const float (&d)[32]) {
   uint32_t packed[4][4];
@@ -208,7 +212,7 @@ __device__ __forceinline__ void put_square(uint32_t square, const float (&d)[32]
   ptx::fence_async_proxy();  // wgmma reads it
 }
 
-// Adds what the gradients of Q K^T and K K^T, two squares, give to dQ and dK.
+// Adds the products of the squares dQK and dB to dQ and dK.
 template <class Config>
 __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns / 2],
                                                     float (&dk)[Config::kColumns / 2],
@@ -232,8 +236,8 @@ __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns
   ptx::wgmma_fence_operand(dk);
 }
 
-// Takes out of the gradients of rows what would change their length: d -= (x d) x / |x|^2. `along`:
-// x d of the two halves.
+// Gradient of the normalisation of rows: removes the component along the row, d -= (x d) x / |x|^2.
+// `along`: x d, summed over each half of the columns.
 template <class Config>
 __device__ __forceinline__ void project(float (&d)[Config::kColumns / 2], uint32_t tile,
                                         uint32_t warpgroup, const float* norm,

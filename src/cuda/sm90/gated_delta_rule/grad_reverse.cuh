@@ -1,9 +1,10 @@
-// A chain of the backward, from the last chunk of a sequence to the first, with 64
+// One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
-// It writes dV, and dS^T after each chunk. The products of dOut need no gradient: that with P runs
-// in the chunk before, that with Q beside the arithmetic of the first product.
+// It writes dV, and dS^T after each chunk. The two GEMMs of dOut do not depend on dS, and are taken
+// out of the sequential path: dOut^T P is computed during the chunk before, dOut^T Q while the
+// first GEMM's results are processed.
 #pragma once
 #include <cstdint>
 
@@ -17,15 +18,15 @@ struct ReverseChain {
   static constexpr int kDim = kDim_;
   static constexpr int kColBlocks = kDim / 64;
   static constexpr int kTileBytes = kColBlocks * kSquareBytes;
-  // A stage: K, X o D; and the vectors, which lie behind all stages.
+  // A stage: K, X o D; and the vectors, which lie after all stages.
   static constexpr int kInverse = kTileBytes;
   static constexpr int kStageBytes = kInverse + kSquareBytes;
   static constexpr int kStages = 2;
-  // What is read at another time than a stage: P, dOut and the chunk's growth; Q.
+  // Single buffers with mbarriers of their own: P, dOut and the chunk's growth; Q.
   static constexpr int kScores = kStages * kStageBytes;
   static constexpr int kGradOut = kScores + kSquareBytes;
   static constexpr int kQ = kGradOut + kSquareBytes;
-  // On their way: the image of dS^T, and dV.
+  // Staging of stores: the image of dS^T, and dV.
   static constexpr int kGradState = kQ + kTileBytes;
   static constexpr int kGradValues = kGradState + kTileBytes;
   static constexpr int kVectors = kGradValues + kSquareBytes;
@@ -49,7 +50,7 @@ struct ReverseChain {
   __device__ __forceinline__ Handover out() const { return operands(kStages); }
   __device__ __forceinline__ Handover queries() const { return operands(kStages + 1); }
 
-  // By one thread.
+  // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     for (uint32_t i = 0; i < kStages + 2; ++i) operands(i).init(1, kStateWarps);
     ptx::mbarrier_init_fence();
@@ -59,7 +60,8 @@ struct ReverseChain {
     return (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
   }
 
-  // Loads every chunk, in the order in which places become free; one lane.
+  // Loads every chunk, last one first, in the order in which buffers are released. Called by one
+  // lane.
   __device__ __forceinline__ void load(const GradLoads& from) const {
     const Work& work = from.work;
     PipelineState<kStages> stage;
@@ -67,7 +69,7 @@ struct ReverseChain {
     for (int32_t row = last_chunk(work); row >= 0;
          row -= kChunk, stage.advance(), single.advance()) {
       const GradRecord& record = from.record(row);
-      ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // dOut's product is made
+      ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // dOut^T P has read both
       ptx::mbarrier_arrive_expect(out().full, 2 * kSquareBytes + kGrowthBytes);
       from.rows.load(base + kGradOut, from.args.grad_out, out().full, 1, work.column, row,
                      work.head);
@@ -76,19 +78,20 @@ struct ReverseChain {
 
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
-      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 1) * kSquareBytes + kChainVectorBytes);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
 
-      ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // Q's product is made
+      ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // dOut^T Q has read Q
       ptx::mbarrier_arrive_expect(queries().full, from.keys * kSquareBytes);
       from.rows.load(base + kQ, from.args.q, queries().full, from.keys, 0, row, work.head_qk);
     }
   }
 
-  // Starts dOut^T P. dOut stays for chunks of large growth.
+  // Issues dOut^T P. Returns whether the chunk is computed token by token, for which dOut must
+  // stay.
   __device__ __forceinline__ bool start_out(float (&of_out)[32],
                                             uint32_t (&packed_out)[4][4]) const {
     bool const by_tokens = load_float(base + kGrowth + 4) > kMostGradGrowth;
@@ -98,19 +101,30 @@ struct ReverseChain {
     return by_tokens;
   }
 
-  // Stores the transpose of operand A to the tile of dV, the warp's 16 columns.
+  // Computes dOut^T P of a chunk with nothing to overlap it with.
+  __device__ __forceinline__ bool make_out(float (&of_out)[32], uint32_t (&packed_out)[4][4],
+                                           uint32_t phase) const {
+    ptx::mbarrier_wait(out().full, phase);  // dOut is loaded
+    bool const by_tokens = start_out(of_out, packed_out);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(of_out);
+    if (!by_tokens) warp_arrive(out().empty());
+    return by_tokens;
+  }
+
+  // Stores the transpose of operand A to the warp's 16 columns of the tile of dV.
   __device__ __forceinline__ void put_values(const uint32_t (&a)[4][4]) const {
-    __syncwarp();  // the warp's columns have been copied
+    __syncwarp();  // all lanes have copied the last values out of the warp's columns
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
       ptx::stmatrix_x4_trans(transposed(base + kGradValues, 2 * kk), a[kk]);
     }
   }
 
-  // The chain; the state's warpgroup.
+  // The state warpgroup: carries dS through all chunks.
   __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
-    using Rows = KMajor<kSquareBytes>;      // K as it lies
-    using Columns = MnMajor<kSquareBytes>;  // K and Q by tokens
+    using Rows = KMajor<kSquareBytes>;      // K, columns are k
+    using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
     ImageStore<kColBlocks> const of_state{base + kGradState};
@@ -121,7 +135,7 @@ struct ReverseChain {
       each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
                           [&](int i, const float* from) { grad[i] = *from; });
     }
-    ptx::griddepcontrol_wait();  // the records are written
+    ptx::griddepcontrol_wait();  // prepare has written the records
     PipelineState<kStages> stage;
     PipelineState<1> single;
     float of_out[32];
@@ -129,11 +143,7 @@ struct ReverseChain {
     bool by_tokens = false;
     int32_t const last = last_chunk(work);
     if (last >= 0) {
-      ptx::mbarrier_wait(out().full, 0);  // dOut is loaded
-      by_tokens = start_out(of_out, packed_out);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_fence_operand(of_out);
-      if (!by_tokens) warp_arrive(out().empty());
+      by_tokens = make_out(of_out, packed_out, 0);
     }
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), single.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
@@ -156,19 +166,13 @@ struct ReverseChain {
         warp_arrive(out().empty());
         warp_arrive(queries().empty());
         warp_arrive(operands(stage.stage()).empty());
-        if (row > 0) {
-          ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
-          by_tokens = start_out(of_out, packed_out);
-          ptx::wgmma_wait<0>();
-          ptx::wgmma_fence_operand(of_out);
-          if (!by_tokens) warp_arrive(out().empty());
-        }
+        if (row > 0) by_tokens = make_out(of_out, packed_out, single.phase() ^ 1);
         continue;
       }
       float d[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));
       of_state.send(image);
-      // Beside the product: the gradient decays, and dOut is scaled.
+      // While the GEMM runs: decay of the gradient, scaling of dOut.
       float const decay = load_float(of_tokens + Vectors::decay);
 #pragma unroll
       for (float& value : grad) value *= decay;
@@ -188,7 +192,8 @@ struct ReverseChain {
                   careful, [] {});
       ptx::wgmma_fence_operand(grad);
       warp_arrive(queries().empty());
-      // Beside the arithmetic: the next chunk's dOut. Of the first chunk's none reads the product.
+      // Issue dOut^T P of the next chunk, to run during the arithmetic below. After the last one
+      // its result is not read.
       bool const more = row > 0;
       if (more) ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
       by_tokens = start_out(of_out, packed_out);

@@ -1,227 +1,33 @@
-// The third kernel of the backward with wgmma and TMA: the gradients of rows, of every chunk at
-// once. An item is a chunk and a head of q and k, whose heads of v are added up in their order; a
-// block goes through items, and the loads of the next begin while one is computed.
+// The third kernel of the backward, rows_kernel, with wgmma and TMA: dQ and dK of all chunks in
+// parallel. Persistent blocks: an item is a chunk of one head of q and k, summed over the heads of
+// v that share the head, in their order. Loads of the next item overlap with the computation of
+// one.
 //
-// First come products with what the chains left of a head, a slot for 64 columns of V at a time:
-// E = dV R^T, F = dOut R^T, and those with S and dS. Of E and F the gradients of Q K^T and K K^T,
-// dQK and dB, are made:
+// For each head of v first come the products with what the chains wrote, in slots of 64 columns of
+// V: E = dV R^T, F = dOut R^T, and those with S and dS. From E and F follow dQK and dB, the
+// gradients of Q K^T and K K^T:
 //   dQ = c o (dOut S^T) + dQK K
 //   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
-// Two warps load, two multiply S and dS element by element, two warpgroups do the rest.
+// Two warps load, two compute the sum of S o dS, two warpgroups do the rest.
 #pragma once
 #include <cstdint>
 
-#include "ptx/bulk.cuh"
-#include "ptx/grid_dependency.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/gated_delta_rule/grad_products.cuh"
+#include "sm90/gated_delta_rule/grad_rows_loads.cuh"
+#include "sm90/gemm.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
-struct RowsArgs {
-  BwdProblem problem;
-  GradWorkspace workspace;
-  CUtensorMap q, k, grad_out, grad_v;  // clipped at the end of a sequence
-  uint32_t items;                      // chunks of all sequences times heads of q and k
-};
-
-template <class Target, class Dtype_, int kDim_>
-struct RowsConfig {
-  using Dtype = Dtype_;
-  static constexpr int kDim = kDim_;
-  static constexpr int kColumns = kDim / 2;  // of a warpgroup
-  static constexpr int kThreads = 384;
-  static constexpr int kLoadRegisters = 40;
-  static constexpr int kRegisters = 232;
-  using Tile = SmemLayout<kChunk, kDim>;  // Q, K, and the images of S^T and dS^T
-  static constexpr int kColBlockBytes = Tile::kColBlockBytes;
-  static constexpr int kColBlocks = Tile::kColBlocks;
-
-  static constexpr int kK = Tile::kBytes;
-  static constexpr int kSlots = 2 * Tile::kBytes;
-  // A slot, of 64 columns of V: dOut, dV, R^T, S^T, dS^T.
-  static constexpr int kGradOut = 0;
-  static constexpr int kGradValues = kSquareBytes;
-  static constexpr int kResiduals = 2 * kSquareBytes;
-  static constexpr int kState = 3 * kSquareBytes;
-  static constexpr int kGradState = kState + Tile::kBytes;
-  static constexpr int kSlotBytes = kGradState + Tile::kBytes;
-  static constexpr int kSlotCount = kDim == 64 ? 4 : 3;
-  // Behind the slots: dQK and dB, vectors of two heads, sums, two items.
-  static constexpr int kSquares = kSlots + kSlotCount * kSlotBytes;
-  static constexpr int kVectors = kSquares + 2 * kSquareBytes;
-  static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
-  static constexpr int kItems = kSums + static_cast<int>(sizeof(RowSums));
-  static constexpr int kBarriers = kItems + 2 * 32;
-  static constexpr int kSharedMemory = kBarriers + (kSlotCount + 2 + 2 + 1) * 16;
-  static_assert(kItems % 16 == 0 && kSharedMemory <= Target::kSharedMemory);
-};
-
-// The barrier of the warpgroups that multiply, and that of the warps that sum.
+// Named barriers: of the two warpgroups that compute dQ and dK, and of the two warps in
+// sum_states().
 inline constexpr uint32_t kRowsBarrier = 1, kStatesBarrier = 2;
 
-// How the end of the items is told.
-inline constexpr int32_t kNoItem = -1;  // as the sequence's length
-
-template <class Config>
-struct RowsSmem {
-  unsigned char* start;
-  uint32_t base;
-
-  explicit __device__ __forceinline__ RowsSmem(unsigned char* start)
-      : start(start), base(smem_address(start)) {}
-
-  __device__ __forceinline__ uint32_t slot(uint32_t i) const {
-    return base + Config::kSlots + i * Config::kSlotBytes;
-  }
-  __device__ __forceinline__ RecordRows& vectors(uint32_t i) const {
-    return reinterpret_cast<RecordRows*>(start + Config::kVectors)[i];
-  }
-  __device__ __forceinline__ RowSums& sums() const {
-    return *reinterpret_cast<RowSums*>(start + Config::kSums);
-  }
-  __device__ __forceinline__ RowsItem& item(uint32_t i) const {
-    return *reinterpret_cast<RowsItem*>(start + Config::kItems + 32 * i);
-  }
-  __device__ __forceinline__ Handover barriers(uint32_t i) const {
-    return {base + Config::kBarriers + 16 * i};
-  }
-  __device__ __forceinline__ Handover of_slot(uint32_t i) const { return barriers(i); }
-  __device__ __forceinline__ Handover of_vectors(uint32_t i) const {
-    return barriers(Config::kSlotCount + i);
-  }
-  __device__ __forceinline__ Handover of_item(uint32_t i) const {
-    return barriers(Config::kSlotCount + 2 + i);
-  }
-  __device__ __forceinline__ Handover of_tiles() const { return barriers(Config::kSlotCount + 4); }
-
-  // By one thread.
-  __device__ __forceinline__ void init() const {
-    constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
-    for (uint32_t i = 0; i < Config::kSlotCount; ++i) {
-      of_slot(i).init(1, kRowsWarps + kStatesWarps);
-    }
-    for (uint32_t i = 0; i < 2; ++i) of_vectors(i).init(1, kRowsWarps);
-    for (uint32_t i = 0; i < 2; ++i) of_item(i).init(1, kRowsWarps + kStatesWarps);
-    of_tiles().init(1, kRowsWarps);
-    ptx::mbarrier_init_fence();
-  }
-};
-
-template <class Config>
-using SlotPlace = PipelineState<Config::kSlotCount>;
-
-// The block's items, one after the other, as those who do not load are told them.
-template <class Config>
-struct ItemQueue {
-  const RowsSmem<Config>& smem;
-  PipelineState<2> place;
-
-  // Called by whole warps.
-  __device__ __forceinline__ bool next(RowsItem& item) {
-    Handover const barrier = smem.of_item(place.stage());
-    ptx::mbarrier_wait(barrier.full, place.phase());  // the item is known
-    item = smem.item(place.stage());
-    warp_arrive(barrier.empty());
-    place.advance();
-    return item.length != kNoItem;
-  }
-};
-
-// Calls f(item) for each of the block's items, with whole warps. Careful ones are another kernel's,
-// and surplus chunks nobody's.
-template <class F>
-__device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
-  ptx::griddepcontrol_wait();               // the chains have ended
-  ptx::griddepcontrol_launch_dependents();  // blocks of the next kernel start as SMs become free
-  for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
-    __syncwarp();  // the lanes are together again
-    RowsItem const item(args.problem, i);
-    if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
-  }
-}
-
-// Loads the slots of all heads; one warp.
-template <class Config>
-__device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<Config>& smem) {
-  const GradWorkspace& workspace = args.workspace;
-  int32_t const group = args.problem.group;
-  SlotPlace<Config> place;
-  auto const load = [&](const RowsItem& item, int32_t i, int32_t tile) {
-    Handover const barrier = smem.of_slot(place.stage());
-    uint32_t const to = smem.slot(place.stage()), full = barrier.full;
-    uint32_t const head = item.head(args.problem, i);
-    int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
-    ClippedRows const rows(args.problem, {item.begin, item.length}, item.batch);
-    ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // the slot has been read
-    ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
-    rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
-    rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
-    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kSquareBytes, kSquareBytes,
-                   full);
-    ptx::bulk_load(to + Config::kState, workspace.states + from * Config::Tile::kBytes,
-                   Config::Tile::kBytes, full);
-    ptx::bulk_load(to + Config::kGradState, workspace.grad_states + from * Config::Tile::kBytes,
-                   Config::Tile::kBytes, full);
-  };
-  each_item(args, [&](const RowsItem& item) {
-    bool const loads = ptx::elect_one();
-    for (int32_t i = 0; i < group; ++i) {
-      for (int32_t tile = 0; tile < workspace.tiles; ++tile, place.advance()) {
-        if (loads) load(item, i, tile);
-      }
-    }
-  });
-}
-
-// Tells the items, and loads Q and K of them and the vectors of their heads; one warp.
-template <class Config>
-__device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<Config>& smem) {
-  const BwdProblem& problem = args.problem;
-  int32_t const blocks = col_blocks_of(problem.head_dim);
-  PipelineState<2> of_item, of_vectors;
-  PipelineState<1> of_tiles;
-  auto const tell = [&](const RowsItem& item) {
-    Handover const barrier = smem.of_item(of_item.stage());
-    ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the item has been read
-    smem.item(of_item.stage()) = item;
-    ptx::mbarrier_arrive(barrier.full);
-  };
-  auto const load = [&](const RowsItem& item) {
-    tell(item);
-    Handover const tiles = smem.of_tiles();
-    ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // Q and K have been read
-    ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
-    ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
-    rows.load(smem.base, args.q, tiles.full, blocks, 0, item.first, item.head_qk);
-    rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
-    PipelineState<2> vectors = of_vectors;
-    for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
-      Handover const barrier = smem.of_vectors(vectors.stage());
-      ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors have been read
-      ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
-      ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
-                     args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
-                     barrier.full);
-    }
-  };
-  each_item(args, [&](const RowsItem& item) {
-    if (ptx::elect_one()) load(item);
-    of_item.advance();
-    of_tiles.advance();
-    of_vectors.count += problem.group;
-  });
-  __syncwarp();  // the lanes are together again
-  if (ptx::elect_one()) {
-    RowsItem end{};
-    end.length = kNoItem;
-    tell(end);
-  }
-}
-
-// Adds up the products of the elements of S and dS; two warps, each of a half.
+// Computes the sum of the elements of S o dS, for each head. Two warps, each with half of the
+// elements.
 template <class Config>
 __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<Config>& smem,
                                            uint32_t half) {
@@ -251,7 +57,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
       }
       sum = warp_sum(sum);
       if (half == 1 && lane == 0) other[heads % 2] = sum;
-      // The other half is there. It stays until the sum of the head after the next.
+      // The second half's sum is written. It is not overwritten before the head after the next.
       ptx::named_barrier_sync(kStatesBarrier, 64);
       if (half == 0 && lane == 0) {
         args.workspace.sums[item.record(problem, i)].states = sum + other[heads % 2];
@@ -260,7 +66,8 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
   }
 }
 
-// What a warpgroup keeps through an item: its half of the columns of dQ and dK.
+// The accumulators of a warpgroup for an item, its half of the columns of dQ and dK, and the steps
+// that add to them.
 template <class Config>
 struct RowGradients {
   const RowsArgs& args;
@@ -276,10 +83,10 @@ struct RowGradients {
   __device__ __forceinline__ uint32_t tile_q() const { return smem.base; }
   __device__ __forceinline__ uint32_t tile_k() const { return smem.base + Config::kK; }
 
-  // Waits for all of the warpgroups that multiply.
+  // Barrier of both warpgroups.
   static __device__ __forceinline__ void meet() { ptx::named_barrier_sync(kRowsBarrier, 256); }
 
-  // A head's products with its slots.
+  // Computes the products of a head with its slots.
   __device__ __forceinline__ void multiply_slots(SlotProducts<Config>& products,
                                                  SlotPlace<Config>& place) const {
     Handover last = smem.of_slot(place.stage());
@@ -299,7 +106,7 @@ struct RowGradients {
     warp_arrive(last.empty());
   }
 
-  // Adds a head of v.
+  // Adds the contribution of a head of v.
   __device__ __forceinline__ void add_head(const RecordRows& rows, uint32_t vectors_full,
                                            uint32_t vectors_phase, uint32_t tiles_phase,
                                            SlotPlace<Config>& place, GateSums& to) {
@@ -317,7 +124,7 @@ struct RowGradients {
     add_scaled(dq, products.of_q, of_q);
     float2 const of_read = row_products<Config>(products.of_k, tile_k(), warpgroup);
     add_scaled(dk, products.of_k, of_k);
-    // Before the next product takes their registers.
+    // These are complete before the next product overwrites the registers of of_q.
     ptx::wgmma_fence_operand(dq);
     ptx::wgmma_fence_operand(dk);
     float (&product)[32] = products.after_of_q();
@@ -336,7 +143,7 @@ struct RowGradients {
     gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
     gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
     float2 const of_columns = add_columns(columns);
-    meet();  // the last head's squares and sums have been read
+    meet();  // both warpgroups have read the last head's squares and sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     RowSums& sums = smem.sums();
     if (at.t == 0) {
@@ -347,12 +154,12 @@ struct RowGradients {
     }
     *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
         of_columns;
-    meet();  // the squares and the sums are there
+    meet();  // both have written squares and sums
     add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
     if (warpgroup == 0) write_sums(to);
   }
 
-  // By the first warpgroup.
+  // Adds up the partial sums of both warpgroups; called by the first.
   __device__ __forceinline__ void write_sums(GateSums& to) const {
     const RowSums& sums = smem.sums();
     int const token = static_cast<int>(threadIdx.x) % 128;
@@ -365,21 +172,21 @@ struct RowGradients {
     to.columns[token] = columns;
   }
 
-  // Takes the parts along Q and K out of normalised rows' gradients.
+  // Gradient of the normalisation of rows of q and k (project).
   __device__ __forceinline__ void project_rows(const RecordRows& rows) {
     Lane const at;
     int const row = 16 * at.warp + at.g;
     float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
     float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
     RowSums& sums = smem.sums();
-    meet();  // the last head's sums have been read
+    meet();  // write_sums() has read the last head's sums
     if (at.t == 0) {
       sums.gates[warpgroup][row] = along_q.x;
       sums.gates[warpgroup][row + 8] = along_q.y;
       sums.kept[warpgroup][row] = along_k.x;
       sums.kept[warpgroup][row + 8] = along_k.y;
     }
-    meet();  // those of both halves are there
+    meet();  // the sums of both halves are written
     project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
     project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.kept);
   }
@@ -405,7 +212,7 @@ struct RowGradients {
   }
 };
 
-// The gradients of rows of the block's items; two warpgroups.
+// Computes dQ and dK of the block's items; two warpgroups.
 template <class Config>
 __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<Config>& smem,
                                           uint32_t warpgroup) {
@@ -431,7 +238,7 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
   }
 }
 
-// The grid: as many blocks as there are multiprocessors, or items.
+// Grid: a block per multiprocessor, or per item if these are fewer.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     rows_kernel(const __grid_constant__ RowsArgs args) {
@@ -441,7 +248,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (col_blocks_of(args.problem.head_dim) < Config::kColBlocks) {
     zero_shared(smem.base, Config::kSlots);
   }
-  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded zeroed
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   uint32_t const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);

@@ -1,5 +1,5 @@
-// A chain of the backward: the forward's once more, which writes the states before
-// chunks and what tokens lack of V instead of out.
+// One of the two chains of the backward: recomputes the forward's and writes, instead of out, the
+// state before each chunk and the residuals R (grad_chunk.h).
 #pragma once
 #include <cstdint>
 
@@ -12,12 +12,12 @@ struct StatesChain {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr int kColBlocks = kDim / 64;
-  // A stage: K, X o D, V; and the vectors, which lie behind all stages.
+  // A stage: K, X o D, V; and the vectors, which lie after all stages.
   static constexpr int kInverse = kColBlocks * kSquareBytes;
   static constexpr int kV = kInverse + kSquareBytes;
   static constexpr int kStageBytes = kV + kSquareBytes;
   static constexpr int kStages = 2;
-  // Images on their way: S^T, R^T.
+  // Staging of stores: the images of S^T and R^T.
   static constexpr int kState = kStages * kStageBytes;
   static constexpr int kResiduals = kState + kColBlocks * kSquareBytes;
   static constexpr int kVectors = kResiduals + kSquareBytes;
@@ -37,20 +37,20 @@ struct StatesChain {
     return {base + kBarriers + 16 * stage};
   }
 
-  // By one thread.
+  // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     for (uint32_t i = 0; i < kStages; ++i) operands(i).init(1, kStateWarps);
     ptx::mbarrier_init_fence();
   }
 
-  // Loads every chunk; one lane.
+  // Loads every chunk. Called by one lane.
   __device__ __forceinline__ void load(const GradLoads& from) const {
     const Work& work = from.work;
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
-      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the state's warps have left it
+      ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 2) * kSquareBytes + kChainVectorBytes);
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
@@ -60,10 +60,10 @@ struct StatesChain {
     }
   }
 
-  // The chain; the state's warpgroup.
+  // The state warpgroup: carries the state through all chunks.
   __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
-    using Rows = KMajor<kSquareBytes>;      // K as it lies
-    using Columns = MnMajor<kSquareBytes>;  // K by tokens
+    using Rows = KMajor<kSquareBytes>;      // K, columns are k
+    using Columns = MnMajor<kSquareBytes>;  // K, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
     ImageStore<kColBlocks> const of_state{base + kState};
@@ -74,7 +74,7 @@ struct StatesChain {
       each_of_state<kDim>(problem, problem.initial_state, work, work.column,
                           [&](int i, const float* from) { state[i] = *from; });
     }
-    ptx::griddepcontrol_wait();  // the records are written
+    ptx::griddepcontrol_wait();  // prepare has written the records
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
@@ -92,7 +92,7 @@ struct StatesChain {
                                          [&](int token, int half, float x) {
                                            put_element<Dtype>(image, token, half, x, image_low);
                                          });
-        if (threadIdx.x % 32 == 0) ptx::bulk_commit();  // none of residuals: an empty group
+        if (threadIdx.x % 32 == 0) ptx::bulk_commit();  // an empty group in place of the residuals'
         warp_arrive(operands(stage.stage()).empty());
         continue;
       }

@@ -1,4 +1,4 @@
-// Launches the gradients of rows of the backward, with wgmma; those of careful chunks as on sm_80.
+// Launches rows_kernel, dQ and dK of the backward, with wgmma; careful chunks as on sm_80.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct RowsLaunch {
                 Careful::facts(row));
   }
 
-  // Of a call with chunks.
+  // Precondition: the call has chunks.
   static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
                             cudaStream_t stream) {
     RowsArgs args{};
@@ -33,15 +33,9 @@ struct RowsLaunch {
     args.workspace = workspace;
     args.items = sm80::gated_delta_rule::row_items(problem);
     ChunkMaps<Dtype> const maps{problem};
-    cudaError_t error = maps.encode(args.q, problem.q, problem.heads_qk, problem.head_dim);
+    cudaError_t error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
     if (error == cudaSuccess) {
-      error = maps.encode(args.k, problem.k, problem.heads_qk, problem.head_dim);
-    }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.grad_out, problem.grad_out, problem.heads, problem.head_dim_v);
-    }
-    if (error == cudaSuccess) {
-      error = maps.encode(args.grad_v, problem.grad_v, problem.heads, problem.head_dim_v);
+      error = maps.values({{args.grad_out, problem.grad_out}, {args.grad_v, problem.grad_v}});
     }
     int multiprocessors = 0;
     if (error == cudaSuccess) {

@@ -1,5 +1,5 @@
-// Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh: a transition is
-// the chain of a state that starts as the identity, where V is zeros.
+// Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh. A transition is
+// the chain of a state that starts as the identity, with V = 0.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +7,8 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// The grid: boundaries times heads times tiles of columns, those of V and then those of the
-// transition, on one axis.
+// Grid, on one axis: boundaries x heads x column tiles, those of V followed by those of the
+// transition.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     segment_kernel(const __grid_constant__ FwdArgs args) {
@@ -16,15 +16,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   FwdSmem<Config> const smem{smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
-  // Also where there is nothing to do: the next grid waits for this one only.
+  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
+  // complete before the preceding one is.
   ptx::griddepcontrol_wait();
   const FwdProblem& problem = args.problem;
   InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns);
   if (!work.exists) return;
-  // Tiles of V that are never loaded are zeros.
+  // Tiles of V that are never loaded must be zeros.
   LoadedBlocks<Config> const blocks(problem, work.values(problem));
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
-  __syncthreads();  // mbarriers are initialised, stages zeroed
+  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<24>();

@@ -83,15 +83,24 @@ def _report(decision: Decision, chosen: CandidateResult) -> None:
     if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
         _log.debug("%s: %s serves", decision.request, chosen.candidate)
         return
-    outcome = (chosen.candidate, lost.candidate, lost.reason)
-    if outcome in _logged:
-        return
-    _logged.add(outcome)
-    _log.warning(
-        "%s: %s serves, not %s (%s); to change that: %s",
-        decision.request,
-        chosen.candidate,
-        lost.candidate,
-        lost.reason,
-        lost.fix,
-    )
+    _warn(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
+
+
+def report_takeover(
+    request: Request, chosen: CandidateResult, lost: CandidateResult, reason: str, fix: str
+) -> None:
+    """Log that `chosen` serves a call of which the op knows a reason against `lost`."""
+    _warn(request, chosen, lost.candidate, reason, fix)
+
+
+def _warn(
+    request: Request, chosen: CandidateResult, lost: str, reason: str, fix: str | None
+) -> None:
+    """Log an outcome, once."""
+    outcome = (chosen.candidate, lost, reason)
+    if outcome not in _logged:
+        _logged.add(outcome)
+        _log.warning(
+            "%s: %s serves, not %s (%s); to change that: %s",
+            *(request, chosen.candidate, lost, reason, fix),
+        )

@@ -9,8 +9,7 @@ from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import json_text
-from flashvar_factory.release import variants
+from flashvar_factory.inspect import json_text, variant_metadata
 
 
 def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -27,8 +26,8 @@ def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     except PackagingError as error:
         yield Finding("variant", where, str(error).removeprefix(f"{where}: "))
         return
-    held = [variants.properties_of(described) for _, described in pairs(wheel)]
-    wanted = variants.content({label: held[0] if held else {}})
+    held = [variant_metadata.properties_of(described) for _, described in pairs(wheel)]
+    wanted = variant_metadata.content({label: held[0] if held else {}})
     for key in sorted(wanted.keys() | (found.keys() if isinstance(found, dict) else set())):
         value = found.get(key) if isinstance(found, dict) else None
         if value != wanted.get(key):

@@ -19,11 +19,11 @@ _STYLE: Final = """\
       td.number { text-align: right; font-variant-numeric: tabular-nums; }
       code { font: .85em ui-monospace, monospace; overflow-wrap: anywhere; }
       td:first-child { min-width: 14rem; }
-      .verdict { padding: .6rem 1rem; border-left: 4px solid #1a7f37; background: #dafbe1; }
+      .summary { padding: .6rem 1rem; border-left: 4px solid #1a7f37; background: #dafbe1; }
       pre { overflow-x: auto; background: #f6f8fa; padding: 1rem; }
       @media (prefers-color-scheme: dark) {
         body { color: #e6edf3; background: #0d1117; } pre { background: #161b22; }
-        th, td { border-color: #30363d; } .verdict { background: #12261e; }
+        th, td { border-color: #30363d; } .summary { background: #12261e; }
       }
 """
 
@@ -43,11 +43,11 @@ def html(found: Mapping[str, Any]) -> str:
   </head>
   <body>
     <h1>{escape(title)} <small>commit <code>{escape(found["revision"])}</code></small></h1>
-    <p class="verdict">{escape(report.verdict(found))}</p>
+    <p class="summary">{escape(report.summary(found))}</p>
     <h2>Files</h2>
     <table>
       <tr><th>file</th><th>bytes</th><th>architecture</th><th>kernels</th><th>toolkit</th>\
-<th>driver</th><th>verdicts</th></tr>
+<th>driver</th><th>results</th></tr>
 {_lines(map(_file, found["files"]))}    </table>
     <h2>Hashes (SHA-256)</h2>
     <table>
@@ -65,14 +65,14 @@ def _lines(rows: Iterable[str]) -> str:
 def _file(file: Mapping[str, Any]) -> str:
     code = f"{file['architecture']} ({'+'.join(file['code_kinds'])})" if "code" in file else "-"
     kernels = len(file["kernels"]) if "kernels" in file else "-"
-    verdicts = "<br>".join(
-        f"{escape(stage)}: {escape(verdict)}" for stage, verdict in file["verdicts"].items()
+    results = "<br>".join(
+        f"{escape(stage)}: {escape(text)}" for stage, text in file["results"].items()
     )
     return (
         f"<tr><td><code>{escape(file['file'])}</code></td>"
         f'<td class="number">{file["bytes"]:,}</td><td>{escape(code)}</td>'
         f'<td class="number">{kernels}</td><td>{escape(file.get("toolkit", "-"))}</td>'
-        f"<td>{escape(file.get('driver', '-'))}</td><td>{verdicts or '-'}</td></tr>"
+        f"<td>{escape(file.get('driver', '-'))}</td><td>{results or '-'}</td></tr>"
     )
 
 
@@ -84,7 +84,7 @@ def _hash(file: Mapping[str, Any]) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
-    line = f"<b>{escape(step['name'])}</b>: {escape(step['verdict'])}"
+    line = f"<b>{escape(step['name'])}</b>: {escape(step['summary'])}"
     if not step["facts"]:
         return f"<p>{line}</p>"
     facts = escape(json.dumps(step["facts"], indent=1, ensure_ascii=False))

@@ -62,7 +62,7 @@ def run(release: Release, stages: Mapping[str, Stage]) -> dict[str, Outcome]:
                 print(f"  {step.name} ...", flush=True)
                 outcome = steps.perform(step, release.folder)
                 how = f"{time.monotonic() - began:.1f} s"
-            print(f"  {step.name}: {outcome.verdict} ({how})", flush=True)
+            print(f"  {step.name}: {outcome.summary} ({how})", flush=True)
             done[step.name] = outcome
     return done
 

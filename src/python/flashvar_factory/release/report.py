@@ -10,9 +10,9 @@ from flashvar_factory.release import members
 from flashvar_factory.release.pipeline import Release, files_of
 from flashvar_factory.release.steps import Outcome, digest
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 NAME: Final = "report"
-_COLUMNS: Final = ("bytes", "architecture", "kernels", "file", "verdicts")
+_COLUMNS: Final = ("bytes", "architecture", "kernels", "file", "results")
 
 
 def document(release: Release, done: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def document(release: Release, done: Mapping[str, Outcome]) -> dict[str, Any]:
         ],
         "files": [_file(file, done) for file in files_of(done)],
         "steps": [
-            {"name": name, "verdict": one.verdict, "facts": one.facts} for name, one in done.items()
+            {"name": name, "summary": one.summary, "facts": one.facts} for name, one in done.items()
         ],
     }
 
@@ -47,8 +47,8 @@ def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
         "sha256": digest(file),
         "distribution": member.distribution if member else None,
         "platform": member.platform if member else None,
-        "verdicts": {
-            name.partition("/")[0]: one.verdict
+        "results": {
+            name.partition("/")[0]: one.summary
             for name, one in done.items()
             if one.facts.get("file") == file.name
         },
@@ -72,12 +72,12 @@ def text(found: Mapping[str, Any]) -> str:
     lines = [f"{found['project']} {found['version']}, commit {found['revision']}", ""]
     lines += _aligned([_COLUMNS, *(_row(file) for file in found["files"])])
     lines += ["", *(f"{file['sha256']}  {file['file']}" for file in found["files"])]
-    lines += ["", *(f"{step['name']}: {step['verdict']}" for step in found["steps"])]
-    lines += ["", verdict(found)]
+    lines += ["", *(f"{step['name']}: {step['summary']}" for step in found["steps"])]
+    lines += ["", summary(found)]
     return "\n".join(lines) + "\n"
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def summary(found: Mapping[str, Any]) -> str:
     """The last sentence."""
     if found["missing"]:
         lacking = ", ".join(found["missing"])
@@ -86,10 +86,10 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 
 def _row(file: Mapping[str, Any]) -> tuple[str, ...]:
-    verdicts = "; ".join(f"{stage}: {verdict}" for stage, verdict in file["verdicts"].items())
+    results = "; ".join(f"{stage}: {text}" for stage, text in file["results"].items())
     kernels = str(len(file["kernels"])) if "kernels" in file else "-"
     size = f"{file['bytes']:,}"
-    return size, file.get("architecture", "-"), kernels, file["file"], verdicts or "-"
+    return size, file.get("architecture", "-"), kernels, file["file"], results or "-"
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -21,7 +21,7 @@ RECORDS: Final = "records"
 class Outcome:
     """What a step made and found."""
 
-    verdict: str  # one line for people
+    summary: str  # one line for people
     files: tuple[Path, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # as JSON has them
 
@@ -42,7 +42,7 @@ def recall(step: Step, folder: Path) -> Outcome | None:
         files = {Path(name): sha256 for name, sha256 in record["files"].items()}
         if record["inputs"] != identity(step):
             return None
-        outcome = Outcome(record["verdict"], tuple(files), record["facts"])
+        outcome = Outcome(record["summary"], tuple(files), record["facts"])
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None  # none, or half of one
     there = all(file.is_file() and digest(file) == sha256 for file, sha256 in files.items())
@@ -57,7 +57,7 @@ def perform(step: Step, folder: Path) -> Outcome:
     record = {
         "step": step.name,
         "inputs": identity(step),
-        "verdict": outcome.verdict,
+        "summary": outcome.summary,
         "files": {str(file): digest(file) for file in outcome.files},
         "facts": outcome.facts,
     }

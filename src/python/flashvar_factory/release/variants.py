@@ -6,33 +6,19 @@ binaries, so variants.toml stays the only list of architectures.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from flashvar.binaries import manifest
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import archive
+from flashvar_factory.inspect import archive, variant_metadata
+from flashvar_factory.inspect.variant_metadata import Properties
 
-NAMESPACE: Final = "nvidia"
 NULL: Final = "null"
-# Installers answer this plugin themselves: nothing is downloaded.
-PROVIDER: Final = MappingProxyType(
-    {
-        "plugin-api": "nvidia_variant_provider.plugin:NvidiaVariantPlugin",
-        "requires": ["nvidia-variant-provider>=0.0.1"],
-    }
-)
-SCHEMA_FILE: Final = "variant-metadata.schema.json"
-SCHEMA_URL: Final = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
-
-Properties = Mapping[str, Sequence[str]]  # feature -> values
 
 
 @dataclass(frozen=True)
@@ -56,16 +42,7 @@ class Binary:
 
         Providers know the capability alone, `90_real` also where the code is `90a`.
         """
-        return properties_of(self.manifest)
-
-
-def properties_of(described: Manifest) -> Properties:
-    """The properties of the variant that holds this binary."""
-    architecture = described.architecture
-    return {
-        "cuda_version_lower_bound": [".".join(map(str, described.minimum_driver.cuda))],
-        "sm_arch": [f"{architecture.major}{architecture.minor}_real"],
-    }
+        return variant_metadata.properties_of(self.manifest)
 
 
 def write(wheels: Path, output: Path, project: str) -> list[Path]:
@@ -87,7 +64,7 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
         for binary in binaries
     ]
     listed = output / f"{name.distribution}-{name.version}-variants.json"
-    listed.write_text(document({**properties, NULL: {}}), encoding="utf-8")
+    listed.write_text(variant_metadata.document({**properties, NULL: {}}), encoding="utf-8")
     return [*made, listed]
 
 
@@ -111,36 +88,6 @@ def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
     for binary in binaries:
         _check_version(binary, archive.parse_name(plain.name).version)
     return plain, binaries
-
-
-def document(variants: Mapping[str, Properties]) -> str:
-    """`variant.json` of one label, or the list of all of them; checked against the schema."""
-    found = content(variants)
-    check(found)
-    return json.dumps(found, indent=2) + "\n"
-
-
-def content(variants: Mapping[str, Properties]) -> dict[str, Any]:
-    """The same as plain data."""
-    return {
-        "$schema": SCHEMA_URL,
-        "default-priorities": {"namespace": [NAMESPACE]},
-        "providers": {NAMESPACE: dict(PROVIDER)},
-        "variants": {
-            label: {NAMESPACE: dict(properties)} if properties else {}
-            for label, properties in sorted(variants.items())
-        },
-    }
-
-
-def check(content: Mapping[str, Any]) -> None:
-    """PackagingError where variant metadata is not what its schema says."""
-    import jsonschema
-
-    schema = json.loads((resources.files("flashvar_factory") / "data" / SCHEMA_FILE).read_bytes())
-    errors = sorted(jsonschema.Draft202012Validator(schema).iter_errors(content), key=str)
-    if errors:
-        raise PackagingError(f"{SCHEMA_FILE}: {errors[0].json_path}: {errors[0].message}")
 
 
 def _plain(wheels: Path, project: str) -> Path:
@@ -206,7 +153,10 @@ def _write_wheel(
     binary: Binary | None,
 ) -> Path:
     info = f"{name.distribution}-{name.version}.dist-info"
-    files = {**plain, f"{info}/variant.json": document({label: properties}).encode()}
+    files = {
+        **plain,
+        f"{info}/variant.json": variant_metadata.document({label: properties}).encode(),
+    }
     tag = name.tag
     if binary is not None:
         tag = binary.tag

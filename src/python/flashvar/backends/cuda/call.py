@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from flashvar.binaries import loader, manifest
@@ -13,6 +14,9 @@ from flashvar.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
+
+_log: Final = logging.getLogger("flashvar")
+_logged: Final[set[tuple[str, str, str]]] = set()
 
 # flashvar_dtype.
 DTYPES: Final = {"bf16": 0, "fp16": 1, "fp32": 2}
@@ -54,3 +58,18 @@ def function_of(name: str, chosen: CandidateResult, device: int | None) -> tuple
             f"{chosen.candidate}: run `flashvar doctor` to see what is installed"
         )
     return loader.load(chosen.binary).function(name), device
+
+
+def launch_of(function: Function, name: str, chosen: CandidateResult) -> Callable[[bytes], None]:
+    """What launches packed calls. At debug level it logs once which kernels serve, and why."""
+    if not _log.isEnabledFor(logging.DEBUG):
+        return function.launch
+
+    def launch(packed: bytes) -> None:
+        outcome = (name, chosen.candidate, function.explain(packed))
+        if outcome not in _logged:
+            _logged.add(outcome)
+            _log.debug("%s: %s, %s", *outcome)
+        function.launch(packed)
+
+    return launch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
-from flashvar.backends.cuda.call import CALL, DTYPES, call_head, function_of
+from flashvar.backends.cuda.call import CALL, DTYPES, call_head, function_of, launch_of
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.dtypes import DTYPES as NAMES
 
@@ -55,7 +55,7 @@ def prepare_forward(
 ) -> ForwardLaunch:
     """What writes the output and the final state."""
     function, device = function_of(FORWARD, chosen, y.device.index)
-    launch = function.launch
+    launch = launch_of(function, FORWARD, chosen)
     packed = _pack_forward(device, conv, residual, y, final_state)
 
     def launch_forward(
@@ -110,6 +110,7 @@ def prepare_backward(
 ) -> BackwardLaunch:
     """What writes the gradients."""
     function, device = function_of(BACKWARD, chosen, grad_y.device.index)
+    run = launch_of(function, BACKWARD, chosen)
     head, problem = call_head(_BACKWARD, device), _problem(conv)
     dtype = conv.x.dtype  # of y, and so of its gradient
     of_grads = [_like(one) for one in grads]
@@ -137,7 +138,7 @@ def prepare_backward(
         workspace = _workspace(size, grad_y.device)
         if grad_y.dtype != dtype:
             grad_y = grad_y.to(dtype)
-        function.launch(packed(workspace, conv, grad_y, grad_final, grads))
+        run(packed(workspace, conv, grad_y, grad_final, grads))
 
     return launch
 
@@ -152,6 +153,7 @@ def prepare_update(
 ) -> UpdateLaunch:
     """What writes the output, and moves the tokens of x into the state."""
     function, device = function_of(UPDATE, chosen, y.device.index)
+    run = launch_of(function, UPDATE, chosen)
     pool = conv.state
     assert pool is not None
     flags = _WIDE_INDICES * _is_wide(state_indices) + _WIDE_POSITIONS * _is_wide(state_positions)
@@ -165,7 +167,7 @@ def prepare_update(
         stream = torch._C._cuda_getCurrentRawStream(device)
         results = (y.data_ptr(), of_y, _address(residual), of_residual)
         places = (_address(state_indices), _address(state_positions))
-        function.launch(_UPDATE.pack(head, stream, 0, 0, *results, *places, *problem(conv)))
+        run(_UPDATE.pack(head, stream, 0, 0, *results, *places, *problem(conv)))
 
     return launch
 

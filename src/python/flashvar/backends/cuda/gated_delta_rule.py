@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, Template, call_head, function_of
+from flashvar.backends.cuda.call import (
+    CALL,
+    DTYPES,
+    TENSOR,
+    Template,
+    call_head,
+    function_of,
+    launch_of,
+)
 from flashvar.ops.dtypes import DTYPES as NAMES
 from flashvar.ops.gated_delta_rule.problem import Gradients
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
@@ -54,7 +62,7 @@ def prepare_forward(
     size = function.workspace(template.packed)
     workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=out.device))
     of_call, empty_like = _of_call(template, device), torch.empty_like
-    converts = _converts(inputs)
+    run, converts = launch_of(function, FORWARD, chosen), _converts(inputs)
 
     def launch(
         inputs: Inputs,
@@ -67,7 +75,7 @@ def prepare_forward(
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         workspace = empty_like(workspace_like)
         place = workspace.data_ptr()
-        function.launch(of_call(inputs, states, out, final_state, place, size))
+        run(of_call(inputs, states, out, final_state, place, size))
 
     return launch
 
@@ -90,8 +98,8 @@ def prepare_update(
     template = Template(
         _UPDATE, (*_fields(_UPDATE, device, inputs, states, out, final_state), *pool)
     )
-
     of_call, converts = _of_call(template, device), _converts(inputs)
+    run = launch_of(function, UPDATE, chosen)
 
     def launch(
         inputs: Inputs,
@@ -103,7 +111,7 @@ def prepare_update(
         if converts:
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         place = 0 if indices is None else indices.data_ptr()
-        function.launch(of_call(inputs, states, out, final_state, 0, 0, place))
+        run(of_call(inputs, states, out, final_state, 0, 0, place))
 
     return launch
 
@@ -135,7 +143,8 @@ def backward(
     )
     size = function.workspace(_BACKWARD.pack(*head, 0, 0, *tail))
     workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
-    function.launch(_BACKWARD.pack(*head, workspace.data_ptr(), size, *tail))
+    run = launch_of(function, BACKWARD, chosen)
+    run(_BACKWARD.pack(*head, workspace.data_ptr(), size, *tail))
     return grads
 
 

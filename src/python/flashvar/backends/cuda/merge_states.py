@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, call_head, function_of
+from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, call_head, function_of, launch_of
 from flashvar.ops.dtypes import DTYPES as NAMES
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
 
@@ -40,11 +40,11 @@ def prepare_forward(
 ) -> ForwardLaunch:
     """What writes the merged out and its log-sum-exp."""
     function, device = function_of(FORWARD, chosen, out.device.index)
-    packed = _pack_forward(device, parts, out)
+    packed, run = _pack_forward(device, parts, out), launch_of(function, FORWARD, chosen)
 
     def launch(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
         params, _kept = packed(parts, out, lse)
-        function.launch(params)
+        run(params)
 
     return launch
 
@@ -84,7 +84,7 @@ def prepare_backward(
     """What writes the gradients that are wanted, stacked."""
     function, device = function_of(BACKWARD, chosen, grad_out.device.index)
     head, pack = call_head(_BACKWARD, device), _problem(parts, grad_out)
-    of_grad_out = _row_strides(grad_out)
+    of_grad_out, run = _row_strides(grad_out), launch_of(function, BACKWARD, chosen)
     of_grad_outs = (
         (0, 0, 0, 0) if grad_outs is None else (*_row_strides(grad_outs[0]), grad_outs.stride(0))
     )
@@ -100,7 +100,7 @@ def prepare_backward(
         stream = torch._C._cuda_getCurrentRawStream(device)
         fields = (head, stream, *_WORKSPACE, grad_out.data_ptr(), *of_grad_out, _address(grad_lse))
         of_parts = (_address(grad_outs), *of_grad_outs, _address(grad_lses))
-        function.launch(_BACKWARD.pack(*fields, *of_parts, problem, skipped))
+        run(_BACKWARD.pack(*fields, *of_parts, problem, skipped))
 
     return launch
 

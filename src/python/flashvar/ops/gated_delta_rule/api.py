@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -18,6 +18,11 @@ from flashvar.ops.gated_delta_rule.torch_library import (
     gated_delta_rule_update,
 )
 from flashvar.ops.profiling import recorded
+
+_TENSORS: Final = (
+    *("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens"),
+    *("initial_state", "state_indices"),
+)
 
 
 def gated_delta_rule(
@@ -105,11 +110,16 @@ def gated_delta_rule(
         if found is not None and state_indices is None:
             out, final_state = recorded(FORWARD, differentiable, found, initial_state, arguments)
             return out, final_state if return_final_state else None
-    tensors = {
-        **{"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias},
-        **{"initial_state": initial_state, "cu_seqlens": cu_seqlens},
-        "state_indices": state_indices,
-    }
+    return _checked(states, arguments, return_final_state)
+
+
+def _checked(
+    states: tuple[torch.Tensor | None, ...], arguments: tuple[Any, ...], return_final_state: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A call through the dispatcher, with arguments of any kind."""
+    initial_state, state_indices = states
+    *of_inputs, scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend = arguments
+    tensors = dict(zip(_TENSORS, (*of_inputs, *states), strict=True))
     switches = {
         "qk_l2norm": qk_l2norm,
         "beta_sigmoid": beta_sigmoid,

@@ -13,7 +13,6 @@ from typing import Any, Final, cast
 
 import torch
 
-from flashvar.errors import BackendUnavailableError
 from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch, make_inputs
@@ -27,7 +26,7 @@ from flashvar.ops.gated_delta_rule.spec import (
 )
 from flashvar.ops.plans import keep, prototype
 from flashvar.ops.sequences import check_state_indices
-from flashvar.ops.serving import serving
+from flashvar.ops.serving import Takeover, serving
 from flashvar.selection.candidates import CandidateResult
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
@@ -299,33 +298,30 @@ def _serving(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResu
     Raises:
         BackendUnavailableError: no candidate serves the call, or not the named one.
     """
-    chosen, serves = serving(function, inputs.q, backend, inputs)
-    asked = chosen.asked
-    while (unsuited := _unsuited(function, inputs, chosen.backend)) is not None:
-        other, reason = unsuited
-        if asked:
-            raise BackendUnavailableError(
-                f"{function}: expected backend {chosen.backend!r} to serve it, found that "
-                f'{reason}: leave backend out, or name "{other}"'
-            )
-        chosen, serves = serving(function, inputs.q, other, inputs)
-    return chosen, cast("Backend", serves)
+    found = serving(function, inputs.q, backend, inputs, partial(_takeover, function, inputs))
+    return cast("tuple[CandidateResult, Backend]", found)
 
 
-def _unsuited(function: str, inputs: Inputs, chosen: str) -> tuple[str, str] | None:
-    """Where the backend that was chosen does not serve a call: another, and why."""
+def _takeover(function: str, inputs: Inputs, chosen: str) -> Takeover | None:
+    """What serves a call in place of the chosen backend; None: that serves it."""
     if chosen == "triton" and function == BACKWARD and inputs.head_dim > MOST_K:
-        return "reference", f"Triton's kernels take q and k of head dims to {MOST_K}"
+        reason = f"Triton's kernels take q and k of head dims to {MOST_K}, not {inputs.head_dim}"
+        return Takeover("reference", reason, "take a smaller head dim")
     if chosen != "cuda":
         return None
     if function == UPDATE:
         strided = [x.stride(3) != 1 and x.shape[3] > 1 for x in inputs[:3]]
-        return ("triton", "binaries take contiguous rows of q, k and v") if any(strided) else None
+        if not any(strided):
+            return None
+        reason = "binaries take contiguous rows of q, k and v"
+        return Takeover("triton", reason, "make their last dimension contiguous")
     dims = inputs.head_dim, inputs.v.shape[3]
     if any(dim % STEP for dim in dims):
-        return "triton", f"binaries take head dims that are multiples of {STEP}, not {dims}"
+        reason = f"binaries take head dims that are multiples of {STEP}, not {dims}"
+        return Takeover("triton", reason, "pad q, k and v with zeros, and pass scale")
     if not all(map(_rows_are_aligned, inputs[:3])):
-        return "triton", "binaries take rows of q, k and v that start at multiples of 16 bytes"
+        reason = "binaries take rows of q, k and v that start at multiples of 16 bytes"
+        return Takeover("triton", reason, "pass contiguous clones of them")
     return None
 
 

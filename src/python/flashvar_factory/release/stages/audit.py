@@ -34,8 +34,8 @@ def _audit(release: Release, wheel: Path) -> Outcome:
         print(report.text())
     audit.require([report])
     found = ", ".join(report.architectures) or "no device code"
-    verdict = f"passed {len(report.checks)} checks; {found}"
-    return Outcome(verdict, facts={"file": wheel.name, **json.loads(report.to_json())})
+    summary = f"passed {len(report.checks)} checks; {found}"
+    return Outcome(summary, facts={"file": wheel.name, **json.loads(report.to_json())})
 
 
 def _audit_sdist(release: Release, file: Path) -> Outcome:

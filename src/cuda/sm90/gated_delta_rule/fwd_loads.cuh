@@ -1,0 +1,174 @@
+// Shared memory of the forward (fwd.cuh), and the two warps that load into it: one ring of stages
+// for the state warpgroups, one for the output warpgroup.
+#pragma once
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/segment_work.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "sm90/gated_delta_rule/chain.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+struct FwdArgs {
+  FwdProblem problem;
+  CUtensorMap q, k, v;         // clipped at the end of a sequence
+  const ChunkRecord* records;  // [chunk][head]
+  int32_t column_tiles;        // of V; pass 1: and of transitions
+  Segments segments;
+  uint32_t boundaries;
+  SegmentStates between;
+};
+
+// kWarpgroups: state warpgroups, each of 64 columns of V. kOutput: false for pass 1 of segments.
+template <class Target, class Dtype_, int kDim_, int kWarpgroups_, bool kOutput_ = true>
+struct FwdConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr bool kOutput = kOutput_;
+  static constexpr int kColumns = 64 * kWarpgroups;
+  // One warpgroup that loads, one for the output, those of the state.
+  static constexpr int kThreads = 128 * (kWarpgroups + (kOutput ? 2 : 1));
+  static constexpr int kStateRegisters = kWarpgroups == 1 || !kOutput ? 240 : 192;
+  static constexpr int kOutRegisters = 104;
+  static constexpr int kColBlockBytes = kChunk * 128;
+  static constexpr int kColBlocks = kDim / 64;
+  static constexpr int kTileBytes = kColBlocks * kColBlockBytes;
+  static constexpr int kSquareBytes = sizeof(ChunkRecord::update);
+  static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
+
+  // A stage of the state's ring: K, update, V, vectors.
+  static constexpr int kUpdate = kTileBytes;
+  static constexpr int kV = kUpdate + kSquareBytes;
+  static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
+  static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
+  static constexpr int kStateStages = 3;
+  // A stage of the output's ring: Q, scores, vectors.
+  static constexpr int kScores = kTileBytes;
+  static constexpr int kOutVectors = kScores + kSquareBytes;
+  static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
+  static constexpr int kOutStages = kOutput ? 2 : 0;
+
+  // What state warpgroups pass to the output warpgroup: the state before a chunk, [V][K], and the
+  // chunk's updates, [V][token].
+  static constexpr int kRowBlockBytes = kColumns * 128;
+  static constexpr int kState = kStateStages * kStateStageBytes + kOutStages * kOutStageBytes;
+  static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
+  static constexpr int kBarriers = kUpdates + kRowBlockBytes;
+  static constexpr int kSharedMemory = kBarriers + (kStateStages + kOutStages + 2) * 16;
+  static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+template <class Config>
+struct FwdSmem {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t state_stage(uint32_t i) const {
+    return base + i * Config::kStateStageBytes;
+  }
+  __device__ __forceinline__ uint32_t out_stage(uint32_t i) const {
+    return base + Config::kStateStages * Config::kStateStageBytes + i * Config::kOutStageBytes;
+  }
+  __device__ __forceinline__ Handover barriers(uint32_t i) const {
+    return {base + Config::kBarriers + 16 * i};
+  }
+  __device__ __forceinline__ Handover of_state(uint32_t stage) const { return barriers(stage); }
+  __device__ __forceinline__ Handover of_out(uint32_t stage) const {
+    return barriers(Config::kStateStages + stage);
+  }
+  __device__ __forceinline__ Handover state() const {
+    return barriers(Config::kStateStages + Config::kOutStages);
+  }
+  __device__ __forceinline__ Handover updates() const {
+    return barriers(Config::kStateStages + Config::kOutStages + 1);
+  }
+
+  // Initialises the mbarriers; called by one thread.
+  __device__ __forceinline__ void init() const {
+    constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
+    for (uint32_t i = 0; i < Config::kStateStages; ++i) of_state(i).init(1, kStateWarps);
+    if constexpr (Config::kOutput) {
+      for (uint32_t i = 0; i < Config::kOutStages; ++i) of_out(i).init(1, kOutWarps);
+      state().init(kStateWarps, kOutWarps);
+      updates().init(kStateWarps, kOutWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+};
+
+// Numbers of column blocks that a thread block loads of each tile.
+template <class Config>
+struct LoadedBlocks {
+  int32_t keys, values;  // of K and of Q; of V
+
+  // `columns`: of V, from the thread block's first on.
+  __device__ __forceinline__ LoadedBlocks(const FwdProblem& problem, int32_t columns)
+      : keys(col_blocks_of(problem.head_dim)),
+        values(min(col_blocks_of(columns), Config::kWarpgroups)) {}
+
+  __device__ __forceinline__ bool all() const {
+    return keys == Config::kColBlocks && values == Config::kWarpgroups;
+  }
+};
+
+// What the load warps need to locate a chunk's operands.
+template <class Config>
+struct FwdLoads {
+  const FwdArgs& args;
+  const Work& work;
+  ClippedRows rows;
+  LoadedBlocks<Config> blocks;
+
+  __device__ __forceinline__ const ChunkRecord& record(int32_t row) const {
+    return args.records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
+  }
+};
+
+// Loads the state's operands of every chunk. Called by one lane.
+template <class Config>
+__device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
+                                               const FwdSmem<Config>& smem) {
+  const Work& work = from.work;
+  PipelineState<Config::kStateStages> stage;
+  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
+    Handover const barrier = smem.of_state(stage.stage());
+    uint32_t const to = smem.state_stage(stage.stage());
+    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
+    ptx::mbarrier_arrive_expect(barrier.full,
+                                (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
+                                    Config::kSquareBytes + Config::kVectorBytes);
+    const ChunkRecord& record = from.record(row);
+    from.rows.load(to, from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
+    from.rows.load(to + Config::kV, from.args.v, barrier.full, from.blocks.values, work.column, row,
+                   work.head);
+    ptx::bulk_load(to + Config::kUpdate, record.update, Config::kSquareBytes, barrier.full);
+    ptx::bulk_load(to + Config::kStateVectors, record.a, Config::kVectorBytes, barrier.full);
+  }
+}
+
+// Loads the output's operands of every chunk. Called by one lane.
+template <class Config>
+__device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
+                                             const FwdSmem<Config>& smem) {
+  const Work& work = from.work;
+  PipelineState<Config::kOutStages> stage;
+  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
+    Handover const barrier = smem.of_out(stage.stage());
+    uint32_t const to = smem.out_stage(stage.stage());
+    ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
+    ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
+                                                  Config::kSquareBytes + Config::kVectorBytes);
+    from.rows.load(to, from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
+    // One copy: in the record the vectors follow the scores.
+    ptx::bulk_load(to + Config::kScores, from.record(row).scores,
+                   Config::kSquareBytes + Config::kVectorBytes, barrier.full);
+  }
+}
+
+}  // namespace flashvar::sm90::gated_delta_rule

@@ -1,0 +1,212 @@
+// Shared memory of rows_kernel (grad_rows.cuh), and the two warps that load into it.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/smem_layout.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/gated_delta_rule/grad_products.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+struct RowsArgs {
+  BwdProblem problem;
+  GradWorkspace workspace;
+  CUtensorMap q, k, grad_out, grad_v;  // clipped at the end of a sequence
+  uint32_t items;                      // chunks of all sequences times heads of q and k
+};
+
+template <class Target, class Dtype_, int kDim_>
+struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kColumns = kDim / 2;  // of a warpgroup
+  static constexpr int kThreads = 384;
+  static constexpr int kLoadRegisters = 40;
+  static constexpr int kRegisters = 232;
+  using Slot = RowsSlot<SmemLayout<kChunk, kDim>::kBytes>;
+  using Tile = SmemLayout<kChunk, kDim>;  // Q, K, and the images of S^T and dS^T
+  static constexpr int kColBlockBytes = Tile::kColBlockBytes;
+  static constexpr int kColBlocks = Tile::kColBlocks;
+
+  static constexpr int kK = Tile::kBytes;
+  static constexpr int kSlots = 2 * Tile::kBytes;
+  static constexpr int kSlotCount = kDim == 64 ? 4 : 3;
+  // After the slots: dQK and dB, vectors of two heads, sums, two items.
+  static constexpr int kSquares = kSlots + kSlotCount * Slot::kSlotBytes;
+  static constexpr int kVectors = kSquares + 2 * kSquareBytes;
+  static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
+  static constexpr int kItems = kSums + static_cast<int>(sizeof(RowSums));
+  static constexpr int kBarriers = kItems + 2 * 32;
+  static constexpr int kSharedMemory = kBarriers + (kSlotCount + 2 + 2 + 1) * 16;
+  static_assert(kItems % 16 == 0 && kSharedMemory <= Target::kSharedMemory);
+};
+
+// Marks the end of a block's items in their queue.
+inline constexpr int32_t kNoItem = -1;  // as the sequence's length
+
+template <class Config>
+struct RowsSmem {
+  unsigned char* start;
+  uint32_t base;
+
+  explicit __device__ __forceinline__ RowsSmem(unsigned char* start)
+      : start(start), base(smem_address(start)) {}
+
+  __device__ __forceinline__ uint32_t slot(uint32_t i) const {
+    return base + Config::kSlots + i * Config::kSlotBytes;
+  }
+  __device__ __forceinline__ RecordRows& vectors(uint32_t i) const {
+    return reinterpret_cast<RecordRows*>(start + Config::kVectors)[i];
+  }
+  __device__ __forceinline__ RowSums& sums() const {
+    return *reinterpret_cast<RowSums*>(start + Config::kSums);
+  }
+  __device__ __forceinline__ RowsItem& item(uint32_t i) const {
+    return *reinterpret_cast<RowsItem*>(start + Config::kItems + 32 * i);
+  }
+  __device__ __forceinline__ Handover barriers(uint32_t i) const {
+    return {base + Config::kBarriers + 16 * i};
+  }
+  __device__ __forceinline__ Handover of_slot(uint32_t i) const { return barriers(i); }
+  __device__ __forceinline__ Handover of_vectors(uint32_t i) const {
+    return barriers(Config::kSlotCount + i);
+  }
+  __device__ __forceinline__ Handover of_item(uint32_t i) const {
+    return barriers(Config::kSlotCount + 2 + i);
+  }
+  __device__ __forceinline__ Handover of_tiles() const { return barriers(Config::kSlotCount + 4); }
+
+  // Initialises the mbarriers; called by one thread.
+  __device__ __forceinline__ void init() const {
+    constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
+    for (uint32_t i = 0; i < Config::kSlotCount; ++i) {
+      of_slot(i).init(1, kRowsWarps + kStatesWarps);
+    }
+    for (uint32_t i = 0; i < 2; ++i) of_vectors(i).init(1, kRowsWarps);
+    for (uint32_t i = 0; i < 2; ++i) of_item(i).init(1, kRowsWarps + kStatesWarps);
+    of_tiles().init(1, kRowsWarps);
+    ptx::mbarrier_init_fence();
+  }
+};
+
+template <class Config>
+using SlotPlace = PipelineState<Config::kSlotCount>;
+
+// The block's items in order, as warps that do not search for them receive them: through a queue of
+// two in shared memory.
+template <class Config>
+struct ItemQueue {
+  const RowsSmem<Config>& smem;
+  PipelineState<2> place;
+
+  // Receives the next item; false after the last. Called by whole warps.
+  __device__ __forceinline__ bool next(RowsItem& item) {
+    Handover const barrier = smem.of_item(place.stage());
+    ptx::mbarrier_wait(barrier.full, place.phase());  // the item is written
+    item = smem.item(place.stage());
+    warp_arrive(barrier.empty());
+    place.advance();
+    return item.length != kNoItem;
+  }
+};
+
+// Calls f(item) for each of the block's items, with whole warps. Skips surplus chunks, and careful
+// ones, which have a kernel of their own.
+template <class F>
+__device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
+  ptx::griddepcontrol_wait();               // the chains are complete
+  ptx::griddepcontrol_launch_dependents();  // PDL: the next kernel's blocks may start as SMs become
+                                            // free
+  for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
+    __syncwarp();  // converged again, as what follows requires
+    RowsItem const item(args.problem, i);
+    if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
+  }
+}
+
+// Loads the slots of all heads. Called by one warp.
+template <class Config>
+__device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<Config>& smem) {
+  const GradWorkspace& workspace = args.workspace;
+  int32_t const group = args.problem.group;
+  SlotPlace<Config> place;
+  auto const load = [&](const RowsItem& item, int32_t i, int32_t tile) {
+    Handover const barrier = smem.of_slot(place.stage());
+    uint32_t const to = smem.slot(place.stage()), full = barrier.full;
+    uint32_t const head = item.head(args.problem, i);
+    int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
+    ClippedRows const rows(args.problem, {item.begin, item.length}, item.batch);
+    ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // all warps have released the slot
+    ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
+    rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
+    rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
+    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kSquareBytes, kSquareBytes,
+                   full);
+    ptx::bulk_load(to + Config::kState, workspace.states + from * Config::Tile::kBytes,
+                   Config::Tile::kBytes, full);
+    ptx::bulk_load(to + Config::kGradState, workspace.grad_states + from * Config::Tile::kBytes,
+                   Config::Tile::kBytes, full);
+  };
+  each_item(args, [&](const RowsItem& item) {
+    bool const loads = ptx::elect_one();
+    for (int32_t i = 0; i < group; ++i) {
+      for (int32_t tile = 0; tile < workspace.tiles; ++tile, place.advance()) {
+        if (loads) load(item, i, tile);
+      }
+    }
+  });
+}
+
+// Fills the queue of items, and loads their Q and K and the vectors of their heads. Called by one
+// warp.
+template <class Config>
+__device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<Config>& smem) {
+  const BwdProblem& problem = args.problem;
+  int32_t const blocks = col_blocks_of(problem.head_dim);
+  PipelineState<2> of_item, of_vectors;
+  PipelineState<1> of_tiles;
+  auto const tell = [&](const RowsItem& item) {
+    Handover const barrier = smem.of_item(of_item.stage());
+    ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the slot of the queue is free
+    smem.item(of_item.stage()) = item;
+    ptx::mbarrier_arrive(barrier.full);
+  };
+  auto const load = [&](const RowsItem& item) {
+    tell(item);
+    Handover const tiles = smem.of_tiles();
+    ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // all warps have released Q and K
+    ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
+    ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
+    rows.load(smem.base, args.q, tiles.full, blocks, 0, item.first, item.head_qk);
+    rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
+    PipelineState<2> vectors = of_vectors;
+    for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
+      Handover const barrier = smem.of_vectors(vectors.stage());
+      ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
+      ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
+      ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
+                     args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
+                     barrier.full);
+    }
+  };
+  each_item(args, [&](const RowsItem& item) {
+    if (ptx::elect_one()) load(item);
+    of_item.advance();
+    of_tiles.advance();
+    of_vectors.count += problem.group;
+  });
+  __syncwarp();  // converged again, as what follows requires
+  if (ptx::elect_one()) {
+    RowsItem end{};
+    end.length = kNoItem;
+    tell(end);
+  }
+}
+
+}  // namespace flashvar::sm90::gated_delta_rule
