@@ -83,6 +83,23 @@ def test_padding_gives_zeros_and_takes_no_gradient() -> None:
     assert (given["residual"].grad[ids < 0] == 0).all()
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_padding_may_hold_nan(activation: str | None) -> None:
+    given = made()
+    ids = IDS.clone()
+    ids[0, :4] = -1
+    wanted = causal_conv1d(**given, seq_idx=ids, activation=activation)
+    nan = {n: x.detach().clone().requires_grad_() for n, x in given.items()}
+    with torch.no_grad():
+        for name in ("x", "residual"):
+            nan[name][ids < 0] = torch.nan
+    found = causal_conv1d(**nan, seq_idx=ids, activation=activation)
+    assert torch.equal(found, wanted)
+    grad = torch.randn_like(wanted)
+    of_found = torch.autograd.grad(found, list(nan.values()), grad)
+    torch.testing.assert_close(of_found, torch.autograd.grad(wanted, list(given.values()), grad))
+
+
 def test_compiled_without_a_break() -> None:
     torch._dynamo.reset()
     given = {name: x.detach() for name, x in made().items()}

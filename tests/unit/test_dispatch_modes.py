@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import flashvar
+from flashvar.ops.attention import plan as plans
 from flashvar.ops.causal_conv1d import api as convolution
 from flashvar.ops.dispatch_modes import are_plain
 
@@ -39,3 +42,22 @@ def test_attention_of_a_negated_view(place: int) -> None:
     lazy = [torch._neg_view(x) if i == place else x for i, x in enumerate(given)]
     real = [x.neg() if i == place else x for i, x in enumerate(given)]
     assert torch.equal(flashvar.attention(*lazy), flashvar.attention(*real))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_gradients_of_a_negated_view(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read memory: what they get must hold the values."""
+    passed: list[torch.Tensor] = []
+    backward = plans.backward
+
+    def seen(*arguments: Any) -> Any:
+        grad_out, _, inputs, *_ = arguments
+        passed.extend(x for x in (grad_out, *inputs) if x is not None)
+        return backward(*arguments)
+
+    monkeypatch.setattr(plans, "backward", seen)
+    given = [torch.randn(1, 5, 2, 8) for _ in range(3)] + [torch.randn(1, 2, 5, 5)]
+    given[place] = torch._neg_view(given[place])
+    q, k, v, bias = (x.requires_grad_() for x in given)
+    flashvar.attention(q, k, v, bias=bias).sum().backward()
+    assert passed and all(map(are_plain, passed))

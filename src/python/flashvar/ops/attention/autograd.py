@@ -7,7 +7,6 @@ Traced and transformed calls come through the Autograd key of the op. Plain tens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any, Final
 
 import torch
@@ -100,11 +99,8 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     if (
         not is_compiling()
         and not torch.is_grad_enabled()
-        and type(grad_out) is torch.Tensor
-        and type(grad_lse) in (torch.Tensor, NoneType)
-        and type(out) is torch.Tensor
         and no_dispatch_mode_active()
-        and _have_memory(out, grad_out, grad_lse)
+        and _have_memory([x for x in (*inputs, out, grad_out, grad_lse) if x is not None])
     ):
         options = Options._make(ctx.options)
         given = make_inputs(inputs)
@@ -120,16 +116,14 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     )
 
 
-def _have_memory(out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
+def _have_memory(tensors: list[torch.Tensor]) -> bool:
     """Whether memory holds the tensors' values; torch's wrappers of other tensors have none."""
     try:
-        out.data_ptr()
-        grad_out.data_ptr()
-        if grad_lse is not None:
-            grad_lse.data_ptr()
+        for x in tensors:
+            x.data_ptr()
     except RuntimeError:
         return False
-    return are_plain(grad_out) and (grad_lse is None or are_plain(grad_lse))
+    return are_plain(*tensors)
 
 
 _apply: Final = plain_apply(_Attention)

@@ -64,7 +64,7 @@ def causal_conv1d(
             CUDA device what it must be is not checked.
         seq_idx: In place of cu_seqlens, and without states, the sequence of each token, [batch,
             seqlen], int32 or int64, those of a sequence side by side. Where it is negative there is
-            padding, whose output is 0.
+            padding, which may hold anything and whose output is 0.
         layout: "btd" for the shapes above, "bdt" for [batch, dim, seqlen] or packed [dim, total] in
             x, residual and the output. Weight and states are the same in both.
         backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
@@ -131,6 +131,9 @@ def _of_named_sequences(
         one if one is None or layout == "btd" else one.transpose(1, 2)
         for one in (tensors["x"], tensors["residual"])
     )
+    padding = (seq_idx < 0)[..., None]
+    # In the backward 0, the gradient of padding, times NaN would be NaN.
+    x = x.masked_fill(padding, 0)
     y, _ = torch_library.causal_conv1d_fwd(
         x.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         tensors["weight"],
@@ -138,7 +141,7 @@ def _of_named_sequences(
         None if residual is None else residual.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         *(None, ends_of(seq_idx), silu, 0, "btd", backend),
     )
-    y = torch.where(seq_idx[..., None] < 0, 0, y.view(x.shape))
+    y = y.view(x.shape).masked_fill(padding, 0)
     return y if layout == "btd" else y.transpose(1, 2)
 
 
