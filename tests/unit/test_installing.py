@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from flashvar.binaries import advice
 from flashvar.errors import InstallError, SourceError, UnservedDeviceError
-from flashvar.installing import installer, offers, source
+from flashvar.installing import installer, offers, settings, source
 from flashvar.installing.source import Source
 from flashvar_factory.config import extras, schema
 
@@ -135,10 +136,41 @@ def test_a_python_of_the_system_is_left_alone(
             installer.find(environ)
 
 
-def test_other_places_do_not_reach_the_installer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://example.org/")
-    monkeypatch.setenv("PIP_CERT", "/certificate")
-    kept = installer._environment(Source(index="https://example.org/simple/"))
-    assert "PIP_EXTRA_INDEX_URL" not in kept
-    assert kept["PIP_CERT"] == "/certificate"
-    assert "PIP_EXTRA_INDEX_URL" in installer._environment(Source())
+def test_what_a_user_set_for_other_calls_does_not_reach_the_installer() -> None:
+    reach = {"PIP_CERT": "/certificate", "UV_OFFLINE": "1", "HTTPS_PROXY": "http://proxy/"}
+    places = {"PIP_EXTRA_INDEX_URL": "https://other/", "UV_INDEX_OTHER_PASSWORD": "secret"}
+    others = {
+        *("PIP_TARGET", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PIP_USER", "PIP_DRY_RUN"),
+        *("UV_REQUIRE_HASHES", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE_NEWER", "UV_LINK_MODE"),
+    }
+    environ = {**reach, **places, **dict.fromkeys(others, "x"), "PIP_REQUIRE_HASHES": "1"}
+    named = settings.variables(environ, Source(index="https://example.org/simple/"))
+    configured = settings.variables(environ, Source())
+    for found in (named, configured):
+        assert found.items() >= reach.items()
+        assert not others & found.keys()
+        assert found["PIP_REQUIRE_HASHES"] == "0"
+    assert not places.keys() & named.keys()
+    assert named["PIP_INDEX_URL"] == "https://example.org/simple/"
+    assert configured.items() >= places.items()
+    assert "PIP_CONFIG_FILE" not in configured
+
+
+@pytest.mark.parametrize(("told", "allowed"), [("1", True), ("true", True), ("0", False)])
+@pytest.mark.parametrize("tool", ["PIP", "UV"])
+def test_what_allows_one_installer_allows_both(tool: str, told: str, allowed: bool) -> None:
+    variable = f"{tool}_BREAK_SYSTEM_PACKAGES"
+    found = settings.variables({variable: told}, Source())
+    assert (found.get("PIP_BREAK_SYSTEM_PACKAGES") == "1") is allowed
+    assert (found.get("UV_BREAK_SYSTEM_PACKAGES") == "1") is allowed
+    assert settings.may_change_the_system({variable: told}) is allowed
+
+
+@pytest.mark.parametrize("has_ensurepip", [False, True])
+def test_what_adds_an_installer_is_there(
+    has_ensurepip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "_has", lambda module: module == "ensurepip" and has_ensurepip)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(InstallError, match="ensurepip" if has_ensurepip else "install uv"):
+        installer.find({"PATH": ""})

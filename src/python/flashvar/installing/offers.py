@@ -25,6 +25,11 @@ class Offer:
     distribution: str
     version: str
 
+    @property
+    def folder(self) -> str:
+        """Its folder in an environment, which its wheel's name begins with too."""
+        return self.distribution.replace("-", "_")
+
     def __str__(self) -> str:
         """The requirement that an installer is given."""
         return f"{self.distribution}=={self.version}"
