@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from flashvar.binaries import advice
 from flashvar.errors import InstallError, SourceError, UnservedDeviceError
-from flashvar.installing import installer, offers, settings, source
+from flashvar.installing import installer, offers, settings, source, temporary
 from flashvar.installing.source import Source
 from flashvar_factory.config import extras, schema
 
@@ -108,11 +111,20 @@ def test_nothing_named_is_the_release_once_there_is_one(
 
 def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match="no such folder"):
+    with pytest.raises(SourceError, match="found a file"):
         source.find(str(tmp_path / "file"), {}, architecture="sm1")
+    with pytest.raises(SourceError, match="no such folder"):
+        source.find(str(tmp_path / "away"), {}, architecture="sm1")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no wheels in it"):
         source.find(str(tmp_path / "empty"), {}, architecture="sm1")
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "https://me:secret@[x/"])
+def test_an_address_that_is_none_is_no_source(address: str) -> None:
+    with pytest.raises(SourceError, match="--from: expected the address of an index") as refused:
+        source.find(address, {}, architecture="sm1")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,3 +186,52 @@ def test_what_adds_an_installer_is_there(
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(InstallError, match="ensurepip" if has_ensurepip else "install uv"):
         installer.find({"PATH": ""})
+
+
+def test_a_capability_that_is_named_twice_is_one() -> None:
+    assert offers.named("sm_89,8.9,sm89", EVERY) == [(8, 9)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_no_room_for_the_temporary_folder(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with (
+        pytest.raises(InstallError, match=f"{os.strerror(number)}; nothing was installed"),
+        temporary.folder(),
+    ):
+        pass
+
+
+def test_the_temporary_folder_is_gone_afterwards() -> None:
+    with temporary.folder() as folder:
+        (folder / "wheel").touch()
+    assert not folder.exists()
+
+
+SHOWN = {
+    "pip": (
+        "WARNING: Retrying\nERROR: Could not find a version (from versions: none)\nERROR: No match",
+        "Could not find a version (from versions: none)",
+    ),
+    "pip, of a page": (
+        "Could not fetch URL http://here/x/: connection error: refused - skipping\n"
+        "ERROR: Could not find a version",
+        "Could not find a version; Could not fetch URL http://here/x/: connection error: refused "
+        "- skipping",
+    ),
+    "uv": (
+        "error: Failed to fetch\n  Caused by: a\n  Caused by: refused",
+        "Failed to fetch; refused",
+    ),
+    "nothing": ("", "it printed nothing"),
+}
+
+
+@pytest.mark.parametrize("tool", SHOWN)
+def test_what_an_installer_says_is_passed_on(tool: str) -> None:
+    printed, words = SHOWN[tool]
+    done = subprocess.CompletedProcess([], 1, "", printed)
+    assert installer._last_words(done) == words

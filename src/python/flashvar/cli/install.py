@@ -6,7 +6,6 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
 from flashvar.errors import DriverError, InstallError, SourceError, UnservedDeviceError
-from flashvar.installing import installer, offers, record, repacked, source, verify
+from flashvar.installing import installer, offers, record, repacked, source, temporary, verify
 from flashvar.installing.installer import Installer
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
@@ -53,12 +52,12 @@ def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
     first = next(iter(missing.values()))[0]
     where = source.find(chosen.source, os.environ, architecture=first.architecture.extra)
     tool = installer.find(os.environ)
-    with tempfile.TemporaryDirectory(prefix="flashvar-install-") as folder:
-        judged = Path(folder, "judged")
+    with temporary.folder() as folder:
+        judged = folder / "judged"
         requirements = {
             offer: repacked.write(files, offer, judged)
             for gpus, mine in missing.items()
-            for offer, files in _fetch(gpus, mine, machine.system, where, tool, Path(folder))
+            for offer, files in _fetch(gpus, mine, machine.system, where, tool, folder)
         }
         if not requirements:
             return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,14 +22,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from flashvar.errors import InstallError, IntegrityError, SourceError
-from flashvar.installing import settings
+from flashvar.installing import settings, temporary
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
 
 # How pip and uv begin when a file has another hash than its source lists.
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
+# How the lines begin in which they say why: uv in two ways, pip of a page that it cannot read.
+_CAUSES: Final = ("cause:", "Caused by:", "Could not fetch URL", "WARNING: Skipping page")
+_LABEL: Final = re.compile(r"^(error|cause|caused by|warning):\s*", re.IGNORECASE)
 # What zipfile raises of an archive that is torn, encrypted or packed in a way it does not know.
-_TORN: Final = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+_TORN: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,14 @@ class Pip:
     def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
         wheels, tree = folder / "wheels", folder / "tree"
-        command = [*self.command, "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--dest", str(wheels), *_in_folder(source.folder), str(offer)]
+        command = [*self.command, "download", "-vv", "--no-deps"]
+        command += ["--only-binary=:all:", "--dest", str(wheels)]
+        command += [*_in_folder(source.folder), str(offer)]
         done = _run(command, settings.variables(os.environ, source))
         _check_fetched(done, offer, source)
         (wheel,) = wheels.glob("*.whl")
         try:
-            with zipfile.ZipFile(wheel) as archive:
+            with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
                 archive.extractall(tree)
         except _TORN as error:
             raise IntegrityError(
@@ -141,9 +146,10 @@ class Uv:
 
     def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
-        folder.mkdir(parents=True, exist_ok=True)
         asked, pinned, tree = folder / "asked.txt", folder / "pinned.txt", folder / "tree"
-        asked.write_text(f"{offer}\n", encoding="utf-8")
+        with temporary.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            asked.write_text(f"{offer}\n", encoding="utf-8")
         # uv checks the hashes that its input names: those that the index lists, then.
         command = [*self.command, "pip", "compile", str(asked), "--output-file", str(pinned)]
         command += ["--generate-hashes", "--no-header", "--no-annotate", *self._settings(source)]
@@ -180,7 +186,8 @@ def _in_folder(folder: Path | None) -> list[str]:
 
 def _install(command: Sequence[str], requirements: Sequence[str], folder: Path) -> None:
     file = folder / "requirements.txt"
-    file.write_text("".join(f"{one}\n" for one in requirements), encoding="utf-8")
+    with temporary.writing(folder):
+        file.write_text("".join(f"{one}\n" for one in requirements), encoding="utf-8")
     words = [*_in_folder(folder), "--require-hashes", "--requirement", str(file)]
     environ = settings.variables(os.environ, Source(folder=folder))
     _check_installed(_run([*command, *words], environ, to_its_end=True))
@@ -241,8 +248,8 @@ def _check_installed(done: subprocess.CompletedProcess[str]) -> None:
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     """The first error that an installer printed, and its last cause."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error:")]
-    causes = [line for line in lines if line.startswith(("cause:", "Caused by:"))]
+    causes = [line for line in lines if line.startswith(_CAUSES)]
     chosen = [*errors[:1], *causes[-1:]] or lines[-1:] or ["it printed nothing"]
-    return "; ".join(line.partition(":")[2].strip() or line for line in chosen)
+    return "; ".join(_LABEL.sub("", line) for line in chosen)

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from flashvar.installing import temporary
 from flashvar.installing.offers import Offer
 
 
@@ -22,6 +23,7 @@ def write(files: Mapping[str, bytes], offer: Offer, folder: Path) -> str:
     info = next(name for name in files if name.endswith(".dist-info/RECORD")).partition("/")[0]
     # Its real tags are in its metadata; that they suit this Python was seen when it was fetched.
     path = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
-    folder.mkdir(exist_ok=True)
-    path.write_bytes(content.getvalue())
+    with temporary.writing(folder):
+        folder.mkdir(exist_ok=True)
+        path.write_bytes(content.getvalue())
     return f"{offer} --hash=sha256:{hashlib.sha256(content.getvalue()).hexdigest()}"
