@@ -6,15 +6,20 @@ and after, with hashes.
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
+import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import venv
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -68,8 +73,10 @@ class Place(NamedTuple):
         gpus: Sequence[tuple[str, int, int]] = (),
         cuda: tuple[int, int] = (13, 0),
         tools: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        through: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """`flashvar install ...` on a machine with these GPUs."""
+        """`flashvar install ...` on a machine with these GPUs; `through` another path of Python."""
         driver = self.root / "driver"
         shutil.rmtree(driver, ignore_errors=True)
         driver.mkdir()
@@ -80,9 +87,10 @@ class Place(NamedTuple):
         # Whoever is asked in spite of the named source has nothing to answer.
         environ |= {"LD_LIBRARY_PATH": str(driver), "PIP_EXTRA_INDEX_URL": "http://127.0.0.1:9/"}
         environ |= {"PATH": tools or f"{Path(UV).parent}:{environ['PATH']}", "UV_NO_CACHE": "1"}
-        environ |= {"PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"}
+        environ |= {"PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}
+        environ |= settings or {}
         return subprocess.run(
-            [str(self.python), "-m", "flashvar", "install", *words],
+            [str(through or self.python), "-m", "flashvar", "install", *words],
             cwd=self.root,
             env=environ,
             capture_output=True,
@@ -96,6 +104,14 @@ class Place(NamedTuple):
             for path in sorted((self.root / "env").rglob("*"))
             if path.is_file() and "__pycache__" not in path.parts
         }
+
+    def frozen(self) -> set[str]:
+        """What the environment has, as the lines of a file of requirements say it."""
+        freeze = [UV, "pip", "freeze", "--python", str(self.python)]
+        if list(self.root.glob("env/lib/python*/site-packages/pip")):
+            freeze = [str(self.python), "-m", "pip", "freeze"]
+        done = subprocess.run(freeze, check=True, capture_output=True, text=True)
+        return set(done.stdout.replace("_", "-").splitlines())  # the names of paper wheels
 
     def installed(self) -> set[str]:
         """The binaries that are in the environment, whole."""
@@ -171,6 +187,7 @@ def test_the_binary_of_the_gpu_is_installed(way: str, place: Place) -> None:
     assert place.installed() == {"flashvar_sm89"}
     assert "NVIDIA GeForce RTX 4090 (8.9)" in done.stdout
     assert done.stderr == ""
+    assert f"flashvar-sm89=={VERSION}" in place.frozen()
     (path,) = place.dist.glob("flashvar_sm89-*.whl")
     if way != "dist":
         assert f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" in done.stdout
@@ -178,6 +195,65 @@ def test_the_binary_of_the_gpu_is_installed(way: str, place: Place) -> None:
     again = place.run(gpus=[RTX_4090])
     assert (again.returncode, place.files()) == (0, before)
     assert "installed already" in again.stdout
+
+
+# Settings of a user for other calls, in variables and in files: where they apply, nothing can be
+# installed, or it goes elsewhere.
+OTHER_CALLS = {
+    **{f"{tool}_REQUIRE_HASHES": "1" for tool in ("PIP", "UV")},
+    **{f"{tool}_CONSTRAINT": "constraints.txt" for tool in ("PIP", "UV")},
+    **{"PIP_NO_BINARY": ":all:", "UV_NO_BINARY": "1", "PIP_TARGET": "elsewhere", "PIP_USER": "1"},
+    **{"UV_EXCLUDE_NEWER": "2001-01-01", "UV_OVERRIDE": "constraints.txt", "PIP_DRY_RUN": "1"},
+    **{"PIP_PREFIX": "elsewhere", "UV_LINK_MODE": "symlink", "XDG_CONFIG_HOME": "config"},
+}
+
+
+@pytest.mark.parametrize("way", ["dist", "site"])
+def test_settings_for_other_calls_do_not_matter(way: str, place: Place) -> None:
+    (place.root / "constraints.txt").write_text("flashvar-sm89==0.0.1\n", encoding="utf-8")
+    for name, text in {
+        "pip/pip.conf": "[global]\nrequire-hashes = 1\n[install]\ntarget = elsewhere\n",
+        "uv/uv.toml": "no-index = true\n[pip]\nrequire-hashes = true\ntarget = 'elsewhere'\n",
+    }.items():
+        (place.root / "config" / name).parent.mkdir(parents=True)
+        (place.root / "config" / name).write_text(text, encoding="utf-8")
+    settings = {**OTHER_CALLS, "XDG_CONFIG_HOME": str(place.root / "config")}
+    done = place.run("--from", way, "--arch", "8.9", settings=settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm89"}
+    assert f"flashvar-sm89=={VERSION}" in place.frozen()
+    assert not (place.root / "elsewhere").exists()
+
+
+def test_names_of_folders_do_not_matter(place: Place) -> None:
+    """Spaces, and what means something in lists and addresses; an environment behind a link."""
+    dist = place.root / "my wheels, #1 (50%)"
+    place.dist.rename(dist)
+    (place.root / "a link").symlink_to(place.root / "env")
+    (place.root / "tmp, #2").mkdir()
+    done = place.run(
+        *("--from", dist.name, "--arch", "sm89"),
+        settings={"TMPDIR": str(place.root / "tmp, #2")},
+        through=place.root / "a link" / "bin" / "python",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm89"}
+    assert list((place.root / "tmp, #2").iterdir()) == []
+
+
+def test_another_version_is_replaced(place: Place, tmp_path: Path) -> None:
+    assert place.run("--from", "dist", "--arch", "sm89").returncode == 0
+    (info,) = place.root.glob("env/lib/*/site-packages/flashvar_sm89-*.dist-info")
+    other = info.with_name("flashvar_sm89-0.0.1.dist-info")
+    info.rename(other)
+    for path in (other / "METADATA", other / "RECORD"):
+        path.write_text(path.read_text().replace(VERSION, "0.0.1"), encoding="utf-8")
+    manifest = info.with_name("flashvar_sm89") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(f'"{VERSION}"', '"0.0.1"'), encoding="utf-8")
+    done = place.run("--from", "dist", gpus=[RTX_4090])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"flashvar-sm89=={VERSION}" in place.frozen()
+    assert not other.exists()
 
 
 def test_a_dry_run_changes_nothing(place: Place) -> None:
@@ -223,14 +299,16 @@ CHANGED_MEANWHILE = """
 import os, sys, shutil
 from pathlib import Path
 from flashvar.binaries.variant import Architecture
-from flashvar.installing import installer, offers, source
+from flashvar.installing import installer, offers, record, repacked, source
 place = source.find(sys.argv[1], os.environ, architecture="sm89")
 tool = installer.find(os.environ)
 offer = offers.Offer(Architecture.parse("89"), "flashvar-sm89", sys.argv[2])
 fetched = tool.fetch(offer, place, Path("fetched"))
+judged = Path("judged").resolve()
+requirement = repacked.write(record.read(fetched.tree, offer), offer, judged)
 for path in Path(sys.argv[1]).glob("**/flashvar_sm89-*.whl"):
     path.write_bytes(b"other bytes")
-tool.install([fetched], place)
+tool.install([requirement], judged)
 """
 
 
@@ -276,6 +354,37 @@ def change_a_member(path: Path) -> None:
     assert path.read_bytes() != content
 
 
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], object]) -> None:
+    """Change members of a wheel; its RECORD is what `change` leaves of it."""
+    files = archive.read(path)
+    change(files)
+    with zipfile.ZipFile(path, "w") as written:
+        for name, content in files.items():
+            written.writestr(name, content)
+
+
+def name_a_file_elsewhere(path: Path) -> None:
+    """RECORD lists a file of this machine, with its hash."""
+    secret = path.parent / "secret.txt"
+    secret.write_bytes(b"nobody's business")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(secret.read_bytes()).digest()).rstrip(b"=")
+    row = f"{secret.resolve()},sha256={digest.decode()},17\n".encode()
+    record = f"flashvar_sm89-{VERSION}.dist-info/RECORD"
+    rewrite(path, lambda files: files.update({record: row + files[record]}))
+
+
+def bring_a_stranger(path: Path) -> None:
+    """A module of another package, which RECORD does not list."""
+    rewrite(path, lambda files: files.update({"torch_extension.py": b"print('here')"}))
+
+
+def lose_the_entry_point(path: Path) -> None:
+    info = f"flashvar_sm89-{VERSION}.dist-info"
+    files = archive.read(path)
+    del files[f"{info}/entry_points.txt"]
+    archive.write(path, files, info)
+
+
 # What is done to the machine or the source, what is asked, the exit code and words of the sentence.
 BAD = {
     "a GPU that nobody serves": ([V100], (13, 0), "dist", None, 13, "Tesla V100 (7.0)"),
@@ -289,7 +398,7 @@ BAD = {
         "http://user:secret@127.0.0.1:9/",
         None,
         15,
-        "http://127.0.0.1:9/",
+        "efused",
     ),
     "a wheel that is not there": ([RTX_4090], (13, 0), "dist", Path.unlink, 15, "flashvar-sm89=="),
     "a wheel that is cut off, in a folder": ([RTX_4090], (13, 0), "dist", cut, None, ""),
@@ -302,6 +411,15 @@ BAD = {
         16,
         "other bytes",
     ),
+    "a module of another package": (
+        [RTX_4090],
+        (13, 0),
+        "dist",
+        bring_a_stranger,
+        16,
+        "torch_extension.py",
+    ),
+    "no entry point": ([RTX_4090], (13, 0), "dist", lose_the_entry_point, 16, "entry point"),
     "other bytes than the manifest lists": (
         [RTX_4090],
         (13, 0),
@@ -326,7 +444,54 @@ def test_a_bad_case_is_one_sentence_and_changes_nothing(case: str, place: Place)
     assert done.stderr.startswith("flashvar: ")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
-    assert "secret" not in done.stdout + done.stderr
+    assert "user:secret" not in done.stdout + done.stderr
+    assert place.files() == before
+
+
+def test_a_record_that_names_a_file_elsewhere_brings_nothing(place: Place) -> None:
+    """pip leaves RECORD as it is, which is refused; uv drops such a line when it unpacks."""
+    (path,) = place.dist.glob("flashvar_sm89-*.whl")
+    name_a_file_elsewhere(path)
+    before = place.files()
+    done = place.run("--from", "dist", "--arch", "sm89")
+    records = list(place.root.glob("env/lib/python*/site-packages/flashvar_sm89-*/RECORD"))
+    assert "secret" not in "".join(record.read_text() for record in records)
+    if done.returncode != 0:
+        assert (done.returncode, done.stderr.count("\n")) == (16, 1)
+        assert "secret.txt" in done.stderr
+        assert place.files() == before
+    else:
+        assert place.installed() == {"flashvar_sm89"}
+
+
+class Breaking(http.server.SimpleHTTPRequestHandler):
+    """Serves an index, and half of each wheel."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if path.suffix != ".whl":
+            return super().do_GET()
+        content = path.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+
+
+def test_an_interrupted_download_changes_nothing(place: Place) -> None:
+    handler = functools.partial(Breaking, directory=str(place.site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        before = place.files()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        done = place.run("--from", address, "--arch", "sm89")
+        server.shutdown()
+    # A pip that does not count the bytes finds that they have another hash.
+    assert done.returncode in (15, 16), done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
     assert place.files() == before
 
 

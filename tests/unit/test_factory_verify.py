@@ -151,10 +151,44 @@ def test_without_the_library_signatures_are_not_checked(
 ) -> None:
     attest(wheel)
     monkeypatch.setattr(attestations, "is_available", lambda: False)
-    words = ["verify", str(wheel), "--publisher", PUBLISHER]
-    assert main(words) == 0
-    assert "pip install pypi-attestations" in capsys.readouterr().out
-    assert main([*words, "--require", "attestation"]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel)]) == 0
+    assert main(["verify", str(wheel), "--require", "attestation"]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
+    assert "pip install pypi-attestations" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("library")
+def test_a_publisher_must_have_attested(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
+    printed = capsys.readouterr()
+    assert printed.out.count("attestation  FAULT") == 1
+    assert f"no {wheel.name}.*.attestation" in printed.err
+
+
+def test_a_library_that_does_not_import_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypi_attestations", None)
+    assert not attestations.is_available()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("certificate"), RecursionError(), OverflowError("a time"), TypeError()],
+    ids=repr,
+)
+@pytest.mark.usefixtures("library")
+def test_whatever_the_library_raises_is_a_fault(
+    error: Exception,
+    wheel: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def verify(*_: object, **__: object) -> None:
+        raise error
+
+    attest(wheel)
+    monkeypatch.setattr(Attestation, "verify", verify)
+    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
+    assert capsys.readouterr().out.count("FAULT") == 1
 
 
 @pytest.mark.usefixtures("library")
@@ -194,3 +228,47 @@ def test_words_that_mean_nothing(words: list[str], wheel: Path) -> None:
     (wheel.parent / "notes.txt").write_text("nothing here\n", encoding="utf-8")
     given = [str(wheel) if word == "WHEEL" else word for word in words]
     assert main(["verify", *given]) == ConfigurationError.exit_code
+
+
+SUM = "0" * 64
+# Files of --hashes that are none.
+NO_LISTS = {
+    "no text": b"\xff\xfe\x00",
+    "nothing": b"\n \n",
+    "a name alone": b"x.whl\n",
+    "a short hash": b"00  x.whl\n",
+    "no name": f"{SUM}  \n".encode(),
+    "of another tool": f"SHA256 (x.whl) = {SUM}\n".encode(),
+    "a line that is none": f"{SUM}  x.whl\nx\n".encode(),
+    "two hashes of a file": f"{SUM}  x.whl\n{'1' * 64}  x.whl\n".encode(),
+}
+
+
+@pytest.mark.parametrize("content", NO_LISTS)
+def test_what_is_no_list_of_hashes(
+    content: str, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (wheel.parent / "list").write_bytes(NO_LISTS[content])
+    assert main(["verify", str(wheel), "--hashes", "list"]) == ConfigurationError.exit_code
+    assert capsys.readouterr().err.startswith("verify: --hashes list: expected")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": [{}]}', "[" * 99999])
+def test_what_is_no_index(text: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (wheel.parent / "site" / "x").mkdir(parents=True)
+    (wheel.parent / "site" / "x" / "index.v1.json").write_text(text)
+    assert main(["verify", str(wheel), "--hashes", "site"]) == ConfigurationError.exit_code
+    assert "--hashes site" in capsys.readouterr().err
+
+
+def test_a_list_that_is_not_there(wheel: Path) -> None:
+    assert main(["verify", str(wheel), "--hashes", "away"]) == ConfigurationError.exit_code
+
+
+def test_lists_of_other_machines_are_read(wheel: Path) -> None:
+    """A byte-order mark, other line ends, capitals, binary mode, a folder, a name with a space."""
+    digest = Distribution.from_file(wheel).upper()
+    lines = ["", f"{SUM}  release notes.txt", f"{digest} *./dist/{wheel.name}", " "]
+    text = "\ufeff" + "\r\n".join(lines)
+    (wheel.parent / "list").write_text(text, encoding="utf-8", newline="")
+    assert main(["verify", str(wheel), "--hashes", "list", "--require", "hash"]) == 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from flashvar.binaries import advice
 from flashvar.errors import InstallError, SourceError, UnservedDeviceError
-from flashvar.installing import installer, offers, source
+from flashvar.installing import installer, offers, settings, source, temporary
 from flashvar.installing.source import Source
 from flashvar_factory.config import extras, schema
 
@@ -107,11 +111,20 @@ def test_nothing_named_is_the_release_once_there_is_one(
 
 def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match="no such folder"):
+    with pytest.raises(SourceError, match="found a file"):
         source.find(str(tmp_path / "file"), {}, architecture="sm1")
+    with pytest.raises(SourceError, match="no such folder"):
+        source.find(str(tmp_path / "away"), {}, architecture="sm1")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no wheels in it"):
         source.find(str(tmp_path / "empty"), {}, architecture="sm1")
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "https://me:secret@[x/"])
+def test_an_address_that_is_none_is_no_source(address: str) -> None:
+    with pytest.raises(SourceError, match="--from: expected the address of an index") as refused:
+        source.find(address, {}, architecture="sm1")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +148,90 @@ def test_a_python_of_the_system_is_left_alone(
             installer.find(environ)
 
 
-def test_other_places_do_not_reach_the_installer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://example.org/")
-    monkeypatch.setenv("PIP_CERT", "/certificate")
-    kept = installer._environment(Source(index="https://example.org/simple/"))
-    assert "PIP_EXTRA_INDEX_URL" not in kept
-    assert kept["PIP_CERT"] == "/certificate"
-    assert "PIP_EXTRA_INDEX_URL" in installer._environment(Source())
+def test_what_a_user_set_for_other_calls_does_not_reach_the_installer() -> None:
+    reach = {"PIP_CERT": "/certificate", "UV_OFFLINE": "1", "HTTPS_PROXY": "http://proxy/"}
+    places = {"PIP_EXTRA_INDEX_URL": "https://other/", "UV_INDEX_OTHER_PASSWORD": "secret"}
+    others = {
+        *("PIP_TARGET", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PIP_USER", "PIP_DRY_RUN"),
+        *("UV_REQUIRE_HASHES", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE_NEWER", "UV_LINK_MODE"),
+    }
+    environ = {**reach, **places, **dict.fromkeys(others, "x"), "PIP_REQUIRE_HASHES": "1"}
+    named = settings.variables(environ, Source(index="https://example.org/simple/"))
+    configured = settings.variables(environ, Source())
+    for found in (named, configured):
+        assert found.items() >= reach.items()
+        assert not others & found.keys()
+        assert found["PIP_REQUIRE_HASHES"] == "0"
+    assert not places.keys() & named.keys()
+    assert named["PIP_INDEX_URL"] == "https://example.org/simple/"
+    assert configured.items() >= places.items()
+    assert "PIP_CONFIG_FILE" not in configured
+
+
+@pytest.mark.parametrize(("told", "allowed"), [("1", True), ("true", True), ("0", False)])
+@pytest.mark.parametrize("tool", ["PIP", "UV"])
+def test_what_allows_one_installer_allows_both(tool: str, told: str, allowed: bool) -> None:
+    variable = f"{tool}_BREAK_SYSTEM_PACKAGES"
+    found = settings.variables({variable: told}, Source())
+    assert (found.get("PIP_BREAK_SYSTEM_PACKAGES") == "1") is allowed
+    assert (found.get("UV_BREAK_SYSTEM_PACKAGES") == "1") is allowed
+    assert settings.may_change_the_system({variable: told}) is allowed
+
+
+@pytest.mark.parametrize("has_ensurepip", [False, True])
+def test_what_adds_an_installer_is_there(
+    has_ensurepip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "_has", lambda module: module == "ensurepip" and has_ensurepip)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(InstallError, match="ensurepip" if has_ensurepip else "install uv"):
+        installer.find({"PATH": ""})
+
+
+def test_a_capability_that_is_named_twice_is_one() -> None:
+    assert offers.named("sm_89,8.9,sm89", EVERY) == [(8, 9)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_no_room_for_the_temporary_folder(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with (
+        pytest.raises(InstallError, match=f"{os.strerror(number)}; nothing was installed"),
+        temporary.folder(),
+    ):
+        pass
+
+
+def test_the_temporary_folder_is_gone_afterwards() -> None:
+    with temporary.folder() as folder:
+        (folder / "wheel").touch()
+    assert not folder.exists()
+
+
+SHOWN = {
+    "pip": (
+        "WARNING: Retrying\nERROR: Could not find a version (from versions: none)\nERROR: No match",
+        "Could not find a version (from versions: none)",
+    ),
+    "pip, of a page": (
+        "Could not fetch URL http://here/x/: connection error: refused - skipping\n"
+        "ERROR: Could not find a version",
+        "Could not find a version; Could not fetch URL http://here/x/: connection error: refused "
+        "- skipping",
+    ),
+    "uv": (
+        "error: Failed to fetch\n  Caused by: a\n  Caused by: refused",
+        "Failed to fetch; refused",
+    ),
+    "nothing": ("", "it printed nothing"),
+}
+
+
+@pytest.mark.parametrize("tool", SHOWN)
+def test_what_an_installer_says_is_passed_on(tool: str) -> None:
+    printed, words = SHOWN[tool]
+    done = subprocess.CompletedProcess([], 1, "", printed)
+    assert installer._last_words(done) == words

@@ -10,7 +10,8 @@ not export a function that its manifest lists, the next candidate that has it is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -138,7 +139,7 @@ def lacks(binary: Binary, function: str, reason: str) -> Inventory:
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
     """Every folder that may hold a binary, in order of precedence, each once."""
     seen: set[str] = set()
-    for candidate in (*_in_lib_dir(environ), *_in_wheels(), *_embedded()):
+    for candidate in (*_in_lib_dir(environ), *in_wheels(), *_embedded()):
         resolved = os.path.realpath(candidate.directory)  # of a loop of links too
         if resolved not in seen:
             seen.add(resolved)
@@ -229,10 +230,11 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
         yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}", named=True)
 
 
-def _in_wheels() -> Iterator[Candidate]:
+def in_wheels(path: Sequence[str] | None = None) -> Iterator[Candidate]:
+    """The folders that distributions name in their entry points; of `sys.path`, or of `path`."""
     # Not `entry_points()`: it hides the second of two distributions with one name, and fails on a
     # malformed file of any other package.
-    for distribution in metadata.distributions():
+    for distribution in metadata.distributions(path=list(sys.path if path is None else path)):
         entries = _entries(distribution)
         if not entries:
             continue

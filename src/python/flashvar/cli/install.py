@@ -6,7 +6,6 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
 from flashvar.errors import DriverError, InstallError, SourceError, UnservedDeviceError
-from flashvar.installing import installer, offers, source, verify
-from flashvar.installing.installer import Fetched, Installer
+from flashvar.installing import installer, offers, record, repacked, source, temporary, verify
+from flashvar.installing.installer import Installer
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
 from flashvar.machine import driver
@@ -53,20 +52,21 @@ def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
     first = next(iter(missing.values()))[0]
     where = source.find(chosen.source, os.environ, architecture=first.architecture.extra)
     tool = installer.find(os.environ)
-    with tempfile.TemporaryDirectory(prefix="flashvar-install-") as folder:
-        fetched = {
-            offer: one
+    with temporary.folder() as folder:
+        judged = folder / "judged"
+        requirements = {
+            offer: repacked.write(files, offer, judged)
             for gpus, mine in missing.items()
-            for offer, one in _fetch(gpus, mine, machine.system, where, tool, Path(folder))
+            for offer, files in _fetch(gpus, mine, machine.system, where, tool, folder)
         }
-        if not fetched:
+        if not requirements:
             return 0
         if chosen.dry_run:
-            print(f"would install {_listed(fetched)} into {sys.prefix}; nothing was changed")
+            print(f"would install {_listed(requirements)} into {sys.prefix}; nothing was changed")
             return 0
-        tool.install(list(fetched.values()), where)
-    _check_found(fetched)
-    print(f"installed {_listed(fetched)} into {sys.prefix}; `flashvar doctor` shows what runs")
+        tool.install(list(requirements.values()), judged)
+    _check_found(requirements)
+    print(f"installed {_listed(requirements)} into {sys.prefix}; `flashvar doctor` shows what runs")
     return 0
 
 
@@ -161,10 +161,11 @@ def _fetch(
     where: Source,
     tool: Installer,
     folder: Path,
-) -> Iterator[tuple[Offer, Fetched]]:
-    """The first offer that fits: fetched, and judged by what its manifest says.
+) -> Iterator[tuple[Offer, Mapping[str, bytes]]]:
+    """The first offer that fits, with the files of its wheel: fetched, and judged.
 
     Raises:
+        IntegrityError: a wheel is not what its RECORD and its manifest list.
         DriverError: the driver is too old for each of them.
         UnservedDeviceError: the code of none of them runs there.
     """
@@ -182,12 +183,13 @@ def _fetch(
             # Why the best one does not fit says more than that another is not there.
             print(f"  passed over: {error}")
             continue
-        manifest = verify.contents(fetched.tree, offer)
+        files = record.read(fetched.tree, offer)
+        manifest = verify.contents(fetched.tree, files, offer)
         said = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
         print(f"  {said}, for driver {manifest.minimum_driver.display} or newer")
         found = _misfit(manifest, [gpu.capability for gpu in gpus], system)
         if found is None:
-            yield offer, fetched
+            yield offer, files
             return
         print(f"  passed over: {found}")
         # That a driver is too old says more than that older code does not run either.
@@ -196,13 +198,13 @@ def _fetch(
     raise misfit
 
 
-def _check_found(fetched: Mapping[Offer, Fetched]) -> None:
+def _check_found(installed: Iterable[Offer]) -> None:
     """Whether the loader finds what was installed."""
     importlib.invalidate_caches()
     registry.installed.cache_clear()
     inventory = registry.installed()
     found = {binary.manifest.distribution for binary in inventory.binaries}
-    lost = [str(offer) for offer in fetched if offer.distribution not in found]
+    lost = [str(offer) for offer in installed if offer.distribution not in found]
     if lost:
         reasons = [one.reason for one in inventory.refusals] or ["the installer put it elsewhere"]
         raise InstallError(
@@ -218,5 +220,5 @@ def _words(gpus: Sequence[Gpu]) -> str:
     return f"{times}{names} ({dotted(gpus[0].capability)})"
 
 
-def _listed(fetched: Iterable[Offer]) -> str:
-    return ", ".join(map(str, fetched))
+def _listed(chosen: Iterable[Offer]) -> str:
+    return ", ".join(map(str, chosen))

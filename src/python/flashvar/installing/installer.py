@@ -1,7 +1,7 @@
 """The installers: pip, or uv where the environment has no pip.
 
 Each fetches a wheel into a folder of its own, unpacked, so that it is judged before the environment
-changes, and then installs the bytes that were judged.
+changes. What is installed by name is packed of the files that were judged, and has its hash.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from flashvar.errors import InstallError, IntegrityError, SourceError
-from flashvar.installing import repacked
+from flashvar.installing import settings, temporary
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
 
-# Settings that would let another place than the named one answer, or move what is installed.
-_PLACES: Final = (
-    *("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "INDEX", "DEFAULT_INDEX"),
-    *("TARGET", "PREFIX", "ROOT", "USER", "PYTHON", "DRY_RUN", "REQUIRE_HASHES", "NO_BINARY"),
-    *("CONFIG_FILE", "CONSTRAINT", "REQUIREMENT", "PROJECT", "PLATFORM"),
-)
 # How pip and uv begin when a file has another hash than its source lists.
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
+# How the lines begin in which they say why: uv in two ways, pip of a page that it cannot read.
+_CAUSES: Final = ("cause:", "Caused by:", "Could not fetch URL", "WARNING: Skipping page")
+_LABEL: Final = re.compile(r"^(error|cause|caused by|warning):\s*", re.IGNORECASE)
+# What zipfile raises of an archive that is torn, encrypted or packed in a way it does not know.
+_TORN: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A wheel that was unpacked, and what the installer is given to install it."""
+    """A wheel that was unpacked."""
 
     tree: Path
     file: str  # its name and hash for people
-    arguments: tuple[str, ...]
 
 
 class Installer(Protocol):
@@ -55,8 +55,10 @@ class Installer(Protocol):
         """
         ...
 
-    def install(self, fetched: Sequence[Fetched], source: Source) -> None:
-        """Install fetched wheels, in place of other versions of them.
+    def install(self, requirements: Sequence[str], folder: Path) -> None:
+        """Install the wheels of a folder, in place of other versions of them.
+
+        `requirements` have a hash each: no other file meets them.
 
         Raises:
             InstallError: the installer gave up.
@@ -70,37 +72,36 @@ def find(environ: Mapping[str, str]) -> Installer:
     Raises:
         InstallError: there is neither, or the system manages this Python.
     """
-    site = Path(sysconfig.get_path("purelib"))
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
-    allowed = any(environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES") for tool in ("PIP", "UV"))
-    if sys.prefix == sys.base_prefix and marker.exists() and not allowed:
+    is_own = sys.prefix != sys.base_prefix or settings.may_change_the_system(environ)
+    if marker.exists() and not is_own:
         raise InstallError(
             f"expected an environment of your own, found {sys.prefix}, which the system manages: "
             "make one with `python -m venv`, and install flashvar there; in an image, set "
             "PIP_BREAK_SYSTEM_PACKAGES=1"
         )
-    if not site.is_dir() or not os.access(site, os.W_OK | os.X_OK):
-        raise InstallError(
-            f"expected to write into {site}, found "
-            f"{'no permission' if site.is_dir() else 'no such folder'}: complete the environment, "
-            "or make a new one"
-        )
-    if _has_pip():
+    for site in dict.fromkeys(Path(sysconfig.get_path(one)) for one in ("purelib", "platlib")):
+        if not site.is_dir() or not os.access(site, os.W_OK | os.X_OK):
+            raise InstallError(
+                f"expected to write into {site}, found "
+                f"{'no permission' if site.is_dir() else 'no such folder'}: complete the "
+                "environment, or make a new one"
+            )
+    if _has("pip._internal.cli.main"):  # as far as its command, which a half-removed one is not
         return Pip((sys.executable, "-m", "pip"))
     scripts = sysconfig.get_path("scripts")
     uv = environ.get("UV") or shutil.which("uv", path=f"{scripts}:{environ.get('PATH', '')}")
     if uv:
         return Uv((uv,))
+    remedy = "`python -m ensurepip` adds pip" if _has("ensurepip") else "install uv"
     raise InstallError(
-        f"expected pip in {sys.prefix} or uv on PATH, found neither working: "
-        "`python -m ensurepip` adds pip"
+        f"expected pip in {sys.prefix} or uv on PATH, found neither working: {remedy}"
     )
 
 
-def _has_pip() -> bool:
-    """Whether pip is there as far as its command, which a half-removed one is not."""
+def _has(module: str) -> bool:
     try:
-        return importlib.util.find_spec("pip._internal.cli.main") is not None
+        return importlib.util.find_spec(module) is not None
     except ImportError:
         return False
 
@@ -113,35 +114,28 @@ class Pip:
 
     def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
-        wheels = folder / "wheels"
-        command = [*self.command, "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--dest", str(wheels), *self._places(source), str(offer)]
-        done = _run(command, _environment(source, {"PIP_CONFIG_FILE": os.devnull}))
+        wheels, tree = folder / "wheels", folder / "tree"
+        command = [*self.command, "download", "-vv", "--no-deps"]
+        command += ["--only-binary=:all:", "--dest", str(wheels)]
+        command += [*_in_folder(source.folder), str(offer)]
+        done = _run(command, settings.variables(os.environ, source))
         _check_fetched(done, offer, source)
         (wheel,) = wheels.glob("*.whl")
-        tree = folder / "tree"
         try:
-            with zipfile.ZipFile(wheel) as archive:
+            with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
                 archive.extractall(tree)
-        except (zipfile.BadZipFile, OSError, EOFError) as error:
+        except _TORN as error:
             raise IntegrityError(
                 f"{wheel.name}: expected a whole wheel, found {error}: fetch it again from where "
                 f"{source} has it"
             ) from error
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        return Fetched(tree, f"{wheel.name} sha256:{digest}", (str(wheel),))
+        return Fetched(tree, f"{wheel.name} sha256:{digest}")
 
-    def install(self, fetched: Sequence[Fetched], source: Source) -> None:
-        """Install fetched wheels, in place of other versions of them."""
+    def install(self, requirements: Sequence[str], folder: Path) -> None:
+        """Install the wheels of a folder, in place of other versions of them."""
         command = [*self.command, "install", "--quiet", "--no-deps", "--force-reinstall"]
-        command += ["--no-index", *(word for one in fetched for word in one.arguments)]
-        _check_installed(_run(command, _environment(source, {"PIP_CONFIG_FILE": os.devnull})))
-
-    @staticmethod
-    def _places(source: Source) -> list[str]:
-        if source.folder is not None:
-            return ["--no-index", "--find-links", str(source.folder)]
-        return [] if source.index is None else ["--index-url", source.index]
+        _install(command, requirements, folder)
 
 
 @dataclass(frozen=True)
@@ -152,67 +146,82 @@ class Uv:
 
     def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
-        folder.mkdir(parents=True, exist_ok=True)
         asked, pinned, tree = folder / "asked.txt", folder / "pinned.txt", folder / "tree"
-        asked.write_text(f"{offer}\n", encoding="utf-8")
+        with temporary.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            asked.write_text(f"{offer}\n", encoding="utf-8")
         # uv checks the hashes that its input names: those that the index lists, then.
         command = [*self.command, "pip", "compile", str(asked), "--output-file", str(pinned)]
-        command += ["--generate-hashes", "--no-header", "--no-annotate"]
-        command += [*self._settings(source), *self._places(source)]
-        environ = _environment(source)
+        command += ["--generate-hashes", "--no-header", "--no-annotate", *self._settings(source)]
+        environ = settings.variables(os.environ, source)
         _check_fetched(_run(command, environ), offer, source)
         listed = pinned.read_text(encoding="utf-8")
         hashes = ["--require-hashes"] if "--hash=" in listed else []
-        arguments = ("--requirement", str(pinned), *hashes)
-        command = [*self.command, "pip", "install", "--target", str(tree), *arguments]
-        command += [*self._settings(source), *self._places(source)]
+        command = [*self.command, "pip", "install", "--target", str(tree), "--link-mode", "copy"]
+        command += ["--requirement", str(pinned), *hashes, *self._settings(source)]
         _check_fetched(_run(command, environ), offer, source)
         digest = listed.partition("--hash=")[2].split("\n")[0].strip(" \\")
-        # uv leaves no file: what is judged is packed again, so that nothing is fetched twice.
-        wheel = repacked.write(tree, folder)
-        return Fetched(tree, f"{offer} {digest}".strip(), (str(wheel),))
+        return Fetched(tree, f"{offer} {digest}".strip())
 
-    def install(self, fetched: Sequence[Fetched], source: Source) -> None:
-        """Install fetched wheels, in place of other versions of them."""
-        command = [*self.command, "pip", "install", "--reinstall", "--no-index"]
-        command += [*self._settings(source), *(word for one in fetched for word in one.arguments)]
-        _check_installed(_run(command, _environment(source)))
+    def install(self, requirements: Sequence[str], folder: Path) -> None:
+        """Install the wheels of a folder, in place of other versions of them."""
+        # Its cache would keep the files: they are linked from there.
+        command = [*self.command, "pip", "install", "--reinstall", "--no-cache"]
+        command += ["--link-mode", "copy", "--no-config", *self._of_every_call()]
+        _install(command, requirements, folder)
 
-    @staticmethod
-    def _settings(source: Source) -> list[str]:
-        settings = ["--quiet", "--no-deps", "--only-binary", ":all:", "--python", sys.executable]
-        return [*settings, "--no-config"] if source.is_named else settings
+    def _settings(self, source: Source) -> list[str]:
+        only = ["--no-config"] if source.is_named else []
+        return [*self._of_every_call(), *only, *_in_folder(source.folder)]
 
     @staticmethod
-    def _places(source: Source) -> list[str]:
-        if source.folder is not None:
-            return ["--no-index", "--find-links", str(source.folder)]
-        return [] if source.index is None else ["--default-index", source.index]
+    def _of_every_call() -> list[str]:
+        return ["--quiet", "--no-deps", "--only-binary", ":all:", "--python", sys.executable]
 
 
-def _environment(source: Source, further: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of this process; for a named source without those that name other places."""
-    if not source.is_named:
-        return dict(os.environ)
-    others = {f"{tool}_{place}" for tool in ("PIP", "UV") for place in _PLACES}
-    kept = {key: value for key, value in os.environ.items() if key not in others}
-    return {**kept, **(further or {})}
+def _in_folder(folder: Path | None) -> list[str]:
+    """Arguments of both installers: no place but a folder, as an address, for uv splits at ","."""
+    return [] if folder is None else ["--no-index", "--find-links", folder.as_uri()]
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _install(command: Sequence[str], requirements: Sequence[str], folder: Path) -> None:
+    file = folder / "requirements.txt"
+    with temporary.writing(folder):
+        file.write_text("".join(f"{one}\n" for one in requirements), encoding="utf-8")
+    words = [*_in_folder(folder), "--require-hashes", "--requirement", str(file)]
+    environ = settings.variables(os.environ, Source(folder=folder))
+    _check_installed(_run([*command, *words], environ, to_its_end=True))
+
+
+def _run(
+    command: Sequence[str], environ: Mapping[str, str], *, to_its_end: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run an installer; `to_its_end`: also when the user interrupts, for half a change is worse."""
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             command,
-            env={**environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"},
+            env=environ,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            start_new_session=to_its_end,
         )
     except OSError as error:
         raise InstallError(
             f"expected to run {command[0]}, found: {error.strerror}: correct its path"
         ) from error
+    with process:
+        try:
+            stdout, stderr = process.communicate()
+        except KeyboardInterrupt:
+            if to_its_end:
+                process.communicate()
+            else:
+                process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def _check_fetched(done: subprocess.CompletedProcess[str], offer: Offer, source: Source) -> None:
@@ -239,8 +248,8 @@ def _check_installed(done: subprocess.CompletedProcess[str]) -> None:
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     """The first error that an installer printed, and its last cause."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error:")]
-    causes = [line for line in lines if line.startswith(("cause:", "Caused by:"))]
+    causes = [line for line in lines if line.startswith(_CAUSES)]
     chosen = [*errors[:1], *causes[-1:]] or lines[-1:] or ["it printed nothing"]
-    return "; ".join(line.partition(":")[2].strip() or line for line in chosen)
+    return "; ".join(_LABEL.sub("", line) for line in chosen)

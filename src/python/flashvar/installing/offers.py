@@ -25,6 +25,11 @@ class Offer:
     distribution: str
     version: str
 
+    @property
+    def folder(self) -> str:
+        """Its folder in an environment, which its wheel's name begins with too."""
+        return self.distribution.replace("-", "_")
+
     def __str__(self) -> str:
         """The requirement that an installer is given."""
         return f"{self.distribution}=={self.version}"
@@ -93,7 +98,8 @@ def named(text: str, offers: tuple[Offer, ...]) -> list[tuple[int, int]]:
     if text == "all":
         return list(dict.fromkeys(one.architecture.capability for one in offers))
     try:
-        return [Architecture.parse(word).capability for word in text.split(",")]
+        words = dict.fromkeys(Architecture.parse(word).capability for word in text.split(","))
+        return list(words)
     except ValueError as error:
         raise UnservedDeviceError(
             f"--arch: {error}; {of_words(offers)}, or all of them: --arch all"

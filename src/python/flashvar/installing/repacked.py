@@ -1,48 +1,29 @@
-"""Packs an unpacked wheel again: the bytes that were judged are those that are installed."""
+"""Packs the files that were judged into a wheel: nothing else is installed."""
 
 from __future__ import annotations
 
-import csv
+import hashlib
+import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
-from flashvar.errors import IntegrityError
-
-# What an installer adds to a distribution's metadata.
-_ADDED: Final = frozenset({"INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"})
+from flashvar.installing import temporary
+from flashvar.installing.offers import Offer
 
 
-def write(tree: Path, folder: Path) -> Path:
-    """Write the wheel that is unpacked in `tree` into a folder; its path.
-
-    Raises:
-        IntegrityError: the tree is not one unpacked wheel.
-    """
-    infos = list(tree.glob("*.dist-info"))
-    if len(infos) != 1 or not (infos[0] / "WHEEL").is_file():
-        raise IntegrityError(
-            f"{tree.parent.name}: expected the metadata of one wheel, found {len(infos)}; "
-            "nothing was installed: fetch it again"
-        )
-    (info,) = infos
-    lines = (info / "WHEEL").read_text(encoding="utf-8").splitlines()
-    tags = [line.partition(":")[2].strip() for line in lines if line.startswith("Tag:")]
-    path = folder / f"{info.stem}-{tags[0] if tags else 'py3-none-any'}.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in _listed(info):
-            if (tree / name).is_file():
-                archive.write(tree / name, name)
-    return path
-
-
-def _listed(info: Path) -> list[str]:
-    """The files of the wheel itself, by its RECORD; those of the installer are left out."""
-    record = info / "RECORD"
-    with record.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
-    added = {f"{info.name}/{name}" for name in _ADDED}
-    kept = [row for row in rows if row[0] not in added]
-    with record.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(kept)
-    return [row[0] for row in kept]
+def write(files: Mapping[str, bytes], offer: Offer, folder: Path) -> str:
+    """Write the wheel of an offer into a folder; the requirement that its bytes alone meet."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, data in files.items():
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, data)
+    info = next(name for name in files if name.endswith(".dist-info/RECORD")).partition("/")[0]
+    # Its real tags are in its metadata; that they suit this Python was seen when it was fetched.
+    path = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    with temporary.writing(folder):
+        folder.mkdir(exist_ok=True)
+        path.write_bytes(content.getvalue())
+    return f"{offer} --hash=sha256:{hashlib.sha256(content.getvalue()).hexdigest()}"

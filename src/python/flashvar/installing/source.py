@@ -56,8 +56,11 @@ def find(named: str | None, environ: Mapping[str, str], *, architecture: str) ->
             f"(nox -s wheels -- {architecture}), then name their folder or an index of them with "
             f"--from or {VARIABLE}"
         )
-    if urlsplit(text).scheme in ("http", "https", "file"):
-        return Source(index=text)
+    try:
+        if urlsplit(text).scheme in ("http", "https", "file"):
+            return Source(index=text)
+    except ValueError as error:
+        raise SourceError(f"{where}: expected the address of an index, found: {error}") from error
     folder = Path(text).expanduser()
     try:
         is_index = (folder / _PAGE).is_file()
@@ -65,6 +68,7 @@ def find(named: str | None, environ: Mapping[str, str], *, architecture: str) ->
             path = Path(os.path.realpath(folder))
             return Source(index=path.as_uri() + "/") if is_index else Source(folder=path)
         found = "no wheels in it" if folder.is_dir() else "no such folder"
+        found = "a file" if folder.is_file() else found
     except OSError as error:
         found = error.strerror or str(error)
     raise SourceError(

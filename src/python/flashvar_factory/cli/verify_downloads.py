@@ -33,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         choices=downloaded.CHECKS,
-        help="checks that must have been made: else one that cannot be made is said, no fault",
+        help="checks that must have been made: else one that cannot be made is said, no fault; "
+        "that of --publisher must, once it is named",
     )
 
 
@@ -55,4 +56,5 @@ def run(arguments: argparse.Namespace) -> None:
     for path, found in outcomes.items():
         print("\n".join([path.name, *map(str, found)]))
     print(downloaded.BEYOND)
-    downloaded.require(outcomes, frozenset(arguments.require))
+    implied = set() if trusted.publisher is None else {"attestation"}
+    downloaded.require(outcomes, implied.union(arguments.require))

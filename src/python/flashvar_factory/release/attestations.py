@@ -6,7 +6,7 @@ be known without a network.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -43,8 +43,12 @@ class Publisher(NamedTuple):
 
 
 def is_available() -> bool:
-    """Whether the library that verifies them is installed."""
-    return importlib.util.find_spec(LIBRARY.replace("-", "_")) is not None
+    """Whether the library that verifies them is installed, and what it needs."""
+    try:
+        importlib.import_module(LIBRARY.replace("-", "_"))
+    except ImportError:
+        return False
+    return True
 
 
 def beside(file: Path) -> tuple[Path, ...]:
@@ -59,7 +63,7 @@ def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
     Raises:
         IntegrityError: one is not readable, of another file, or of another publisher.
     """
-    from pypi_attestations import AttestationError, Distribution, GitHubPublisher
+    from pypi_attestations import Distribution, GitHubPublisher
 
     expected = GitHubPublisher(repository=publisher.repository, workflow=publisher.workflow)
     try:
@@ -67,11 +71,11 @@ def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
         kinds = [
             one.verify(expected, Distribution.from_file(file), offline=True) for one in attested
         ]
-    except (AttestationError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+    except Exception as error:  # the library's readers of certificates and logs raise their own
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise IntegrityError(
-            f"{found.name}: expected attestations of {file.name} by {publisher}, found: {first}; "
-            "do not install it"
+            f"{found.name}: expected attestations of {file.name} by {publisher}, found: "
+            f"{lines[0]}; do not install it"
         ) from error
     if not kinds:
         raise IntegrityError(f"{found.name}: expected an attestation in it, found none")

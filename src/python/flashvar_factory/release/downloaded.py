@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,11 +14,13 @@ from flashvar.errors import ConfigurationError, FlashvarError, IntegrityError
 from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.build import sbom
-from flashvar_factory.errors import AuditError
+from flashvar_factory.errors import AuditError, PackagingError
 from flashvar_factory.index import simple_json
 from flashvar_factory.release import attestations, published
 from flashvar_factory.release.attestations import Publisher
 
+# A line of sha256sum, of text or of binary mode.
+_SUM: Final = re.compile(r"(?P<digest>[0-9A-Fa-f]{64})[ \t]+\*?(?P<name>\S.*)")
 CHECKS: Final = ("hash", "audit", "sbom", "attestation")
 # What no file can say of itself.
 BEYOND: Final = (
@@ -53,30 +56,43 @@ def listed(path: Path) -> dict[str, str]:
     """The SHA-256 of files by name: of a list as sha256sum writes it, or of an index's folder.
 
     Raises:
-        ConfigurationError: the file is no such list, or the folder no index.
+        ConfigurationError: the file is no such list, or the folder no index; or it has two hashes
+            of one file.
     """
-    if path.is_dir():
-        pages = sorted(path.glob(f"*/{simple_json.FILE_NAME}"))
-        found = {
-            name: digest
-            for page in pages
-            for name, digest in published.parse(page.read_bytes(), str(page)).items()
-        }
-    else:
-        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line]
-        found = {Path(row[1].lstrip("*")).name: row[0].lower() for row in rows if _is_sum(row)}
-        if len(found) != len(rows):
-            found = {}
-    if not found:
+    try:
+        rows = list(_of_index(path) if path.is_dir() else _of_sums(path))
+    except (OSError, UnicodeDecodeError, PackagingError) as error:
+        raise ConfigurationError(
+            f"--hashes {path}: expected a list or an index that can be read, found: {error}"
+        ) from error
+    if not rows:
         raise ConfigurationError(
             f"--hashes {path}: expected lines of a SHA-256 and a file name, or the folder of an "
             "index made by this factory, found neither"
         )
+    found: dict[str, str] = {}
+    for name, digest in rows:
+        if found.setdefault(name, digest) != digest:
+            raise ConfigurationError(
+                f"--hashes {path}: expected one SHA-256 of {name}, found {found[name]} and {digest}"
+            )
     return found
 
 
-def _is_sum(row: list[str]) -> bool:
-    return len(row) == 2 and len(row[0]) == 64 and not set(row[0].lower()) - set("0123456789abcdef")
+def _of_index(folder: Path) -> Iterator[tuple[str, str]]:
+    for page in sorted(folder.glob(f"*/{simple_json.FILE_NAME}")):
+        yield from published.parse(page.read_bytes(), str(page)).items()
+
+
+def _of_sums(path: Path) -> Iterator[tuple[str, str]]:
+    """Names and hashes of lines, which are all of that form."""
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
+        if not line.strip():
+            continue
+        matched = _SUM.fullmatch(line)
+        if matched is None:
+            raise PackagingError(f"the line {line[:80]!r}")
+        yield Path(matched["name"]).name, matched["digest"].lower()
 
 
 def verify(file: Path, trusted: Trusted) -> tuple[Outcome, ...]:
@@ -85,7 +101,7 @@ def verify(file: Path, trusted: Trusted) -> tuple[Outcome, ...]:
     return tuple(outcome for check in CHECKS for outcome in checks[check](file, trusted))
 
 
-def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: frozenset[str]) -> None:
+def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: Set[str]) -> None:
     """Raise the first fault; a check that is required but was not made is one.
 
     Raises:
@@ -139,15 +155,25 @@ def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
 
 def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     found = attestations.beside(file)
-    why_not = None
+    absent = f"no {file.name}.*.attestation or .provenance beside it"
+    if trusted.publisher is None:
+        why_not = (
+            "say whose it must be with --publisher OWNER/REPOSITORY:WORKFLOW.yml"
+            if found
+            else absent
+        )
+        yield Outcome("attestation", why_not, made=False)
+        return
     if not found:
-        why_not = f"no {file.name}.*.attestation or .provenance beside it"
-    elif trusted.publisher is None:
-        why_not = "say whose it must be with --publisher OWNER/REPOSITORY:WORKFLOW.yml"
-    elif not attestations.is_available():
-        why_not = f"{attestations.LIBRARY} is not installed: pip install {attestations.LIBRARY}"
-    if why_not is not None or trusted.publisher is None:
-        yield Outcome("attestation", why_not or "", made=False)
+        fault = IntegrityError(
+            f"{file.name}: expected an attestation by {trusted.publisher}, found {absent}: "
+            "do not install it, or get the attestation too"
+        )
+        yield Outcome("attestation", str(fault), fault)
+        return
+    if not attestations.is_available():
+        why_not = f"{attestations.LIBRARY} cannot be imported: pip install {attestations.LIBRARY}"
+        yield Outcome("attestation", why_not, made=False)
         return
     for one in found:
         try:

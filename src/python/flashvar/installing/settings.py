@@ -1,0 +1,65 @@
+"""The environment variables of calls of pip and uv: most settings are meant for other calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from flashvar.installing.source import Source
+
+# How a place is reached, and where downloads are kept. Any other setting may let another place
+# answer, ask for other wheels, or move what is installed.
+_REACH: Final = {
+    "PIP": frozenset(
+        {
+            *("CACHE_DIR", "NO_CACHE_DIR", "CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"),
+            *("KEYRING_PROVIDER", "RETRIES", "RESUME_RETRIES", "TIMEOUT"),
+        }
+    ),
+    "UV": frozenset(
+        {
+            *("CACHE_DIR", "NO_CACHE", "CREDENTIALS_DIR", "KEYRING_PROVIDER", "INSECURE_HOST"),
+            *("NATIVE_TLS", "SYSTEM_CERTS", "OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+            *("HTTP_TIMEOUT", "REQUEST_TIMEOUT", "HTTP_CONNECT_TIMEOUT", "HTTP_RETRIES"),
+            *("CONCURRENT_DOWNLOADS", "LOCK_TIMEOUT"),
+        }
+    ),
+}
+# Which places are asked where none is named here.
+_PLACES: Final = frozenset(
+    {
+        *("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "INDEX", "DEFAULT_INDEX"),
+        *("INDEX_STRATEGY", "CONFIG_FILE", "NO_CONFIG"),
+    }
+)
+_TRUE: Final = frozenset({"1", "true", "yes", "y", "on", "t"})
+
+
+def may_change_the_system(environ: Mapping[str, str]) -> bool:
+    """Whether pip or uv is told that it may install into a Python that the system manages."""
+    told = (environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES", "") for tool in _REACH)
+    return any(value.lower() in _TRUE for value in told)
+
+
+def variables(environ: Mapping[str, str], source: Source) -> dict[str, str]:
+    """What pip and uv find in their environment; a named source is the only one they know."""
+    kept = {key: value for key, value in environ.items() if _is_kept(key, source)}
+    own = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONSAFEPATH": "1"}
+    # Of a configuration file that stays: what is asked here has no hashes yet.
+    own["PIP_REQUIRE_HASHES"] = "0"
+    if source.is_named:
+        own["PIP_CONFIG_FILE"] = os.devnull
+    if source.index is not None:  # not in the command line, which every user can read
+        own |= {"PIP_INDEX_URL": source.index, "UV_DEFAULT_INDEX": source.index}
+    if may_change_the_system(environ):
+        own |= {f"{tool}_BREAK_SYSTEM_PACKAGES": "1" for tool in _REACH}
+    return {**kept, **own}
+
+
+def _is_kept(key: str, source: Source) -> bool:
+    tool, _, name = key.partition("_")
+    if tool not in _REACH or not name:
+        return True
+    place = name in _PLACES or (tool == "UV" and name.startswith("INDEX_"))  # a place's password
+    return name in _REACH[tool] or (place and not source.is_named)
