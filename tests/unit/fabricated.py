@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import zstandard
 
 from flashvar.binaries.manifest import ABI, KernelRow, LibraryFile, Manifest
 from flashvar.binaries.variant import SECOND, Kernel
-from flashvar_factory.build import binary_project
+from flashvar_factory.build import binary_project, sbom
 from flashvar_factory.config.expand import Selection, expand
 from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect import archive
@@ -33,6 +34,7 @@ class Section(NamedTuple):
     content: bytes = b""
     link: int = 0
     flags: int = 0
+    info: int = 0
 
 
 class Segment(NamedTuple):
@@ -44,7 +46,8 @@ class Segment(NamedTuple):
 
 
 # Code that is no data, a dynamic section, a stack that is no code, relocations that are read-only.
-LOADED = (Segment(1, 5), Segment(2, 4, ".dynamic"), Segment(0x6474E551, 6), Segment(0x6474E552, 4))
+RELRO = Segment(0x6474E552, 4, ".dynamic")
+LOADED = (Segment(1, 5), Segment(2, 4, ".dynamic"), Segment(0x6474E551, 6), RELRO)
 REGISTERS = 168  # of a paper kernel
 HASH = "0" * 64  # of the sources
 
@@ -67,7 +70,8 @@ def elf(
         rows.append(
             struct.pack(
                 "<2I4Q2I2Q",
-                *(name, section.kind, section.flags, address, at, size, section.link, 0, 1, 0),
+                *(name, section.kind, section.flags, address, at, size, section.link),
+                *(section.info, 1, 0),
             )
         )
         body += section.content
@@ -81,7 +85,7 @@ def elf(
         loaded += struct.pack("<2I6Q", one.kind, one.flags, at, at, at, size, size, 1)
     header = struct.pack(
         "<16s2HI3QI6H",
-        b"\x7fELF\x02\x01\x01\x41" + bytes([abi]),
+        b"\x7fELF\x02\x01\x01" + bytes([0x41 if machine == CUDA else 0, abi]),
         *(3, machine, 1, 0, 64 if segments else 0, table, flags),
         *(64, 56, len(segments), 64, len(rows), len(rows) - 1),
     )
@@ -146,6 +150,20 @@ class Image:
     kind: int = 2  # 1 is PTX
     compression: str | None = "zstd"
 
+    @property
+    def form(self) -> tuple[int, int]:
+        """Minor and major version: of PTX, or the ABI of a cubin and 1."""
+        if self.kind == 2:
+            return (self.content[8] if len(self.content) > 8 else 8), 1
+        found = re.search(rb"\.version (\d+)\.(\d+)", self.content)
+        return (int(found[2]), int(found[1])) if found else (0, 9)
+
+
+def ptx(code: str = "80") -> Image:
+    """PTX for an architecture."""
+    text = f"//\n.version 9.0\n.target sm_{code}\n.address_size 64\n"
+    return Image(code, text.encode(), kind=1)
+
 
 def fatbin(*images: Image) -> bytes:
     """One container."""
@@ -162,7 +180,8 @@ def fatbin(*images: Image) -> bytes:
         number = int(image.code.rstrip("af"))
         entries += struct.pack(
             "<HHIQIIHHIIIQQQ",
-            *(image.kind, 0x101, 64, len(padded), compressed, 0, 8, 1, number, 0, 0, flags, 0, raw),
+            *(image.kind, 0x101, 64, len(padded), compressed, 0, *image.form, number),
+            *(0, 0, flags, 0, raw),
         )
         entries += padded
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
@@ -207,7 +226,8 @@ class Library:
         tags = [(1, at[name]) for name in self.needed]
         tags += [(29, offsets[-2])] if self.run_path else []
         tags += [(14, offsets[-1])] if soname else []
-        tags += [*self.tags, (5, 0), (6, 0), (10, len(strings))]
+        tags += [*self.tags, (5, 0), (6, 0), (10, len(strings)), (0x6FFFFFF0, 0)]
+        tags += [(0x6FFFFFFE, 0), (0x6FFFFFFF, 1)] if versions else []
         indices = [0, *(1 for _ in self.exported)]
         indices += [versions.index(v) + 2 if v else 1 for _, v in self.undefined]
         rows = {row.name: row for row in (self.described.kernels if self.described else ())}
@@ -219,7 +239,7 @@ class Library:
             Section(
                 ".gnu.version", 0x6FFFFFFF, struct.pack(f"<{len(indices)}H", *indices), 2, loaded
             ),
-            Section(".gnu.version_r", 0x6FFFFFFE if versions else 1, needs, 1, loaded),
+            Section(".gnu.version_r", 0x6FFFFFFE if versions else 1, needs, 1, loaded, 1),
             Section(".dynamic", 6, _dynamic(tags), 1, loaded),
             Section(".nv_fatbin", 1, self.fatbin, 0, loaded),
             Section(".flashvar.kernels", 1, records, 0, loaded),
@@ -229,8 +249,9 @@ class Library:
         ]
         places = addresses(sections, len(self.segments))
         sections[1] = sections[1]._replace(content=self._symbols(at, places[".text"]))
-        found = {5: places[".dynstr"], 6: places[".dynsym"]}
-        tags = [(tag, value or found.get(tag, 0)) for tag, value in tags]
+        homes = {5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
+        homes[0x6FFFFFFE] = ".gnu.version_r"
+        tags = [(tag, value or places[homes[tag]]) if tag in homes else (tag, value) for tag, value in tags]
         sections[4] = sections[4]._replace(content=_dynamic(tags))
         return elf(self.machine, sections, segments=self.segments)
 
@@ -345,12 +366,13 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
     name, version, source = described.distribution, described.version, described.source
     toolkit = described.toolkit
     runtime = toolkit.machine_code.rpartition(".")[0]
-    inside = {"bom-ref": "cudart-static", "name": "cudart-static", "version": runtime}
-    inside["type"] = "library"
-    library = {"type": "file", "name": described.library.file, "version": version}
+    inside = {**_of_nvidia("cudart-static", runtime), "type": "library"}
+    file = described.library.file
+    library = {"type": "file", "bom-ref": file, "name": file, "version": version}
     document: dict[str, Any] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
+        "version": 1,
         "metadata": {
             "component": {
                 "type": "library",
@@ -371,8 +393,8 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
         },
         "components": [
             _compiler("GNU-c++", "12.2.0"),
-            _compiler("nvcc", toolkit.version),
-            *([_compiler("ptxas", toolkit.ptxas)] if toolkit.ptxas else []),
+            _of_nvidia("nvcc", toolkit.version),
+            *([_of_nvidia("ptxas", toolkit.ptxas)] if toolkit.ptxas else []),
             {**inside, "hashes": [_sha256("e" * 64)]},
         ],
         "dependencies": [
@@ -386,8 +408,14 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
     return {**document, **changes}
 
 
-def _compiler(name: str, version: str) -> dict[str, str]:
+def _compiler(name: str, version: str) -> dict[str, Any]:
     return {"type": "application", "bom-ref": name, "name": name, "version": version}
+
+
+def _of_nvidia(name: str, version: str) -> dict[str, Any]:
+    licensed = [{"license": {"name": sbom.NVIDIA}}]
+    purl = f"pkg:generic/{name}@{version}"
+    return {**_compiler(name, version), "licenses": licensed, "purl": purl}
 
 
 def _sha256(digest: str) -> dict[str, str]:

@@ -69,7 +69,7 @@ FAULTS = {
         "expected machine code for sm_80 alone, found 2 images for sm_86",
     ),
     "no machine code": (
-        with_device_code(Image("80", b".version", kind=1)),
+        with_device_code(fabricated.ptx()),
         "expected machine code for sm_80, found none",
     ),
     "family code": (
@@ -77,20 +77,20 @@ FAULTS = {
         "expected machine code for sm_80 alone, found 2 images for sm_80f",
     ),
     "ptx": (
-        with_device_code(*OWN, Image("80", b".version", kind=1)),
+        with_device_code(*OWN, fabricated.ptx()),
         "ptx: flashvar_sm80/libflashvar_sm80.so: expected no PTX in a release, found 1 images",
     ),
     "ptx that the manifest hides": (
         Wheel(
             described(version="0.1.0+hdim64"),
-            fabricated.library(PAPER, *OWN, Image("80", b".version", kind=1)),
+            fabricated.library(PAPER, *OWN, fabricated.ptx()),
         ),
         "expected no PTX, as the manifest says, found 1 images",
     ),
     "ptx in a release that admits it": (
         Wheel(
             described(code_kinds=("sass", "ptx")),
-            fabricated.library(PAPER, *OWN, Image("80", b".version", kind=1)),
+            fabricated.library(PAPER, *OWN, fabricated.ptx()),
         ),
         "expected no PTX in a release",
     ),
@@ -226,7 +226,7 @@ FAULTS = {
             SHARING,
             fabricated.library(SHARING, fabricated.images("80", SHARING)[0]),
         ),
-        "expected _Z1 to be one kernel's, or in an image of each that launches it, found more",
+        "expected _Z1 to be one kernel's, or in an image of each that launches it, found 2 kernels",
     ),
     "device code of a stranger": (
         with_device_code(*OWN, Image("80", fabricated.cubin({"_Zminer": 10}))),

@@ -42,7 +42,7 @@ def test_lz4_stays_closed() -> None:
 
 
 def test_kinds_and_containers_in_a_row() -> None:
-    first = fabricated.fatbin(Image("80", b"machine code"), Image("80", b".version", kind=1))
+    first = fabricated.fatbin(Image("80", b"machine code"), fabricated.ptx())
     second = fabricated.fatbin(Image("90a", b"machine code"))
     found = fatbin.images(memoryview(first + bytes(16) + second + bytes(4)), "lib.so")
     assert [(image.kind, image.code) for image in found] == [
@@ -125,7 +125,7 @@ def test_dynamic_facts() -> None:
 
 def test_nothing_dynamic() -> None:
     found = dynamic.read(elf.parse(fabricated.elf(183, []), "x"), "x")
-    assert found == dynamic.Dynamic("aarch64", None, (), (), (), False, (), ())
+    assert found == dynamic.Dynamic("aarch64", None, (), (), (), False, (), (), (), ())
 
 
 def test_damaged_dynamic_tables() -> None:

@@ -93,7 +93,7 @@ def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:
 
 def test_wheel_of_another_project_is_described(tmp_path: Path) -> None:
     library = replace(
-        fabricated.library(PAPER, *OWN, *fabricated.images("90a", PAPER), Image("90", b"", kind=1)),
+        fabricated.library(PAPER, *OWN, *fabricated.images("90a", PAPER), fabricated.ptx("90")),
         needed=("libtorch.so", "libcudart.so.12"),
     )
     path = tmp_path / "other-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"

@@ -13,6 +13,7 @@ from typing import Final
 from flashvar_factory.audit import (
     archive_checks,
     device_checks,
+    dynamic_checks,
     facts,
     kernel_checks,
     library_checks,
@@ -71,6 +72,7 @@ _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     manifest_checks.derived,
     kernel_checks.kernels,
     loading_checks.loading,
+    dynamic_checks.dynamic_section,
     device_checks.architecture,
     device_checks.ptx,
     library_checks.exports,

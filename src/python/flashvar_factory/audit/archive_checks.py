@@ -47,7 +47,8 @@ def archive(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 def _installed(name: str) -> str:
     """Where a member is installed, as systems see it that fold case and accents."""
-    return unicodedata.normalize("NFKC", _DATA.sub("", name)).casefold()
+    match = _DATA.match(name)
+    return unicodedata.normalize("NFKC", name[match.end() :] if match else name).casefold()
 
 
 def _slashes(name: str) -> Iterator[int]:
@@ -61,29 +62,50 @@ def record(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     if text is None:
         yield Finding("record", where, "expected a RECORD, found none")
         return
+    plain = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
+    if text.splitlines() != plain:
+        yield Finding(
+            "record", where, "expected lines that end with a line feed, found others: readers differ"
+        )
+        return
     try:
-        lines = [row for row in csv.reader(text.splitlines(), strict=True) if row]
+        lines = list(csv.reader(plain, strict=True))
     except csv.Error as error:
         yield Finding("record", where, f"expected rows of a file, a hash and a size, found {error}")
         return
     rows: dict[str, list[str]] = {}
-    for name, *row in lines:
-        if len(row) != 2:
-            yield Finding("record", where, f"expected three fields a row, found {len(row) + 1}")
+    for line in lines:
+        if len(line) != 3:  # installers fail at a row without any
+            yield Finding("record", where, f"expected three fields a row, found {len(line)}")
+            return
+        name, *row = line
         if name in rows:
             yield Finding("record", name, "expected one row in RECORD, found more")
         rows[name] = row
+    yield from _entries(wheel, rows)
+
+
+def _entries(wheel: Wheel, rows: dict[str, list[str]]) -> Iterator[Finding]:
+    """The rows are those of the files."""
+    own, *signatures = (f"{wheel.info}/{name}" for name in _UNRECORDED)
     for entry in wheel.entries:
         listed = rows.pop(entry.name, None)
         if entry.name.endswith("/"):
             continue
-        if entry.name in _unrecorded(wheel):
-            if listed not in (None, ["", ""]):
+        if entry.name == own or (entry.name in signatures and listed is not None):
+            if listed != ["", ""]:
+                found = "no row" if listed is None else listed
                 yield Finding(
-                    "record", entry.name, f"expected neither hash nor size, found {listed}"
+                    "record", entry.name, f"expected a row without hash and size, found {found}"
                 )
+        elif entry.name in signatures:
+            continue
         elif listed is None:
             yield Finding("record", entry.name, "expected a row in RECORD, found none")
+        elif not listed[0].startswith("sha256="):
+            yield Finding(
+                "record", entry.name, f"expected its SHA-256 in RECORD, found {listed[0]!r}"
+            )
         elif listed != [_hash(entry.sha256), str(entry.size)]:
             yield Finding(
                 "record",
@@ -93,10 +115,6 @@ def record(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             )
     for name in rows:
         yield Finding("record", name, "expected a file, as RECORD says, found none")
-
-
-def _unrecorded(wheel: Wheel) -> tuple[str, ...]:
-    return tuple(f"{wheel.info}/{name}" for name in _UNRECORDED)
 
 
 def _hash(digest: bytes) -> str:

@@ -11,11 +11,12 @@ from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import fatbin, json_text
 
+_WORDS = {fatbin.SASS: "machine code", fatbin.PTX: "PTX"}
 _EXTRA = re.compile(r"(?:^|_)(sm[1-9]\d+(?:_cu[1-9]\d*)?)$")
 
 
@@ -56,6 +57,13 @@ def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
             f"expected machine code for sm_{code} alone, found {count} images for sm_{found}; "
             "build it again from an empty directory",
         )
+    strange = {image.code for image in library.images if image.kind == fatbin.PTX} - {code}
+    if strange:
+        yield Finding(
+            "architecture",
+            library.path,
+            f"expected PTX for sm_{code} alone, found some for sm_{some(sorted(strange))}",
+        )
     for found, count in sorted(leaked.items()):
         yield Finding(
             "architecture",
@@ -78,8 +86,21 @@ def _entries(library: Library) -> Iterator[Finding]:
             yield Finding(
                 "architecture",
                 library.path,
-                f"expected an entry for {image.code}, as its machine code states, found one for "
-                f"{image.entry_code}",
+                f"expected an entry for {image.code}, as its {_WORDS[image.kind]} states, found one "
+                f"for {image.entry_code}",
+            )
+        elif image.entry_form != image.form:
+            yield Finding(
+                "architecture",
+                library.path,
+                f"expected an entry for version {image.form}, as its {_WORDS[image.kind]} states, "
+                f"found one for {image.entry_form}",
+            )
+        elif image.functions and image.toolkit is None and not image.before_13:
+            yield Finding(
+                "architecture",
+                library.path,
+                "expected the note of ptxas in machine code of CUDA 13, found none",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from flashvar_factory.inspect import (
     entry_points,
     fatbin,
     kernel_facts,
+    ptx,
     zip_file,
 )
 from flashvar_factory.inspect.dynamic import Dynamic
@@ -28,6 +29,7 @@ _RECORDS_SUFFIX: Final = ".kernels"  # of the section of kernel facts: .<project
 # A manifest of ours has 0.1 MB; of members larger than what is kept, the hash is known alone.
 _TEXT_BYTES: Final = 1 << 20
 _KEPT_BYTES: Final = 1 << 22
+_CUBIN: Final = 1  # the major version of the format of all cubins
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class Image:
     """One image of device code."""
 
     kind: str  # "sass", "ptx"
-    code: str  # "90a"; of machine code, what it states itself
+    code: str  # "90a"; what the code states itself, where it was opened
+    form: tuple[int, int]  # the same of its version: PTX's, or 1 and the ABI of a cubin
     entry_code: str  # what its entry in the container states
+    entry_form: tuple[int, int]
     compression: str | None
     stored_bytes: int
     opened_bytes: int
-    functions: tuple[cubin.Function, ...] | None  # None: PTX, or compressed in a way not opened
+    functions: tuple[cubin.Function, ...] | None  # None: PTX, or not opened
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
     before_13: bool | None = None  # machine code in the format of CUDA 12; None: not opened
@@ -202,23 +206,32 @@ def read_library(path: str, content: bytes, sha256: str) -> Library:
 
 
 def _image(image: fatbin.Image, where: str) -> Image:
-    opened = image.opened() if image.kind == fatbin.SASS else None
-    held = None if opened is None else cubin.read(opened, where)
-    # What the machine code says of itself counts, not its entry. Where ptxas left no note, only the
-    # entry knows of an "a".
-    suffix = image.code.lstrip("0123456789")
-    number = image.code if held is None else f"{held.number}{suffix}"
-    if held is not None and held.code is not None:
-        number = held.code
-    return Image(
+    plain = Image(
         kind=image.kind,
-        code=number,
+        code=image.code,
+        form=image.form,
         entry_code=image.code,
+        entry_form=image.form,
         compression=image.compression,
         stored_bytes=len(image.stored),
         opened_bytes=image.opened_bytes,
-        functions=None if held is None else held.functions,
-        toolkit=None if held is None else held.toolkit,
-        stack=None if held is None else held.stack,
-        before_13=None if held is None else held.before_13,
+        functions=None,
+    )
+    opened = image.opened() if image.kind in (fatbin.SASS, fatbin.PTX) else None
+    if opened is None:
+        return plain
+    if image.kind == fatbin.PTX:
+        text = ptx.read(opened, where)
+        return replace(plain, code=text.code, form=text.version)
+    held = cubin.read(opened, where)
+    # What the machine code says of itself counts, not its entry. Where ptxas left no note, only the
+    # entry knows of an "a".
+    return replace(
+        plain,
+        code=held.code or f"{held.number}{image.code.lstrip('0123456789')}",
+        form=(_CUBIN, held.abi),
+        functions=held.functions,
+        toolkit=held.toolkit,
+        stack=held.stack,
+        before_13=held.before_13,
     )

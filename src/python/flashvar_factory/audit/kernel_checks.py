@@ -25,6 +25,8 @@ _TARGET = re.compile(r"6TargetILi(?P<number>\d+)ELi(?P<shared_memory>\d+)EE")
 # The arguments behind it: an integer, or a value of an enumeration that is called like the axis.
 _ARGUMENT = re.compile(r"E?(?:Li(?P<integer>\d+)E|N(?P<nested>[0-9A-Za-z_]*?)E)")
 
+_SLOT = 8  # bytes: what a stack grows by
+
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The manifest's kernels are the library's: on the host's side, and on the device's."""
@@ -84,11 +86,11 @@ def _on_device(library: Library, described: Manifest) -> Iterator[str]:
         if not row.functions:
             yield f"expected the device functions of {row.name} in the manifest, found none"
     # What several kernels launch is compiled with each of them.
-    shared = sorted(name for name, count in claims.items() if 1 < count != held[name])
+    shared = sorted(name for name, count in claims.items() if 0 < held[name] != count)
     if shared:
         yield (
             f"expected {some(shared)} to be one kernel's, or in an image of each that launches it, "
-            "found more kernels in the manifest"
+            f"found {claims[shared[0]]} kernels in the manifest and {held[shared[0]]} images"
         )
     strange = sorted(set(held) - set(claims))
     if strange:
@@ -106,9 +108,10 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         expected.config.targets.get(described.kind.name) if expected.config is not None else None
     )
     allowed = target.spill_bytes if target else 0
+    held = {name for names in by_names for name in names}
     for row in described.kernels:
         image = by_names.get(frozenset(row.functions))
-        if image is None and set(row.functions) <= {n for names in by_names for n in names}:
+        if image is None and held.issuperset(row.functions):
             yield f"expected an image of {row.name}'s functions alone, found them in others"
         if image is not None:
             yield from _of_image(row, image.functions or (), image.stack)
@@ -122,6 +125,12 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
                 f"expected no spilled registers in a release, found {row.spill_bytes} bytes of "
                 f"{row.name}; choose smaller tiles, or raise its spill_bytes"
             )
+        if released and row.stack_bytes >= row.spill_bytes + _SLOT:
+            yield (
+                f"expected a stack of {row.name} for the {row.spill_bytes} bytes that it spills, "
+                f"found {row.stack_bytes} bytes: it spills more than is stated, or keeps arrays in "
+                "local memory, which no release does"
+            )
         if row.spill_bytes and not row.stack_bytes:
             yield f"expected a stack for what {row.name} spills, found none"
 
@@ -129,6 +138,8 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
 def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) -> Iterator[str]:
     registers = [one.registers for one in functions if one.registers is not None]
     origin = "as its device code states"
+    if len(registers) < len(functions) or stack is None:
+        yield f"expected device code that states the registers and stack of {row.name}, found none"
     if registers:
         yield from _differences(row.name, origin, registers=(max(registers), row.registers))
     if stack is not None:

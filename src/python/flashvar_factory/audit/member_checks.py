@@ -11,7 +11,6 @@ from flashvar.binaries.manifest import FILE_NAME
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.build import binary_project, sbom
 
 _METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
@@ -24,7 +23,7 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         return  # `source_checks` compares it with the sources
     stem, info = wheel.name.distribution, wheel.info
     wanted = {f"{stem}/lib{stem}.so", f"{stem}/{FILE_NAME}", *(f"{info}/{f}" for f in _METADATA)}
-    wanted |= {f"{info}/sboms/{sbom.file_name(described)}" for _, described in pairs(wheel)}
+    wanted.add(f"{info}/sboms/{sbom.file_name(canonicalize_name(stem))}")
     wanted |= set(_licenses(wheel))
     # auditwheel, when it repairs a wheel, adds entries for the folders.
     folders = {f"{name.rpartition('/')[0]}/" for name in wanted} | {f"{info}/"}

@@ -47,7 +47,7 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         return
     rows: list[tuple[str, object, object]] = [
         ("name", canonicalize_name(wheel.name.distribution), canonicalize_name(read.name)),
-        ("version", wheel.name.version, str(read.version)),
+        ("version", wheel.name.version, core_metadata.stated(text.encode()).get("version")),
     ]
     if not expected.is_projects_own(wheel.name) and wheel.name.label is None:
         rows += _of_a_binary(text)
@@ -73,13 +73,14 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
     """The texts that an index shows; a wheel without a description claims nothing in it."""
     project, architecture = described.project, described.architecture
+    yield "name, as its manifest writes it,", described.distribution, read.name
     yield "summary", binary_project.summary_of(project, architecture), read.summary
     found = (read.description or "").strip()
     if not found and read.description_content_type is None:
         return
     readme = binary_project.readme_of(project, described.distribution, architecture)
     yield "description", readme.strip(), found
-    kind = (read.description_content_type or "").partition(";")[0]
+    kind = read.description_content_type
     yield "content type of the description", binary_project.README_TYPE, kind
 
 
@@ -122,10 +123,11 @@ def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
         return
     where = f"{wheel.info}/entry_points.txt"
-    groups = entry_points.parse(wheel.metadata("entry_points.txt") or "")
+    text = wheel.metadata("entry_points.txt") or ""
+    groups = entry_points.parse(text)
     for _, described in pairs(wheel):
         wanted = {f"{described.project}.binaries": [(described.kind.name, wheel.name.distribution)]}
-        if groups != wanted:
+        if groups != wanted or text.count("[") > 1:
             yield Finding(
                 "entry points",
                 where,

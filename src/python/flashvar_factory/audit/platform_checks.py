@@ -14,23 +14,26 @@ from flashvar_factory.audit.platform_tag import Policy, Version
 def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The tag's processor is the libraries', and its glibc is one that auditwheel agrees with."""
     del expected
+    if not wheel.libraries:
+        return
+    found = ".".join(wheel.platforms)
     for library in wheel.libraries:
         machine = library.dynamic.machine
-        if not any(tag.endswith(f"_{machine}") for tag in wheel.platforms):
-            found = ".".join(wheel.platforms)
+        if not all(tag.endswith(f"_{machine}") for tag in wheel.platforms):
             yield Finding(
                 "platform", library.path, f"expected a tag for {machine}, found {found}; rename it"
             )
-    if not wheel.libraries:
-        return
     promised = [platform_tag.glibc_of_tag(tag) for tag in wheel.platforms]
     floors = [version for version in promised if version is not None]
-    if not floors:
+    if len(floors) < len(promised):
+        strange = ".".join(
+            tag for tag, version in zip(wheel.platforms, promised, strict=True) if version is None
+        )
         yield Finding(
             "platform",
             wheel.path.name,
-            f"expected a manylinux tag, found {'.'.join(wheel.platforms)}: no index takes it; "
-            "link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
+            f"expected a manylinux tag, found {strange}: no index takes it, or it promises what "
+            "nobody judged; link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
         )
         return
     yield from _judge(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name))

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flashvar.binaries.manifest import Manifest
+from flashvar_factory.audit import sbom_fields
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
@@ -18,6 +19,7 @@ from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import json_text
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_LINKED = ("cudart-static", "glibc-stubs", "libstdc++")
 _DIRTY = {None: "unknown", True: "true", False: "false"}
 _SYMBOLS = "glibc-2.28-{platform}.syms"
 
@@ -25,7 +27,7 @@ _SYMBOLS = "glibc-2.28-{platform}.syms"
 def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The SBOM is there, and its component is this wheel with this library, made of known parts."""
     for library, described in pairs(wheel):
-        where = f"{wheel.info}/sboms/{sbom.file_name(described)}"
+        where = f"{wheel.info}/sboms/{sbom.file_name(described.distribution)}"
         content = wheel.files.get(where)
         if content is None:
             yield Finding("sbom", where, "expected an SBOM, found none; build the wheel again")
@@ -51,6 +53,8 @@ def _rows(
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the wheel, and of the document."""
     yield "format", ("CycloneDX", "1.6"), (document["bomFormat"], document["specVersion"])
+    yield "version of the document", 1, document["version"]
+    yield "fields that nobody checks", [], sorted(sbom_fields.strange(document))
     root = document["metadata"]["component"]
     name, version = described.distribution, described.version
     yield "component", (name, version), (root["name"], root["version"])
@@ -65,15 +69,19 @@ def _rows(
         yield "licence", license, root["licenses"]
     commits = [{"uid": described.source.revision}] if described.source.revision else None
     yield "commits", commits, root.get("pedigree", {}).get("commits")
+    yield "each property once", 2, len(root["properties"])
     properties = {row["name"]: row["value"] for row in root["properties"]}
     wanted = {"source:dirty": _DIRTY[described.source.dirty], "source:hash": described.source.hash}
     yield "source", wanted, properties
     files = [(one["name"], one["version"], _hashes(one)) for one in root["components"]]
     yield "library", [(described.library.file, version, [library.sha256])], files
     yield from _parts({one["name"]: one for one in document["components"]}, described)
+    for one in (root, *root["components"], *document["components"]):
+        yield f"reference to {one['name']}", one["name"], one["bom-ref"]
     names = [one["name"] for one in document["components"]]
     yield "each component once", sorted(set(names)), sorted(names)
     inside = sorted({"cudart-static", "libstdc++"} & set(names))
+    yield "each dependency once", len(names) + 1, len(document["dependencies"])
     references = {row["ref"]: row.get("dependsOn", []) for row in document["dependencies"]}
     yield "dependencies", {**{key: [] for key in names}, name: inside}, references
 
@@ -89,6 +97,8 @@ def _parts(
     optional = {"libstdc++", "glibc-stubs"} & found.keys()
     yield "components", sorted(wanted | optional), sorted(found)
     yield "one C++ compiler", 1, len(compilers)
+    for name, one in found.items():
+        yield f"kind, licence and purl of {name}", _fixed(one), _stated(one)
     yield toolkit.compiler, toolkit.version, found[toolkit.compiler]["version"]
     for name, version in ptxas.items():
         if name in found:
@@ -118,8 +128,28 @@ def _parts(
         )
 
 
+def _fixed(component: Mapping[str, Any]) -> tuple[object, ...]:
+    """What follows from the name and the version of a component."""
+    name, version = component["name"], component["version"]
+    kind = "library" if name in _LINKED else "application"
+    licences = {"cudart-static": sbom.NVIDIA, "nvcc": sbom.NVIDIA, "ptxas": sbom.NVIDIA}
+    licensed: list[object] = []
+    if name in licences:
+        licensed = [{"license": {"name": licences[name]}}]
+    elif name == "libstdc++":
+        licensed = [{"expression": sbom.GCC}]
+    purl = f"pkg:generic/{quote(name, safe='')}@{quote(version, safe='')}" if licensed else None
+    return kind, licensed, purl
+
+
+def _stated(component: Mapping[str, Any]) -> tuple[object, ...]:
+    return component["type"], component.get("licenses", []), component.get("purl")
+
+
 def _hashes(component: Mapping[str, Any]) -> list[str]:
-    return [row["content"] for row in component.get("hashes", []) if row["alg"] == "SHA-256"]
+    """The SHA-256 of a component; of other hashes their kind, which nobody expects."""
+    rows = component.get("hashes", [])
+    return [row["content"] if row["alg"] == "SHA-256" else row["alg"] for row in rows]
 
 
 def _is_sha256(text: object) -> bool:

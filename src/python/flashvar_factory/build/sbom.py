@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cyclonedx.model.component import Component
 
 # Names are bom-refs too: one document never holds two of one name.
-_NVIDIA: Final = "CUDA Toolkit End User License Agreement"
-_GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
+NVIDIA: Final = "CUDA Toolkit End User License Agreement"
+GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 _SHOWN: Final = 300  # letters of an error
 _FOLDER = re.compile(r"[^/]+\.dist-info/sboms/(?P<name>[^/]+\.cdx\.json)")
 
@@ -44,9 +44,9 @@ class Link:
     glibc: Part | None  # the list of symbols that stubs were made of; None as well
 
 
-def file_name(manifest: Manifest) -> str:
-    """The name of the document in `.dist-info/sboms/`."""
-    return f"{manifest.distribution}.cdx.json"
+def file_name(distribution: str) -> str:
+    """The name of its document in `.dist-info/sboms/`."""
+    return f"{distribution}.cdx.json"
 
 
 def document(manifest: Manifest, link: Link, license_expression: str, epoch: int) -> str:
@@ -142,7 +142,7 @@ def _inside(manifest: Manifest, link: Link) -> list[Component]:
             "cudart-static",
             link.cudart.version,
             ComponentType.LIBRARY,
-            license_name=_NVIDIA,
+            license_name=NVIDIA,
             sha256=link.cudart.sha256,
             purl=("generic", "cudart-static"),
             description=f"{link.cudart.name}, linked statically",
@@ -154,7 +154,7 @@ def _inside(manifest: Manifest, link: Link) -> list[Component]:
                 "libstdc++",
                 link.libstdcxx.version,
                 ComponentType.LIBRARY,
-                license_expression=_GCC,
+                license_expression=GCC,
                 sha256=link.libstdcxx.sha256,
                 purl=("generic", "libstdc++"),
                 description=f"{link.libstdcxx.name}, linked statically",
@@ -173,7 +173,7 @@ def _outside(manifest: Manifest, link: Link) -> list[Component]:
             toolkit.compiler,
             toolkit.version,
             ComponentType.APPLICATION,
-            license_name=_NVIDIA,
+            license_name=NVIDIA,
             purl=("generic", toolkit.compiler),
             description="Compiled the device code",
             scope=ComponentScope.EXCLUDED,
@@ -192,7 +192,7 @@ def _outside(manifest: Manifest, link: Link) -> list[Component]:
                 "ptxas",
                 toolkit.ptxas,
                 ComponentType.APPLICATION,
-                license_name=_NVIDIA,
+                license_name=NVIDIA,
                 purl=("generic", "ptxas"),
                 description="Made the machine code",
                 scope=ComponentScope.EXCLUDED,

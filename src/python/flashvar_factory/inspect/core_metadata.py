@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata, parse_email
+from packaging.metadata import (
+    ExceptionGroup,
+    InvalidMetadata,
+    Metadata,
+    RawMetadata,
+    parse_email,
+)
 from packaging.requirements import Requirement
 
 from flashvar_factory.errors import PackagingError
@@ -35,6 +41,11 @@ def read(content: bytes, where: str) -> Metadata:
 def _shown(error: Exception) -> str:
     """What is wrong, as the beginning of one line."""
     return " ".join(str(error).split())[:_SHOWN]
+
+
+def stated(content: bytes) -> RawMetadata:
+    """The fields of metadata that `read` accepts, as they are written."""
+    return parse_email(content.decode("utf-8"))[0]
 
 
 def requires_python(content: bytes) -> str | None:

@@ -13,6 +13,7 @@ from flashvar_factory.inspect import elf
 
 MACHINE: Final = 190  # EM_CUDA
 
+_CUDA_13 = 8  # its version of the format; those before have 7
 _SYMTAB = 2
 _FUNCTION = 2
 _ENTRY_POINT = 0x10  # of st_other: a kernel, not a function that kernels call
@@ -45,7 +46,12 @@ class Cubin(NamedTuple):
     code: str | None = None  # what ptxas was told, e.g. "90a"; None where it left no note
     toolkit: str | None = None  # the version of ptxas
     stack: int | None = None  # bytes per thread: the most that any function takes
-    before_13: bool = False  # in the format of CUDA 12 and before, which older drivers load
+    abi: int = 8  # the version of the format
+
+    @property
+    def before_13(self) -> bool:
+        """Whether it is in the format of CUDA 12 and before, which older drivers load."""
+        return self.abi < _CUDA_13
 
 
 def read(data: memoryview, where: str) -> Cubin:
@@ -53,8 +59,13 @@ def read(data: memoryview, where: str) -> Cubin:
     file = elf.parse(data, where)
     if file.machine != MACHINE:
         raise BuildError(f"{where}: expected a cubin, found an ELF file for machine {file.machine}")
-    # Toolkits before 13 write the lowest byte, and ABI 7.
-    before_13 = file.abi_version < 8
+    if file.unclaimed is not None and any(file.data[file.unclaimed :]):
+        raise BuildError(
+            f"{where}: expected a cubin of sections alone, found data at byte {file.unclaimed} of "
+            f"{len(data)} that is in none"
+        )
+    # Toolkits before 13 write the lowest byte.
+    before_13 = file.abi_version < _CUDA_13
     number = file.flags & 0xFF if before_13 else file.flags >> 8 & 0xFF
     note = b"".join(bytes(one.content) for one in file.named(_TOOL))
     version, arch = _VERSION.search(note), _ARCH.search(note)
@@ -65,7 +76,7 @@ def read(data: memoryview, where: str) -> Cubin:
         arch["code"].decode() if arch else None,
         version["version"].decode() if version else None,
         max(frames) if frames else None,
-        before_13,
+        file.abi_version,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,7 @@ _NEED_VERSION = struct.Struct("<IHHII")  # hash, flags, index, name, next
 _LOCAL, _WEAK = 0, 2  # bindings
 _INTERNAL, _HIDDEN = 1, 2  # visibilities
 _NOW, _NOW_1 = 8, 1  # of FLAGS and FLAGS_1
+_PLAIN, _NUMBER = 1, 0x7FFF  # of a symbol's version: the only one of its name; its number
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Dynamic:
     bind_now: bool  # all functions are resolved when the library is loaded
     symbols: tuple[elf.Symbol, ...]  # exported
     undefined: tuple[Undefined, ...]
+    asked: tuple[str, ...]  # the libraries whose versions of symbols it needs
+    versioned: tuple[str, ...]  # what is exported otherwise than as the one version of its name
 
     @property
     def exported(self) -> tuple[str, ...]:
@@ -66,7 +70,8 @@ def read(file: elf.Elf, where: str) -> Dynamic:
 
 def _read(file: elf.Elf, where: str) -> Dynamic:
     rows, strings = tags(file)
-    symbols, undefined = _symbols(file)
+    names, asked = _needs(file)
+    symbols, undefined, versioned = _symbols(file, names)
 
     def texts(*kinds: int) -> tuple[str, ...]:
         return tuple(elf.text_at(strings, value, where) for tag, value in rows if tag in kinds)
@@ -82,6 +87,8 @@ def _read(file: elf.Elf, where: str) -> Dynamic:
         bind_now=bool(BIND_NOW in kinds or flags & _NOW or flags_1 & _NOW_1),
         symbols=symbols,
         undefined=undefined,
+        asked=asked,
+        versioned=versioned,
     )
 
 
@@ -100,43 +107,58 @@ def tags(file: elf.Elf) -> tuple[list[tuple[int, int]], bytes]:
     return rows, file.strings_of(table)
 
 
-def _symbols(file: elf.Elf) -> tuple[tuple[elf.Symbol, ...], tuple[Undefined, ...]]:
+def _symbols(
+    file: elf.Elf, names: Mapping[int, str]
+) -> tuple[tuple[elf.Symbol, ...], tuple[Undefined, ...], tuple[str, ...]]:
     table = file.of_kind(_DYNSYM)
     if table is None:
-        return (), ()
+        return (), (), ()
     versions = _versions(file)
-    exported, undefined = [], []
+    exported, undefined, versioned = [], [], []
     for index, symbol in enumerate(file.symbols(table)):
         if not symbol.name or symbol.binding == _LOCAL:
             continue
+        version = versions[index] if index < len(versions) else _PLAIN
         if symbol.section == 0:
-            weak = symbol.binding == _WEAK
-            undefined.append(Undefined(symbol.name, weak, versions.get(index)))
+            name = names.get(version & _NUMBER)
+            undefined.append(Undefined(symbol.name, symbol.binding == _WEAK, name))
         elif symbol.visibility not in (_INTERNAL, _HIDDEN):
             exported.append(symbol)
-    return tuple(exported), tuple(undefined)
+            if version != _PLAIN:
+                versioned.append(symbol.name)
+    return tuple(exported), tuple(undefined), tuple(versioned)
 
 
-def _versions(file: elf.Elf) -> dict[int, str]:
-    """Which version of it each symbol asks for, by the symbol's index."""
-    table, needs = file.of_kind(_VERSYM), file.of_kind(_VERNEED)
-    if table is None or needs is None:
-        return {}
+def _versions(file: elf.Elf) -> list[int]:
+    """The number of each symbol's version, in their order; with the bit of what is hidden."""
+    table = file.of_kind(_VERSYM)
+    if table is None:
+        return []
     if len(table.content) % 2:
         raise _damaged(file.where)
-    names = _needed_versions(needs.content, file.strings_of(needs), file.where)
-    indices = (number & 0x7FFF for (number,) in struct.iter_unpack("<H", table.content))
-    return {i: names[number] for i, number in enumerate(indices) if number in names}
+    return [number for (number,) in struct.iter_unpack("<H", table.content)]
 
 
-def _needed_versions(table: memoryview, strings: bytes, where: str) -> dict[int, str]:
-    """Names by number. Each entry lies behind the one before it, so iterating over them ends."""
+def _needs(file: elf.Elf) -> tuple[dict[int, str], tuple[str, ...]]:
+    """The names of versions that are needed by their numbers, and whose they are."""
+    needs = file.of_kind(_VERNEED)
+    if needs is None:
+        return {}, ()
+    return _needed_versions(needs.content, file.strings_of(needs), file.where)
+
+
+def _needed_versions(
+    table: memoryview, strings: bytes, where: str
+) -> tuple[dict[int, str], tuple[str, ...]]:
+    """Names by number, and the libraries. Each entry lies behind the one before it: this ends."""
     names: dict[int, str] = {}
+    asked = []
     position, step = 0, -1
     while step:
         if position + _NEED.size > len(table):
             raise _damaged(where)
-        _, count, _, first, step = _NEED.unpack_from(table, position)
+        _, count, library, first, step = _NEED.unpack_from(table, position)
+        asked.append(elf.text_at(strings, library, where))
         entry = position + first
         for left in range(count, 0, -1):
             if entry + _NEED_VERSION.size > len(table) or len(names) > 0x8000:
@@ -149,7 +171,7 @@ def _needed_versions(table: memoryview, strings: bytes, where: str) -> dict[int,
         if step and step < _NEED.size:
             raise _damaged(where)
         position += step
-    return names
+    return names, tuple(asked)
 
 
 def _damaged(where: str) -> BuildError:

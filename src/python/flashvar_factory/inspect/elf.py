@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from flashvar_factory.errors import BuildError
 
-MAGIC: Final = b"\x7fELF\x02\x01"
+MAGIC: Final = b"\x7fELF\x02\x01\x01"
 # The first bytes of every ELF file, whatever its class.
 ANY_MAGIC: Final = b"\x7fELF"
 LOAD, DYNAMIC, GNU_STACK, GNU_RELRO = 1, 2, 0x6474E551, 0x6474E552  # kinds of segments
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<16s2HI3QI6H")
 _SECTION = struct.Struct("<2I4Q2I2Q")
 _SEGMENT = struct.Struct("<2I6Q")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
-_ABI_VERSION = 8  # its place in e_ident
+_SYSTEM, _ABI_VERSION = 7, 8  # their places in e_ident
 _STRTAB: Final = 3
 _LONGEST_NAME: Final = 8192  # bytes: of a mangled name
 # Kinds of sections without bytes in the file: .bss, and a cubin's own global and shared memory.
@@ -85,6 +85,8 @@ class Elf:
     data: memoryview
     kind: int  # e_type
     machine: int  # e_machine
+    system: int  # of e_ident: whose ABI it is
+    version: int  # e_version
     abi_version: int  # of e_ident
     flags: int  # e_flags
     sections: tuple[Section, ...]
@@ -98,6 +100,17 @@ class Elf:
     def named(self, name: str) -> list[Section]:
         """All sections of a name."""
         return [one for one in self.sections if one.name == name]
+
+    @property
+    def unclaimed(self) -> int | None:
+        """The first byte that is neither zero between its parts nor in one of them; None: none."""
+        contents = ((one.offset, one.offset + len(one.content)) for one in self.sections)
+        end = 0
+        for start, stop in sorted([*self.tables, *contents]):
+            if start > end and any(self.data[end:start]):
+                return end
+            end = max(end, stop)
+        return end if end < len(self.data) else None
 
     def strings_of(self, section: Section) -> bytes:
         """The table of strings that a section refers to; BuildError when it refers to no such."""
@@ -140,7 +153,9 @@ def parse(data: bytes | memoryview, where: str | Path) -> Elf:
     if len(view) < _HEADER.size:
         raise _damaged(where, "a truncated header")
     header = _HEADER.unpack_from(view)
-    kind, machine, segment_table, section_table, flags = (header[i] for i in (1, 2, 5, 6, 7))
+    kind, machine, version, segment_table, section_table, flags = (
+        header[i] for i in (1, 2, 3, 5, 6, 7)
+    )
     header_size, segment_size, segment_count, section_size, count, names = header[8:]
     for name, wanted, size in (
         ("the header", _HEADER.size, header_size),
@@ -174,9 +189,18 @@ def parse(data: bytes | memoryview, where: str | Path) -> Elf:
         segments.append(one)
     tables = ((0, _HEADER.size), (segment_table, segment_end), (section_table, section_end))
     return Elf(
-        str(where), view, kind, machine, header[0][_ABI_VERSION], flags, sections, tuple(segments),
-        tables if segment_count else tables[::2],
-    )  # fmt: skip
+        where=str(where),
+        data=view,
+        kind=kind,
+        machine=machine,
+        system=header[0][_SYSTEM],
+        version=version,
+        abi_version=header[0][_ABI_VERSION],
+        flags=flags,
+        sections=sections,
+        segments=tuple(segments),
+        tables=tables if segment_count else tables[::2],
+    )
 
 
 def section(path: Path, name: str) -> bytes | None:

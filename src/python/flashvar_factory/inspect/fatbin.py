@@ -20,11 +20,16 @@ PTX: Final = "ptx"
 START: Final = b"\x50\xed\x55\xba\x01\x00\x10\x00"
 # Bytes of one image, opened; the largest of ours has 0.6 MB.
 IMAGE_BYTES: Final = 1 << 28
+# Of a library: a hundred images with 100 MB are many.
+IMAGES: Final = 4096
+TOTAL_BYTES: Final = 1 << 30
 
 _CONTAINER = struct.Struct("<8sQ")  # START, bytes of the entries
 # kind, version, bytes of the header, of the payload, of it without padding if compressed, options,
-# minor, major, architecture, offset and length of a name, flags, zero, bytes once opened
+# minor and major of the code's format, architecture, offset and length of a name, flags, zero, bytes
+# once opened
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+_VERSION: Final = 0x101
 _KINDS: Final = {1: PTX, 2: SASS}
 _LZ4, _ZSTD = 0x2000, 0x8000
 _SUFFIXES: Final = {0x100000: "a", 0x200000: "f"}
@@ -39,6 +44,7 @@ class Image:
     compression: str | None  # "zstd", "lz4"
     stored: memoryview  # the payload as it is in the file
     opened_bytes: int
+    form: tuple[int, int]  # of PTX, its version; of a cubin, 1 and the version of its ABI
 
     def opened(self) -> memoryview | None:
         """The payload uncompressed; None for lz4, which no image of ours is.
@@ -77,6 +83,12 @@ def images(section: memoryview, where: str) -> list[Image]:
         if position > len(section):
             raise _cut_short(where, start)
         found += _entries(section[start:position], where)
+        opened = sum(image.opened_bytes for image in found)
+        if len(found) > IMAGES or opened > TOTAL_BYTES:
+            raise BuildError(
+                f"{where}: expected at most {IMAGES:,} images of device code, {TOTAL_BYTES:,} bytes "
+                f"when they are opened, found {len(found):,} of {opened:,} bytes"
+            )
     return found
 
 
@@ -90,6 +102,19 @@ def _entries(entries: memoryview, where: str) -> Iterator[Image]:
         start, position = position + header, position + header + size
         if position > len(entries) or header < _ENTRY.size:
             raise _cut_short(where, start)
+        if (
+            row[1] != _VERSION
+            or row[9] + row[10] > header
+            or row[12]
+            or flags >> 32
+            or flags & (_LZ4 | _ZSTD) == _LZ4 | _ZSTD
+        ):
+            raise BuildError(
+                f"{where}: expected the header of an image of device code, of version "
+                f"{_VERSION:#x}, found version {row[1]:#x}, flags {flags:#x}, {row[12]:#x} in place "
+                "of zero, or a name beyond it; it is damaged, or of a newer toolkit than this "
+                "audit knows"
+            )
         squeezed = bool(flags & (_ZSTD | _LZ4))
         stored = compressed if squeezed else size
         if not 0 < stored <= size or any(entries[start + stored : position]):
@@ -103,6 +128,7 @@ def _entries(entries: memoryview, where: str) -> Iterator[Image]:
             compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else None,
             stored=entries[start : start + stored],
             opened_bytes=row[13] if squeezed else stored,
+            form=(row[7], row[6]),
         )
 
 

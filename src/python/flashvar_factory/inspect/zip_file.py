@@ -34,7 +34,11 @@ _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")  # from "needed" to the length of extra
 _STORED, _DEFLATED = 0, 8
 _UTF8 = 0x800  # the one flag that may be set
-_UNIX = 3
+_NEWEST: Final = 45  # the version of the format, times 10, that every reader knows
+_OF_FILES: Final = 0x27  # attributes of DOS that a file may have: not a folder's, not a volume's
+# A part of a name and a name as file systems take them, in bytes.
+_PART: Final = 255
+_LONGEST: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
     if position + _CENTRAL.size > end:
         raise PackagingError("a central directory that is cut short")
     row = _CENTRAL.unpack_from(data, position)
-    magic, made_by, _, flags, method, _, _, crc, stored, size = row[:10]
-    name_size, extra_size, comment_size, disk, _, attributes, offset = row[10:]
+    magic, _, needed, flags, method, time, date, crc, stored, size = row[:10]
+    name_size, extra_size, comment_size, disk, internal, attributes, offset = row[10:]
     name_end = position + _CENTRAL.size + name_size
     if magic != b"PK\1\2" or name_end > end:
         raise PackagingError("a damaged central directory")
@@ -143,6 +147,13 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
         raise PackagingError(
             f"{name!r} with extra fields, a comment, encryption or a data descriptor"
         )
+    if needed > _NEWEST or internal > 1 or not _is_moment(date, time):
+        raise PackagingError(
+            f"{name!r} with a header that no reader takes: version {needed}, date {date:#x}, time "
+            f"{time:#x}, internal attributes {internal:#x}"
+        )
+    if attributes & 0xFF & ~_OF_FILES and not name.endswith("/"):
+        raise PackagingError(f"{name!r} with the attributes of a folder, a volume or a device")
     if method == _STORED and stored != size:
         raise PackagingError(f"{name!r} stored in {stored:,} bytes, of which there are {size:,}")
     if size > MEMBER_BYTES or size > max(_SMALL, RATIO * stored):
@@ -157,9 +168,16 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
         raise PackagingError(f"{name!r} with a local header that differs from the directory's")
     if bytes(data[offset + _LOCAL.size : start]) != raw:
         raise PackagingError(f"{name!r} with another name in its local header")
-    mode = attributes >> 16 if made_by >> 8 == _UNIX else 0
-    member = Member(name, mode, size, method, crc, data[start : start + stored])
+    # Whatever system is said to have made it: readers differ in whose modes they take.
+    member = Member(name, attributes >> 16, size, method, crc, data[start : start + stored])
     return member, name_end, start + stored
+
+
+def _is_moment(date: int, time: int) -> bool:
+    """Whether the two numbers of DOS are a day and a time of it."""
+    month, day = date >> 5 & 15, date & 31
+    hour, minute, half = time >> 11, time >> 5 & 63, time & 31
+    return 1 <= month <= 12 and day >= 1 and hour < 24 and minute < 60 and half < 30
 
 
 def _name(raw: bytes, flags: int) -> str:
@@ -175,7 +193,8 @@ def why_not_canonical(member: Member) -> str | None:
     kind = stat.S_IFMT(member.mode)
     if kind not in (0, stat.S_IFDIR if member.is_folder else stat.S_IFREG):
         return "a symbolic link" if stat.S_ISLNK(member.mode) else "neither a file nor a folder"
-    if member.mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWOTH):
+    special = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWOTH
+    if member.mode & special or (member.mode and not member.mode & stat.S_IRUSR):
         return f"the mode {stat.filemode(member.mode)}"
     if member.is_folder and member.size:
         return "a folder with content"
@@ -184,6 +203,8 @@ def why_not_canonical(member: Member) -> str | None:
     if name[1:2] == ":":
         return "an absolute path"
     parts = name.split("/")
+    if len(name.encode()) > _LONGEST or any(len(part.encode()) > _PART for part in parts):
+        return "a name that is longer than systems take"
     if ".." in parts:
         return "a path with '..'"
     if "" in parts or "." in parts:

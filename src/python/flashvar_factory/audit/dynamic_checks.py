@@ -1,0 +1,148 @@
+"""Checks the dynamic section: it is all that a loader reads, where an auditor reads sections."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.inspect import dynamic, elf
+
+# What a linker writes into a library of ours. Other entries make a loader look for other libraries
+# (auxiliary, filter, audit), write into code (TEXTREL), or are of other systems.
+_TAGS = frozenset(
+    {
+        *range(1, 15),  # NEEDED to SONAME
+        *(17, 18, 19, 20, 21, 23, 24, 25, 26, 27, 28, 30, 35, 36, 37),
+        *(0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFF9, 0x6FFFFFFA, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF),
+        *(0x70000001, 0x70000003, 0x70000005),  # of aarch64: BTI, PAC, calling conventions
+    }
+)
+_REPORTED = frozenset({dynamic.RPATH, dynamic.RUNPATH})  # by `dependencies`
+# Whose bits a linker of ours sets: that all functions are resolved at once.
+_FLAGS = {dynamic.FLAGS: 8, dynamic.FLAGS_1: 1}
+# The table that each entry is of, as the kind of its section; what states the size of one.
+_TABLES = {
+    dynamic.SYMTAB: 11,
+    4: 5,  # HASH
+    0x6FFFFEF5: 0x6FFFFFF6,  # GNU_HASH
+    dynamic.VERSYM: 0x6FFFFFFF,
+    dynamic.VERNEED: 0x6FFFFFFE,
+    25: 14,  # INIT_ARRAY
+    26: 15,  # FINI_ARRAY
+    36: 19,  # RELR
+}
+_SIZES = {27: 14, 28: 15, 35: 19}
+_RELOCATIONS, _RELOCATION_TABLES = 4, ((7, 8), (23, 2))  # RELA and RELASZ, JMPREL and PLTRELSZ
+# SYMENT, RELAENT, PLTREL, RELRENT.
+_CONSTANT = {11: 24, 9: 24, 20: 7, 37: 8}
+_RUN = (12, 13)  # INIT and FINI
+_VERSIONS_NEEDED = 0x6FFFFFFF
+_EXECUTABLE = 4  # of sh_flags
+_FUNCTION, _GLOBAL = 2, (1, 2)
+
+
+def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """A loader finds what the sections show, and nothing that makes it do more."""
+    del expected
+    for library in wheel.libraries:
+        for message in (*_entries(library), *_places(library), *_symbols(library)):
+            yield Finding("dynamic", library.path, message)
+
+
+def _entries(library: Library) -> Iterator[str]:
+    found = library.dynamic
+    name = library.path.rpartition("/")[2]
+    if found.soname != name:
+        yield f"expected the SONAME {name}, found {found.soname}"
+    for tag in sorted(set(found.tags) - _TAGS - _REPORTED):
+        yield f"expected the usual entries in its dynamic section, found {tag:#x}"
+    for tag, count in sorted(Counter(found.tags).items()):
+        if count > 1 and tag not in (dynamic.NEEDED, *_REPORTED):
+            yield f"expected one entry {tag:#x} in its dynamic section, found {count}"
+    if len(set(found.needed)) < len(found.needed):
+        yield f"expected to need each library once, found {', '.join(found.needed)}"
+    strange = sorted(set(found.asked) - set(found.needed))
+    if strange:
+        yield f"expected versions of symbols of what it needs, found {', '.join(strange)}"
+    rows, _ = dynamic.tags(library.file)
+    for tag, value in rows:
+        if value & ~_FLAGS.get(tag, value):
+            yield f"expected the flags {_FLAGS[tag]:#x} in the entry {tag:#x}, found {value:#x}"
+        if value != _CONSTANT.get(tag, value):
+            yield f"expected {_CONSTANT[tag]} in the entry {tag:#x}, found {value}"
+
+
+def _places(library: Library) -> Iterator[str]:
+    """Each table is where, and as long as, its section is."""
+    file = library.file
+    sections = [one for one in file.sections if one.name == ".dynamic"]
+    segments = [one for one in file.segments if one.kind == elf.DYNAMIC]
+    if [(one.offset, one.address, one.size) for one in sections] != [
+        (one.offset, one.address, one.file_size) for one in segments
+    ]:
+        yield "expected one dynamic section where its segment is, found them apart"
+    rows, _ = dynamic.tags(file)
+
+    def stated(wanted: int) -> list[int]:
+        return [value for tag, value in rows if tag == wanted]
+
+    names = [(one.address, len(one.content)) for one in file.named(".dynstr")]
+    if names != [*zip(stated(dynamic.STRTAB), stated(dynamic.STRSZ), strict=False)]:
+        yield "expected .dynstr where and as long as the loader takes it, found it elsewhere"
+    for tag, kind in _TABLES.items():
+        wanted = [one.address for one in file.sections if one.kind == kind]
+        if stated(tag) != wanted:
+            yield f"expected one table for the entry {tag:#x} at its address, found it elsewhere"
+    for tag, kind in _SIZES.items():
+        wanted = [one.size for one in file.sections if one.kind == kind]
+        if stated(tag) != wanted:
+            yield f"expected the entry {tag:#x} as long as its section, found another length"
+    needed = [one.info for one in file.sections if one.kind == dynamic.VERNEED]
+    if stated(_VERSIONS_NEEDED) != needed:
+        yield "expected as many versions of libraries as their section has, found another number"
+    relocations = {
+        (one.address, one.size)
+        for one in file.sections
+        if one.kind == _RELOCATIONS and one.allocated
+    }
+    found = {
+        pair
+        for place, size in _RELOCATION_TABLES
+        for pair in zip(stated(place), stated(size), strict=False)
+    }
+    if found != relocations:
+        yield "expected relocations where the loader looks for them, found them elsewhere"
+    for tag, value in rows:
+        if tag in _RUN and not _is_code(file, value):
+            yield f"expected the entry {tag:#x} to be code, found {value:#x}"
+
+
+def _symbols(library: Library) -> Iterator[str]:
+    file, found = library.file, library.dynamic
+    for symbol in found.symbols:
+        home = file.sections[symbol.section] if symbol.section < len(file.sections) else None
+        inside = (
+            home is not None
+            and home.flags & _EXECUTABLE
+            and home.address <= symbol.value < home.address + home.size
+        )
+        is_function = symbol.kind == _FUNCTION and symbol.binding in _GLOBAL
+        if not is_function or not inside or not _is_code(file, symbol.value):
+            yield f"expected {symbol.name} to be a function in code, found something else"
+    for name, count in Counter(symbol.name for symbol in found.symbols).items():
+        if count > 1:
+            yield f"expected one symbol {name}, found {count}"
+    for name in found.versioned:
+        yield f"expected {name} without a version, found one: not every loader finds it"
+
+
+def _is_code(file: elf.Elf, address: int) -> bool:
+    return any(
+        one.kind == elf.LOAD
+        and one.flags & elf.EXECUTE
+        and one.address <= address < one.address + one.file_size
+        for one in file.segments
+    )

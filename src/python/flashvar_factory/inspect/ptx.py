@@ -1,0 +1,32 @@
+"""Reads the head of PTX: its version, and what it was compiled for."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from flashvar_factory.errors import BuildError
+
+_HEAD: Final = re.compile(
+    rb"(?:\s|//[^\n]*\n)*+\.version\s+(?P<major>\d{1,3})\.(?P<minor>\d{1,3})"
+    rb"\s+\.target\s+sm_(?P<code>\d{2,3}[af]?)\b"
+)
+_SHOWN: Final = 40
+
+
+class Ptx(NamedTuple):
+    """What PTX states of itself."""
+
+    version: tuple[int, int]
+    code: str  # e.g. "90a"
+
+
+def read(text: memoryview, where: str) -> Ptx:
+    """Read PTX; BuildError when it is none, or no text."""
+    match = _HEAD.match(text)
+    if match is None or b"\0" in bytes(text).rstrip(b"\0"):
+        raise BuildError(
+            f"{where}: expected PTX that begins with .version and .target, found "
+            f"{bytes(text[:_SHOWN])!r}"
+        )
+    return Ptx((int(match["major"]), int(match["minor"])), match["code"].decode())
