@@ -111,8 +111,10 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
         yield "causal", rates.draw(strips, title, machine, what)
     ours = [(direction, _to_best(one)) for direction, one in measured.items()]
     if any(maps for _, maps in ours):
-        title = "flashvar's rate over the best peer's"
-        legend = "head dim, mask and length; above 1 (blue): flashvar is faster than every peer"
+        title = "flashvar's rate over that of the fastest other kernel"
+        legend = (
+            "head dim, mask and length; above 1 (blue): faster than every other kernel in this run"
+        )
         yield "best-peer", heat.draw(ours, title, machine, legend)
     each = [(direction, _to_each(one)) for direction, one in measured.items()]
     if any(maps for _, maps in each):

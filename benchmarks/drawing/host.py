@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from textwrap import fill
+from typing import Any
 
 from matplotlib import pyplot
 from matplotlib.artist import Artist
@@ -11,20 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import style
-
-_WAYS: Final = {
-    "eager": "forward,\nno gradient",
-    "dispatcher": "the same, through\ntorch's dispatcher alone",
-    "gradient": "forward, inputs that\nrequire gradients",
-    "step": "forward\nand backward",
-}
-# Who is timed here is named without a backend where it is CUDA.
-_CALLERS: Final = {
-    "flashvar": "flashvar-cuda",
-    "flashvar-triton": "flashvar-triton",
-    "sdpa-flash": "sdpa-flash",
-    "sdpa-cudnn": "sdpa-cudnn",
-}
+from benchmarks.names import HOST_CALLERS, HOST_WAYS
 
 
 def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
@@ -34,13 +22,15 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
         for row in rows
         if "median_us" in row
         for caller, _, way in [row["contender"].rpartition("-")]
-        if caller in _CALLERS and way in _WAYS
+        if caller in HOST_CALLERS and way in HOST_WAYS
     }
     if not found:
         return None
     present = {way for _, way in found}
     # A step costs so much more that it would flatten the others: it has a scale of its own.
-    groups = [[way for way in _WAYS if way in present and (way == "step") == own] for own in (0, 1)]
+    groups = [
+        [way for way in HOST_WAYS if way in present and (way == "step") == own] for own in (0, 1)
+    ]
     groups = [group for group in groups if group]
     figure, panels = pyplot.subplots(
         *(1, len(groups)),
@@ -67,24 +57,25 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
 def _draw_group(
     panel: Axes, ways: Sequence[str], found: Mapping[tuple[str, str], dict[str, Any]]
 ) -> None:
-    callers = [caller for caller in _CALLERS if any(key[0] == caller for key in found)]
+    callers = [caller for caller in HOST_CALLERS if any(key[0] == caller for key in found)]
     width = 0.8 / len(callers)
     highest = max(row["high_us"] for (_, way), row in found.items() if way in ways)
     for (caller, way), row in found.items():
         if way not in ways:
             continue
-        label, colour, _ = style.STYLES[_CALLERS[caller]]
+        contender = HOST_CALLERS[caller]
+        colour, _ = style.STYLES[contender]
         x = ways.index(way) + (callers.index(caller) - (len(callers) - 1) / 2) * width
         median, low, high = row["median_us"], row["low_us"], row["high_us"]
         panel.bar(
-            x, median, 0.9 * width, label=label,
+            x, median, 0.9 * width, label=style.label(contender),
             color=colour if style.is_ours(caller) else style.faded(colour),
         )  # fmt: skip
         panel.plot([x, x], [low, high], color="#222222", linewidth=1.2)
         panel.text(
             x, high + 0.012 * highest, f"{median:.1f}", ha="center", va="bottom", fontsize=8.5
         )
-    panel.set_xticks(range(len(ways)), [_WAYS[way] for way in ways])
+    panel.set_xticks(range(len(ways)), [fill(HOST_WAYS[way], 24) for way in ways])
     style.plain(panel)
     panel.tick_params(axis="x", length=0)
     panel.margins(x=0.02)

@@ -79,7 +79,7 @@ def _draw_panel(panel: Axes, measured: Rates, head_dim: int, causal: bool) -> No
             continue
         lengths = sorted({*lengths, *here})
         x, y = sorted(here), [here[length] for length in sorted(here)]
-        label, colour, marker = style.STYLES[name]
+        label, (colour, marker) = style.label(name), style.STYLES[name]
         ours = style.is_ours(name)
         panel.plot(
             x,

@@ -1,4 +1,4 @@
-"""What all pictures have in common: who has which name and colour, and where titles stand."""
+"""What all pictures have in common: who has which colour, and where titles stand."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from benchmarks.names import CONTENDERS
+
 # Okabe and Ito's colours, told apart by all; with markers, so that pictures also work in grey.
 # Ours are strong and solid, the peers' dashed.
-STYLES: Final[dict[str, tuple[str, str, str]]] = {
-    "flashvar-cuda": ("flashvar (CUDA)", "#D55E00", "o"),
-    "flashvar-sm80": ("flashvar (mma.sync, PTX of sm_80)", "#E69F00", "h"),
-    "flashvar-triton": ("flashvar (Triton)", "#0072B2", "s"),
-    "sdpa-flash": ("SDPA FlashAttention-2", "#222222", "^"),
-    "sdpa-cudnn": ("SDPA cuDNN", "#009E73", "D"),
-    "flex": ("FlexAttention, compiled", "#CC79A7", "v"),
-    "sdpa-efficient": ("SDPA memory-efficient", "#999999", "P"),
-    "flash-attn": ("flash-attn", "#6B4C9A", "<"),
-    "flash-attn-3": ("FlashAttention-3", "#B8860B", "d"),
-    "flash-attn-4": ("FlashAttention-4", "#56B4E9", ">"),
-    "flashinfer": ("FlashInfer", "#8C564B", "X"),
+STYLES: Final[dict[str, tuple[str, str]]] = {
+    "flashvar-cuda": ("#D55E00", "o"),
+    "flashvar-sm80": ("#E69F00", "h"),
+    "flashvar-triton": ("#0072B2", "s"),
+    "sdpa-flash": ("#222222", "^"),
+    "sdpa-cudnn": ("#009E73", "D"),
+    "flex": ("#CC79A7", "v"),
+    "sdpa-efficient": ("#999999", "P"),
+    "flash-attn": ("#6B4C9A", "<"),
+    "flash-attn-3": ("#B8860B", "d"),
+    "flash-attn-4": ("#56B4E9", ">"),
+    "flashinfer": ("#8C564B", "X"),
 }
 SHORT: Final = {
     "flashvar-sm80": "flashvar (mma.sync)",
@@ -54,7 +56,7 @@ def is_ours(contender: str) -> bool:
 
 def label(contender: str, *, short: bool = False) -> str:
     """What a contender is called in pictures."""
-    return (SHORT if short else {}).get(contender, STYLES[contender][0])
+    return (SHORT if short else {}).get(contender, CONTENDERS[contender])
 
 
 def machine(environment: Mapping[str, Any]) -> str:

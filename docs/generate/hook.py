@@ -35,6 +35,7 @@ GENERATED = {
     "keys of variants.toml": variants.keys,
     "kernels of a wheel": variants.kernels,
     "what was run": support.what_was_run,
+    "ops that ran": support.ops_that_ran,
     "versions": support.versions,
     "drivers": support.drivers,
     "software": support.software,

@@ -50,8 +50,10 @@ def integrations(root: Path) -> str:
 def modules_of_integrations(root: Path) -> str:
     """Reference of each module of flashvar.integrations, for mkdocstrings."""
     folder = root / "src" / "python" / "flashvar" / "integrations"
-    there = [name for name in INTEGRATIONS if (folder / f"{name}.py").is_file()]
-    return "\n\n".join(f"::: flashvar.integrations.{name}" for name in there)
+    for name in INTEGRATIONS:
+        if not ((folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()):
+            raise ValueError(f"expected flashvar.integrations.{name}, found no such module")
+    return "\n\n".join(f"::: flashvar.integrations.{name}" for name in INTEGRATIONS)
 
 
 def stand_in(root: Path) -> str:

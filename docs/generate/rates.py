@@ -8,10 +8,12 @@ from statistics import geometric_mean
 from typing import Any, Final, TypeAlias
 
 from benchmarks import result_file
+from benchmarks.names import CONTENDERS, HOST_CALLERS, HOST_WAYS
 from tables import table
 
 RESULTS: Final = Path("benchmarks", "results")
 OURS: Final = "flashvar-cuda"
+_NONE: Final = "-"  # not measured
 # (head dim, length, causal) -> contender -> row.
 Cells: TypeAlias = dict[tuple[int, int, bool], dict[str, dict[str, Any]]]
 
@@ -68,8 +70,8 @@ def ratios(root: Path) -> str:
             continue
         named = dict.fromkeys(row["contender"] for row in document["rows"])
         peers = [name for name in named if not name.startswith("flashvar-")]
-        rows = [(f"`{peer}`", *(_ratio(cells, peer) for cells in directions)) for peer in peers]
-        absent = [name for name, *found in rows if not any(found)]
+        rows = [(contender(peer), *(_ratio(cells, peer) for cells in directions)) for peer in peers]
+        absent = [name for name, *found in rows if set(found) == {_NONE}]
         heading = ("contender", "forward: mean (range)", "backward: mean (range)")
         made = table(heading, (row for row in rows if row[0] not in absent))
         missing = f"\n\nNot measured in this run: {', '.join(absent)}." if absent else ""
@@ -79,10 +81,10 @@ def ratios(root: Path) -> str:
 
 
 def _ratio(cells: Cells, peer: str) -> str:
-    """Geometric mean, lowest and highest; "" where nothing was measured."""
+    """Geometric mean, lowest and highest; _NONE if nothing was measured."""
     found = [by[OURS]["tflops"] / by[peer]["tflops"] for by in cells.values() if peer in by]
     if not found:
-        return ""
+        return _NONE
     return f"{geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
@@ -99,34 +101,55 @@ def _comparison(cells: Cells) -> str:
                 f"{seqlen:,}",
                 "causal" if causal else "full",
                 f"**{own:.0f}**",
-                *(f"{by[name]['tflops']:.0f}" if name in by else "" for name in peers),
-                "" if best is None else f"{own / best:.2f}",
+                *(f"{by[name]['tflops']:.0f}" if name in by else _NONE for name in peers),
+                _NONE if best is None else f"{own / best:.2f}",
             )
         )
-    return table(("head dim", "length", "mask", "flashvar", *peers, "ratio to best"), rows)
+    heading = (*("head dim", "length", "mask", "flashvar"), *map(contender, peers))
+    return table((*heading, "ratio to the fastest other"), rows)
+
+
+def contender(name: str) -> str:
+    """The name of a contender for readers."""
+    return CONTENDERS.get(name, f"`{name}`")
 
 
 def _caption(file: str, environment: dict[str, Any]) -> str:
     device, versions = environment["device"], environment["versions"]
-    revision = environment["source"]["revision"]
-    commit = f"commit {revision[:10]}" if revision else "no commit recorded"
     return (
         f"TFLOP/s on one {device['name']}, driver {device['driver']}, torch {versions['torch']}, "
-        f"{commit} (`{RESULTS / file}`)."
+        f"{_origin(file, environment)}."
     )
+
+
+def _origin(file: str, environment: dict[str, Any]) -> str:
+    """What was measured and when, with the record's file."""
+    source = environment["source"]
+    commit = f"commit {source['revision'][:10]}" if source["revision"] else "no commit recorded"
+    changed = " with uncommitted changes" if source.get("dirty") else ""
+    day = environment.get("time", "").partition("T")[0]
+    return f"{f'{day}, ' if day else ''}{commit}{changed} (`{RESULTS / file}`)"
 
 
 def host(root: Path) -> str:
     """Host time of one call."""
     parts = []
     for file, document in _documents(root, "host"):
+        times = {
+            row["contender"]: row["median_us"] for row in document["rows"] if "median_us" in row
+        }
         rows = [
-            (f"`{row['contender']}`", f"{row['median_us']:.1f}")
-            for row in document["rows"]
-            if "median_us" in row
+            (contender(name), *(_time(times.get(f"{prefix}-{way}")) for way in HOST_WAYS))
+            for prefix, name in HOST_CALLERS.items()
         ]
-        heading = table(("call", "µs"), rows)
-        parts.append(f"Medians, from `{RESULTS / file}`.\n\n{heading}")
+        made = table(("call", *HOST_WAYS.values()), rows)
+        least = (
+            f" `torch.empty_like` took {times['empty-like']:.1f} µs."
+            if "empty-like" in times
+            else ""
+        )
+        origin = _origin(file, document["environment"])
+        parts.append(f"Medians in µs, {origin}.{least}\n\n{made}")
     return "\n\n".join(parts)
 
 
@@ -138,13 +161,14 @@ def integrations(root: Path) -> str:
             (
                 row["way"],
                 f"{row['median_us']:.1f}",
-                f"{row['added_us']:.1f}" if "added_us" in row else "",
+                f"{row['added_us']:.1f}" if "added_us" in row else _NONE,
             )
             for row in document["rows"]
             if "median_us" in row
         ]
-        heading = table(("call", "µs", "more than directly"), rows)
-        parts.append(f"Through an integration, from `{RESULTS / file}`.\n\n{heading}")
+        made = table(("call", "µs", "more than `flashvar.attention`, µs"), rows)
+        origin = _origin(file, document["environment"])
+        parts.append(f"Through an integration, medians, {origin}.\n\n{made}")
     return "\n\n".join(parts)
 
 
@@ -159,7 +183,7 @@ def builds(root: Path) -> str:
             if "seconds" in row
         ]
         parts.append(
-            f"On {cores} cores, from `{RESULTS / file}`.\n\n"
+            f"On {cores} cores, {_origin(file, document['environment'])}.\n\n"
             + table(("step", "command", "seconds"), rows)
         )
     return "\n\n".join(parts)
@@ -175,11 +199,11 @@ def models(root: Path) -> str:
                 cells.setdefault(row["cell"], {})[row["contender"]] = row
         names = list(dict.fromkeys(name for by in cells.values() for name in by))
         rows = [
-            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else "" for name in names))
+            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else _NONE for name in names))
             for cell, by in cells.items()
         ]
         caption = _caption(file, document["environment"])
-        parts.append(f"{caption}\n\n{table(('model', *names), rows)}")
+        parts.append(f"{caption}\n\n{table(('model', *map(contender, names)), rows)}")
     return "\n\n".join(["## Models", *parts]) if parts else ""
 
 
@@ -197,5 +221,10 @@ def sizes(root: Path) -> str:
             for row in document["rows"]
         ]
         heading = ("wheel", "platform", "MB to download", "MB installed")
-        parts.append(f"From `{RESULTS / file}`.\n\n{table(heading, rows)}")
+        origin = _origin(file, document["environment"])
+        parts.append(f"Wheels of {origin}.\n\n{table(heading, rows)}")
     return "\n\n".join(["## Sizes", *parts]) if parts else ""
+
+
+def _time(microseconds: float | None) -> str:
+    return _NONE if microseconds is None else f"{microseconds:.1f}"

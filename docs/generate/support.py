@@ -12,11 +12,13 @@ from typing import Any, Final
 from benchmarks import result_file
 from tables import table
 
+from flashvar import ops
 from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar_factory.config import schema, toml_table
 from flashvar_factory.toolchain import driver
 
 RESULTS: Final = Path("tests", "gpu", "results")
+_NAMED_BACKEND: Final = re.compile(r"\[(?:.*-)?(cuda|triton)\b")
 _INTERPRETED: Final = "in its interpreter, on the CPU, with every change"
 
 
@@ -29,17 +31,25 @@ class Record:
     capability: tuple[int, int]
     forced: str | None  # the architecture whose binary had to serve
     backends: Counter[str]  # cases that passed, by the backend they name
+    of_ops: Counter[tuple[str, str]]  # those of an op's own tests, by op and backend
     passed: int
     failed: int
     skipped: int
     system: dict[str, Any]
     toolkits: tuple[str, ...]
+    commits: tuple[str, ...]  # of the binaries' sources
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """Whose code ran: the binary that was forced, or the device's own."""
         own = Architecture(*self.capability)
         return (BinaryKind.parse(self.forced).name if self.forced else own.name,)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether that code is for the device itself, and not translated by its driver."""
+        kind = BinaryKind.parse(self.architectures[0])
+        return kind.architecture.capability == self.capability
 
 
 def records(root: Path) -> Iterator[Record]:
@@ -56,11 +66,13 @@ def records(root: Path) -> Iterator[Record]:
             (device["capability"][0], device["capability"][1]),
             found.get("forced_architecture"),
             _backends(found["cases"]),
+            _of_ops(found["cases"]),
             counts.get("passed", 0),
             counts.get("failed", 0),
             counts.get("skipped", 0),
             system,
             tuple({_toolkit(binary["toolkit"]) for binary in found["binaries"]}),
+            tuple({binary["source"]["revision"][:7] for binary in found["binaries"]}),
         )
 
 
@@ -71,12 +83,21 @@ def _toolkit(toolkit: dict[str, Any]) -> str:
 
 
 def _backends(cases: list[dict[str, Any]]) -> Counter[str]:
-    named = (
-        re.search(r"\[(?:.*-)?(cuda|triton)\b", case["case"])
-        for case in cases
-        if case["outcome"] == "passed"
-    )
+    named = (_NAMED_BACKEND.search(case["case"]) for case in cases if case["outcome"] == "passed")
     return Counter(match[1] for match in named if match)
+
+
+def _of_ops(cases: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """Cases that passed of the files `test_<op>*`; those of `*_compiled` need not name cuda."""
+    found: Counter[tuple[str, str]] = Counter()
+    for case in cases:
+        file = Path(case["case"].partition("::")[0]).stem
+        op = next((op for op in ops.TABLE if file.startswith(f"test_{op}")), None)
+        named = _NAMED_BACKEND.search(case["case"])
+        backend = named[1] if named else "cuda" if file.endswith("_compiled") else None
+        if case["outcome"] == "passed" and op is not None and backend is not None:
+            found[op, backend] += 1
+    return found
 
 
 def what_was_run(root: Path) -> str:
@@ -93,10 +114,39 @@ def what_was_run(root: Path) -> str:
             for one in other
         )
         native = "; ".join(f"{one.device}: {one.passed} cases passed" for one in own)
-        rows.append((f"`{name}`", "with every change", native or "no", translated))
+        rows.append((f"`{name}`", "with every change", native or "no", translated or "no"))
     rows.append(("Triton", "with every change", _triton(root, every) or "no", _INTERPRETED))
     heading = ("code", "compiled", "ran on a GPU that it is for", "ran otherwise")
     return table(heading, rows)
+
+
+def ops_that_ran(root: Path) -> str:
+    """One row per op: the cases of its own tests that passed on a GPU."""
+    every = list(records(root))
+    rows = []
+    for op in ops.TABLE:
+        binaries = [one for one in every if one.of_ops[op, "cuda"]]
+        own = [one for one in binaries if one.is_native]
+        other = [one for one in binaries if not one.is_native]
+        triton = [one for one in every if one.of_ops[op, "triton"]]
+        rows.append(
+            (
+                f"`{op}`",
+                *(_passed(runs, op, "cuda") for runs in (own, other)),
+                _passed(triton, op, "triton"),
+            )
+        )
+    return table(("op", "native code", "as PTX on another GPU", "Triton"), rows)
+
+
+def _passed(runs: list[Record], op: str, backend: str) -> str:
+    """The cases of an op in these runs, by code and GPU."""
+    said = (
+        f"{f'`{one.architectures[0]}` on ' if backend == 'cuda' else ''}{one.device}: "
+        f"{one.of_ops[op, backend]} cases"
+        for one in runs
+    )
+    return "; ".join(said) or "no record"
 
 
 def _triton(root: Path, every: list[Record]) -> str:
@@ -120,19 +170,15 @@ def versions(root: Path) -> str:
         (
             f"`{one.file}`",
             one.device,
-            one.system["driver_display"],
-            one.system["torch"],
-            one.system["triton"],
-            one.system["python"],
-            ", ".join(one.toolkits),
+            f"driver {one.system['driver_display']}, torch {one.system['torch']}, "
+            f"Triton {one.system['triton']}, Python {one.system['python']}, "
+            f"nvcc {', '.join(one.toolkits)}",
+            ", ".join(one.commits),
             f"{one.passed} / {one.failed} / {one.skipped}",
         )
         for one in records(root)
     ]
-    heading = (
-        *("record", "GPU", "driver", "torch", "Triton", "Python", "nvcc"),
-        "passed / failed / skipped",
-    )
+    heading = ("record", "GPU", "software", "commit", "passed / failed / skipped")
     return table(heading, rows)
 
 
@@ -158,7 +204,7 @@ def software(root: Path) -> str:
             "x86-64; aarch64 is cross-compiled and loaded in an emulator",
         ),
     ]
-    return table(("", "serves", "run with every change"), rows)
+    return table(("software", "supported", "run with every change"), rows)
 
 
 def _on_arm(root: Path) -> str:
@@ -185,5 +231,5 @@ def drivers(root: Path) -> str:
     for version, branch in driver.BRANCHES.items():
         least = driver.minimum(version, ("sass",))
         rows.append((".".join(map(str, version)), least.display, branch))
-    heading = ("built with CUDA", "driver that runs the wheel", "driver that also runs its PTX")
+    heading = ("built with CUDA", "oldest driver for the wheel", "oldest driver for its PTX")
     return table(heading, rows)

@@ -13,10 +13,10 @@ from flashvar._version import __version__
 
 _EPILOG: Final = """\
 start here:
-  flashvar install           bring the binaries of the GPUs here
+  flashvar install           install the binaries for the GPUs of this machine
   flashvar doctor            what runs here, why, and how to improve it
-  flashvar doctor --verify   a minute of checks on the GPU
-  flashvar doctor --bench    ten seconds on the GPU, beside recorded rates
+  flashvar doctor --verify   check every op on the GPU: about a minute
+  flashvar doctor --bench    time the ops on the GPU: about ten seconds
   flashvar warmup            compile Triton kernels before the first request
 
 `python -m flashvar` is the same command.
@@ -94,7 +94,9 @@ def _check_doctor(chosen: argparse.Namespace, parser: Parser) -> None:
 
 def _parser(op: str) -> tuple[Parser, list[Parser]]:
     parser = Parser(
-        prog="flashvar", description="Compiled kernels, inspected and prepared.", epilog=_EPILOG
+        prog="flashvar",
+        description="Show, install and prepare the kernels of flashvar on this machine.",
+        epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"flashvar {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
@@ -118,15 +120,15 @@ def _doctor(parser: Parser, _op: str) -> None:
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="also time the ops for ten seconds, beside torch's and the recorded rates",
+        help="also time the ops, about ten seconds, beside torch's kernels and recorded rates",
     )
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="check the ops on the GPU for a minute, and print one line for an issue",
+        help="check every op on the GPU, about a minute, and print one line for an issue",
     )
     parser.add_argument(
-        "--device", type=int, metavar="N", help="CUDA device of --bench or --verify (default: 0)"
+        "--device", type=int, metavar="N", help="CUDA device for --bench or --verify (default: 0)"
     )
 
 
@@ -135,15 +137,15 @@ def _install(parser: Parser, _op: str) -> None:
         "--from",
         dest="source",
         metavar="PLACE",
-        help="a folder of wheels, or the address of an index (default: FLASHVAR_INDEX)",
+        help="a folder of wheels, or the URL of a package index (default: FLASHVAR_INDEX)",
     )
     parser.add_argument(
         "--arch",
         metavar="sm_XY,...",
-        help="install for these GPUs, or all, and not for those of this machine",
+        help="install for these GPUs, or `all`, instead of the GPUs of this machine",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="fetch and check everything, install nothing"
+        "--dry-run", action="store_true", help="download and check everything, install nothing"
     )
 
 
@@ -166,7 +168,9 @@ def _warmup(parser: Parser, op: str) -> None:
     where.add_argument(
         "--device", type=int, default=0, metavar="N", help="CUDA device (default: 0)"
     )
-    where.add_argument("--all", action="store_true", help="also calls that compiled kernels serve")
+    where.add_argument(
+        "--all", action="store_true", help="include calls that compiled kernels serve"
+    )
     where.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -190,7 +194,7 @@ def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
         nargs="?",
         default=chosen,
         choices=names,
-        help=f"{' or '.join(names)} (default: {names[0]}); each has options of its own",
+        help=f"{' or '.join(names)} (default: {names[0]}); each has its own options",
     )
     return chosen
 
@@ -204,16 +208,16 @@ def _op_of(arguments: list[str]) -> str:
 _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
-        "Exit code 0 when something other than the CPU reference would run, else 1;\n"
-        "with --bench also 1 when nothing could be timed. With --verify 0 when every\n"
-        "checked call is right, 1 when one is wrong or raises, or no GPU is there.",
+        "Exit code 0 when every op has kernels on every device, else 1; with --bench\n"
+        "also 1 when nothing could be timed. With --verify 0 when every checked call\n"
+        "is right, 1 when one is wrong or raises, or there is no GPU.",
         _doctor,
     ),
     "install": (
-        "install the binaries of this machine's GPUs, after checking them",
-        "Exit code 0 when they are installed; `flashvar doctor` shows what runs then.\n"
-        "Else nothing was changed: 12 the environment is not whole, 13 no GPU or no\n"
-        "binary for it, 14 the driver is too old, 15 no source has the wheel, 16 a\n"
+        "check and install the binaries for the GPUs of this machine",
+        "Exit code 0 when they are installed; `flashvar doctor` then shows what runs.\n"
+        "Otherwise nothing was changed: 12 the environment is incomplete, 13 no GPU or\n"
+        "no binary for it, 14 the driver is too old, 15 no source has the wheel, 16 a\n"
         "hash differs.",
         _install,
     ),
@@ -229,7 +233,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
         _warmup,
     ),
     "tune": (
-        "measure tiles of the Triton kernels on this GPU, and store the best",
+        "measure tile sizes of the Triton kernels on this GPU, and store the best",
         "Exit code 0 when the tiles were stored, 1 when they could not be written.",
         _tune,
     ),

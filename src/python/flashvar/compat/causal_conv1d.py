@@ -1,12 +1,12 @@
-"""The functions of the package causal-conv1d on flashvar.
+"""The functions of the package causal-conv1d, computed by flashvar.
 
     import flashvar.compat.causal_conv1d
 
-    flashvar.compat.causal_conv1d.install()  # over the installed causal-conv1d
-    flashvar.compat.causal_conv1d.provide()  # or in its place, where it is not installed
+    flashvar.compat.causal_conv1d.install()  # replace functions of the installed causal-conv1d
+    flashvar.compat.causal_conv1d.provide()  # or stand in for the package if it is not installed
 
-Importing the module changes nothing. Both come before the models that use the functions are
-imported: transformers looks them up once.
+Importing the module changes nothing. Call one of these before the models that use the functions are
+imported: transformers looks the functions up once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`Attend`: an attention module for diffusion models, with options dropout, flash and scale.
 
-Every call decides whether flashvar serves it, from its device, dtype and head dim: a model may move
+Each call decides by its device, dtype and head dim whether flashvar computes it. So a model may move
 between devices and dtypes, and its layers may differ in width.
 """
 
@@ -55,11 +55,11 @@ class Attend(nn.Module):  # type: ignore[misc]
     """softmax(scale * q k^T) v of tensors [batch, heads, sequence, head_dim].
 
     Args:
-        dropout: Probability that a weight becomes 0 while the module trains.
-        flash: Let flashvar compute what it serves, and torch's scaled_dot_product_attention the
-            rest. False: plain operations, which have second derivatives.
+        dropout: The probability with which an attention probability becomes 0 during training.
+        flash: Compute with flashvar, or with torch's scaled_dot_product_attention if flashvar does
+            not support the call. False: plain operations, which have second derivatives.
         scale: Factor of the scores; head_dim ** -0.5 by default.
-        backend: As in `flashvar.attention`; a named backend also serves the CPU and old devices.
+        backend: As in `flashvar.attention`; a named backend also runs on the CPU and on old GPUs.
     """
 
     def __init__(

@@ -34,11 +34,11 @@ class Documents(NamedTuple):
     def of_ids(cls, ids: torch.Tensor) -> Documents:
         """Documents from the id of each token; a new document begins where the id changes.
 
-        Waits for the device: the number of documents and their longest length are read from it.
+        Waits for the device, to read the number of documents and the longest length.
 
         Args:
             ids: Integers [batch, seqlen], or [seqlen]. Every row begins a new document. Padding may
-                have any id that its neighbors do not have: it attends only to itself.
+                have any id that differs from its neighbors'; it attends only to itself.
 
         Raises:
             ShapeError, DtypeError: ids have another shape or dtype.

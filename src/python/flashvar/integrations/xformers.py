@@ -46,9 +46,9 @@ def memory_efficient_attention(
             (from the top left), LowerTriangularFromBottomRightMask,
             LocalAttentionFromBottomRightMask, LowerTriangularFromBottomRightLocalAttentionMask,
             BlockDiagonalMask, BlockDiagonalCausalMask, BlockDiagonalCausalFromBottomRightMask.
-        p: Probability that a weight becomes 0.
+        p: Dropout: the probability with which an attention probability becomes 0.
         scale: Factor of the scores; head_dim ** -0.5 by default.
-        op: Ignored: flashvar chooses its own kernel.
+        op: Ignored; flashvar chooses the kernel.
         output_dtype: The dtype of the output; that of query by default.
 
     Returns:

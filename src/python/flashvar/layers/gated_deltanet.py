@@ -20,23 +20,23 @@ from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 class GatedDeltaNet(nn.Module):  # type: ignore[misc]
     """Linear attention by the gated delta rule, with short convolutions and an output gate.
 
-    The gate of the state, the sigmoid of beta and the norms of q and k are part of the kernels.
-    Names, shapes and initial values of the parameters are those of flash-linear-attention's layer.
+    The kernels compute the gate of the state, the sigmoid of beta and the norms of q and k. The
+    parameters have the names, shapes and initial values of flash-linear-attention's layer.
 
     Args:
-        hidden_size: Of the input and the output.
+        hidden_size: The size of the input and the output.
         expand_v: The head dim of v, divided by that of q and k.
-        head_dim: Of q and k.
-        num_heads: Of q and k.
-        num_v_heads: Of v, a multiple of num_heads; num_heads by default.
-        mode: "chunk" or "fused_recurrent"; flashvar chooses by the shape of a call.
-        use_gate: Whether the output is gated.
-        use_short_conv: Whether q, k and v are convolved; else they only get the activation.
-        allow_neg_eigval: Whether beta goes to 2.
+        head_dim: The head dim of q and k.
+        num_heads: The number of heads of q and k.
+        num_v_heads: The number of heads of v, a multiple of num_heads; num_heads by default.
+        mode: Accepts "chunk" or "fused_recurrent"; flashvar chooses by the shape of a call.
+        use_gate: Gate the output.
+        use_short_conv: Convolve q, k and v; without it they only pass the activation.
+        allow_neg_eigval: Let beta range to 2 instead of 1.
         conv_size: The width of the convolutions.
-        conv_bias: Whether they have a bias.
-        layer_idx: The place of the layer's states in a cache.
-        norm_eps: Of the norm of the output.
+        conv_bias: Give the convolutions a bias.
+        layer_idx: The index of the layer's states in a cache.
+        norm_eps: The epsilon of the output's norm.
         output_gate_activation: "swish", "silu" or "sigmoid".
         **kwargs: Not used.
     """
@@ -125,16 +125,16 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         cu_seqlens: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Any]:
-        """The output, None in the place of attention weights, and the cache.
+        """Return the output, None in place of attention weights, and the cache.
 
         Args:
             hidden_states: [batch, seqlen, hidden_size].
             attention_mask: [batch, seqlen or more], 0 for padding, whose output is 0. The last
                 seqlen columns are those of hidden_states. Not used with cu_seqlens.
             past_key_values: A `StateCache` or flash-linear-attention's Cache, which is updated.
-            use_cache: Whether states are wanted after the call.
+            use_cache: Store the states after the call in the cache.
             output_attentions: Not used: there are none.
-            cu_seqlens: Where packed sequences begin and end in a batch of 1.
+            cu_seqlens: The offsets of sequences packed into a batch of 1.
             **kwargs: Not used.
         """
         batch, seqlen, _ = hidden_states.shape

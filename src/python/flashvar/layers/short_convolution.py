@@ -12,16 +12,16 @@ from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
 
 
 class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
-    """The parameters of nn.Conv1d of as many groups as channels, and states between calls.
+    """A causal convolution of each channel, with the parameters of a grouped nn.Conv1d.
 
     Args:
-        hidden_size: Channels.
+        hidden_size: The number of channels.
         kernel_size: The width of the filter, 2 to 4.
-        bias: Whether there is one.
+        bias: Add a bias.
         activation: "silu", "swish" or None.
         backend: Not used: flashvar chooses.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
         **kwargs: Not used.
     """
 
@@ -71,16 +71,16 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
         chunk_indices: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and the state after it if it is asked for.
+        """Return the output, and the state after it or None.
 
         Args:
             x: [batch, seqlen, hidden_size]; batch is 1 with cu_seqlens.
             residual: Added after the activation; the shape of x.
-            mask: [batch, seqlen], 0 for tokens that count as zeros.
-            cache: The state before it, [sequences, hidden_size, kernel_size]. One token of each
-                sequence, without cu_seqlens and without gradients, updates it in place.
-            output_final_state: Whether to return the state after it.
-            cu_seqlens: Where packed sequences begin and end.
+            mask: [batch, seqlen], 0 for tokens to be replaced by zeros.
+            cache: The state before x, [sequences, hidden_size, kernel_size]. It is updated in place
+                if x has one token of each sequence and neither cu_seqlens nor gradients.
+            output_final_state: Also return the state after x.
+            cu_seqlens: The offsets of packed sequences.
             chunk_indices: Not needed.
             **kwargs: Not used.
         """

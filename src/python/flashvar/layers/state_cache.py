@@ -1,4 +1,4 @@
-"""The states of layers between calls, as flash-linear-attention's caches keep them."""
+"""The states of layers between calls, stored as in flash-linear-attention's caches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 class StateCache:
-    """One dictionary for each layer: `recurrent_state`, `conv_state` and others by name.
+    """A dictionary of states for each layer: `recurrent_state`, `conv_state` and others.
 
-    flash-linear-attention's Cache, which transformers' models have, serves in its place.
+    flash-linear-attention's Cache, which transformers' models use, works in its place.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class StateCache:
         return self._states[layer_idx]
 
     def update(self, layer_idx: int = 0, offset: int = 1, **states: Any) -> dict[str, Any]:
-        """Replace states of a layer after `offset` tokens; those that are None stay."""
+        """Replace states of a layer after `offset` tokens; a state that is None is kept."""
         while len(self._states) <= layer_idx:
             self._states.append({"recurrent_state": None, "conv_state": None})
             self._tokens.append(0)
@@ -33,10 +33,10 @@ class StateCache:
         return self._states[layer_idx]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens a layer has seen."""
+        """The number of tokens that a layer has seen."""
         return self._tokens[layer_idx] if layer_idx < len(self) else 0
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all states."""
         self._states.clear()
         self._tokens.clear()

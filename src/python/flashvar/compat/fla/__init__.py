@@ -1,13 +1,13 @@
-"""flash-linear-attention's functions on flashvar.
+"""flash-linear-attention's functions, computed by flashvar.
 
     import flashvar.compat.fla
 
-    flashvar.compat.fla.install()   # over the installed flash-linear-attention
-    flashvar.compat.fla.register()  # or as a backend in its own registry
-    flashvar.compat.fla.provide()   # or in its place, where it is not installed
+    flashvar.compat.fla.install()   # replace functions of the installed flash-linear-attention
+    flashvar.compat.fla.register()  # or add flashvar to its own registry of backends
+    flashvar.compat.fla.provide()   # or stand in for the package if it is not installed
 
-Importing the module changes nothing. All of them come before the models that use the functions are
-imported: transformers looks them up once.
+Importing the module changes nothing. Call one of these before the models that use the functions are
+imported: transformers looks the functions up once.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _STAND_IN: Final = StandIn(
 
 
 def install(strict: bool = False) -> None:
-    """Replace functions of the installed flash-linear-attention, wherever they are bound by name.
+    """Replace functions of the installed flash-linear-attention, in every module that has them.
 
     These are `chunk_gated_delta_rule` (also as `chunk_gdn`), `fused_recurrent_gated_delta_rule`,
     `chunk_delta_rule`, `fused_recurrent_delta_rule`, `causal_conv1d` and `causal_conv1d_update`;
-    its layers and models call them by name. Another call changes `strict`, else nothing.
+    its layers and models call them by name. A second call changes `strict` and nothing else.
 
     Args:
-        strict: Raise where flashvar does not serve a call, which else goes to
-            flash-linear-attention's own function, with the reason once in the log.
+        strict: Raise an error in a call that flashvar does not support. By default such a call goes
+            to flash-linear-attention's own function, and the reason is logged once.
 
     Raises:
         IntegrationError: flash-linear-attention is not installed, or too old.
@@ -56,11 +56,12 @@ def install(strict: bool = False) -> None:
 
 
 def register() -> None:
-    """Add flashvar to flash-linear-attention's registry of backends, before its others.
+    """Add flashvar to flash-linear-attention's registry of backends, before the others.
 
-    Of 0.6.0 it then serves `chunk_gated_delta_rule` and the convolution, of 0.5.1 the convolution;
-    `install` serves all functions, in every version. FLA_FLASHVAR=0 switches it off, and what it
-    does not serve goes to the next backend. Another call does nothing.
+    In version 0.6.0 the registry asks it for `chunk_gated_delta_rule` and the convolution, in 0.5.1
+    for the convolution only; `install` replaces all functions in every version. FLA_FLASHVAR=0
+    switches it off. Calls that it does not support go to the next backend. A second call does
+    nothing.
 
     Raises:
         IntegrationError: flash-linear-attention is not installed, or too old.
@@ -69,10 +70,10 @@ def register() -> None:
 
 
 def provide() -> None:
-    """Let `import fla` find these functions and layers, where the package is not installed.
+    """Let `import fla` find these functions and layers if the package is not installed.
 
-    It is what models of transformers ask for. Importing any other part of flash-linear-attention is
-    a NotServedError, an ImportError.
+    They are the parts that transformers' models import. Importing any other part raises
+    NotServedError, which is an ImportError.
 
     Raises:
         ConfigurationError: flash-linear-attention is installed.
@@ -86,6 +87,6 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def uninstall() -> None:
-    """Undo `install` and `provide`; nothing without them."""
+    """Undo `install` and `provide`; without them it does nothing."""
     _REBINDING.restore()
     _STAND_IN.remove()

@@ -1,4 +1,4 @@
-"""Flashvar as an attention implementation of the package transformers: `register`."""
+"""flashvar as an attention implementation of the package transformers: `register`."""
 
 from flashvar.integrations.transformers.registration import register
 

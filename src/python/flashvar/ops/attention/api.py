@@ -75,10 +75,11 @@ def attention(
     layout: Layout = "bshd",
     backend: BackendName = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention, softmax(scale * q k^T + mask) v, without the matrix of scores.
+    """Exact attention, softmax(scale * q k^T + mask) v, without storing the matrix of scores.
 
-    The kernels follow FlashAttention-2 (Dao 2023); sums are kept in float32. Query i and key j
-    have a score s(i, j), and i has the diagonal key d(i) = i + seqlen_k - seqlen_q:
+    The kernels follow FlashAttention-2 (Dao 2023) and sum in float32. The score s of query i and
+    key j is computed in this order, where d(i) = i + seqlen_k - seqlen_q is the key on the diagonal
+    of query i:
 
         s = scale * (q . k)
         s = softcap * tanh(s / softcap)
@@ -89,42 +90,44 @@ def attention(
 
     Args:
         q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, on the CPU also float32 and
-            float64. The last dimension is contiguous; the others may have any strides, also 0. On
-            CUDA devices the head dim is at most 256, and a head dim that is not a multiple of 8
-            costs padded copies; on the CPU there is no limit.
-        k: [batch, seqlen_k, heads_kv, head_dim]; heads_q is a multiple of heads_kv, and query head
-            h reads key head h // (heads_q / heads_kv). Dtype and device of q.
-        v: [batch, seqlen_k, heads_kv, head_dim_v]. Dtype and device of k.
-        causal: Hide key j from query i where j > d(i): the last query sees all keys.
-        scale: Factor of the scores, any finite number; head_dim ** -0.5 by default.
-        window_size: (left, right): query i sees d(i) - left <= j <= d(i) + right; -1 is unbounded.
-        softcap: Bound of the scores before the bias is added; 0 for no bound.
-        bias: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in either layout, contiguous in the
-            keys; dtype of q or float32. Added to the scores.
+            float64. The last dimension must be contiguous; the others may have any strides, also 0.
+            On CUDA devices the head dim is at most 256, and inputs with a head dim that is not a
+            multiple of 8 are first copied into padded tensors; on the CPU there is no limit.
+        k: [batch, seqlen_k, heads_kv, head_dim], with the dtype and device of q. heads_q must be a
+            multiple of heads_kv; query head h reads key head h // (heads_q / heads_kv).
+        v: [batch, seqlen_k, heads_kv, head_dim_v], with the dtype and device of k.
+        causal: Hide key j from query i if j > d(i). The last query sees all keys.
+        scale: Factor of the scores, any finite number; default head_dim ** -0.5.
+        window_size: (left, right): query i sees keys d(i) - left <= j <= d(i) + right; -1 means
+            unbounded.
+        softcap: Bound of the scores before the bias is added; 0 means no bound.
+        bias: Added to the scores: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in every layout,
+            contiguous in the keys, in the dtype of q or float32.
         alibi_slopes: float32 [heads_q] or [batch, heads_q] (Press et al. 2022); no gradient.
-        dropout_p: The share of entries of P, the softmax of the scores, that become 0: below 1 and
-            rounded to a multiple of 2^-16. The others are multiplied by 1 / (1 - dropout_p).
-        rng_state: int64 [seed, offset] on the device of q. They decide which entries become 0
-            (Philox, Salmon et al. 2011), the same in every backend. Drawn from torch's generator
-            of that device by default.
+        dropout_p: The probability with which an element of P, the softmax of the scores, becomes 0:
+            below 1, rounded to a multiple of 2^-16. The others are multiplied by
+            1 / (1 - dropout_p).
+        rng_state: int64 [seed, offset] on the device of q, which decide the elements that become 0
+            (Philox, Salmon et al. 2011), the same ones in every backend. By default they are drawn
+            from torch's generator of that device.
         deterministic: Make the gradients bit-identical between runs; implied by
             torch.use_deterministic_algorithms.
-        return_lse: Return the log-sum-exp of the scores too.
+        return_lse: Also return the log-sum-exp of the scores.
         layout: "bshd" for the shapes above; "bhsd" if q, k, v and the output are [batch, heads,
             sequence, head_dim]; "bhsd->bshd" if only q, k and v are. No layout needs a copy.
-        backend: "auto" takes the fastest backend that can serve the call. A named backend serves
+        backend: "auto" takes the fastest backend that supports the call. A named backend computes
             the call or raises; "reference" is plain torch operations.
 
     Returns:
         The output, contiguous, in the dtype of q: [batch, seqlen_q, heads_q, head_dim_v], or in the
-        order that the layout says. With `return_lse` also the natural log-sum-exp [batch, heads_q,
-        seqlen_q] in float32 (float64 for float64 inputs), of dropped
-        scores too. A query that sees no key has output 0 and log-sum-exp -inf.
+        order of the layout. With `return_lse` also the natural log-sum-exp [batch, heads_q,
+        seqlen_q] in float32 (float64 for float64 inputs), which dropout does not change. A query
+        that sees no key has output 0 and log-sum-exp -inf.
 
     Raises:
         InvalidInputError: a shape, dtype, device, stride or option is not supported (ShapeError,
             DtypeError, DeviceError and LayoutError are subclasses).
-        BackendUnavailableError: no backend can serve the call; the message has the reason of each.
+        BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
     drops_none = is_number(dropout_p) and dropout_p == 0.0

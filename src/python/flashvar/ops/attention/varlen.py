@@ -83,22 +83,23 @@ def attention_varlen(
     return_lse: bool = False,
     backend: BackendName = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention within each of many sequences that are packed into one tensor.
+    """Attention within each of several sequences that are concatenated in one tensor.
 
-    Every sequence is computed as in `flashvar.attention`, which documents all options.
+    Each sequence is computed as by `flashvar.attention`, which documents the options.
 
     Args:
         q: [total_q, heads_q, head_dim]; sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
-        k: [total_k, heads_kv, head_dim], packed by cu_seqlens_k; or dense [batch, seqlen_k,
-            heads_kv, head_dim] where cu_seqlens_k is None, e.g. a static cache.
-        v: Like k, with its own head dim.
-        cu_seqlens_q: int32 [batch + 1] on the device of q, from 0 up to at most total_q; equal
-            neighbors are an empty sequence.
-        cu_seqlens_k: Likewise for k and v; cu_seqlens_q by default where k is packed.
-        max_seqlen_q: An upper bound of the lengths of q, total_q by default. It may be larger than
-            the longest sequence, but must not be smaller.
-        max_seqlen_k: Likewise for k and v.
-        seqused_k: int32 [batch] on the device of q: sequence b has only seqused_k[b] keys.
+        k: [total_k, heads_kv, head_dim], packed as cu_seqlens_k says; or, if cu_seqlens_k is None,
+            dense [batch, seqlen_k, heads_kv, head_dim], for example a static KV cache.
+        v: Like k; its head dim may differ.
+        cu_seqlens_q: int32 [batch + 1] on the device of q: 0, then the end of each sequence, at
+            most total_q. Two equal neighbors mean an empty sequence.
+        cu_seqlens_k: The same for k and v; cu_seqlens_q by default if k is packed.
+        max_seqlen_q: An upper bound of the lengths of q; total_q by default. It may be larger than
+            the longest sequence, but not smaller.
+        max_seqlen_k: The same for k and v.
+        seqused_k: int32 [batch] on the device of q: only the first seqused_k[b] keys of sequence b
+            are used.
         causal: As in attention, with the lengths of each sequence.
         scale: As in attention.
         window_size: As in attention.
@@ -107,7 +108,7 @@ def attention_varlen(
         dropout_p: As in attention.
         rng_state: As in attention.
         deterministic: As in attention.
-        return_lse: Return the log-sum-exp too.
+        return_lse: Also return the log-sum-exp.
         backend: As in attention.
 
     Returns:
@@ -115,9 +116,9 @@ def attention_varlen(
         [heads_q, total_q] in float32.
 
     Raises:
-        InvalidInputError: as in attention. Offsets that decrease or leave the tensor are refused on
-            the CPU, and on a CUDA device with FLASHVAR_STRICT=1, which makes every call wait for
-            the device; otherwise the kernels clamp them.
+        InvalidInputError: as in attention. Offsets that decrease or exceed the tensor are errors on
+            the CPU. On a CUDA device the kernels clamp them; with FLASHVAR_STRICT=1 they are errors
+            there too, and every call waits for the device.
         BackendUnavailableError: as in attention.
         BinaryError: as in attention.
     """

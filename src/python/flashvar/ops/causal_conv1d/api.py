@@ -35,49 +35,49 @@ def causal_conv1d(
     layout: Layout = "btd",
     backend: BackendName = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Convolve each channel of sequences with a short filter of its own, causally.
+    """Convolve each channel with its own short causal filter.
 
         z[t] = bias + sum(weight[:, j] * x[t - (width - 1) + j] for j in range(width))
         y[t] = activation(z[t]) + residual[t]
 
-    Sums are kept in float32, float64 for float64 tensors, and made in one order: the same bits on
-    every run. There are gradients of every floating-point input, of any order and kind. Under
-    autocast nothing is cast.
+    Sums are in float32 (float64 for float64 tensors) and in a fixed order, so results have the same
+    bits on every run. Every floating-point input has gradients of any order, and forward-mode
+    derivatives. Autocast casts nothing.
 
     Args:
-        x: [batch, seqlen, dim]; packed with cu_seqlens [1, total, dim] or [total, dim]. bfloat16,
-            float16 or float32, on the CPU float64 too. Any strides.
-        weight: [dim, width], a width from 2 to 4; the last column is that of the token itself.
-            As bias, residual and initial_state bfloat16, float16 or float32, whatever x is; float64
-            if x is.
+        x: [batch, seqlen, dim]; packed with cu_seqlens: [1, total, dim] or [total, dim]. bfloat16,
+            float16 or float32; on the CPU also float64. Any strides.
+        weight: [dim, width], with a width from 2 to 4; the last column applies to the token itself.
+            Weight, bias, residual and initial_state may be bfloat16, float16 or float32 whatever
+            the dtype of x; if x is float64 they must be too.
         bias: [dim].
-        activation: "silu" or "swish", which are the same, or None.
-        residual: Added after the activation; the shape of x.
-        initial_state: What came before each sequence, [sequences, dim, columns], the newest token
-            in the last column: width - 1 columns (causal-conv1d), width (flash-linear-attention) or
-            more. Zeros if it is left out.
-        return_final_state: Whether to return what came before the next token, as initial_state.
-        state_len: The columns of the final state: those of initial_state, else width - 1, if it is
-            left out.
-        cu_seqlens: Where packed sequences begin and end: 0 and the cumulative sum of their lengths,
-            int32 or int64. Lengths may be 0. It is not read on the host unless it lies there: on a
-            CUDA device what it must be is not checked.
-        seq_idx: In place of cu_seqlens, and without states, the sequence of each token, [batch,
-            seqlen], int32 or int64, those of a sequence side by side. Where it is negative there is
-            padding, which may hold anything and whose output is 0.
-        layout: "btd" for the shapes above, "bdt" for [batch, dim, seqlen] or packed [dim, total] in
-            x, residual and the output. Weight and states are the same in both.
-        backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
-            plain torch operations.
+        activation: "silu" or "swish", which mean the same, or None.
+        residual: Added after the activation, in the shape of x.
+        initial_state: The inputs before each sequence, [sequences, dim, columns], with the newest
+            token in the last column: width - 1 columns (as in causal-conv1d), width (as in
+            flash-linear-attention) or more. Zeros by default.
+        return_final_state: Also return the state after each sequence, to be passed on as
+            initial_state.
+        state_len: The number of columns of the final state; by default that of initial_state, or
+            width - 1 without one.
+        cu_seqlens: The offsets of packed sequences: 0, then the cumulative sum of their lengths,
+            int32 or int64. Lengths may be 0. On a CUDA device its values are not checked.
+        seq_idx: Instead of cu_seqlens, and only without states: the sequence of each token, [batch,
+            seqlen], int32 or int64. The tokens of a sequence must be adjacent. A negative number
+            marks padding, which may hold anything and whose output is 0.
+        layout: "btd" for the shapes above; "bdt" if x, residual and the output are [batch, dim,
+            seqlen], or packed [dim, total]. Weight and states are the same in both.
+        backend: "auto" takes the fastest backend that supports the call. A named backend computes
+            the call or raises; "reference" is plain torch operations.
 
     Returns:
-        The output, in the shape, dtype and order of strides of x; with return_final_state also the
-        final state, in the dtype of initial_state, else of x.
+        The output, in the shape, dtype and order of strides of x. With return_final_state also the
+        final state, in the dtype of initial_state, or of x without one.
 
     Raises:
-        InvalidInputError: shapes, dtypes, devices or options that causal_conv1d does not take
-            (ShapeError, DtypeError, DeviceError and LayoutError are kinds of it).
-        BackendUnavailableError: nothing serves the call; the message says why for each candidate.
+        InvalidInputError: a shape, dtype, device or option is not supported (ShapeError,
+            DtypeError, DeviceError and LayoutError are subclasses).
+        BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual}
@@ -158,34 +158,35 @@ def causal_conv1d_update(
     layout: Layout = "btd",
     backend: BackendName = "auto",
 ) -> torch.Tensor:
-    """Convolve the next tokens of sequences, and move them into the states, in place.
+    """Convolve the next tokens of each sequence, and update the states in place.
 
-    It has no derivatives: a gradient that is asked for raises.
+    It has no derivatives: asking for a gradient raises an error.
 
     Args:
-        x: [batch, dim], one token of each sequence, or [batch, seqlen, dim] with any number.
-        state: What came before, [batch, dim, columns] as `causal_conv1d` returns it; or with
-            state_indices a pool [states, dim, columns]. It is written.
-        weight: [dim, width], as bias and activation those of `causal_conv1d`.
+        x: [batch, dim], one token of each sequence, or [batch, seqlen, dim], any number of tokens.
+        state: The inputs before x, [batch, dim, columns], as `causal_conv1d` returns them; with
+            state_indices a pool of states, [states, dim, columns]. Updated in place.
+        weight: [dim, width]; weight, bias and activation as in `causal_conv1d`.
         bias: [dim].
         activation: "silu", "swish" or None.
-        residual: Added after the activation; the shape of x.
-        state_indices: The state of each sequence in the pool, int32 or int64, each state at most
-            once. A sequence with a negative index has none: it gives 0. On a CUDA device, where
-            indices are not read on the host, one beyond the pool gives NaN.
-        state_positions: Where the states are circular buffers: how many tokens each sequence has
-            seen, [batch], int32 or int64. The next token goes to that column, modulo the columns,
-            and the others stay where they are. They are not counted up.
-        layout: "btd" for the shapes above, "bdt" for [batch, dim, seqlen] in x, residual and the
-            output.
+        residual: Added after the activation, in the shape of x.
+        state_indices: The index of each sequence's state in the pool, int32 or int64; no state may
+            be used twice. A sequence with a negative index has no state, and its output is 0. On a
+            CUDA device an index beyond the pool gives NaN; on the CPU it is an error.
+        state_positions: For states that are circular buffers: the number of tokens that each
+            sequence has seen, [batch], int32 or int64. The next token is written to the column of
+            that number, modulo the number of columns; the other columns are not moved. The numbers
+            themselves are not updated.
+        layout: "btd" for the shapes above; "bdt" if x, residual and the output are [batch, dim,
+            seqlen].
         backend: As in `causal_conv1d`.
 
     Returns:
         The output, in the shape, dtype and order of strides of x.
 
     Raises:
-        InvalidInputError: shapes, dtypes, devices or options that it does not take.
-        BackendUnavailableError: nothing serves the call; the message says why for each candidate.
+        InvalidInputError: a shape, dtype, device or option is not supported.
+        BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
     others = bias, residual, state_indices, state_positions

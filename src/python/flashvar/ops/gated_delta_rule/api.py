@@ -47,53 +47,56 @@ def gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Linear attention by the gated delta rule.
 
-    Each head of v has a state S [K, V]. For each token of a sequence, in order:
+    Each head of v has a state S, a matrix [K, V], where K is the head dim of q and k, and V that of
+    v. For each token of a sequence, in order:
 
         S = exp(g) * S
         S = S + outer(k, beta * (v - S^T k))
         out = scale * S^T q
 
-    Sums are kept in float32, float64 for float64 inputs. There are gradients of the first order of
-    every floating-point tensor. Under autocast nothing is cast.
+    Sums are in float32 (float64 for float64 inputs). Every floating-point input has first
+    derivatives. Autocast casts nothing.
 
     Args:
-        q: Queries, [batch, seqlen, heads, K]. bfloat16, float16 or float32, float64 too in the
-            reference, and one dtype for q, k and v. Any K and V of at least 1.
+        q: Queries, [batch, seqlen, heads, K]: bfloat16, float16 or float32, in the reference also
+            float64. q, k and v must have the same dtype. K and V are at least 1.
         k: Keys, like q.
-        v: Values, [batch, seqlen, heads of v, V]: as many heads as q or a multiple of them, of
-            which each group in order shares a head of q and k.
-        g: Gates, [batch, seqlen, heads of v], the natural logarithms of decays: at most 0, and
-            -inf forgets all. On the CPU larger ones are refused. None is the delta rule, zeros.
-            float32 or the dtype of q, as beta, A_log and dt_bias are.
+        v: Values, [batch, seqlen, heads of v, V]. The number of heads is that of q or a multiple of
+            it; consecutive heads of v share a head of q and k.
+        g: Gates, [batch, seqlen, heads of v]: the natural logarithms of the decays, at most 0; -inf
+            clears the state. Positive gates are an error on the CPU, and are not checked on CUDA
+            devices. None means zeros, which is the delta rule. g, beta, A_log and dt_bias are
+            float32 or have the dtype of q.
         beta: How much of the state is overwritten, [batch, seqlen, heads of v], 0 to 2.
-        scale: Factor of out; K ** -0.5 by default.
-        initial_state: The state before each sequence, [sequences, heads of v, K, V], float32
-            (float64 beside float64); zeros by default.
-        return_final_state: Whether to return the state after each sequence.
-        state_indices: For decoding without gradients. initial_state is a pool then, [any number,
-            heads of v, K, V], float32 or of the dtype of q. State state_indices[i], integers, is
-            that of sequence i, and is updated in place. Negative: the sequence begins with zeros,
-            and its state is dropped. No state may belong to two sequences: on CUDA devices which
-            of them stays is not defined.
-        state_layout: "vk" where states are [..., V, K].
-        cu_seqlens: The first row of each sequence and then the number of rows, [sequences + 1],
-            int32 or int64: sequences, also of no tokens, are packed into a batch of 1.
-        qk_l2norm: Normalise q and k first, x / sqrt(sum(x^2) + 1e-6).
-        beta_sigmoid: beta is sigmoid(beta).
-        allow_neg_eigval: beta is 2 * sigmoid(beta); with beta_sigmoid.
-        A_log: [heads of v]. The gate is -exp(A_log) * softplus(g + dt_bias).
+        scale: Factor of the output; K ** -0.5 by default.
+        initial_state: The state before each sequence, [sequences, heads of v, K, V], in float32
+            (float64 for float64 inputs); zeros by default.
+        return_final_state: Also return the state after each sequence.
+        state_indices: For decoding, without gradients. initial_state is then a pool of states, [any
+            number, heads of v, K, V], in float32 or the dtype of q; sequence i uses the state at
+            index state_indices[i] and updates it in place. With a negative index a sequence starts
+            from zeros, and its state is not stored. No two sequences may use the same state: on
+            CUDA devices what it then holds is undefined.
+        state_layout: "vk" if states are [..., V, K].
+        cu_seqlens: The offsets of sequences packed into a batch of 1: 0, then the end of each,
+            [sequences + 1], int32 or int64. A sequence may be empty.
+        qk_l2norm: Normalize q and k first: x / sqrt(sum(x^2) + 1e-6).
+        beta_sigmoid: Use sigmoid(beta) as beta.
+        allow_neg_eigval: Use 2 * sigmoid(beta) as beta; requires beta_sigmoid.
+        A_log: [heads of v]. If given, the gate is -exp(A_log) * softplus(g + dt_bias).
         dt_bias: [heads of v], with A_log; zeros by default.
-        backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
-            plain torch operations.
+        backend: "auto" takes the fastest backend that supports the call. A named backend computes
+            the call or raises; "reference" is plain torch operations.
 
     Returns:
-        Out, [batch, seqlen, heads of v, V], contiguous, in the dtype of q; and the final state, in
-        the shape and dtype of initial_state, or None. With state_indices it is initial_state.
+        The output, [batch, seqlen, heads of v, V], contiguous, in the dtype of q; and the final
+        state, in the shape and dtype of initial_state, or None without return_final_state. With
+        state_indices the final state is initial_state itself.
 
     Raises:
-        InvalidInputError: shapes, dtypes, devices or options that it does not take (ShapeError,
-            DtypeError, DeviceError and LayoutError are kinds of it).
-        BackendUnavailableError: the named backend does not serve the call.
+        InvalidInputError: a shape, dtype, device or option is not supported (ShapeError,
+            DtypeError, DeviceError and LayoutError are subclasses).
+        BackendUnavailableError: no backend supports the call.
     """
     arguments = (
         *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),

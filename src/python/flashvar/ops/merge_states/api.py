@@ -21,42 +21,44 @@ def merge_states(
     layout: Literal["bshd", "bhsd", "bhsd->bshd"] = "bshd",
     backend: Literal["auto", "cuda", "triton", "reference"] = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge attentions of the same queries over disjoint keys: what attention over all gives.
+    """Merge attention results of the same queries over disjoint sets of keys.
 
-    Each part is what `flashvar.attention(..., return_lse=True)` returns for some of the keys:
+    The result equals attention over all of the keys. Each part is what
+    `flashvar.attention(..., return_lse=True)` returns for one set:
 
         lse = log(sum(exp(lses[i])))
         out = sum(exp(lses[i] - lse) * outs[i])
 
-    Sums are kept in float32, float64 for float64 parts, and made in one order: the same bits on
-    every run. There are gradients of every out and lse, of any order and kind. Under autocast
-    nothing is cast.
+    Sums are in float32 (float64 for float64 parts) and in a fixed order, so results have the same
+    bits on every run. Every out and lse has gradients of any order, and forward-mode derivatives.
+    Autocast casts nothing.
 
     Args:
         outs: The outputs of the parts, at least one: [batch, seqlen, heads, head_dim] each, or
-            packed [total, heads, head_dim]; or one tensor with the parts in front. bfloat16,
-            float16 or float32, on the CPU float64 too, and one dtype for all. Any head dim; any
-            strides, but parts that are not contiguous in their last dimension, or not laid out as
-            the other parts are, are copied. On CUDA devices lists of more than 224 parts are
-            copied too, and of more than 8 through Triton; a stacked tensor never is.
+            packed [total, heads, head_dim]; or one tensor with the parts stacked in dimension 0.
+            All have one dtype: bfloat16, float16 or float32, on the CPU also float64. Any head dim
+            and any strides; parts that are not contiguous in the last dimension, or whose strides
+            differ from those of the others, are copied. On CUDA devices lists of more than 224
+            parts (more than 8 through Triton) are copied too; a stacked tensor never is.
         lses: Their natural log-sum-exps: [batch, heads, seqlen] each, or packed [heads, total]; or
-            one tensor with the parts in front. float32; beside float64 outs float64 too.
-        layout: "bshd" for the shapes above, "bhsd" for [batch, heads, seqlen, head_dim] in outs
-            and the output, "bhsd->bshd" for that in outs alone.
-        backend: "auto" takes the fastest that serves. A named one serves or raises; "reference" is
-            plain torch operations.
+            one tensor with the parts stacked in dimension 0. float32; with float64 outs also
+            float64.
+        layout: "bshd" for the shapes above; "bhsd" if outs and the output are [batch, heads,
+            seqlen, head_dim]; "bhsd->bshd" if only outs are.
+        backend: "auto" takes the fastest backend that supports the call. A named backend computes
+            the call or raises; "reference" is plain torch operations.
 
     Returns:
         The merged output, contiguous, in the dtype of outs, and its log-sum-exp in the dtype of
-        lses. A part of weight 0 counts for nothing, whatever its out holds, NaN too: where its lse
-        is -inf, or so far below the highest that the exponential of the difference is 0. Rows that
-        are -inf in every part give 0 and -inf. A NaN among the lses of a row gives NaN and NaN;
-        +inf among them gives NaN and +inf.
+        lses. A part has weight 0 in a row where its lse is -inf, or so far below the highest that
+        the exponential of the difference is 0; its out is then ignored, even NaN. A row that is
+        -inf in every part gives 0 and -inf. A NaN among the lses of a row gives NaN and NaN; +inf
+        among them gives NaN and +inf.
 
     Raises:
-        InvalidInputError: shapes, dtypes, devices or options that merge_states does not take
-            (ShapeError, DtypeError, DeviceError and LayoutError are kinds of it).
-        BackendUnavailableError: nothing serves the call; the message says why for each candidate.
+        InvalidInputError: a shape, dtype, device or option is not supported (ShapeError,
+            DtypeError, DeviceError and LayoutError are subclasses).
+        BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
     out_list, lse_list, stacked = given(outs, lses)

@@ -1,0 +1,33 @@
+"""What readers call the contenders and the ways of a call, in tables and in pictures."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONTENDERS: Final = {
+    "flashvar-cuda": "flashvar (CUDA)",
+    "flashvar-sm80": "flashvar (mma.sync, PTX of sm_80)",
+    "flashvar-triton": "flashvar (Triton)",
+    "sdpa-flash": "SDPA FlashAttention-2",
+    "sdpa-cudnn": "SDPA cuDNN",
+    "flex": "FlexAttention, compiled",
+    "sdpa-efficient": "SDPA memory-efficient",
+    "flash-attn": "flash-attn",
+    "flash-attn-3": "FlashAttention-3",
+    "flash-attn-4": "FlashAttention-4",
+    "flashinfer": "FlashInfer",
+}
+# How a row of `run.py host` begins, and whom it times: without a backend that is CUDA.
+HOST_CALLERS: Final = {
+    "flashvar": "flashvar-cuda",
+    "flashvar-triton": "flashvar-triton",
+    "sdpa-flash": "sdpa-flash",
+    "sdpa-cudnn": "sdpa-cudnn",
+}
+# How it ends, and what the call has to do.
+HOST_WAYS: Final = {
+    "eager": "forward, no gradient",
+    "dispatcher": "the same, through torch's dispatcher alone",
+    "gradient": "forward, inputs that require gradients",
+    "step": "forward and backward",
+}
