@@ -21,7 +21,7 @@ from .conftest import ROOT, Factory
 def made(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of sdist and wheel."""
     folder = tmp_path_factory.mktemp("self-contained")
-    words = ("sm80", "op=attention_fwd", "hdim=32", "dtype=bf16")
+    words = ("sm80", "op=causal_conv1d_update", "dtype=bf16")
     done = factory(ROOT, "project", *words, "--output", str(folder / "project"))
     assert done.returncode == 0, done.stdout
     environment = {**os.environ, "CUDACXX": str(nvcc.find("auto", os.environ, ROOT).nvcc)}
@@ -38,7 +38,7 @@ def made(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sdist_and_wheel(made: Path) -> None:
-    endings = sorted(path.name.rpartition("hdim32")[2] for path in made.iterdir())
+    endings = sorted(path.name.rpartition("bf16")[2] for path in made.iterdir())
     assert len(endings) == 2
     assert endings[0].startswith("-py3-none-linux_")  # the repair step gives the final tag
     assert endings[1] == ".tar.gz"

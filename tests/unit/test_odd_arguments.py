@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,26 @@ NUMBERS = [
 ]
 
 
-def named(pairs: list[tuple[Call, str]]) -> Any:
-    ids = [f"{call.__name__}-{name}" for call, name in pairs]
-    return pytest.mark.parametrize(("call", "name"), pairs, ids=ids)
+def taken(pairs: list[tuple[Call, str]], values: list[Any]) -> list[str]:
+    """What is not refused in words that name the argument."""
+    found = []
+    for (call, name), odd in product(pairs, values):
+        try:
+            call(**{name: odd})
+        except InvalidInputError as error:
+            if name in str(error):
+                continue
+            answer = str(error)
+        except Exception as error:
+            answer = repr(error)
+        else:
+            answer = "is served"
+        found.append(f"{call.__name__}({name}={odd!r}): {answer}")
+    return found
 
 
-@pytest.mark.parametrize("odd", NO_TENSORS, ids=lambda odd: type(odd).__name__)
-@named(TENSORS)
-def test_no_tensor(call: Call, name: str, odd: object) -> None:
-    with pytest.raises(InvalidInputError, match=name):
-        call(**{name: odd})
+def test_no_tensor() -> None:
+    assert taken(TENSORS, NO_TENSORS) == []
 
 
 @pytest.mark.parametrize("call", [dense, varlen, fa_dense], ids=lambda call: call.__name__)
@@ -78,11 +89,8 @@ def test_no_tensor_with_dropout(call: Call) -> None:
         call(q=[1.0], dropout_p=0.5)
 
 
-@pytest.mark.parametrize("odd", NO_NUMBERS, ids=lambda odd: type(odd).__name__)
-@named(NUMBERS)
-def test_no_number(call: Call, name: str, odd: object) -> None:
-    with pytest.raises(InvalidInputError, match=name):
-        call(**{name: odd})
+def test_no_number() -> None:
+    assert taken(NUMBERS, NO_NUMBERS) == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Each row of MACHINES is judged by the selection and by doctor, as text, as JSON 
 from __future__ import annotations
 
 import json
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -17,16 +18,18 @@ from flashvar.cli import diagnosis
 from flashvar.selection.request import Request
 from flashvar.selection.rules import select
 
-every_machine = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-
 
 def devices(machine: Machine) -> list[int | None]:
     return [device.index for device in machine.system.devices] or [None]
 
 
-@every_machine
-@pytest.mark.parametrize("op", sim.OPS)
-def test_selection(machine: Machine, op: str) -> None:
+def test_selection(subtests: pytest.Subtests) -> None:
+    for (name, machine), op in product(MACHINES.items(), sim.OPS):
+        with subtests.test(machine=name, op=op):
+            check_selection(machine, op)
+
+
+def check_selection(machine: Machine, op: str) -> None:
     decisions = [
         select(
             Request.of(op, machine.dtype, index, head_dim=machine.head_dim),
@@ -42,22 +45,23 @@ def test_selection(machine: Machine, op: str) -> None:
     assert [reason for reason in reasons if words in reason], decisions[0].explain()
 
 
-@every_machine
-@pytest.mark.parametrize("form", ["text", "json"])
 def test_doctor(
-    machine: Machine,
-    form: str,
+    subtests: pytest.Subtests,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(diagnosis, "gather", lambda: machine.system)
-    monkeypatch.setattr(diagnosis, "loader", SimpleNamespace(open_all=lambda: machine.wheels))
     for name in ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH"):
         monkeypatch.delenv(name, raising=False)
-    code = cli.main(["doctor", *(["--json"] if form == "json" else [])])
-    printed = capsys.readouterr().out
-    assert code == machine.exit_code, printed
-    (check_json if form == "json" else check_text)(machine, printed)
+    forms = {"text": ([], check_text), "json": (["--json"], check_json)}
+    for (name, machine), (words, check) in product(MACHINES.items(), forms.values()):
+        wheels = SimpleNamespace(open_all=lambda machine=machine: machine.wheels)
+        monkeypatch.setattr(diagnosis, "gather", lambda machine=machine: machine.system)
+        monkeypatch.setattr(diagnosis, "loader", wheels)
+        with subtests.test(machine=name, words=words):
+            code = cli.main(["doctor", *words])
+            printed = capsys.readouterr().out
+            assert code == machine.exit_code, printed
+            check(machine, printed)
 
 
 def check_json(machine: Machine, printed: str) -> None:

@@ -26,7 +26,6 @@ from derivative_chains import (
     check_vjp_after_its_transform,
     composed,
     grad,
-    jacfwd,
     jacobian,
     jacrev,
     jvp,
@@ -98,19 +97,10 @@ def test_chains_of_one_input(place: int) -> None:
     assert found == {}
 
 
-# A compilation takes a second: one of each kind. What is refused is so when the program runs.
-COMPILED = [
-    (grad,),
-    (jvp,),
-    (jacfwd,),
-    (grad, vmap),
-    (vmap, jacrev),
-    (vjp_unused, vjp),
-    (grad, grad),
-    (vmap, jvp),
-    (jvp, grad),
-    (jacrev, jacrev),
-]
+# A compilation takes seconds: one of each kind. A forward-mode and a second derivative, which are
+# refused when the program runs, a batch, and a second derivative that nobody asks for.
+# test_compiled_gradients_of_parameters has the plain gradient.
+COMPILED = [(jvp,), (vmap, jacrev), (grad, grad), (vjp_unused, vjp)]
 
 
 @pytest.mark.parametrize("chain", COMPILED, ids=name)

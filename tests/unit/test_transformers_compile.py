@@ -57,28 +57,12 @@ _WAV2VEC2 = {
     "layerdrop": 0.0,
     "mask_time_prob": 0.0,
 }
-_WHISPER = {
-    "d_model": 64,
-    "encoder_layers": LAYERS,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "num_mel_bins": 8,
-    "max_source_positions": 20,
-}
 _LLAMA = {**_WORDS, "num_key_value_heads": 1, "use_cache": False}
-# A class, which takes a moment to load, its configuration, and what it eats.
+# A class, which takes a moment to load, its configuration, and what it eats: one of each way to
+# attention, as a graph takes seconds. What of it all models share is judged by the sweep.
 MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
     "vit": ("transformers:ViTModel", "ViTConfig", _IMAGES, pixels),
-    "clip": ("transformers:CLIPVisionModel", "CLIPVisionConfig", _IMAGES, pixels),
-    "dinov2": ("transformers:Dinov2Model", "Dinov2Config", _IMAGES, pixels),
-    "siglip": ("transformers:SiglipVisionModel", "SiglipVisionConfig", _IMAGES, pixels),
     "wav2vec2": ("transformers:Wav2Vec2Model", "Wav2Vec2Config", _WAV2VEC2, sound),
-    "whisper": (
-        "transformers.models.whisper.modeling_whisper:WhisperEncoder",
-        "WhisperConfig",
-        _WHISPER,
-        lambda: {"input_features": torch.randn(2, 8, 40)},
-    ),
     "bert": ("transformers:BertModel", "BertConfig", _WORDS, ids),
     "bert padded": ("transformers:BertModel", "BertConfig", _WORDS, padded),
     "llama": ("transformers:LlamaModel", "LlamaConfig", _LLAMA, ids),
@@ -118,7 +102,7 @@ def test_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found[kept], model(**given).last_hidden_state[kept])
 
 
-@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+@pytest.mark.parametrize("name", ["vit", "llama"])
 def test_gradients_of_one_graph(name: str) -> None:
     model, given = small(name)
     weights = list(model.parameters())
