@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from interpreter import patch_once
 
 if TYPE_CHECKING:
+    import torch
     from oracle import Call
 
 
@@ -94,40 +95,39 @@ def plant_nan(call: Call, case: Case) -> None:
             (tensor if packed else tensor[b])[first + length : stop] = float("nan")
 
 
-def run(case: Case) -> str:
-    """What is wrong with the kernels' answers; empty when they are right."""
+def padded(case: Case, sizes: tuple[int, ...], dim: int) -> torch.Tensor:
+    """Random values with NaN all around them."""
     import torch
-    from oracle import Call, assert_gradients_right, assert_right
 
-    from flashvar.backends.triton.attention import prepare_backward, prepare_forward
-    from flashvar.ops.attention.problem import Gradients, Inputs, Options
-    from flashvar.ops.attention.validate import inspect, inspect_backward
-    from flashvar.selection.candidates import CandidateResult
+    odd = 0 if case.aligned else 1
+    rows, heads = sizes[-2:]
+    shape = (*sizes[:-2], rows + 2, heads, dim + 8 + odd)
+    whole = torch.full(shape, torch.nan, dtype=getattr(torch, case.dtype))
+    view = whole.narrow(-3, 1, rows).narrow(-1, odd, dim)
+    return view.copy_(torch.randn(view.shape))
 
-    torch.manual_seed(0)
-    dtype = getattr(torch, case.dtype)
-    result = CandidateResult("triton", "triton", True, "")
+
+def sizes_of(
+    case: Case, length: int, packed: tuple[int, ...] | None, heads: int
+) -> tuple[int, ...]:
+    """The shape of q, or of k, without its last dimension."""
     batch = case.batch if case.packed is None else len(case.packed)
+    return (batch, length, heads) if packed is None else (sum(packed) + 3, heads)
 
-    def padded(sizes: tuple[int, ...], dim: int) -> torch.Tensor:
-        """Random values with NaN all around them."""
-        odd = 0 if case.aligned else 1
-        rows, heads = sizes[-2:]
-        whole = torch.full((*sizes[:-2], rows + 2, heads, dim + 8 + odd), torch.nan, dtype=dtype)
-        view = whole.narrow(-3, 1, rows).narrow(-1, odd, dim)
-        return view.copy_(torch.randn(view.shape))
 
-    def offsets(lengths: tuple[int, ...]) -> torch.Tensor:
+def made(case: Case) -> Call:
+    """The tensors and options of a case, in the layout of the oracle."""
+    import torch
+    from oracle import Call
+
+    def offsets(lengths: tuple[int, ...] | None) -> torch.Tensor | None:
         """Of sequences that begin at row 2; one row after them belongs to none."""
+        if lengths is None:
+            return None
         return torch.tensor([2, *lengths]).cumsum(0).to(torch.int32)
 
-    def sizes(
-        length: int, lengths: tuple[int, ...] | None, heads: int, batch: int
-    ) -> tuple[int, ...]:
-        return (batch, length, heads) if lengths is None else (sum(lengths) + 3, heads)
-
-    sizes_q = sizes(case.lengths[0], case.packed, case.heads[0], batch)
-    sizes_k = sizes(case.lengths[1], case.packed_k, case.heads[1], batch)
+    sizes_k = sizes_of(case, case.lengths[1], case.packed_k, case.heads[1])
+    batch = case.batch if case.packed is None else len(case.packed)
     bias, slopes, rng, used = None, None, None, None
     if case.bias is not None:
         bias = torch.randn(*case.bias, *case.lengths)
@@ -137,10 +137,10 @@ def run(case: Case) -> str:
         rng = torch.tensor([-(2**61) + 12345, 2**33 + 7])
     if case.used is not None:
         used = torch.tensor(case.used, dtype=torch.int32)
-    call = Call(
-        padded(sizes_q, case.head_dim),
-        padded(sizes_k, case.head_dim),
-        padded(sizes_k, case.head_dim_v or case.head_dim),
+    return Call(
+        padded(case, sizes_of(case, case.lengths[0], case.packed, case.heads[0]), case.head_dim),
+        padded(case, sizes_k, case.head_dim),
+        padded(case, sizes_k, case.head_dim_v or case.head_dim),
         causal=case.causal,
         scale=case.scale,
         window=case.window,
@@ -149,10 +149,25 @@ def run(case: Case) -> str:
         alibi_slopes=slopes,
         dropout_p=case.dropout,
         rng_state=rng,
-        cu_seqlens_q=None if case.packed is None else offsets(case.packed),
-        cu_seqlens_k=None if case.packed_k is None else offsets(case.packed_k),
+        cu_seqlens_q=offsets(case.packed),
+        cu_seqlens_k=offsets(case.packed_k),
         seqused_k=used,
     )
+
+
+def run(case: Case) -> str:
+    """What is wrong with the kernels' answers; empty when they are right."""
+    import torch
+    from oracle import assert_gradients_right, assert_right
+
+    from flashvar.backends.triton.attention import prepare_backward, prepare_forward
+    from flashvar.ops.attention.problem import Gradients, Inputs, Options
+    from flashvar.ops.attention.validate import inspect, inspect_backward
+    from flashvar.selection.candidates import CandidateResult
+
+    torch.manual_seed(0)
+    result = CandidateResult("triton", "triton", True, "")
+    call = made(case)
 
     def users(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.transpose(1, 2) if case.layout.startswith("bhsd") else tensor
@@ -162,12 +177,8 @@ def run(case: Case) -> str:
 
     inputs = Inputs(
         *(users(tensor) for tensor in (call.q, call.k, call.v)),
-        bias,
-        slopes,
-        rng,
-        call.cu_seqlens_q,
-        call.cu_seqlens_k,
-        used,
+        *(call.bias, call.alibi_slopes, call.rng_state),
+        *(call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_k),
     )
     plant_nan(call, case)
     options = Options(
@@ -180,22 +191,22 @@ def run(case: Case) -> str:
         layout=case.layout,
     )
     problem = inspect(inputs, options)
-    out = torch.full(problem.out_shape, torch.nan, dtype=dtype)
+    out = torch.full(problem.out_shape, torch.nan, dtype=call.q.dtype)
     lse = torch.full(problem.lse_shape, torch.nan)
     prepare_forward(problem, result)(inputs, out, lse)
-    grad_out = returned(padded((*sizes_q[:-2], *sizes_q[-2:]), case.head_dim_v or case.head_dim))
+    grad_out = returned(padded(case, call.q.shape[:-1], case.head_dim_v or case.head_dim))
     grad_lse = torch.randn(lse.shape) if case.grad_lse else None
-    backward = inspect_backward(inputs, options, grad_out, bias is not None)
+    backward = inspect_backward(inputs, options, grad_out, call.bias is not None)
     grads = Gradients(
         *(torch.full_like(tensor, torch.nan) for tensor in inputs[:3]),
-        None if bias is None else torch.zeros(bias.shape),
+        None if call.bias is None else torch.zeros(call.bias.shape),
     )
     prepare_backward(backward, result)(inputs, out, lse, grad_out, grad_lse, grads)
     try:
         assert_right(call, returned(out), lse)
         found = {name: users(getattr(grads, name)) for name in "qkv"}
         found["bias"] = grads.bias
-        if bias is None:
+        if call.bias is None:
             del found["bias"]
         assert_gradients_right(call, found, returned(grad_out), grad_lse)
     except AssertionError as error:

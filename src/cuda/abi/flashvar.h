@@ -62,6 +62,16 @@ typedef struct flashvar_tensor {
   int64_t head_stride;
 } flashvar_tensor;
 
+/* States [sequences, heads, K, V] in device memory, one for each head of a sequence; of fp32 but where
+ * an op says otherwise. Strides are in elements. */
+typedef struct flashvar_state {
+  void* data; /* may be NULL where the op's header says so */
+  int64_t sequence_stride;
+  int64_t head_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+} flashvar_state;
+
 /* FLASHVAR_ABI_VERSION as the library was compiled. */
 FLASHVAR_API uint32_t flashvar_abi_version(void);
 

@@ -27,16 +27,6 @@ typedef struct flashvar_gate {
   uint32_t reserved;
 } flashvar_gate;
 
-/* States [sequences, heads, head_dim, head_dim_v], of fp32 but where an op says otherwise; strides
- * in elements. */
-typedef struct flashvar_state {
-  void* data; /* may be NULL where the op's header says so */
-  int64_t sequence_stride;
-  int64_t head_stride;
-  int64_t k_stride;
-  int64_t v_stride;
-} flashvar_state;
-
 /* A head has a state S [head_dim, head_dim_v]. For each token of a sequence, in order,
  *   S = exp(g) S;  S += k (beta (v - S^T k))^T;  out = scale S^T q.
  * Head h of v goes with head h / (heads / heads_qk) of q and k.

@@ -1,6 +1,4 @@
 // The C functions of the op gated_delta_rule_fwd.
-#include <array>
-
 #include "abi/call.h"
 #include "abi/gated_delta_rule_problem.h"
 #include "gated_delta_rule/kernel_table.h"
@@ -13,8 +11,7 @@ namespace {
 
 namespace gdr = gated_delta_rule;
 
-struct GatedDeltaRuleFwd {
-  using Params = flashvar_gated_delta_rule_fwd_params;
+struct GatedDeltaRuleFwd : GatedDeltaRuleOut<flashvar_gated_delta_rule_fwd_params> {
   using Kernel = GatedDeltaRuleFwdKernel;
   static constexpr const char* kName = "gated_delta_rule_fwd";
   static constexpr size_t kFirstSize = 464;
@@ -22,19 +19,6 @@ struct GatedDeltaRuleFwd {
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
     flashvar_status const status = check_gated_delta_rule(p.problem, 8);
     return status == FLASHVAR_OK ? find_kernel(p, kernel) : status;
-  }
-
-  static bool is_empty(const Params& p) {
-    return p.problem.sequences == 0 || p.problem.heads == 0 || p.problem.head_dim_v == 0;
-  }
-
-  static std::array<Pointer, 5> required(const Params& p) {
-    bool const has_rows = p.problem.seqlen > 0;
-    return {{{"q.data", p.problem.q.data, has_rows},
-             {"k.data", p.problem.k.data, has_rows},
-             {"v.data", p.problem.v.data, has_rows},
-             {"beta.data", p.problem.beta.data, has_rows},
-             {"out.data", p.out.data, has_rows}}};
   }
 
   static gdr::FwdProblem problem(const Params& p) {

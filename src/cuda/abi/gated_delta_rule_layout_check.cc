@@ -12,14 +12,6 @@ static_assert(offsetof(Gate, head_stride) == 24);
 static_assert(offsetof(Gate, dtype) == 32);
 static_assert(offsetof(Gate, reserved) == 36);
 
-using State = flashvar_state;
-static_assert(sizeof(State) == 40);
-static_assert(offsetof(State, data) == 0);
-static_assert(offsetof(State, sequence_stride) == 8);
-static_assert(offsetof(State, head_stride) == 16);
-static_assert(offsetof(State, k_stride) == 24);
-static_assert(offsetof(State, v_stride) == 32);
-
 using Problem = flashvar_gated_delta_rule_problem;
 static_assert(sizeof(Problem) == 352);
 static_assert(offsetof(Problem, sequences) == 0);

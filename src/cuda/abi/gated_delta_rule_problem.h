@@ -1,9 +1,11 @@
 // From the parameters of a gated_delta_rule op to the problem its kernels see: what all of its ops
 // check and translate alike.
 #pragma once
+#include <array>
 #include <cmath>
 #include <cstdint>
 
+#include "abi/call.h"
 #include "abi/error.h"
 #include "abi/gated_delta_rule.h"
 #include "gated_delta_rule/problem.h"
@@ -80,6 +82,25 @@ Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
   problem.dt_bias = gate(p.dt_bias);
   return problem;
 }
+
+// What the functions that write out have in common (call.h).
+template <class Params_>
+struct GatedDeltaRuleOut {
+  using Params = Params_;
+
+  static bool is_empty(const Params& p) {
+    return p.problem.sequences == 0 || p.problem.heads == 0 || p.problem.head_dim_v == 0;
+  }
+
+  static std::array<Pointer, 5> required(const Params& p) {
+    bool const has_rows = p.problem.seqlen > 0;
+    return {{{"q.data", p.problem.q.data, has_rows},
+             {"k.data", p.problem.k.data, has_rows},
+             {"v.data", p.problem.v.data, has_rows},
+             {"beta.data", p.problem.beta.data, has_rows},
+             {"out.data", p.out.data, has_rows}}};
+  }
+};
 
 // The kernel for the least head dim that is at least the problem's, or null; `table` ends with
 // null.

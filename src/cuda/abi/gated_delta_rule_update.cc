@@ -1,6 +1,4 @@
 // The C functions of the op gated_delta_rule_update.
-#include <array>
-
 #include "abi/call.h"
 #include "abi/gated_delta_rule_problem.h"
 #include "gated_delta_rule/kernel_table.h"
@@ -12,8 +10,7 @@ namespace flashvar {
 
 namespace {
 
-struct GatedDeltaRuleUpdate {
-  using Params = flashvar_gated_delta_rule_update_params;
+struct GatedDeltaRuleUpdate : GatedDeltaRuleOut<flashvar_gated_delta_rule_update_params> {
   using Kernel = GatedDeltaRuleUpdateKernel;
   static constexpr const char* kName = "gated_delta_rule_update";
   static constexpr size_t kFirstSize = 496;
@@ -27,19 +24,6 @@ struct GatedDeltaRuleUpdate {
     return fail(FLASHVAR_NO_KERNEL,
                 "this binary holds no gated_delta_rule_update kernel for dtype %u, head dim %d",
                 p.problem.dtype, p.problem.head_dim);
-  }
-
-  static bool is_empty(const Params& p) {
-    return p.problem.sequences == 0 || p.problem.heads == 0 || p.problem.head_dim_v == 0;
-  }
-
-  static std::array<Pointer, 5> required(const Params& p) {
-    bool const has_rows = p.problem.seqlen > 0;
-    return {{{"q.data", p.problem.q.data, has_rows},
-             {"k.data", p.problem.k.data, has_rows},
-             {"v.data", p.problem.v.data, has_rows},
-             {"beta.data", p.problem.beta.data, has_rows},
-             {"out.data", p.out.data, has_rows}}};
   }
 
   static gated_delta_rule::UpdateProblem problem(const Params& p) {

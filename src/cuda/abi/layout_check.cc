@@ -19,3 +19,10 @@ static_assert(sizeof(flashvar_tensor) == 32);
 static_assert(offsetof(flashvar_tensor, batch_stride) == 8);
 static_assert(offsetof(flashvar_tensor, seq_stride) == 16);
 static_assert(offsetof(flashvar_tensor, head_stride) == 24);
+
+static_assert(sizeof(flashvar_state) == 40);
+static_assert(offsetof(flashvar_state, data) == 0);
+static_assert(offsetof(flashvar_state, sequence_stride) == 8);
+static_assert(offsetof(flashvar_state, head_stride) == 16);
+static_assert(offsetof(flashvar_state, k_stride) == 24);
+static_assert(offsetof(flashvar_state, v_stride) == 32);

@@ -65,12 +65,12 @@ __device__ __forceinline__ void store_accumulator(unsigned char* smem, const Acc
 }
 
 // Copies a warp's rows of a shared tile to global memory: the first `rows` of its kWarpRows rows,
-// which start at tile row `first_row`. `gmem`: the first of them; rows are head_dim elements long,
+// which start at tile row `first_row`. `gmem`: the first of them; rows are `columns` elements long,
 // `stride` elements apart. All lanes of the warp take part.
 template <class Layout, int kWarpRows, bool kAligned>
 __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
                                            const unsigned char* smem, int first_row, int32_t rows,
-                                           int32_t head_dim) {
+                                           int32_t columns) {
   constexpr int kRowStep = 32 / Layout::kColBlockChunks;
   int const lane = threadIdx.x % 32;
   int const chunk = lane % Layout::kColBlockChunks;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
 #pragma unroll
     for (int col_block = 0; col_block < Layout::kColBlocks; ++col_block) {
       int const column = col_block * Layout::kColBlockCols + chunk * kChunkElements;
-      if (row >= rows || column >= head_dim) continue;
+      if (row >= rows || column >= columns) continue;
       uint4 const value =
           *reinterpret_cast<const uint4*>(slot + col_block * Layout::kColBlockBytes);
       uint16_t* const target = gmem + row * stride + column;

@@ -74,7 +74,7 @@ struct FragmentAddress {
 };
 
 // FragmentAddress with the offset in the tile kept apart from the tile's address. The forward needs
-// it: with FragmentAddress it spills registers at head dim 128 on sm_90.
+// it: with FragmentAddress it spills registers at 128 columns on sm_90.
 template <class Layout_>
 struct FragmentOffset {
   using Layout = Layout_;

@@ -10,12 +10,12 @@
 namespace flashvar::sm80 {
 
 // Loads rows [0, rows) of `gmem` into a tile, or all rows with kAllRows. The tile's other rows, and
-// its columns from `head_dim` on, become zeros. All kThreads threads take part. kAligned: every row
+// its columns from `columns` on, become zeros. All kThreads threads take part. kAligned: every row
 // starts at a multiple of 16 bytes; the copies are asynchronous and belong to the thread's open
 // cp.async group. Not kAligned: the thread's copies are complete on return.
 template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
 __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
-                                          int32_t rows, int32_t head_dim) {
+                                          int32_t rows, int32_t columns) {
   constexpr int kRowStep = kThreads / Layout::kColBlockChunks;
   static_assert(Layout::kRows % kRowStep == 0 && kRowStep % Layout::Swizzle::kPeriod == 0,
                 "a thread's chunk keeps its place in the swizzle from row to row");
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* g
   // Limits relative to this thread's first element: unrolled steps compare constants with one
   // register.
   int32_t const rows_left = rows - row;
-  int32_t const columns_left = head_dim - chunk * kChunkElements;
+  int32_t const columns_left = columns - chunk * kChunkElements;
   unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
   const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
   constexpr int kUnroll =

@@ -31,12 +31,12 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
-// Number of column blocks that a call's head dim has. Where maps are clipped (clipped_map.h)
-// further ones are zeroed once and never loaded: TMA translates the map's base address even for a
-// box wholly outside the tensor, and a clipped map starts in front of the tensor, where there may
-// be no memory.
-__device__ __forceinline__ int32_t col_blocks_of(int32_t head_dim) {
-  return (head_dim + kColBlockCols - 1) / kColBlockCols;
+// Number of column blocks that a row of so many columns takes. Where maps are clipped
+// (clipped_map.h) further ones are zeroed once and never loaded: TMA translates the map's base
+// address even for a box wholly outside the tensor, and a clipped map starts in front of the
+// tensor, where there may be no memory.
+__device__ __forceinline__ int32_t col_blocks_of(int32_t columns) {
+  return (columns + kColBlockCols - 1) / kColBlockCols;
 }
 
 // Loads a tile from row `row` on of one head, all columns, by one elected lane of a converged warp.

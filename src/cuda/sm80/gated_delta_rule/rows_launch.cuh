@@ -40,6 +40,15 @@ inline uint32_t row_items(const BwdProblem& problem) {
   return static_cast<uint32_t>(problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk);
 }
 
+// Facts of a family's rows_kernel and of the kernel of careful items.
+template <class Config, class Careful>
+constexpr KernelFactsList<2> rows_facts(const char* row, const char* family) {
+  KernelFactsMaker const maker{row, family, "every call"};
+  return join(KernelFactsList<1>{{maker.make("rows_kernel", Config::kThreads, Config::kSharedMemory,
+                                             kChunk, Config::kDim)}},
+              Careful::facts(row));
+}
+
 template <class Target, class Dtype, int kDim>
 struct RowsLaunch {
   static constexpr char kFamily[] = "mma.sync";
@@ -47,10 +56,7 @@ struct RowsLaunch {
   using Careful = CarefulRowsLaunch<Target, Dtype, kDim>;
 
   static constexpr KernelFactsList<2> facts(const char* row) {
-    KernelFactsMaker const maker{row, kFamily, "every call"};
-    return join(KernelFactsList<1>{{maker.make("rows_kernel", Config::kThreads,
-                                               Config::kSharedMemory, kChunk, kDim)}},
-                Careful::facts(row));
+    return rows_facts<Config, Careful>(row, kFamily);
   }
 
   // Precondition: the call has chunks.

@@ -19,10 +19,7 @@ struct RowsLaunch {
   using Careful = sm80::gated_delta_rule::CarefulRowsLaunch<Target, Dtype, kDim>;
 
   static constexpr KernelFactsList<2> facts(const char* row) {
-    KernelFactsMaker const maker{row, kFamily, "every call"};
-    return join(KernelFactsList<1>{{maker.make("rows_kernel", Config::kThreads,
-                                               Config::kSharedMemory, kChunk, kDim)}},
-                Careful::facts(row));
+    return sm80::gated_delta_rule::rows_facts<Config, Careful>(row, kFamily);
   }
 
   // Precondition: the call has chunks.

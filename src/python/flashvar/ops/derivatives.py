@@ -1,4 +1,4 @@
-"""Derivatives of ops at any depth of transforms, and the refusal of derivatives an op has not.
+"""Derivatives of ops at any depth of transforms; refusal of those that an op does not have.
 
 The op `no_derivative` refuses, not a line of Python: tracing a program also traces derivatives that
 may never be computed. The op is then part of the graph and raises where it runs. While it is

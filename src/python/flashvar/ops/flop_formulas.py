@@ -1,4 +1,4 @@
-"""How an op's formulas become known to `torch.utils.flop_counter`."""
+"""Registers an op's formulas with `torch.utils.flop_counter`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Audits wheels: gathers facts, then runs one table of checks. Needs no CUDA toolkit.
 
-The checks of any wheel are made for any wheel; those of the factory's own wheels where a wheel
-says, or variants.toml says, that it is one.
+General checks apply to every wheel. Those of the factory's own wheels apply where the wheel, or
+variants.toml, says that it is one.
 """
 
 from __future__ import annotations

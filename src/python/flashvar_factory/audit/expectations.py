@@ -1,4 +1,4 @@
-"""What the project expects of its wheels, beside what each states of itself."""
+"""The project's expectations of its wheels, in addition to what each states about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One fault that the audit found in a wheel."""
+"""A finding: one fault that the audit found in a wheel."""
 
 from __future__ import annotations
 

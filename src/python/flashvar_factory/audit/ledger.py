@@ -1,4 +1,4 @@
-"""How many bytes of a wheel each kernel takes: one row per (architecture, op, axes)."""
+"""The bytes of a wheel by kernel: one row per (architecture, op, axes)."""
 
 from __future__ import annotations
 

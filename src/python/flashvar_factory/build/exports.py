@@ -1,4 +1,4 @@
-"""Refuses a linked library whose functions nobody finds: the build hides what is not marked."""
+"""Checks that a linked library exports its functions: the build hides what is not marked."""
 
 from __future__ import annotations
 

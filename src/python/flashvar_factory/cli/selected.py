@@ -1,4 +1,4 @@
-"""What the selection arguments of a command select; shared by every command that takes them."""
+"""Turns the selection arguments of a command into builds; every command that takes them uses it."""
 
 from __future__ import annotations
 

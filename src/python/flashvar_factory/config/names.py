@@ -1,4 +1,4 @@
-"""Which words may be names: those of variants.toml end up in C++, manifests and commands."""
+"""Checks names: those of variants.toml end up in C++, manifests and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toolkits of an older CUDA, for drivers that the compiler's own is too new for: reads [toolkits].
+"""Toolkits of an older CUDA, for drivers that are older than the compiler's: reads [toolkits].
 
     [toolkits]
     cu12 = { ptx = "8.8", ptxas = "nvidia-cuda-nvcc-cu12==12.9.86", runtime = "...==12.9.79" }

@@ -1,4 +1,4 @@
-"""A TOML table whose keys are taken one by one, each checked, none left over."""
+"""Strict reader of a TOML table: every key is checked, and unknown keys are errors."""
 
 from __future__ import annotations
 

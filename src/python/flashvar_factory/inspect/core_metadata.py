@@ -1,4 +1,4 @@
-"""Reads core metadata (METADATA, PKG-INFO) and the extras that its requirements are of."""
+"""Reads core metadata (METADATA, PKG-INFO), and the extras that requirements belong to."""
 
 from __future__ import annotations
 

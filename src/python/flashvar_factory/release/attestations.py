@@ -1,4 +1,4 @@
-"""Checks who published a file, by the attestations of PEP 740 that lie beside it; offline.
+"""Verifies who published a file, by the PEP 740 attestations beside it, offline.
 
 The trust root is the one that `sigstore` brings or fetched last: whether it is still today's cannot
 be known without a network.

@@ -1,4 +1,4 @@
-"""Whether an environment that nox made is whole: its stamp is written last."""
+"""Checks that an environment made by nox is complete: its stamp is written last."""
 
 from __future__ import annotations
 

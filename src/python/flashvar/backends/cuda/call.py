@@ -1,4 +1,4 @@
-"""What every op's call through a binary has alike: the function, and the header of its struct."""
+"""Calls through a binary, as all ops make them: the function, the header of its struct, the log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """causal_conv1d through a compiled binary: the C structs of `causal_conv1d.h`.
 
-What a kind of calls has alike, sizes and strides, is packed once; a call adds the addresses.
+Sizes and strides are packed once per kind of call; each call adds its addresses.
 """
 
 from __future__ import annotations

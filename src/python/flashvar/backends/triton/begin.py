@@ -1,4 +1,4 @@
-"""How launches begin: by starting a kernel, or by compiling it alone."""
+"""Two ways to begin a launch: start the kernel, or only compile it (warmup)."""
 
 from __future__ import annotations
 

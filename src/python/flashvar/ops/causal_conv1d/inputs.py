@@ -1,4 +1,4 @@
-"""Whether arguments of causal_conv1d fit together, and views of them in the order of backends."""
+"""Checks that arguments of causal_conv1d fit together; views of them in the order of backends."""
 
 from __future__ import annotations
 

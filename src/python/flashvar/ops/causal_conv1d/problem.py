@@ -1,4 +1,4 @@
-"""What a call of causal_conv1d is, as backends see it.
+"""The types that describe a call of causal_conv1d to backends.
 
 Each channel of a sequence is convolved with its own weights, and nothing of a later token counts:
 

@@ -1,4 +1,4 @@
-"""The description of causal_conv1d: its functions, and what serves it."""
+"""The OpSpec of causal_conv1d: its functions, its axes, and what serves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torch knows causal_conv1d: its schemas, implementations, fakes and derivatives."""
+"""Registers causal_conv1d with torch: schemas, implementations, fakes and derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `flashvar warmup causal_conv1d` may be asked: kinds of calls that share their kernels."""
+"""`flashvar warmup` for causal_conv1d: its options, and the kinds of calls they select."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the arguments of gated_delta_rule fit together."""
+"""Checks that the arguments of gated_delta_rule fit together."""
 
 from __future__ import annotations
 

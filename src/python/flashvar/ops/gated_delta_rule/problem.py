@@ -1,4 +1,4 @@
-"""What a call of gated_delta_rule is, as backends see it.
+"""The types that describe a call of gated_delta_rule to backends.
 
 Each head has a state S [K, V]. For each token of a sequence, in order,
 

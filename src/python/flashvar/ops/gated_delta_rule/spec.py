@@ -1,4 +1,4 @@
-"""The description of gated_delta_rule: its functions, and what serves it."""
+"""The OpSpec of gated_delta_rule: its functions, its axes, and what serves it."""
 
 from __future__ import annotations
 

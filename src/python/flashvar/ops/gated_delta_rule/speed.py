@@ -1,4 +1,4 @@
-"""What `doctor --bench` times of gated_delta_rule: layers of models, beside other packages."""
+"""The calls of gated_delta_rule that `doctor --bench` times: layers of models, beside peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torch knows gated_delta_rule: its schemas, implementations, fakes and derivatives."""
+"""Registers gated_delta_rule with torch: schemas, implementations, fakes and derivatives."""
 
 from __future__ import annotations
 

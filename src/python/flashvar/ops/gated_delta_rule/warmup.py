@@ -1,4 +1,4 @@
-"""What `flashvar warmup gated_delta_rule` may be asked: kinds of calls that share their kernels."""
+"""`flashvar warmup` for gated_delta_rule: its options, and the kinds of calls they select."""
 
 from __future__ import annotations
 

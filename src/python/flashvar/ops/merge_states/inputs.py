@@ -1,4 +1,4 @@
-"""Whether outs and lses fit together, and views of them in the order of backends."""
+"""Checks that outs and lses fit together; views of them in the order of backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of merge_states is, as backends see it.
+"""The types that describe a call of merge_states to backends.
 
 With lse = log(sum(exp(lses[i]))) and w[i] = exp(lses[i] - lse),
 

@@ -1,4 +1,4 @@
-"""The description of merge_states: its functions, and what serves it."""
+"""The OpSpec of merge_states: its functions, its axes, and what serves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `doctor --bench` times of merge_states: it moves bytes, so it is set beside a copy."""
+"""The calls of merge_states that `doctor --bench` times, beside a copy of as many bytes."""
 
 from __future__ import annotations
 

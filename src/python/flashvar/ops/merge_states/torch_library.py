@@ -1,4 +1,4 @@
-"""How torch knows merge_states: its schemas, implementations, fakes and derivatives."""
+"""Registers merge_states with torch: schemas, implementations, fakes and derivatives."""
 
 from __future__ import annotations
 

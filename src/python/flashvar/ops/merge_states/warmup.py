@@ -1,4 +1,4 @@
-"""What `flashvar warmup merge_states` may be asked: kinds of calls that share their kernels."""
+"""`flashvar warmup` for merge_states: its options, and the kinds of calls they select."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recurrence reads, made of a call's inputs, and the way back for gradients.
+"""Computes what the recurrence reads (normalised q and k, gates, beta), and its derivative.
 
 Everything is wide, float32 or float64, and heads first: [batch, heads, seqlen, ...].
 """

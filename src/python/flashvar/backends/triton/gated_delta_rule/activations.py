@@ -1,4 +1,4 @@
-"""What the recurrence reads, made of inputs as they are loaded, in float32."""
+"""Computes what the recurrence reads from loaded inputs: gates and beta, in float32."""
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
 # Triton's own language: no annotations that mypy could check.

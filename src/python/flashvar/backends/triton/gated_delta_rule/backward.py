@@ -55,34 +55,15 @@ def reverse_kernel(
     p_grad_states,  # of S after each chunk [slots, heads, K, V], contiguous, written
     p_grad_new,  # of N [slots, heads, CHUNK, V], contiguous, written
     p_grad_v,  # [batch, seqlen, heads, V], contiguous, written
-    q_batch,
-    q_row,
-    q_head,
-    q_dim,
-    k_batch,
-    k_row,
-    k_head,
-    k_dim,
+    q_batch, q_row, q_head, q_dim,
+    k_batch, k_row, k_head, k_dim,
     cu_seqlens_place,
-    grad_out_batch,
-    grad_out_row,
-    grad_out_head,
-    grad_out_dim,
-    grad_after_place,
-    grad_after_head,
-    grad_after_k,
-    grad_after_v,
-    seqlen,
-    heads,
-    group,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    grad_out_batch, grad_out_row, grad_out_head, grad_out_dim,
+    grad_after_place, grad_after_head, grad_after_k, grad_after_v,
+    seqlen, heads, group,
+    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """The grid is all column blocks of all heads of all sequences, on one axis."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
@@ -158,6 +139,39 @@ def reverse_kernel(
         tl.store(p_grad_before + o_k[:, None] * V + o_v[None, :], b_grad, mask=m_state)
 
 
+@triton.jit
+def _add_square_products(
+    b_grad_scores, b_grad_mixed, b_reads,
+    p_states, p_v, p_grad_v, p_grad_out, p_new, p_grad_new,
+    b_k, b_left, m_row, m_k, o_c, o_k, column, place,
+    v_dim, grad_out_dim,
+    V: tl.constexpr, BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums of squares_kernel with those of BLOCK_V columns of V added."""
+    o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
+    m_v = o_v < V
+    m_values = m_row[:, None] & m_v
+    o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
+    o_values = place * V + o_c[:, None] * V + o_v
+    b_state = tl.load(p_states + o_state, mask=m_k[:, None] & m_v, other=0.0)
+    b_v = tl.load(p_v + o_v * v_dim, mask=m_values, other=0.0).to(tl.float32)
+    b_grad_v = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
+    b_grad_out = tl.load(p_grad_out + o_v * grad_out_dim, mask=m_values, other=0.0).to(OPERAND)
+    b_new = tl.load(p_new + o_values, mask=m_v, other=0.0)
+    b_grad_new = tl.load(p_grad_new + o_values, mask=m_v, other=0.0)
+    b_read = tl.dot(b_k, b_state, input_precision=PRECISION)
+    b_reads += tl.sum((-b_left * b_grad_v).to(OPERAND).to(tl.float32) * b_read, 1)
+    b_rest = b_v - b_left * b_read
+    b_high, b_low = halves(b_new, OPERAND)
+    b_out = tl.trans(b_grad_out)
+    b_grad_scores = add_left(b_grad_scores, b_high, b_low, b_out, OPERAND, PRECISION)
+    b_high, b_low = halves(b_rest, OPERAND)
+    b_high_y, b_low_y = halves(b_grad_new, OPERAND)
+    b_high_y, b_low_y = tl.trans(b_high_y), tl.trans(b_low_y)
+    b_grad_mixed = add_halves(b_grad_mixed, b_high, b_low, b_high_y, b_low_y, OPERAND, PRECISION)
+    return b_grad_scores, b_grad_mixed, b_reads
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def squares_kernel(
     p_k,  # [batch, seqlen, heads // group, K]
@@ -176,34 +190,15 @@ def squares_kernel(
     p_grad_sums,  # of G [slots, heads, CHUNK], in part, contiguous, written
     p_reads,  # sums of K S times its gradient over V, like that
     p_grad_beta,  # [batch, seqlen, heads], contiguous, written
-    k_batch,
-    k_row,
-    k_head,
-    k_dim,
-    v_batch,
-    v_row,
-    v_head,
-    v_dim,
+    k_batch, k_row, k_head, k_dim,
+    v_batch, v_row, v_head, v_dim,
     cu_seqlens_place,
-    grad_out_batch,
-    grad_out_row,
-    grad_out_head,
-    grad_out_dim,
-    seqlen,
-    sequences,
-    first_step,
-    heads,
-    group,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    BETA_SCALE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    OPERAND: tl.constexpr,
+    grad_out_batch, grad_out_row, grad_out_head, grad_out_dim,
+    seqlen, sequences, first_step, heads, group,
+    K: tl.constexpr, V: tl.constexpr, SIGMOID: tl.constexpr, BETA_SCALE: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """The grid is all heads of all slots, on one axis."""
     i_head = (tl.program_id(0) % heads).to(tl.int64)
     slot = (tl.program_id(0) // heads).to(tl.int64)
@@ -239,29 +234,11 @@ def squares_kernel(
     b_grad_mixed = tl.zeros([CHUNK, CHUNK], tl.float32)
     b_reads = tl.zeros([CHUNK], tl.float32)
     for column in range(0, V, BLOCK_V):
-        o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
-        m_v = o_v < V
-        m_values = m_row[:, None] & m_v
-        o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
-        o_values = place * V + o_c[:, None] * V + o_v
-        b_state = tl.load(p_states + o_state, mask=m_k[:, None] & m_v, other=0.0)
-        b_v = tl.load(p_v + o_v * v_dim, mask=m_values, other=0.0).to(tl.float32)
-        b_grad_v = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
-        b_grad_out = tl.load(p_grad_out + o_v * grad_out_dim, mask=m_values, other=0.0).to(OPERAND)
-        b_new = tl.load(p_new + o_values, mask=m_v, other=0.0)
-        b_grad_new = tl.load(p_grad_new + o_values, mask=m_v, other=0.0)
-        b_read = tl.dot(b_k, b_state, input_precision=PRECISION)
-        b_reads += tl.sum((-b_left * b_grad_v).to(OPERAND).to(tl.float32) * b_read, 1)
-        b_rest = b_v - b_left * b_read
-        b_high, b_low = halves(b_new, OPERAND)
-        b_grad_scores = add_left(
-            b_grad_scores, b_high, b_low, tl.trans(b_grad_out), OPERAND, PRECISION
-        )
-        b_high, b_low = halves(b_rest, OPERAND)
-        b_high_y, b_low_y = halves(b_grad_new, OPERAND)
-        b_high_y, b_low_y = tl.trans(b_high_y), tl.trans(b_low_y)
-        b_grad_mixed = add_halves(
-            b_grad_mixed, b_high, b_low, b_high_y, b_low_y, OPERAND, PRECISION
+        b_grad_scores, b_grad_mixed, b_reads = _add_square_products(
+            *(b_grad_scores, b_grad_mixed, b_reads),
+            *(p_states, p_v, p_grad_v, p_grad_out, p_new, p_grad_new),
+            *(b_k, b_left, m_row, m_k, o_c, o_k, column, place),
+            *(v_dim, grad_out_dim, V, BLOCK_V, OPERAND, PRECISION),
         )
 
     b_decay = decays(b_sums, o_c, True)
@@ -294,6 +271,58 @@ def squares_kernel(
     tl.store(p_grad_beta, b_grad_beta.to(p_grad_beta.dtype.element_ty), mask=m_row)
 
 
+@triton.jit
+def _add_state_products(
+    b_grad_q, b_grad_k, b_whole,
+    p_states, p_grad_states, p_grad_out, p_grad_v, p_new,
+    b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place,
+    grad_out_dim,
+    V: tl.constexpr, BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums of rows_kernel with the products with states added, of BLOCK_V columns of V."""
+    o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
+    m_v = o_v < V
+    m_values = m_row[:, None] & m_v
+    m_state = m_k[:, None] & m_v
+    o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
+    b_state = tl.load(p_states + o_state, mask=m_state, other=0.0)
+    b_grad_state = tl.load(p_grad_states + o_state, mask=m_state, other=0.0)
+    b_whole += tl.sum(b_state.to(tl.float32) * b_grad_state.to(tl.float32), 1)
+    b_x = tl.load(p_grad_out + o_v * grad_out_dim, mask=m_values, other=0.0).to(tl.float32)
+    b_x = (b_left_q * b_x).to(OPERAND)
+    b_grad_q += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
+    b_x = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
+    b_x = (b_left_k * b_x).to(OPERAND)
+    b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
+    b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
+    b_x = (b_right * b_x.to(tl.float32)).to(OPERAND)
+    b_grad_k += tl.dot(b_x, tl.trans(b_grad_state), input_precision=PRECISION)
+    return b_grad_q, b_grad_k, b_whole
+
+
+@triton.jit
+def _write_gate_gradients(
+    p_g, p_a_log, p_dt_bias, p_grad_g, p_grad_a_log, p_grad_dt_bias, b_grad_g, m_row
+):
+    """Write the gradient of a head's gates, and the chunk's part of those of A_log and dt_bias."""
+    b_g = tl.load(p_g, mask=m_row, other=0.0).to(tl.float32)
+    b_grad_g, b_grad_a_log = gate_backward(b_g, b_grad_g, p_a_log, p_dt_bias)
+    tl.store(p_grad_g, b_grad_g.to(p_grad_g.dtype.element_ty), mask=m_row)
+    if p_grad_a_log is not None:
+        tl.store(p_grad_a_log, tl.sum(tl.where(m_row, b_grad_a_log, 0.0), 0))
+    if p_grad_dt_bias is not None:
+        tl.store(p_grad_dt_bias, tl.sum(tl.where(m_row, b_grad_g, 0.0), 0))
+
+
+@triton.jit
+def _head_of(p_x, offset):
+    """A pointer `offset` elements further on; None of None."""
+    p_head = p_x
+    if p_x is not None:
+        p_head += offset
+    return p_head
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def rows_kernel(
     p_q,  # [batch, seqlen, heads // group, K]
@@ -317,40 +346,20 @@ def rows_kernel(
     p_grad_g,  # [batch, seqlen, heads], contiguous, written; None: not written
     p_grad_a_log,  # [slots, heads], contiguous: a chunk's part, written; None: not written
     p_grad_dt_bias,  # like that
-    q_batch,
-    q_row,
-    q_head,
-    q_dim,
-    k_batch,
-    k_row,
-    k_head,
-    k_dim,
-    g_batch,
-    g_row,
-    g_head,
-    a_log_head,
-    dt_bias_head,
-    cu_seqlens_place,
-    grad_out_batch,
-    grad_out_row,
-    grad_out_head,
-    grad_out_dim,
-    seqlen,
-    sequences,
-    first_step,
-    heads,
-    group,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    L2NORM: tl.constexpr,
-    EPS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    OPERAND: tl.constexpr,
+    q_batch, q_row, q_head, q_dim,
+    k_batch, k_row, k_head, k_dim,
+    g_batch, g_row, g_head,
+    a_log_head, dt_bias_head, cu_seqlens_place,
+    grad_out_batch, grad_out_row, grad_out_head, grad_out_dim,
+    seqlen, sequences, first_step, heads, group,
+    K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr, EPS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """The grid is all heads of q of all slots, on one axis."""
+):  # fmt: skip
+    """The grid is all heads of q of all slots, on one axis.
+
+    Over 100 lines, 40 of which are parameters.
+    """
     qk_heads = heads // group
     i_qk_head = (tl.program_id(0) % qk_heads).to(tl.int64)
     slot = (tl.program_id(0) // qk_heads).to(tl.int64)
@@ -388,27 +397,15 @@ def rows_kernel(
         b_right = (tl.exp(b_last - b_sums) * b_one_k)[:, None]
         b_whole = tl.zeros([BLOCK_K], tl.float32)
         for column in range(0, V, BLOCK_V):
-            o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
-            m_v = o_v < V
-            m_values = m_row[:, None] & m_v
-            m_state = m_k[:, None] & m_v
-            o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
-            place_of_state = (slot * heads + i_head) * K * V
-            b_state = tl.load(p_states + place_of_state + o_state, mask=m_state, other=0.0)
-            p_state = p_grad_states + place_of_state + o_state
-            b_grad_state = tl.load(p_state, mask=m_state, other=0.0)
-            b_whole += tl.sum(b_state.to(tl.float32) * b_grad_state.to(tl.float32), 1)
-            p_x = p_grad_out + i_head * grad_out_head + o_v * grad_out_dim
-            b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
-            b_x = (b_left_q * b_x).to(OPERAND)
-            b_grad_q += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
-            p_x = p_grad_v + (row_of_all * heads + i_head)[:, None] * V + o_v
-            b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
-            b_x = (b_left_k * b_x).to(OPERAND)
-            b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
-            b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
-            b_x = (b_right * b_x.to(tl.float32)).to(OPERAND)
-            b_grad_k += tl.dot(b_x, tl.trans(b_grad_state), input_precision=PRECISION)
+            b_grad_q, b_grad_k, b_whole = _add_state_products(
+                *(b_grad_q, b_grad_k, b_whole),
+                p_states + (slot * heads + i_head) * K * V,
+                p_grad_states + (slot * heads + i_head) * K * V,
+                p_grad_out + i_head * grad_out_head,
+                p_grad_v + (row_of_all * heads + i_head)[:, None] * V,
+                *(p_new, b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place),
+                *(grad_out_dim, V, BLOCK_V, OPERAND, PRECISION),
+            )
         # Not before the loop, which has no registers for them.
         b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
         b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
@@ -422,24 +419,15 @@ def rows_kernel(
             b_grad_g = tl.load(p_grad_sums + place + o_c) + b_reads + b_of_q - b_of_k
             b_grad_g = tl.cumsum(b_grad_g, 0, reverse=True)
             b_grad_g += tl.sum(b_of_k, 0) + tl.exp(b_last) * tl.sum(b_whole, 0)
-            b_g = tl.load(
-                p_g + i_batch * g_batch + o_row * g_row + i_head * g_head, mask=m_row, other=0.0
-            ).to(tl.float32)
-            p_a_log_head = p_a_log
-            p_dt_bias_head = p_dt_bias
-            if p_a_log is not None:
-                p_a_log_head += i_head * a_log_head
-            if p_dt_bias is not None:
-                p_dt_bias_head += i_head * dt_bias_head
-            b_grad_g, b_grad_a_log = gate_backward(b_g, b_grad_g, p_a_log_head, p_dt_bias_head)
-            p_x = p_grad_g + row_of_all * heads + i_head
-            tl.store(p_x, b_grad_g.to(p_grad_g.dtype.element_ty), mask=m_row)
-            if p_grad_a_log is not None:
-                b_grad_a_log = tl.sum(tl.where(m_row, b_grad_a_log, 0.0), 0)
-                tl.store(p_grad_a_log + slot * heads + i_head, b_grad_a_log)
-            if p_grad_dt_bias is not None:
-                b_grad_dt_bias = tl.sum(tl.where(m_row, b_grad_g, 0.0), 0)
-                tl.store(p_grad_dt_bias + slot * heads + i_head, b_grad_dt_bias)
+            _write_gate_gradients(
+                p_g + i_batch * g_batch + o_row * g_row + i_head * g_head,
+                _head_of(p_a_log, i_head * a_log_head),
+                _head_of(p_dt_bias, i_head * dt_bias_head),
+                p_grad_g + row_of_all * heads + i_head,
+                _head_of(p_grad_a_log, slot * heads + i_head),
+                _head_of(p_grad_dt_bias, slot * heads + i_head),
+                *(b_grad_g, m_row),
+            )
 
         o_square = place * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
         b_high, b_low = load_halves(p_grad_scores + o_square, CHUNK, OPERAND)

@@ -75,39 +75,19 @@ def chunk_kernel(
     p_mixed,  # T D in halves [slots, heads, 2, CHUNK, CHUNK], contiguous, written
     p_scores,  # P, times scale, like that
     p_rows,  # four numbers of each row [slots, heads, 4, CHUNK], contiguous, written
-    q_batch,
-    q_row,
-    q_head,
-    q_dim,
-    k_batch,
-    k_row,
-    k_head,
-    k_dim,
-    g_batch,
-    g_row,
-    g_head,
-    beta_batch,
-    beta_row,
-    beta_head,
-    a_log_head,
-    dt_bias_head,
-    cu_seqlens_place,
-    seqlen,
-    sequences,
+    q_batch, q_row, q_head, q_dim,
+    k_batch, k_row, k_head, k_dim,
+    g_batch, g_row, g_head,
+    beta_batch, beta_row, beta_head,
+    a_log_head, dt_bias_head, cu_seqlens_place,
+    seqlen, sequences,
     first_step,  # of the bisection: the largest power of two below `sequences`, or 0
-    scale,
-    heads,
-    group,
-    K: tl.constexpr,
-    L2NORM: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    BETA_SCALE: tl.constexpr,
-    EPS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    scale, heads, group,
+    K: tl.constexpr, L2NORM: tl.constexpr, SIGMOID: tl.constexpr, BETA_SCALE: tl.constexpr,
+    EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
     OPERAND: tl.constexpr,  # dtype of what is multiplied
     PRECISION: tl.constexpr,  # where that is float32
-):
+):  # fmt: skip
     """The grid is all heads of all slots, on one axis."""
     i_head = (tl.program_id(0) % heads).to(tl.int64)
     slot = (tl.program_id(0) // heads).to(tl.int64)
@@ -176,41 +156,17 @@ def chain_kernel(
     p_out,  # [batch, seqlen, heads, V], rows contiguous; None: not written
     p_states,  # S before each chunk [slots, heads, K, V], contiguous; None: not written
     p_new,  # N [slots, heads, CHUNK, V], contiguous; None: not written
-    q_batch,
-    q_row,
-    q_head,
-    q_dim,
-    k_batch,
-    k_row,
-    k_head,
-    k_dim,
-    v_batch,
-    v_row,
-    v_head,
-    v_dim,
+    q_batch, q_row, q_head, q_dim,
+    k_batch, k_row, k_head, k_dim,
+    v_batch, v_row, v_head, v_dim,
     cu_seqlens_place,
-    before_place,
-    before_head,
-    before_k,
-    before_v,
-    after_place,
-    after_head,
-    after_k,
-    after_v,
-    out_batch,
-    out_row,
-    out_head,
-    seqlen,
-    heads,
-    group,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    before_place, before_head, before_k, before_v,
+    after_place, after_head, after_k, after_v,
+    out_batch, out_row, out_head,
+    seqlen, heads, group,
+    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """The grid is all column blocks of all heads of all sequences, on one axis.
 
     A forward writes out and after; a backward, which begins with the same chain, states and new.

@@ -1,4 +1,4 @@
-"""Where the chunks of sequences are, and what all kernels make of a chunk.
+"""Locates the chunks of sequences; helpers for a chunk's matrices that all kernels share.
 
 A chunk of a sequence that begins at row b has the slot b // CHUNK + (number of the sequence) + (its
 own number) in scratch memory: no two have the same, and no length is needed on the host.

@@ -1,4 +1,4 @@
-"""Launches of the kernels that go by chunks, forward and backward.
+"""Launches the chunked kernels, forward and backward.
 
 The scratch memory of a backward is, for each chunk and head of v, two states and eight squares
 [chunk, chunk] in the dtype of what is multiplied, and two blocks of the size of its v in float32:

@@ -1,4 +1,4 @@
-"""Columns of zeros for q and k narrower than a product of Triton's; they change no result."""
+"""Pads q and k with zeros where they are narrower than tl.dot takes; results stay the same."""
 
 from __future__ import annotations
 
