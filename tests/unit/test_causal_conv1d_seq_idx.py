@@ -111,6 +111,20 @@ def test_compiled_without_a_break() -> None:
     torch.testing.assert_close(compiled(IDS, **given), call(IDS, **given))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+def test_linearized() -> None:
+    given = {name: x.detach() for name, x in made().items()}
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d(**(given | {"x": x}), activation="silu", seq_idx=IDS)
+
+    tangent = torch.randn_like(given["x"])
+    _, linear = torch.func.linearize(call, given["x"])
+    _, wanted = torch.func.jvp(call, (given["x"],), (tangent,))
+    torch.testing.assert_close(linear(tangent), wanted)
+
+
 STATE = torch.zeros(3, 6, 3, dtype=torch.float64)
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "kind": ({"seq_idx": [0]}, flashvar.InvalidInputError, "got list"),
@@ -123,6 +137,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "final": (
         {"return_final_state": True}, flashvar.InvalidInputError, "got return_final_state too"
     ),
+    "columns": ({"state_len": 3}, flashvar.InvalidInputError, "got state_len too"),
     "apart": (
         {"seq_idx": torch.tensor([[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] * 3)},
         flashvar.InvalidInputError,

@@ -59,8 +59,9 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
     How many sequences there are is not read from the device: there are as many as tokens, of which
     those at the end are empty.
     """
-    first = torch.ones_like(seq_idx, dtype=torch.bool)
-    first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    # Not written in place: torch.func.linearize loses such writes to constants.
+    begins = torch.ones_like(seq_idx[:, :1], dtype=torch.bool)
+    first = torch.cat((begins, seq_idx[:, 1:] != seq_idx[:, :-1]), 1)
     total = seq_idx.numel()
     rows = torch.arange(total, device=seq_idx.device)
     ends = torch.full((total + 1,), total, device=seq_idx.device)
