@@ -218,6 +218,8 @@ def _views(x: torch.Tensor, begin: int, count: int) -> list[torch.Tensor]:
     if x.dim() < 5:
         return [x if count == x.shape[-2] else x.narrow(-2, begin, count)]
     heads = x.shape[-2]
+    if heads == 0:
+        return []
     kinds = x.narrow(-3, begin // heads, count // heads)
     if kinds.stride(-3) == heads * kinds.stride(-2):
         return [kinds.flatten(-3, -2)]
