@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashvar
 from flashvar.ops.causal_conv1d.api import causal_conv1d
@@ -98,6 +99,17 @@ def test_padding_may_hold_nan(activation: str | None) -> None:
     grad = torch.randn_like(wanted)
     of_found = torch.autograd.grad(found, list(nan.values()), grad)
     torch.testing.assert_close(of_found, torch.autograd.grad(wanted, list(given.values()), grad))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_traced(mode: str) -> None:
+    given = {name: x.detach() for name, x in made().items()}
+
+    def call(ids: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d(**given, seq_idx=ids)
+
+    traced = make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(IDS)
+    torch.testing.assert_close(traced(IDS), call(IDS))
 
 
 def test_compiled_without_a_break() -> None:
