@@ -430,6 +430,20 @@ def test_exports_as_one_op() -> None:
     torch.testing.assert_close(program.module()(*arguments), Layer()(*arguments))
 
 
+def test_exports_states_of_any_columns() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor) -> Any:
+            return causal_conv1d(x, weight, initial_state=state, return_final_state=True)
+
+    shapes = (None, None, {2: torch.export.Dim("columns", min=4, max=64)})
+    given, other = (made(columns=columns) for columns in (5, 9))
+    names = ("x", "weight", "initial_state")
+    arguments = tuple(given[name] for name in names)
+    program = torch.export.export(Layer(), arguments, dynamic_shapes=shapes, strict=False)
+    arguments = tuple(other[name] for name in names)
+    torch.testing.assert_close(program.module()(*arguments), Layer()(*arguments))
+
+
 def test_checkpointed() -> None:
     from torch.utils.checkpoint import checkpoint
 

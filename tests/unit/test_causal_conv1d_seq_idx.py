@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashvar
 from flashvar.ops.causal_conv1d.api import causal_conv1d
@@ -100,6 +101,17 @@ def test_padding_may_hold_nan(activation: str | None) -> None:
     torch.testing.assert_close(of_found, torch.autograd.grad(wanted, list(given.values()), grad))
 
 
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_traced(mode: str) -> None:
+    given = {name: x.detach() for name, x in made().items()}
+
+    def call(ids: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d(**given, seq_idx=ids)
+
+    traced = make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(IDS)
+    torch.testing.assert_close(traced(IDS), call(IDS))
+
+
 def test_compiled_without_a_break() -> None:
     torch._dynamo.reset()
     given = {name: x.detach() for name, x in made().items()}
@@ -109,6 +121,20 @@ def test_compiled_without_a_break() -> None:
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(IDS, **given), call(IDS, **given))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+def test_linearized() -> None:
+    given = {name: x.detach() for name, x in made().items()}
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d(**(given | {"x": x}), activation="silu", seq_idx=IDS)
+
+    tangent = torch.randn_like(given["x"])
+    _, linear = torch.func.linearize(call, given["x"])
+    _, wanted = torch.func.jvp(call, (given["x"],), (tangent,))
+    torch.testing.assert_close(linear(tangent), wanted)
 
 
 STATE = torch.zeros(3, 6, 3, dtype=torch.float64)
@@ -123,6 +149,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "final": (
         {"return_final_state": True}, flashvar.InvalidInputError, "got return_final_state too"
     ),
+    "columns": ({"state_len": 3}, flashvar.InvalidInputError, "got state_len too"),
     "apart": (
         {"seq_idx": torch.tensor([[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] * 3)},
         flashvar.InvalidInputError,

@@ -164,6 +164,12 @@ def test_refusals() -> None:
         ours.causal_conv1d_fn(x, weight, bias, names, torch.zeros(1, 6, 3))
     with pytest.raises(flashvar.InvalidInputError, match="activation must be one of"):
         ours.causal_conv1d_fn(x, weight, bias, activation="gelu")
+    with pytest.raises(flashvar.ShapeError, match=r"rows, 5, got \[0, 6\]"):
+        ours.causal_conv1d_varlen_states(x[0].T, torch.tensor([0, 6]), 2)
+    with pytest.raises(flashvar.InvalidInputError, match="state_len must be a whole number"):
+        ours.causal_conv1d_varlen_states(x[0].T, torch.tensor([0, 5]), -1)
+    with pytest.raises(flashvar.ShapeError, match="x must be packed"):
+        ours.causal_conv1d_varlen_states(x, torch.tensor([0, 5]), 2)
 
 
 def test_stands_in() -> None:

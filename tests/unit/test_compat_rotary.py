@@ -233,6 +233,15 @@ def test_nothing_to_turn() -> None:
     assert torch.equal(apply_rotary_emb(rows, COS, SIN, cu_seqlens=CU[:1]), rows)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_heads_to_turn(grad: bool) -> None:
+    for call, kinds in ((apply_rotary_emb_qkv_, 3), (apply_rotary_emb_kv_, 2)):
+        x = torch.zeros(2, 5, kinds, 0, 12, requires_grad=grad) * 1
+        found = call(x, COS, SIN)
+        assert found.shape == x.shape
+        assert found.requires_grad is grad
+
+
 def test_the_op_is_chosen_for_plain_tensors_alone() -> None:
     """A tensor subclass sees torch's own functions, and may have no rule for ours."""
     seen = []

@@ -15,7 +15,7 @@ from flashvar.compat.flash_attn.layers.rotary import (
     apply_rotary_emb_torch,
 )
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
-from flashvar.errors import InvalidInputError
+from flashvar.errors import InvalidInputError, ShapeError
 
 # Torch's own, of its compiler and its transforms.
 pytestmark = pytest.mark.filterwarnings(
@@ -77,6 +77,14 @@ def test_tables_have_gradients_too() -> None:
             lambda x, c, s, inplace=inplace: apply_rotary_emb(x * 1, c, s, inplace=inplace),
             (x, *tables),
         )
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_positions_beyond_tables_with_gradients_are_said(inplace: bool) -> None:
+    cos, sin = COS.clone().requires_grad_(), SIN.clone().requires_grad_()
+    x, offsets = torch.randn(2, 3, 6, 4, dtype=torch.float64), torch.tensor([0, 7])
+    with pytest.raises(ShapeError, match="9 positions and a row at 9"):
+        apply_rotary_emb(x, cos, sin, False, inplace, offsets)
 
 
 def test_a_gradient_that_is_passed_on_is_not_written_to() -> None:

@@ -83,6 +83,10 @@ def test_other_tokens_are_refused() -> None:
         ShapeError, match=r"hold the 21 tokens of the documents, got \(2, 7, 2, 8\)"
     ):
         Documents.of_ids(IDS).attention(q, q, q)
+    # Of other keys the offsets of the documents would be those of other tokens.
+    right, longer = torch.randn(3, 7, 2, 8), torch.randn(3, 8, 2, 8)
+    with pytest.raises(ShapeError, match=r"k must hold the 21 tokens .*, got \(3, 8, 2, 8\)"):
+        Documents.of_ids(IDS).attention(right, longer, longer)
     for lengths in ([], [3, -1]):
         with pytest.raises(InvalidInputError, match="lengths must be numbers of tokens"):
             Documents.of_lengths(lengths)

@@ -23,8 +23,9 @@ from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding, rebindable
 from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError
+from flashvar.ops.arguments import count
 from flashvar.ops.causal_conv1d import api
-from flashvar.ops.causal_conv1d.sequence_ids import last_tokens
+from flashvar.ops.causal_conv1d.sequence_ids import check_packed, last_tokens
 
 __all__ = [
     "causal_conv1d_fn",
@@ -130,6 +131,8 @@ def causal_conv1d_varlen_states(
 
     They are [sequences, dim, state_len], the newest token last; zeros where there are fewer.
     """
+    check_packed(x, cu_seqlens)
+    state_len = count("state_len", state_len)
     return last_tokens(x, cu_seqlens, state_len)
 
 

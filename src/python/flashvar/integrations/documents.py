@@ -117,12 +117,12 @@ class Documents(NamedTuple):
                     f"{name} must have shape (batch, seqlen, heads, head_dim) or (tokens, heads, "
                     f"head_dim), got {tuple(tensor.shape)}: add or join dimensions"
                 )
+            if tensor.shape[:-2].numel() != self.tokens:
+                raise ShapeError(
+                    f"{name} must hold the {self.tokens} tokens of the documents, got "
+                    f"{tuple(tensor.shape)}: make Documents of this batch's ids"
+                )
         packed = [x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v)]
-        if packed[0].shape[0] != self.tokens:
-            raise ShapeError(
-                f"q must hold the {self.tokens} tokens of the documents, got {tuple(q.shape)}: "
-                "make Documents of this batch's ids"
-            )
         out = attention_varlen(
             *packed,
             cu_seqlens_q=self.cu_seqlens,

@@ -27,6 +27,19 @@ def are_plain(*tensors: object) -> bool:
     return True
 
 
+def can_be_read(*tensors: torch.Tensor | None) -> bool:
+    """Whether Python may read the values of these tensors, without waiting for a device.
+
+    Values of a GPU would make the host wait. Tensors that are traced, faked or mapped have none.
+    """
+    if is_compiling() or _infra_mode(_PROXIES) is not None:
+        return False
+    return all(
+        x is None or (type(x) in PLAIN and x.device.type == "cpu" and not _is_transformed(x))
+        for x in tensors
+    )
+
+
 # Torch's own modes that handle flashvar's ops as any other op, or that affect only constructors.
 _TRANSPARENT: Final = (
     "torch._dynamo.",
@@ -44,6 +57,9 @@ is_compiling: Final = torch.compiler.is_compiling
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _function_modes: Final = torch._C._len_torch_function_stack
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
+_infra_mode: Final = torch._C._get_dispatch_mode
+_PROXIES: Final = torch._C._TorchDispatchModeKey.PROXY
+_is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _tracer: Final = torch._C._get_tracing_state
 _autocasts: Final = torch._C._is_any_autocast_enabled
 

@@ -26,6 +26,7 @@ from flashvar.ops.attention.options import plain_scale, window_side
 from flashvar.ops.attention.problem import Inputs, Options
 
 __all__ = [
+    "USE_TRITON_ROCM",
     "_flash_attn_backward",
     "_flash_attn_forward",
     "_flash_attn_varlen_backward",
@@ -44,6 +45,9 @@ __all__ = [
     "flash_attn_with_kvcache",
     "maybe_contiguous",
 ]
+
+# Whether FlashAttention's kernels for AMD serve.
+USE_TRITON_ROCM = False
 
 # Out, log-sum-exp, the dropped weights or an empty tensor, and the state of the dropout mask.
 Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

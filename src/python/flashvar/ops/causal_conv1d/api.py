@@ -92,7 +92,8 @@ def causal_conv1d(
             "them, and the columns as state_len"
         )
     if seq_idx is not None:
-        check_seq_idx(x, seq_idx, layout, {**others, "return_final_state": return_final_state})
+        apart = {**others, "return_final_state": return_final_state, "state_len": state_len}
+        check_seq_idx(x, seq_idx, layout, apart)
         return _of_named_sequences(tensors, seq_idx, activation is not None, layout, backend)
     columns = 0
     if return_final_state and weight.dim() == 2:  # of another weight the op says what is wrong

@@ -133,7 +133,8 @@ def check_state(name: str, state: Any, x: Any, weight: Any, layout: str, count: 
 def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
     """Refuse a number of columns that a final state cannot have."""
     past = weight.shape[1] - 1
-    if type(state_len) is not int or state_len < past:
+    whole = isinstance(state_len, (int, torch.SymInt)) and type(state_len) is not bool
+    if not whole or state_len < past:
         raise ShapeError(
             f"state_len must be at least the width less 1, {past}, got {state_len!r}: leave it out "
             f"for {past}"

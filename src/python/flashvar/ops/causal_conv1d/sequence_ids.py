@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.arguments import check_strided
+from flashvar.ops.dispatch_modes import can_be_read
+from flashvar.ops.sequences import check_cu_seqlens, check_offsets
 
 
 def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, Any]) -> None:
@@ -38,7 +40,7 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
             f"seq_idx must be on the device of x, {x.device}, got {seq_idx.device}: move it with "
             ".to(x.device)"
         )
-    if seq_idx.device.type == "cpu" and not is_compiling():
+    if can_be_read(seq_idx):
         _check_values(seq_idx)
 
 
@@ -59,13 +61,30 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
     How many sequences there are is not read from the device: there are as many as tokens, of which
     those at the end are empty.
     """
-    first = torch.ones_like(seq_idx, dtype=torch.bool)
-    first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    # Not written in place: torch.func.linearize loses such writes to constants.
+    begins = torch.ones_like(seq_idx[:, :1], dtype=torch.bool)
+    first = torch.cat((begins, seq_idx[:, 1:] != seq_idx[:, :-1]), 1)
     total = seq_idx.numel()
     rows = torch.arange(total, device=seq_idx.device)
     ends = torch.full((total + 1,), total, device=seq_idx.device)
     # The first row of a sequence is the smallest of its rows.
     return ends.scatter_reduce(0, first.flatten().cumsum(0) - 1, rows, "amin")
+
+
+def check_packed(x: Any, cu_seqlens: Any) -> None:
+    """Refuse what is not packed rows and their offsets."""
+    for name, one in (("x", x), ("cu_seqlens", cu_seqlens)):
+        check_strided(name, one)
+    if x.dim() != 2:
+        raise ShapeError(f"x must be packed [total, dim], got {tuple(x.shape)}: squeeze it")
+    check_cu_seqlens(cu_seqlens, "x", x, 1)
+    if cu_seqlens.device != x.device:
+        raise DeviceError(
+            f"cu_seqlens must be on the device of x, {x.device}, got {cu_seqlens.device}: move it "
+            "with .to(x.device)"
+        )
+    if can_be_read(cu_seqlens):
+        check_offsets(cu_seqlens, min(x.shape[0], int(cu_seqlens[-1])))
 
 
 def last_tokens(x: torch.Tensor, cu_seqlens: torch.Tensor, count: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
 # columns: of the final state; 0 where none is wanted.
 _LIBRARY.define(
     "causal_conv1d_fwd(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? state, "
-    "Tensor? cu_seqlens, bool silu, int columns, str layout, str backend)"
+    "Tensor? cu_seqlens, bool silu, SymInt columns, str layout, str backend)"
     " -> (Tensor y, Tensor final_state)",
     tags=_TAGS,
 )

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.dispatch_modes import can_be_read, is_compiling
 from flashvar.ops.rotary.rotation import (
     Rotation,
     check_writable,
@@ -78,7 +78,8 @@ def _rotary_in_place_fake(x: torch.Tensor, *arguments: Any) -> None:
 
 def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
     """Refuse positions beyond the tables; on the CPU only, reading them would wait for a device."""
-    if x.device.type != "cpu" or (rotation.offsets is None and rotation.cu_seqlens is None):
+    given = rotation.offsets, rotation.cu_seqlens
+    if given == (None, None) or not can_be_read(*given):
         return
     positions, inside = positions_of_rows(x, rotation)
     outside = ((positions < 0) | (positions >= rotation.cos.shape[0])) & inside
@@ -113,6 +114,7 @@ torch.library.register_autograd("flashvar::rotary", _backward, setup_context=_ke
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """A new tensor with every head of x rotated."""
     if needs_formula(x, rotation.cos, rotation.sin):
+        _check_positions(x, rotation)
         return formula(x, rotation, x.shape[-2])
     return torch.ops.flashvar.rotary(x, x.shape[-2], *rotation)
 
@@ -129,6 +131,7 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     if any(needs_formula(x, rotation.cos, rotation.sin) for _, _, rotation in parts):
         for begin, count, rotation in parts:
             for heads in _views(x, begin, count):
+                _check_positions(heads, rotation)
                 heads.copy_(formula(heads.clone(), rotation, heads.shape[-2]))
         return x
     if torch.is_grad_enabled() and x.requires_grad:
@@ -218,6 +221,8 @@ def _views(x: torch.Tensor, begin: int, count: int) -> list[torch.Tensor]:
     if x.dim() < 5:
         return [x if count == x.shape[-2] else x.narrow(-2, begin, count)]
     heads = x.shape[-2]
+    if heads == 0:
+        return []
     kinds = x.narrow(-3, begin // heads, count // heads)
     if kinds.stride(-3) == heads * kinds.stride(-2):
         return [kinds.flatten(-3, -2)]
