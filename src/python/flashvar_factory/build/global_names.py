@@ -12,8 +12,7 @@ from flashvar_factory.build import source
 _VECTORS: Final = re.compile(r"(u?(char|short|int|long|longlong)|float|double)[1-4]")
 # Functions, types and macros of the C library's headers and of CUDA's which are not among the
 # symbols of glibc 2.28; what every compiler refuses as a namespace beside their headers.
-_OTHERS: Final = frozenset(
-    """
+_OTHERS: Final = """
 all alloca any arc4random ballot clock64 cospi cospif cuda dadd dfmal dim3 dmul double2int double2ll
 double2uint double2ull dsqrtl dsub erfcinv erfcinvf erfcx erfcxf erfinv erfinvf errno f32fmaf32x
 f32fmaf64 f32fmaf64x f32sqrtf32x f32sqrtf64 f32sqrtf64x f32xfmaf64 f32xfmaf64x f32xsqrtf64
@@ -28,13 +27,12 @@ main max min norm norm3d norm3df norm4d norm4df normcdf normcdff normcdfinv norm
 obstack offsetof rcbrt rcbrtf rhypot rhypotf rnorm rnorm3d rnorm3df rnorm4d rnorm4df rnormf rsqrt
 rsqrtf sigevent signbit sincospi sincospif sinpi sinpif timespec timeval timex tm uint uint2double
 ull2double ullmax ullmin ulong umax umin unix ushort
-""".split()
-)
+"""
 
 
 def is_taken(word: str) -> bool:
     """Whether C or CUDA declare `word` outside of every namespace."""
-    return word in _OTHERS or word in _c_library() or _VECTORS.fullmatch(word) is not None
+    return word in _OTHERS.split() or word in _c_library() or _VECTORS.fullmatch(word) is not None
 
 
 @cache
