@@ -13,6 +13,7 @@ from flashvar.errors import ConfigurationError, FlashvarError, IntegrityError
 from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.build import sbom
+from flashvar_factory.config import toml_table
 from flashvar_factory.errors import AuditError
 from flashvar_factory.index import simple_json
 from flashvar_factory.release import attestations, published
@@ -63,7 +64,7 @@ def listed(path: Path) -> dict[str, str]:
             for name, digest in published.parse(page.read_bytes(), str(page)).items()
         }
     else:
-        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line]
+        rows = [line.split() for line in toml_table.read(path).splitlines() if line]
         found = {Path(row[1].lstrip("*")).name: row[0].lower() for row in rows if _is_sum(row)}
         if len(found) != len(rows):
             found = {}
