@@ -179,6 +179,18 @@ def _reason(report: pytest.TestReport) -> str | None:
     return None if crash is None else crash.message.partition("\n")[0]
 
 
+def _chosen(config: pytest.Config) -> list[str]:
+    """The words by which a part of the tests was chosen; none of a run of all of them."""
+    options = {"-k": "keyword", "-m": "markexpr", "--deselect": "deselect", "--ignore": "ignore"}
+    options["--ignore-glob"] = "ignore_glob"
+    found = [
+        f"{word} {value}" for word, name in options.items() if (value := config.getoption(name))
+    ]
+    here = Path(__file__).parent
+    places = [one for one in config.args if (config.invocation_params.dir / one).resolve() != here]
+    return [*found, *places]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     target = session.config.getoption("--results")
     if target:
@@ -188,5 +200,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "seed": session.config.stash[_SEED],
             "shard": session.config.getoption("--shard"),
             "left_to_other_shards": session.config.stash[_LEFT_OUT],
+            "chosen": _chosen(session.config),
         }
         write(Path(target), about, session.config.stash[_RECORD])

@@ -291,6 +291,12 @@ def made_of(**changes: object) -> Fault:
     return plant
 
 
+def without_merge_states(case: Case) -> None:
+    rows = json.loads((case.root / RECORD).read_text(encoding="utf-8"))["counts_by_file"]
+    rows["test_merge_states.py triton"] = rows.pop("test_merge_states.py cuda")
+    case.record(counts_by_file=rows)
+
+
 RENEWED = "nox -s build-dev -- arch=sm_80 ptx=1 hdim=all && nox -s gpu -- --results tests/gpu/"
 TREES: dict[str, tuple[str, Fault, str]] = {
     "dirty tree": ("sources", dirty, "notes.txt"),
@@ -344,6 +350,21 @@ TREES: dict[str, tuple[str, Fault, str]] = {
         "GPU records",
         lambda case: case.record(left_to_other_shards=7),
         "a part of the tests",
+    ),
+    "record of tests that were chosen": (
+        "GPU records",
+        lambda case: case.record(chosen=["-k", "test_forward"]),
+        "a part of the tests",
+    ),
+    "record without an op": (
+        "GPU records",
+        lambda case: case.record(counts_by_file={"test_attention_features.py cuda": {"passed": 9}}),
+        "it ran no test of causal_conv1d, gated_delta_rule, merge_states",
+    ),
+    "record of an op by Triton alone": (
+        "GPU records",
+        without_merge_states,
+        "it ran no test of merge_states",
     ),
     "record of another nvcc": (
         "GPU records",
@@ -485,6 +506,13 @@ def rehearsal(case: Case) -> None:
     path.write_text(json.dumps({**document, "tag": None}), encoding="utf-8")
 
 
+def edit_proof(case: Case, old: str, new: str) -> None:
+    path = case.root / "build" / "proof" / proof.FILE
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
 AFTERWARDS: dict[str, tuple[Fault, str]] = {
     "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were proved"),
     "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
@@ -493,6 +521,25 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
         "expected what check-release wrote",
     ),
     "rehearsal": (rehearsal, "found a rehearsal"),
+    "file that is gone": (
+        lambda case: (case.one / case.names[BINARY]).unlink(),
+        "expected this file, found none",
+    ),
+    "every file is gone": (
+        lambda case: [path.unlink() for path in case.one.iterdir()],
+        "expected this file, found none",
+    ),
+    "tag without a name": (lambda case: edit_proof(case, f'"v{case.release}"', '""'), "the tag ''"),
+    "tag twice": (
+        lambda case: edit_proof(case, "{", '{"tag": null, '),
+        "a key twice in one object",
+    ),
+    "proof of nothing": (
+        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
+            '{"tag": "v1", "files": {}}', encoding="utf-8"
+        ),
+        "no files with their SHA-256",
+    ),
 }
 
 

@@ -251,7 +251,10 @@ class Library:
         sections[1] = sections[1]._replace(content=self._symbols(at, places[".text"]))
         homes = {5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
         homes[0x6FFFFFFE] = ".gnu.version_r"
-        tags = [(tag, value or places[homes[tag]]) if tag in homes else (tag, value) for tag, value in tags]
+        tags = [
+            (tag, value or places[homes[tag]]) if tag in homes else (tag, value)
+            for tag, value in tags
+        ]
         sections[4] = sections[4]._replace(content=_dynamic(tags))
         return elf(self.machine, sections, segments=self.segments)
 

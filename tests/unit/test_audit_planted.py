@@ -3,8 +3,6 @@
 A row is a fault: its name, how it is planted, and a part of the sentence that reports it. The wheel
 has no other fault: a row shows a check that nothing else makes. The file is long because it is a
 table, with one row per fault.
-
-The file is long because it is a table, with one row per fault.
 """
 
 from __future__ import annotations
@@ -12,245 +10,64 @@ from __future__ import annotations
 import json
 import random
 import stat
-import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import fabricated
 import pytest
 from audited import faults
-from fabricated import Image, Library, Section, Segment, Wheel
+from fabricated import Image, Section, Segment, Wheel
+from planted import (
+    ENTRIES,
+    INFO,
+    LIBRARY,
+    MANIFEST,
+    METADATA,
+    RECORD,
+    SBOM,
+    STEM,
+    WHEEL,
+    Files,
+    added,
+    at,
+    bytes_of,
+    called,
+    described,
+    device,
+    edited,
+    elf,
+    expected,
+    fatbin,
+    first,
+    for_older_drivers,
+    library,
+    manifest,
+    member,
+    member_info,
+    of_part,
+    of_sbom,
+    older,
+    own,
+    record,
+    row,
+    sbom,
+    stated,
+    with_files,
+    without,
+    zipped,
+)
 
-from flashvar.binaries.manifest import Launch, Manifest, MinimumDriver, Source, Toolkit
-from flashvar_factory.audit import expectations
-from flashvar_factory.audit.expectations import Expectations
-from flashvar_factory.config import schema
+from flashvar.binaries.manifest import Launch, MinimumDriver, Source, Toolkit
 from flashvar_factory.inspect import archive
-
-ROOT = Path(__file__).parents[2]
-CONFIG = schema.read(ROOT / "variants.toml")
-STEM, INFO = "flashvar_sm80", "flashvar_sm80-0.1.0.dist-info"
-LIBRARY, MANIFEST = f"{STEM}/lib{STEM}.so", f"{STEM}/manifest.json"
-METADATA, WHEEL, RECORD = (f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
-ENTRIES, SBOM = f"{INFO}/entry_points.txt", f"{INFO}/sboms/flashvar-sm80.cdx.json"
-
-Files = dict[str, bytes]
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
 
-@cache
-def described() -> Manifest:
-    """All kernels of one architecture, as variants.toml lists them."""
-    return fabricated.complete(CONFIG, "sm_80")
-
-
-def expected() -> Expectations:
-    return expectations.of(CONFIG)
-
-
-def library(**changes: Any) -> Wheel:
-    """The wheel with another library."""
-    one: Library = replace(fabricated.library(described()), **changes)
-    return Wheel(described(), one)
-
-
-def device(*images: Image) -> Wheel:
-    """The wheel with other device code."""
-    return Wheel(described(), fabricated.library(described(), *images))
-
-
-def own() -> list[Image]:
-    return fabricated.images("80", described())
-
-
-def first(**changes: Any) -> Image:
-    """The image of the first kernel, with other facts."""
-    return Image("80", fabricated.device_code(described().kernels[0], "80", **changes))
-
-
-def manifest(**changes: Any) -> Wheel:
-    """The wheel with a manifest that differs, and a library that does not."""
-    return Wheel(replace(described(), **changes), fabricated.library(described()))
-
-
-@cache
-def for_older_drivers() -> Manifest:
-    """The same kernels, with machine code of CUDA 12."""
-    return fabricated.complete(CONFIG, "sm_80-cu12")
-
-
-def older(compression: str | None = None, **changes: Any) -> Wheel:
-    """The wheel for older drivers, with other images and a manifest that differs."""
-    one = for_older_drivers()
-    images = [replace(image, compression=compression) for image in fabricated.images("80", one)]
-    library = fabricated.library(one, *images)
-    return Wheel(replace(one, **changes), library, "flashvar_sm80_cu12")
-
-
-def row(**changes: Any) -> Wheel:
-    """The same of the first kernel."""
-    kernels = described().kernels
-    return manifest(kernels=(replace(kernels[0], **changes), *kernels[1:]))
-
-
-def with_files(**more: bytes | str) -> Wheel:
-    """The wheel with these files beside the others, or instead of them."""
-    found = {name: text.encode() if isinstance(text, str) else text for name, text in more.items()}
-    return Wheel(described(), more=found)
-
-
-def edited(name: str, old: str, new: str) -> Wheel:
-    """The wheel with other text in a file."""
-    text = Wheel(described()).files()[name].decode()
-    assert old in text
-    return with_files(**{name: text.replace(old, new, 1)})
-
-
-def added(name: str, content: bytes = b"x") -> Wheel:
-    return with_files(**{name: content})
-
-
-def without(name: str) -> Callable[[Path], Path]:
-    """The wheel without a file."""
-
-    def plant(folder: Path) -> Path:
-        wheel = Wheel(described())
-        files = {key: value for key, value in wheel.files().items() if key != name}
-        path = wheel.write(folder)
-        archive.write(path, files, INFO)
-        return path
-
-    return plant
-
-
-def sbom(change: Callable[[Any], None]) -> Wheel:
-    """The wheel with another SBOM."""
-    document = json.loads(Wheel(described()).files()[SBOM])
-    change(document)
-    return with_files(**{SBOM: json.dumps(document)})
-
-
-def called(name: str) -> Callable[[Path], Path]:
-    """The wheel under another file name."""
-    return lambda folder: Wheel(described()).write(folder).rename(folder / name)
-
-
-def zipped(change: Callable[[zipfile.ZipFile, Files], None]) -> Callable[[Path], Path]:
-    """The wheel as an archive that `change` writes."""
-
-    def plant(folder: Path) -> Path:
-        path = Wheel(described()).write(folder)
-        files = archive.read(path)
-        with zipfile.ZipFile(path, "w") as opened:
-            change(opened, files)
-        return path
-
-    return plant
-
-
-def member(name: str, mode: int = 0o100644, content: bytes = b"", **changes: Any) -> Any:
-    """The wheel, and in it a member that is listed in RECORD, with these fields of its header."""
-
-    def change(opened: zipfile.ZipFile, files: Files) -> None:
-        for key, value in files.items():
-            opened.writestr(_info(key), value, zipfile.ZIP_DEFLATED)
-        info = _info(name, mode)
-        for key, value in changes.items():
-            setattr(info, key, value)
-        opened.writestr(info, content, changes.get("compress_type", zipfile.ZIP_STORED))
-
-    return zipped(change)
-
-
-def _info(name: str, mode: int = 0o100644) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)
-    info.external_attr = mode << 16
-    return info
-
-
-def bytes_of(change: Callable[[bytearray], bytes | bytearray | None]) -> Callable[[Path], Path]:
-    """The wheel with other bytes."""
-
-    def plant(folder: Path) -> Path:
-        path = Wheel(described()).write(folder)
-        content = bytearray(path.read_bytes())
-        path.write_bytes(change(content) or content)
-        return path
-
-    return plant
-
-
-def at(offset: int, form: str, value: int) -> Callable[[bytearray], None]:
-    """Writes a number into an archive; negative offsets are of its end record."""
-
-    def change(content: bytearray) -> None:
-        struct.pack_into(form, content, offset if offset >= 0 else len(content) + offset, value)
-
-    return change
-
-
-def record(change: Callable[[list[str]], list[str] | str]) -> Callable[[Path], Path]:
-    """The wheel with other lines in RECORD."""
-
-    def plant(folder: Path) -> Path:
-        path = Wheel(described()).write(folder)
-        files = archive.read(path)
-        lines = change(files[RECORD].decode().splitlines())
-        files[RECORD] = (lines if isinstance(lines, str) else "\n".join(lines)).encode()
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
-            for name, content in files.items():
-                opened.writestr(_info(name), content)
-        return path
-
-    return plant
-
-
 def bomb(opened: zipfile.ZipFile, files: Files) -> None:
     for name, content in {**files, "bomb": bytes(300_000_000)}.items():
-        opened.writestr(_info(name), content, zipfile.ZIP_DEFLATED)
-
-
-def elf(offset: int, form: str, value: int) -> Wheel:
-    """The wheel with another number in its library's header."""
-    wheel = Wheel(described())
-    content = bytearray(wheel.files()[LIBRARY])
-    struct.pack_into(form, content, offset, value)
-    return with_files(**{LIBRARY: bytes(content)})
-
-
-def fatbin(offset: int, form: str, value: int) -> Wheel:
-    """The wheel with another number in the header of its first container, or of its entry."""
-    one = fabricated.library(described())
-    content = bytearray(one.fatbin)
-    struct.pack_into(form, content, offset, value)
-    return library(fatbin=bytes(content))
-
-
-def stated(architecture: str, version: str) -> str:
-    """What a library states of its build."""
-    document = {"architecture": architecture, "version": version, "source_hash": "0" * 64}
-    return json.dumps(document) + "\0"
-
-
-def of_sbom(**changes: Any) -> Wheel:
-    """The wheel with other facts of its own component."""
-    return sbom(lambda document: document["metadata"]["component"].update(changes))
-
-
-def of_part(name: str, **changes: Any) -> Wheel:
-    """The wheel with another component of that name."""
-
-    def change(document: Any) -> None:
-        for one in document["components"]:
-            if one["name"] == name:
-                one.update(changes)
-
-    return sbom(change)
+        opened.writestr(member_info(name), content, zipfile.ZIP_DEFLATED)
 
 
 KERNELS = described().kernels
@@ -388,15 +205,19 @@ RECORDS: Mapping[str, Fault] = {
     "two fields": (record(lambda lines: [*lines, "x,"]), "expected three fields a row, found 2"),
     "weak hash": (
         record(lambda lines: [line.replace("sha256=", "md5=") for line in lines]),
+        "expected its SHA-256 in RECORD, found 'md5=",
+    ),
+    "other hash": (
+        record(lambda lines: [line.replace("sha256=", "sha256=x") for line in lines]),
         "the file was changed after the wheel was made",
     ),
     "no hash": (
         record(lambda lines: [f"{line.split(',')[0]},," for line in lines]),
-        "the file was changed after the wheel was made",
+        "expected its SHA-256 in RECORD, found ''",
     ),
     "hash of itself": (
         record(lambda lines: [*lines[:-1], f"{RECORD},sha256=x,1"]),
-        "expected neither hash nor size",
+        "expected a row without hash and size, found ['sha256=x', '1']",
     ),
     "empty": (record(lambda lines: []), "expected a row in RECORD, found none"),
     "not text": (added(f"{INFO}/entry_points.txt", b"\xff\xfe"), "expected UTF-8"),
@@ -752,7 +573,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "bytes behind": (
         with_files(**{LIBRARY: Wheel(described()).files()[LIBRARY] + b"x"}),
-        "expected nothing behind its last part, found 1 bytes",
+        "and 1 bytes from there on",
     ),
     "exported data": (
         library(exported_kind=0x11),
@@ -775,7 +596,10 @@ OF_LIBRARY: Mapping[str, Fault] = {
         fatbin(16 + 28, "<I", 86),
         "expected an entry for 80, as its machine code states, found one for 86",
     ),
-    "entry that grows": (fatbin(16 + 56, "<Q", 1 << 40), "expected at most 268,435,456 bytes"),
+    "entry that grows": (
+        fatbin(16 + 56, "<Q", 1 << 40),
+        "expected at most 4,096 images of device code, of 1,073,741,824 bytes",
+    ),
     "entry of another size": (fatbin(16 + 56, "<Q", 100), "expected 100 bytes of device code"),
     "bytes behind an image": (fatbin(16 + 16, "<I", 9), "the rest zeros, found other bytes"),
     "note of another architecture": (
@@ -823,7 +647,7 @@ def test_folders_that_auditwheel_adds_are_no_fault(tmp_path: Path) -> None:
     folders = {f"{name.rpartition('/')[0]}/" for name in files} | {f"{INFO}/"}
     with zipfile.ZipFile(path, "w") as opened:
         for name in sorted(folders):
-            opened.writestr(_info(name, 0o40755), b"")
+            opened.writestr(member_info(name, 0o40755), b"")
         for name, content in files.items():
-            opened.writestr(_info(name), content)
+            opened.writestr(member_info(name), content)
     assert faults(path, expected()) == []

@@ -22,8 +22,13 @@ NAME, INFO, STEM = "flashvar-1.0-py3-none-any.whl", "flashvar-1.0.dist-info", "f
 PYPROJECT = """\
 [project]
 name = "flashvar"
+description = "Attention kernels"
+readme = "README.md"
+keywords = ["attention", "cuda"]
+classifiers = ["Typing :: Typed"]
 dynamic = ["version", "optional-dependencies"]
 license-files = ["LICENSE"]
+license = "Apache-2.0"
 requires-python = ">=3.10"
 dependencies = ["torch>=2.8"]
 
@@ -32,6 +37,26 @@ flashvar = "flashvar.cli:main"
 
 [tool.scikit-build]
 wheel.packages = ["src/python/flashvar"]
+"""
+FACTORY = """\
+[project]
+name = "flashvar-factory"
+dynamic = ["version"]
+license = "Apache-2.0"
+dependencies = ["packaging"]
+
+[project.optional-dependencies]
+audit = ["zstandard; python_version < '3.14' or os_name == 'nt'"]
+
+[project.scripts]
+wheel-factory = "wheel_factory:main"
+
+[tool.scikit-build]
+wheel.packages = ["../../src/python/wheel_factory"]
+
+[tool.scikit-build.wheel.force-include]
+"../../src/python/flashvar" = "wheel_factory/home/flashvar"
+"../../variants.toml" = "wheel_factory/home/variants.toml"
 """
 MODULES = {"__init__.py": "", "_version.py": '__version__ = "1.0"\n', "cli.py": "main = None\n"}
 WHEEL = "Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: true\n"
@@ -48,6 +73,9 @@ def checkout(tmp_path: Path) -> Path:
         "pyproject.toml": PYPROJECT,
         "variants.toml": (ROOT / "variants.toml").read_text(encoding="utf-8"),
         "LICENSE": "Apache\n",
+        "README.md": "Text.\n",
+        "packages/factory/pyproject.toml": FACTORY,
+        "src/python/wheel_factory/__init__.py": "",
         "CMakeLists.txt": "project(x)\n",
         **{f"src/python/flashvar/{name}": text for name, text in MODULES.items()},
     }
@@ -62,6 +90,8 @@ def checkout(tmp_path: Path) -> Path:
 
 def metadata() -> str:
     lines = ["Metadata-Version: 2.4", "Name: flashvar", "Version: 1.0"]
+    lines += ["Summary: Attention kernels", "Keywords: attention,cuda"]
+    lines += ["Classifier: Typing :: Typed", "Description-Content-Type: text/markdown"]
     lines += ["License-Expression: Apache-2.0", "License-File: LICENSE", "Requires-Python: >=3.10"]
     lines.append("Requires-Dist: torch>=2.8")
     for extra, requirements in extras.extras(CONFIG, "1.0").items():
@@ -119,7 +149,7 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "other bytes": (edit("flashvar/cli.py", "None", "1   "), "found others in 'flashvar/cli.py'"),
     "no module": (edit("flashvar/cli.py", "=", "("), "expected a module that compiles"),
     "NUL in a module": (add("flashvar/cli.py", b"\0"), "expected a module that compiles"),
-    "version": (edit(METADATA, "Version: 1.0\nL", "Version: 1.1\nL"), "expected version '1.0'"),
+    "version": (edit(METADATA, "Version: 1.0\nS", "Version: 1.1\nS"), "expected version '1.0'"),
     "requirement": (
         edit(METADATA, "Requires-Dist: torch", "Requires-Dist: evil\nRequires-Dist: torch"),
         "expected requirements ('', ''), found ('', 'evil')",
@@ -131,7 +161,7 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "extra of another version": (edit(METADATA, "sm80==1.0", "sm80==0.9"), "flashvar-sm80==0.9"),
     "extra of another distribution": (edit(METADATA, "flashvar-sm80=", "evil="), "evil==1.0"),
     "no extra": (edit(METADATA, "Provides-Extra: cuda\n", ""), "expected extras"),
-    "other Python": (edit(METADATA, ">=3.10", ">=3.6"), "expected Python >=3.10"),
+    "other Python": (edit(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
     "licence": (edit(METADATA, "Apache-2.0", "MIT"), "expected license 'Apache-2.0'"),
     "another script": (
         edit(f"{INFO}/entry_points.txt", "flashvar =", "pip = evil:main\nflashvar ="),
@@ -140,6 +170,28 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "a plugin": (
         edit(f"{INFO}/entry_points.txt", "[console", "[pytest11]\nx = y\n[console"),
         "expected scripts",
+    ),
+    "name in capitals": (edit(METADATA, "Name: f", "Name: F"), "expected name 'flashvar'"),
+    "version spelled otherwise": (
+        edit(METADATA, "\nVersion: 1.0", "\nVersion: v1.0"),
+        "expected version '1.0', found 'v1.0'",
+    ),
+    "summary": (edit(METADATA, "kernels", "miners"), "expected summary 'Attention kernels'"),
+    "keywords": (edit(METADATA, ",cuda", ",torch"), "expected keywords"),
+    "classifier": (edit(METADATA, ":: Typed", ":: Stubs"), "expected classifiers"),
+    "description": (edit(METADATA, "Text.", "Buy now."), "expected description 'Text.'"),
+    "description of another kind": (
+        edit(METADATA, "text/markdown", "text/x-rst"),
+        "expected description content type 'text/markdown', found 'text/x-rst'",
+    ),
+    "address": (
+        edit(METADATA, "Keywords", "Project-URL: Homepage, https://example.org\nKeywords"),
+        "expected project urls None",
+    ),
+    "author": (edit(METADATA, "Keywords", "Author: A\nKeywords"), "expected author None"),
+    "obsoletes": (
+        edit(METADATA, "Keywords", "Obsoletes-Dist: torch\nKeywords"),
+        "expected obsoletes dist None, found ['torch']",
     ),
     "not pure": (edit(f"{INFO}/WHEEL", "true", "false"), "expected lines"),
     "tag": (edit(f"{INFO}/WHEEL", "py3-none-any", "py3-none-linux_x86_64"), "expected tags"),
@@ -159,6 +211,62 @@ def test_fault(
     plant(files)
     archive.write(tmp_path / NAME, files, INFO)
     found = faults(tmp_path / NAME, expected(checkout))
+    assert any(sentence in fault for fault in found), found
+
+
+def of_the_factory() -> Files:
+    """The files of the wheel beside the project's own, without a fault."""
+    info = "flashvar_factory-1.0.dist-info"
+    lines = ["Metadata-Version: 2.4", "Name: flashvar-factory", "Version: 1.0"]
+    lines += ["License-Expression: Apache-2.0", "Requires-Dist: packaging", "Provides-Extra: audit"]
+    marker = "(python_version < '3.14' or os_name == 'nt') and extra == 'audit'"
+    lines.append(f"Requires-Dist: zstandard; {marker}")
+    files = {f"wheel_factory/home/flashvar/{name}": text for name, text in MODULES.items()}
+    files |= {
+        "wheel_factory/__init__.py": "",
+        "wheel_factory/home/variants.toml": (ROOT / "variants.toml").read_text(encoding="utf-8"),
+        f"{info}/METADATA": "\n".join([*lines, "", ""]),
+        f"{info}/WHEEL": f"{WHEEL}Tag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\nwheel-factory = wheel_factory:main\n",
+    }
+    return {name: text.encode() for name, text in files.items()}
+
+
+OF_THE_FACTORY: dict[str, tuple[Callable[[Files], None], str]] = {
+    "path file": (add("factory.pth"), "found beside them 'factory.pth'"),
+    "module of nobody": (add("wheel_factory/evil.py"), "beside them 'wheel_factory/evil.py'"),
+    "other bytes": (add("wheel_factory/__init__.py"), "others in 'wheel_factory/__init__.py'"),
+    "other file": (add("wheel_factory/home/variants.toml"), "found others in"),
+    "file less": (remove("wheel_factory/home/flashvar/cli.py"), "found none of"),
+    "no module": (add("wheel_factory/__init__.py", b"("), "expected a module that compiles"),
+    "requirement": (
+        edit("flashvar_factory-1.0.dist-info/METADATA", "packaging", "evil"),
+        "expected requirements ('', ''), found ('packaging', 'evil')",
+    ),
+    "script": (
+        edit("flashvar_factory-1.0.dist-info/entry_points.txt", "wheel-f", "pip = x:y\nwheel-f"),
+        "expected scripts",
+    ),
+}
+
+
+def audited_factory(checkout: Path, folder: Path, plant: Callable[[Files], None]) -> list[str]:
+    files = of_the_factory()
+    plant(files)
+    path = folder / "flashvar_factory-1.0-py3-none-any.whl"
+    archive.write(path, files, "flashvar_factory-1.0.dist-info")
+    return faults(path, expected(checkout))
+
+
+def test_nothing_against_the_factory(checkout: Path, tmp_path: Path) -> None:
+    assert audited_factory(checkout, tmp_path, lambda files: None) == []
+
+
+@pytest.mark.parametrize(("plant", "sentence"), OF_THE_FACTORY.values(), ids=OF_THE_FACTORY)
+def test_fault_of_the_factory(
+    plant: Callable[[Files], None], sentence: str, checkout: Path, tmp_path: Path
+) -> None:
+    found = audited_factory(checkout, tmp_path, plant)
     assert any(sentence in fault for fault in found), found
 
 
@@ -189,6 +297,12 @@ SDISTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "no PKG-INFO": (remove("PKG-INFO"), "expected valid core metadata"),
     "other name": (edit("PKG-INFO", "Name: flashvar", "Name: evil"), "found evil 1.0"),
     "other version": (edit("PKG-INFO", "Version: 1.0", "Version: 1.1"), "found flashvar 1.1"),
+    "requirement": (
+        edit("PKG-INFO", "Requires-Dist: torch", "Requires-Dist: evil\nRequires-Dist: torch"),
+        "expected requirements ('', ''), found ('', 'evil')",
+    ),
+    "extra": (edit("PKG-INFO", "Provides-Extra: cuda\n", ""), "expected extras"),
+    "summary": (edit("PKG-INFO", "kernels", "miners"), "expected summary 'Attention kernels'"),
     "link": (add("a.link"), "no regular file"),
     "dots": (add("../a"), "a path with '..'"),
     "absolute": (add("/a"), "elsewhere"),

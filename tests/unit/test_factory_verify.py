@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -221,12 +222,19 @@ def test_a_damaged_wheel_fails_its_audit(wheel: Path) -> None:
         ["WHEEL", "--publisher", "kernels"],
         ["WHEEL", "--hashes", "notes.txt"],
         ["WHEEL", "--hashes", "."],
+        ["WHEEL", "--hashes", "latin.txt"],
+        ["WHEEL", "--hashes", "pipe"],
+        ["WHEEL", "--hashes", "absent.txt"],
     ],
     ids=" ".join,
 )
 def test_words_that_mean_nothing(words: list[str], wheel: Path) -> None:
-    (wheel.parent / "notes.txt").write_text("nothing here\n", encoding="utf-8")
-    given = [str(wheel) if word == "WHEEL" else word for word in words]
+    folder = wheel.parent
+    (folder / "notes.txt").write_text("nothing here\n", encoding="utf-8")
+    (folder / "latin.txt").write_bytes(b"\xff" * 64 + b"  x.whl\n")
+    os.mkfifo(folder / "pipe")
+    here = {"WHEEL": wheel, **{name: folder / name for name in ("latin.txt", "pipe", "absent.txt")}}
+    given = [str(here.get(word, word)) for word in words]
     assert main(["verify", *given]) == ConfigurationError.exit_code
 
 

@@ -74,6 +74,9 @@ def test_yanked(text: str, expected: dict[str, str], dist: Path) -> None:
         ("[flashvar", "expected TOML"),
         ('[flashvar]\n"0.3.0" = "x"', r"found '0\.3\.0'; did you mean '0\.[12]\.0'.*--also"),
         ('[flashvar]\n"flashvar-0.1.0-variants.json" = "x"', "expected a version or a file"),
+        ('[flashvar]\n"0.1.0" = "x"\n[Flashvar]\n"0.2.0" = "x"', "one table of flashvar, found"),
+        ('[flashvar]\n"0.1.0" = "\\u001b[31mx"', "a reason without control characters"),
+        ("[flashvar]", "expected a version or a file, and why it was withdrawn"),
     ],
 )
 def test_mistakes(text: str, message: str, dist: Path) -> None:

@@ -366,6 +366,7 @@ FOUND: dict[str, tuple[str, bytes]] = {
     "long version file": ("variants.toml", long(b'"src/python/flashvar/_version.py"')),
     "long smoke test": ("variants.toml", long(b'smoke = "tests/smoke_installed.py"')),
     "long reason": ("yanked.toml", b'[flashvar]\n"0.1.0" = "' + b"9" * 5000 + b'"\n'),
+    "long pair": ("variants.toml", long(b'"192x128"')),
     "deep arrays": ("variants.toml", b"a = " + b"[" * 5000),
     "deep tables": ("variants.toml", b"a = " + b"{a=" * 5000),
     "large integer": ("variants.toml", b"schema = " + b"9" * 5000),

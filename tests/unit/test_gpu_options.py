@@ -49,3 +49,4 @@ def test_shards_together_are_the_whole(tmp_path: Path, python: str) -> None:
     assert document["counts"] == {"skipped": len(cases)}
     assert list(document["not_run"].values()) == [len(cases)]
     assert document["seed"] == 5
+    assert any(one.startswith("-k test_forward") for one in document["chosen"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,6 +108,14 @@ UNREADABLE = {
         json.dumps({"files": [{"filename": FILE, "hashes": {"md5": "0"}}]}),
         "no file list with hashes",
     ),
+    "hash that is none": (200, JSON, page((FILE, "0")), "no file list with hashes"),
+    "file with two hashes": (
+        200,
+        JSON,
+        page((FILE, DIGEST), (FILE, "0" * 64)),
+        "no file list with hashes",
+    ),
+    "key twice": (200, JSON, '{"files": [], "files": []}', "a key twice in one object"),
 }
 
 
@@ -121,6 +130,22 @@ def test_what_cannot_be_read_is_not_absent(what: str, files: list[Path]) -> None
 def test_an_index_that_is_not_there(files: list[Path]) -> None:
     with pytest.raises(PackagingError, match="try again"):
         published.absent(files, "http://127.0.0.1:1/simple")
+
+
+def test_an_index_that_speaks_another_language(files: list[Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail.example.org\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PackagingError, match="expected the JSON of the simple API"):
+            published.absent(files[:1], f"http://127.0.0.1:{server.getsockname()[1]}/simple")
+        thread.join()
 
 
 @pytest.mark.parametrize("address", ["http://example.org/simple", "file:///tmp", "pypi", ""])

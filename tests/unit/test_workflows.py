@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from flashvar_factory.cli import COMMANDS
+from flashvar_factory.build import wheel
+from flashvar_factory.cli import COMMANDS, list_builds
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import expand_platforms
+from flashvar_factory.config.selection_arguments import SelectionArguments
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
@@ -122,6 +127,28 @@ def test_an_index_gets_what_it_lacks_of_the_proved(name: str) -> None:
     assert taken["with"]["name"] == "proved"
     (compared,) = (one for one in RELEASE[maker]["steps"] if "nox -s" in one.get("run", ""))
     assert "nox -s unpublished -- dist --proof build/proof/release.json" in compared["run"]
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_what_leaves_is_of_the_proved(name: str) -> None:
+    """No artifact of a build is attested, sent or released: it was not compared with anything."""
+    wanted = {"proved", "to-testpypi", "to-pypi-binary", "to-pypi-own"}
+    taken = [one["with"] for one in steps(name, "download-artifact")]
+    assert {one.get("name", one.get("pattern")) for one in taken} <= wanted
+    subjects = [one["with"]["subject-path"] for one in steps(name, "actions/attest")]
+    assert all(one.startswith("dist/") for one in subjects)
+
+
+def test_each_sbom_is_of_one_proved_wheel() -> None:
+    """The pattern of the matrix finds the one wheel of a release that the SBOM is of."""
+    config = schema.read(ROOT / "variants.toml")
+    names = [
+        f"{build.stem}-1.2.3-{wheel.tag(build.platform)}.whl"
+        for build in expand_platforms(SelectionArguments(), config)
+    ]
+    rows = list_builds.matrix(config, SelectionArguments())["include"]
+    found = [[name for name in names if fnmatch(name, row["wheel"])] for row in rows]
+    assert sorted(name for (name,) in found) == sorted(names)
 
 
 def test_flashvar_is_published_last() -> None:

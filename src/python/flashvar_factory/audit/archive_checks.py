@@ -65,7 +65,9 @@ def record(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     plain = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
     if text.splitlines() != plain:
         yield Finding(
-            "record", where, "expected lines that end with a line feed, found others: readers differ"
+            "record",
+            where,
+            "expected lines that end with a line feed, found others: readers differ",
         )
         return
     try:

@@ -86,8 +86,8 @@ def _entries(library: Library) -> Iterator[Finding]:
             yield Finding(
                 "architecture",
                 library.path,
-                f"expected an entry for {image.code}, as its {_WORDS[image.kind]} states, found one "
-                f"for {image.entry_code}",
+                f"expected an entry for {image.code}, as its {_WORDS[image.kind]} states, found "
+                f"one for {image.entry_code}",
             )
         elif image.entry_form != image.form:
             yield Finding(

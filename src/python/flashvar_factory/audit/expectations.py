@@ -11,6 +11,7 @@ from typing import Final
 from packaging.utils import canonicalize_name
 
 from flashvar.binaries.variant import Architecture
+from flashvar_factory.build import wheel
 from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect.archive import Name
 
@@ -27,6 +28,8 @@ class Expectations:
     budget: int | None = None  # bytes a wheel may have; BUDGET for wheels of the factory
     config: Config | None = None
     root: Path | None = None  # of the sources that the wheel is to be made of
+    # Folders of the pure distributions beside the project's own, by name.
+    packages: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
     revision: str | None = None  # the commit that is released
     spills: bool = False  # allowed: what a project allows its releases is not known
 
@@ -35,10 +38,19 @@ class Expectations:
         return self.architectures.get(name.distribution.replace("_", "-"))
 
     def is_projects_own(self, name: Name) -> bool:
-        """Whether this is the name of the wheel that holds the project itself."""
-        return self.config is not None and canonicalize_name(
-            name.distribution
-        ) == canonicalize_name(self.config.project.name)
+        """Whether this is the name of the wheel that holds the project itself, or a package of it.
+
+        That has no binary, and is compared with its sources.
+        """
+        found = canonicalize_name(name.distribution)
+        return found in self.packages or (
+            self.config is not None and found == canonicalize_name(self.config.project.name)
+        )
+
+    def folder(self, name: Name) -> Path | None:
+        """Where the pyproject.toml of a wheel of the project is; None where that is not known."""
+        folder = self.packages.get(canonicalize_name(name.distribution), self.root)
+        return folder if folder is not None and (folder / "pyproject.toml").is_file() else None
 
 
 def of(
@@ -55,5 +67,6 @@ def of(
         budget,
         config,
         root,
+        {} if root is None else wheel.packages(root),
         revision,
     )

@@ -18,7 +18,7 @@ _SYSTEMS = (0, 3)  # of e_ident: no system's in particular, and Linux's
 _PAGE = 4096
 _TEXT_OF_PTX = re.compile(rb"\.version\s+\d+\.\d+\s+\.target\s+(?:sm|compute)_")
 _CUDA_ELF = re.compile(
-    re.escape(elf.MAGIC) + rb".{12}" + re.escape(CUDA.to_bytes(2, "little")), re.DOTALL
+    re.escape(elf.MAGIC) + rb".{11}" + re.escape(CUDA.to_bytes(2, "little")), re.DOTALL
 )
 
 

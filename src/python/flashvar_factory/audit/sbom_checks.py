@@ -77,7 +77,7 @@ def _rows(
     yield "library", [(described.library.file, version, [library.sha256])], files
     yield from _parts({one["name"]: one for one in document["components"]}, described)
     for one in (root, *root["components"], *document["components"]):
-        yield f"reference to {one['name']}", one["name"], one["bom-ref"]
+        yield f"reference to {one['name']}", one["name"], one.get("bom-ref")
     names = [one["name"] for one in document["components"]]
     yield "each component once", sorted(set(names)), sorted(names)
     inside = sorted({"cudart-static", "libstdc++"} & set(names))
@@ -143,7 +143,7 @@ def _fixed(component: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _stated(component: Mapping[str, Any]) -> tuple[object, ...]:
-    return component["type"], component.get("licenses", []), component.get("purl")
+    return component.get("type"), component.get("licenses", []), component.get("purl")
 
 
 def _hashes(component: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Lists the fields that an SBOM of this factory has; a reader shows others too, checked by nobody."""
+"""Lists the fields that an SBOM of this factory has: in others, nobody checks what they state."""
 
 from __future__ import annotations
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from packaging.metadata import Metadata
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from flashvar_factory.audit import declared_metadata
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.build import source
-from flashvar_factory.config import extras, schema, toml_table, version
+from flashvar_factory.config import schema, toml_table
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import core_metadata, entry_points, sdist
 
 _METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
 _IGNORED = "__pycache__"
-_GROUP = re.compile(r"\([^()]*\)")
 
 
 def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -29,17 +27,18 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     if not expected.is_projects_own(wheel.name):
         return
     yield from _compiled(wheel)
-    if expected.root is None or not (expected.root / "pyproject.toml").is_file():
+    folder = expected.folder(wheel.name)
+    if folder is None:
         return
-    project = toml_table.plain(expected.root / "pyproject.toml")
-    wanted = _packages(expected.root, project)
+    project = toml_table.plain(folder / "pyproject.toml")
+    wanted = _packages(folder, project)
     if not wanted:
         return
     of_label = wheel.name.label is not None
     inside = (f"{wheel.name.distribution}/_binaries/", f"{wheel.info}/sboms/")
     info = {f"{wheel.info}/{name}" for name in (*_METADATA, *(["variant.json"] * of_label))}
     licenses = {
-        f"{wheel.info}/licenses/{name}": (expected.root / name).read_bytes()
+        f"{wheel.info}/licenses/{name}": (folder / name).read_bytes()
         for name in project["project"].get("license-files", [])
     }
     wanted |= licenses
@@ -77,72 +76,50 @@ def _compiled(wheel: Wheel) -> Iterator[Finding]:
                 yield Finding("sources", name, f"expected a module that compiles, found: {error}")
 
 
-def _packages(root: Path, project: Mapping[str, object]) -> dict[str, bytes]:
-    """What [tool.scikit-build] packs: the files of its packages, by their names in the wheel."""
-    tool: object = project
-    for key in ("tool", "scikit-build", "wheel.packages"):
-        for part in key.split("."):
-            tool = tool.get(part) if isinstance(tool, dict) else None
+def _packages(root: Path, project: Mapping[str, Any]) -> dict[str, bytes]:
+    """What [tool.scikit-build] packs: packages, and other files by the names that it gives them."""
+    settings = project.get("tool", {}).get("scikit-build", {}).get("wheel", {})
+    named = {Path(one).name: one for one in settings.get("packages", [])}
+    named |= {name: one for one, name in settings.get("force-include", {}).items()}
     files: dict[str, bytes] = {}
-    for package in tool if isinstance(tool, list) else []:
-        folder = root / str(package)
-        for path in sorted(folder.rglob("*")):
+    for name, package in named.items():
+        top = root / package
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
             if path.is_file() and _IGNORED not in path.parts:
-                name = path.relative_to(folder.parent).as_posix()
-                files[name] = path.read_bytes()
+                inside = path.relative_to(top).as_posix()
+                files[name if path == top else f"{name}/{inside}"] = path.read_bytes()
     return files
 
 
 def declared(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Its metadata declares pyproject.toml's dependencies and scripts, variants.toml's extras."""
-    config, root = expected.config, expected.root
-    if not expected.is_projects_own(wheel.name) or config is None or root is None:
-        return
-    if not (root / "pyproject.toml").is_file():
+    """Its metadata states what pyproject.toml and variants.toml do, and nothing more."""
+    config, root, folder = expected.config, expected.root, expected.folder(wheel.name)
+    if not expected.is_projects_own(wheel.name) or config is None or root is None or folder is None:
         return
     where = f"{wheel.info}/METADATA"
-    try:
-        read = core_metadata.read((wheel.metadata("METADATA") or "").encode(), where)
-    except PackagingError:
-        return  # `metadata` reports it
-    for what, wanted, found in _declared(read, wheel, config, root):
-        if wanted != found:
-            yield Finding("declared", where, f"expected {what} {wanted}, found {found}")
+    project = toml_table.plain(folder / "pyproject.toml")["project"]
+    groups = entry_points.parse(wheel.metadata("entry_points.txt") or "")
+    scripts = sorted(project.get("scripts", {}).items())
+    wanted = {"console_scripts": scripts} if scripts else {}
+    found = {name: sorted(rows) for name, rows in groups.items()}
+    if wanted != found:
+        yield Finding("declared", where, f"expected scripts {wanted}, found {found}")
+    content = (wheel.metadata("METADATA") or "").encode()
+    yield from _declared(content, where, "declared", folder, config, root)
 
 
 def _declared(
-    read: Metadata, wheel: Wheel, config: Config, root: Path
-) -> Iterator[tuple[str, object, object]]:
-    release = version.read(config, root)
-    yield "version", release, str(read.version)
-    project = toml_table.plain(root / "pyproject.toml")["project"]
-    groups = entry_points.parse(wheel.metadata("entry_points.txt") or "")
-    scripts = sorted(project.get("scripts", {}).items())
-    wanted_groups = {"console_scripts": scripts} if scripts else {}
-    yield "scripts", wanted_groups, {name: sorted(rows) for name, rows in groups.items()}
-    yield "Python", project.get("requires-python", ""), str(read.requires_python or "")
-    every = (
-        extras.extras(config, release)
-        if "optional-dependencies" in project.get("dynamic", [])
-        else project.get("optional-dependencies", {})
-    )
-    yield "extras", sorted(map(canonicalize_name, every)), sorted(read.provides_extra or [])
-    wanted = [str(Requirement(one)) for one in project.get("dependencies", [])]
-    for extra, requirements in every.items():
-        wanted += [str(_of_extra(one, extra)) for one in requirements]
-    found = sorted(map(str, read.requires_dist or []))
-    missing, strange = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    yield "requirements", ("", ""), (some(missing), some(strange))
-
-
-def _of_extra(requirement: str, extra: str) -> Requirement:
-    """A requirement of an extra, as METADATA writes it."""
-    text, _, marker = requirement.partition(";")
-    name = canonicalize_name(extra)
-    marker = marker.strip()
-    alternatives = " or " in _GROUP.sub("", marker)
-    both = f"({marker}) and " if alternatives else f"{marker} and "
-    return Requirement(f'{text.strip()}; {both if marker else ""}extra == "{name}"')
+    content: bytes, where: str, check: str, folder: Path, config: Config, root: Path
+) -> Iterator[Finding]:
+    """What metadata says that pyproject.toml does not; of what is no metadata, nothing."""
+    project = toml_table.plain(folder / "pyproject.toml")["project"]
+    try:
+        rows = list(declared_metadata.differences(content, where, project, folder, config, root))
+    except PackagingError:
+        return  # another check reports it
+    for what, wanted, found in rows:
+        if wanted != found:
+            yield Finding(check, where, f"expected {what} {wanted!r}, found {found!r}")
 
 
 def audit_sdist(path: Path, expected: Expectations) -> list[Finding]:
@@ -166,11 +143,9 @@ def _sdist(path: Path, files: Mapping[str, bytes], expected: Expectations) -> It
         yield Finding("sdist", where, f"expected {stem}, found {read.name} {read.version}")
     if expected.config is None or expected.root is None:
         return
-    if canonicalize_name(read.name) != canonicalize_name(expected.config.project.name):
-        yield Finding("sdist", where, f"expected the project's own name, found {read.name}")
-    release = version.read(expected.config, expected.root)
-    if str(read.version) != release:
-        yield Finding("sdist", where, f"expected version {release}, found {read.version}")
+    if (expected.root / "pyproject.toml").is_file():
+        content = files["PKG-INFO"]
+        yield from _declared(content, where, "sdist", expected.root, expected.config, expected.root)
     listed = source.listed(expected.root)
     if listed is None:
         return

@@ -54,6 +54,7 @@ def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str
                 "architecture": build.kind.name,
                 "distribution": build.distribution,
                 "platform": build.platform,
+                "wheel": f"{build.stem}-*_{build.platform}.whl",
                 "runner": RUNNERS[build.platform],
             }
             for build in expand_platforms(given, config)

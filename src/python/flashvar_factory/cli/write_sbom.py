@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     text = sbom.document(described, link, arguments.license, archive.epoch())
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / sbom.file_name(described)).write_text(text, encoding="utf-8")
+    (arguments.output / sbom.file_name(described.distribution)).write_text(text, encoding="utf-8")
 
 
 def _part(path: Path, version: str) -> sbom.Part:

@@ -15,7 +15,9 @@ from flashvar_factory.config.toml_table import Table, Value
 # Kernels are compiled for some of an axis's values; more than this is a mistake.
 _MOST_VALUES = 65_536
 _LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
-_PAIR = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)", re.ASCII)
+# Of so many digits that Python reads them.
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_PAIR = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Axis:
 
     def parse(self, word: str) -> Value | None:
         """The value that a command means by `word`; None where no kernel may be compiled for it."""
-        value = int(word) if word.isdecimal() and word.isascii() else word
+        value = int(word) if _NUMBER.fullmatch(word) else word
         return value if str(value) == word and self.accepts(value) else None
 
     def is_number(self, word: str) -> bool:
@@ -84,7 +86,7 @@ class Axis:
 
 def _asked(word: str) -> tuple[int, ...]:
     """The number or the pair that a word is; none of any other."""
-    return (int(word),) if word.isdecimal() and word.isascii() else _numbers(word)
+    return (int(word),) if _NUMBER.fullmatch(word) else _numbers(word)
 
 
 def _numbers(value: str) -> tuple[int, ...]:

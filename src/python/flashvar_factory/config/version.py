@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
+from flashvar_factory.config import toml_table
 from flashvar_factory.config.expand import Build, Selection, expand
 from flashvar_factory.config.schema import Config
 
@@ -16,10 +19,18 @@ _ASSIGNMENT = re.compile(r"""^__version__ = ["'](?P<version>[^"']+)["']$""", re.
 def read(config: Config, root: Path) -> str:
     """`__version__` of the project's version file."""
     path = root / config.project.version_file
-    match = _ASSIGNMENT.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if match is None:
-        raise ConfigurationError(f'{path}: expected a line __version__ = "...", found none')
-    return match["version"]
+    found = _ASSIGNMENT.findall(toml_table.read(path)) if path.is_file() else []
+    if len(found) != 1:
+        raise ConfigurationError(
+            f'{path}: expected one line __version__ = "...", found {len(found) or "none"}'
+        )
+    try:
+        Version(found[0])
+    except InvalidVersion as error:
+        raise ConfigurationError(
+            f"{path}: expected a version such as 1.2.3, found: {error}"
+        ) from None
+    return str(found[0])
 
 
 def of_build(version: str, build: Build, config: Config) -> str:

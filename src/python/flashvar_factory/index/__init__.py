@@ -65,6 +65,8 @@ def _files(folders: Sequence[Path]) -> dict[str, Path]:
         if not folder.is_dir():
             raise PackagingError(f"{folder}: expected a folder of wheels, found none")
         for file in sorted(file for pattern in PATTERNS for file in folder.glob(pattern)):
+            if not file.is_file():  # a named pipe would be waited for
+                raise PackagingError(f"{file}: expected a regular file, found something else")
             other = found.setdefault(file.name, file)
             if other != file and other.read_bytes() != file.read_bytes():
                 raise PackagingError(

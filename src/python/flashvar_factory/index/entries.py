@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import archive, core_metadata, sdist
+from flashvar_factory.inspect import archive, core_metadata, json_text, sdist
+
+_VARIANTS = re.compile(r"[a-z0-9_]+-[a-z0-9.!+_]+-variants\.json", re.ASCII)
 
 
 class Entry(NamedTuple):
@@ -38,8 +41,15 @@ def read(path: Path, content: bytes) -> Entry:
     """The entry of a file; PackagingError when it is not what its name says."""
     entry = Entry(path.name, len(content), hashlib.sha256(content).hexdigest())
     if path.suffix == ".json":
+        if not _VARIANTS.fullmatch(path.name):
+            raise PackagingError(
+                f"{path}: expected the name <project>-<version>-variants.json, found another"
+            )
+        json_text.parse(content, str(path))
         return entry
     wheel = path.suffix == ".whl"
+    if wheel:
+        archive.parse_name(path.name)
     try:
         metadata = (_wheel_metadata if wheel else _sdist_metadata)(path, content)
         read = core_metadata.read(metadata, path.name)

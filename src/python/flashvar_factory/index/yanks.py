@@ -39,10 +39,21 @@ def read(path: Path, projects: Iterable[str]) -> dict[str, dict[str, str]]:
                 f"{path.name}: unknown project {name!r}, expected {listed(known)}"
                 f"{did_you_mean(project, known)}"
             )
-        yanks[project] = {
-            key: table.text(key, r".*\S.*", "a reason", _LONGEST) for key in list(table.rest)
-        }
+        if project in yanks:
+            raise ConfigurationError(
+                f"{path.name}: expected one table of {project}, found another, [{name}]"
+            )
+        if not table.rest:
+            raise table.wrong(None, "a version or a file, and why it was withdrawn", {})
+        yanks[project] = {key: _reason(table, key) for key in list(table.rest)}
     return yanks
+
+
+def _reason(table: Table, key: str) -> str:
+    found = table.text(key, r".*\S.*", "a reason", _LONGEST)
+    if not found.isprintable():  # terminals would follow it
+        raise table.wrong(key, "a reason without control characters", found)
+    return found
 
 
 def require_used(yanks: Yanks, projects: Mapping[str, Iterable[Entry]], file: str) -> None:

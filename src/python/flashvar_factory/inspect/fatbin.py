@@ -26,8 +26,8 @@ TOTAL_BYTES: Final = 1 << 30
 
 _CONTAINER = struct.Struct("<8sQ")  # START, bytes of the entries
 # kind, version, bytes of the header, of the payload, of it without padding if compressed, options,
-# minor and major of the code's format, architecture, offset and length of a name, flags, zero, bytes
-# once opened
+# minor and major version of the code's format, architecture, offset and length of a name, flags,
+# zero, bytes once opened
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
 _VERSION: Final = 0x101
 _KINDS: Final = {1: PTX, 2: SASS}
@@ -86,8 +86,8 @@ def images(section: memoryview, where: str) -> list[Image]:
         opened = sum(image.opened_bytes for image in found)
         if len(found) > IMAGES or opened > TOTAL_BYTES:
             raise BuildError(
-                f"{where}: expected at most {IMAGES:,} images of device code, {TOTAL_BYTES:,} bytes "
-                f"when they are opened, found {len(found):,} of {opened:,} bytes"
+                f"{where}: expected at most {IMAGES:,} images of device code, of {TOTAL_BYTES:,} "
+                f"bytes when they are opened, found {len(found):,} of {opened:,} bytes"
             )
     return found
 
@@ -111,9 +111,9 @@ def _entries(entries: memoryview, where: str) -> Iterator[Image]:
         ):
             raise BuildError(
                 f"{where}: expected the header of an image of device code, of version "
-                f"{_VERSION:#x}, found version {row[1]:#x}, flags {flags:#x}, {row[12]:#x} in place "
-                "of zero, or a name beyond it; it is damaged, or of a newer toolkit than this "
-                "audit knows"
+                f"{_VERSION:#x}, found version {row[1]:#x}, flags {flags:#x}, {row[12]:#x} in "
+                "place of zero, or a name beyond it; it is damaged, or of a newer toolkit than "
+                "this audit knows"
             )
         squeezed = bool(flags & (_ZSTD | _LZ4))
         stored = compressed if squeezed else size

@@ -7,6 +7,7 @@ outcome of every test. It counts as long as nothing that decides the kernels has
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Record:
     native: bool  # its machine code ran; else the driver translated its PTX
     whole: bool  # no part of the tests was left to another run
     passed: Mapping[str, int]  # tests by backend
+    files: frozenset[str]  # of tests that passed, those of Triton's kernels aside
     failed: int
     binaries: tuple[Binary, ...]
 
@@ -66,6 +68,12 @@ class Need:
     name: str
     sources: tuple[str, ...]
     released: tuple[Manifest, ...] = ()  # of the architecture's wheels
+
+    @property
+    def ops(self) -> list[str]:
+        """What is released, without its direction: attention of attention_fwd."""
+        every = {row.op for one in self.released for row in one.kernels}
+        return sorted({op.rpartition("_")[0] or op for op in every})
 
     def concerns(self, record: Record) -> bool:
         """Whether the record is of this."""
@@ -107,8 +115,12 @@ def _read(path: Path, name: str) -> Record | None:
         system = found["system"]
         device, forced = system["devices"][0], found.get("forced_architecture")
         passed: Counter[str] = Counter()
+        files = set()
         for row, counts in found["counts_by_file"].items():
-            passed[row.rpartition(" ")[2]] += counts.get("passed", 0)
+            file, _, backend = row.rpartition(" ")
+            passed[backend] += counts.get("passed", 0)
+            if counts.get("passed", 0) and backend != TRITON:
+                files.add(file)
         own = Architecture(*device["capability"])
         served = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
         return Record(
@@ -118,8 +130,11 @@ def _read(path: Path, name: str) -> Record | None:
             architecture=served.name,
             forced=forced is not None,
             native=served.architecture.capability == own.capability,
-            whole=found.get("left_to_other_shards") == 0 and not system["interpreted"],
+            whole=found.get("left_to_other_shards") == 0
+            and not found.get("chosen")
+            and not system["interpreted"],
             passed=passed,
+            files=frozenset(files),
             failed=sum(found["counts"].get(outcome, 0) for outcome in _FAILURES),
             binaries=tuple(map(_binary, found["binaries"])),
         )
@@ -169,6 +184,9 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
         yield f"{record.failed} of its tests failed"
     if not record.whole:
         yield "it is of a part of the tests"
+    untried = [name for name in need.ops if not any(map(_tests_of(name).match, record.files))]
+    if untried:
+        yield f"it ran no test of {', '.join(untried)}"
     binaries = need.binaries(record)
     if not binaries:
         yield "it names no binary, and so no commit"
@@ -184,6 +202,11 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
             yield f"since its commit {one.revision[:12]} changed {', '.join(files[:_SHOWN])}{more}"
         for described in need.released:
             yield from _differences(one, described, record.platform)
+
+
+def _tests_of(name: str) -> re.Pattern[str]:
+    """The files of tests of an op, by convention."""
+    return re.compile(f"test_{re.escape(name)}[_.]")
 
 
 def _differences(one: Binary, described: Manifest, platform: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.binaries.manifest import Manifest
+from flashvar_factory.config import toml_table
 from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release.gpu_records import Record
 
@@ -19,7 +20,7 @@ _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 def changes(root: Path, release: str) -> str:
     """What the changelog says of a version; ReleaseError where there is no dated part of it."""
     path = root / FILE
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = toml_table.read(path).splitlines() if path.is_file() else []
     headings = [(at, match) for at, line in enumerate(lines) if (match := _HEADING.match(line))]
     ends = [*(at for at, _ in headings[1:]), len(lines)]
     for (at, match), end in zip(headings, ends, strict=True):

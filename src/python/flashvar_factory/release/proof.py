@@ -7,6 +7,7 @@ proved is written down with their hashes, so that what is uploaded later can be 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,13 @@ from flashvar_factory import audit, index
 from flashvar_factory.audit import expectations, source_checks
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.build import sbom, source
-from flashvar_factory.config import version
+from flashvar_factory.config import toml_table, version
 from flashvar_factory.config.expand import expand_platforms
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.errors import ReleaseError, SmokeError
 from flashvar_factory.index import serve
+from flashvar_factory.inspect import json_text
 from flashvar_factory.release import (
     checkout,
     gpu_records,
@@ -47,6 +49,7 @@ SCHEMA: Final = 1
 FILE: Final = "release.json"
 NOTES: Final = "notes.md"
 SBOMS: Final = "sboms"
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -290,10 +293,13 @@ def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> li
 def read(path: Path) -> dict[str, str]:
     """The hashes of what may be published, by file name; ReleaseError where nothing may be."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        tagged_as = document["tag"]
-        hashes = {str(name): str(digest) for name, digest in document["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        document = json_text.parse(toml_table.read(path).encode(), path.name)
+        tagged_as, hashes = document["tag"], dict(document["files"])
+        if not hashes or not all(_SHA256.fullmatch(digest) for digest in hashes.values()):
+            raise ValueError("no files with their SHA-256")
+        if tagged_as is not None and not (isinstance(tagged_as, str) and tagged_as):
+            raise ValueError(f"the tag {tagged_as!r}")
+    except (FlashvarError, ValueError, LookupError, TypeError) as error:
         raise ReleaseError(
             f"{path}: expected what check-release wrote, found {error!r}; check the release first"
         ) from error
@@ -306,13 +312,15 @@ def read(path: Path) -> dict[str, str]:
 
 
 def require(files: Sequence[Path], hashes: Mapping[str, str]) -> None:
-    """ReleaseError where a file is not among those that were proved, or has changed since."""
+    """ReleaseError where the files are not all that were proved, and as they were then."""
     found = [
         f"{file.name}: expected the SHA-256 {hashes.get(file.name, 'of no such file')}, "
         f"found {here}"
         for file in files
         if (here := digest(file)) != hashes.get(file.name)
     ]
+    absent = sorted(hashes.keys() - {file.name for file in files})
+    found += [f"{name}: expected this file, found none" for name in absent]
     if found:
         lines = "\n".join(f"  {line}" for line in found)
         raise ReleaseError(

@@ -5,7 +5,8 @@ Read by the JSON form of the simple API (PEP 691).
 
 from __future__ import annotations
 
-import json
+import http.client
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -17,11 +18,13 @@ from flashvar.errors import ConfigurationError
 from flashvar_factory.errors import PackagingError, ReleaseError
 from flashvar_factory.index import simple_json
 from flashvar_factory.index.entries import project_of
+from flashvar_factory.inspect import json_text
 from flashvar_factory.release import members
 from flashvar_factory.release.steps import digest
 
 _PATIENCE: Final = 30  # seconds
 _LIMIT: Final = 1 << 26  # bytes of a page
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _THIS_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
 
 
@@ -70,8 +73,8 @@ def hashes(index: str, project: str) -> dict[str, str]:
         if error.code == 404:
             return {}
         raise _unreadable(address, f"status {error.code}") from error
-    except OSError as error:
-        raise _unreadable(address, str(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreadable(address, f"{error!r}") from error
     if kind != simple_json.CONTENT_TYPE or len(content) > _LIMIT:
         raise _unreadable(address, f"{len(content):,} bytes of {kind}")
     return parse(content, address)
@@ -79,11 +82,15 @@ def hashes(index: str, project: str) -> dict[str, str]:
 
 def parse(content: bytes, address: str) -> dict[str, str]:
     """The same of the document that `address` answered."""
+    found: dict[str, str] = {}
     try:
-        rows = json.loads(content)["files"]
-        return {str(row["filename"]): str(row["hashes"]["sha256"]).lower() for row in rows}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        for row in json_text.parse(content, address)["files"]:
+            name, digest = row["filename"], row["hashes"]["sha256"].lower()
+            if not _SHA256.fullmatch(digest) or found.setdefault(name, digest) != digest:
+                raise ValueError(f"not one SHA-256 of {name}")
+    except (PackagingError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(address, f"no file list with hashes ({error!r})") from error
+    return found
 
 
 def _check_address(index: str) -> None:

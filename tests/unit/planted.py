@@ -1,0 +1,237 @@
+"""Plants one fault each in a whole wheel of the factory, which has no other."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fabricated
+from fabricated import Image, Library, Wheel
+
+from flashvar.binaries.manifest import Manifest
+from flashvar_factory.audit import expectations
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.config import schema
+from flashvar_factory.inspect import archive
+
+Plant = Callable[[Path], Path]
+
+ROOT = Path(__file__).parents[2]
+CONFIG = schema.read(ROOT / "variants.toml")
+STEM, INFO = "flashvar_sm80", "flashvar_sm80-0.1.0.dist-info"
+LIBRARY, MANIFEST = f"{STEM}/lib{STEM}.so", f"{STEM}/manifest.json"
+METADATA, WHEEL, RECORD = (f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
+ENTRIES, SBOM = f"{INFO}/entry_points.txt", f"{INFO}/sboms/flashvar-sm80.cdx.json"
+
+Files = dict[str, bytes]
+
+
+@cache
+def described() -> Manifest:
+    """All kernels of one architecture, as variants.toml lists them."""
+    return fabricated.complete(CONFIG, "sm_80")
+
+
+def expected() -> Expectations:
+    return expectations.of(CONFIG)
+
+
+def library(**changes: Any) -> Wheel:
+    """The wheel with another library."""
+    one: Library = replace(fabricated.library(described()), **changes)
+    return Wheel(described(), one)
+
+
+def device(*images: Image) -> Wheel:
+    """The wheel with other device code."""
+    return Wheel(described(), fabricated.library(described(), *images))
+
+
+def own() -> list[Image]:
+    return fabricated.images("80", described())
+
+
+def first(**changes: Any) -> Image:
+    """The image of the first kernel, with other facts."""
+    return Image("80", fabricated.device_code(described().kernels[0], "80", **changes))
+
+
+def manifest(**changes: Any) -> Wheel:
+    """The wheel with a manifest that differs, and a library that does not."""
+    return Wheel(replace(described(), **changes), fabricated.library(described()))
+
+
+@cache
+def for_older_drivers() -> Manifest:
+    """The same kernels, with machine code of CUDA 12."""
+    return fabricated.complete(CONFIG, "sm_80-cu12")
+
+
+def older(compression: str | None = None, **changes: Any) -> Wheel:
+    """The wheel for older drivers, with other images and a manifest that differs."""
+    one = for_older_drivers()
+    images = [replace(image, compression=compression) for image in fabricated.images("80", one)]
+    library = fabricated.library(one, *images)
+    return Wheel(replace(one, **changes), library, "flashvar_sm80_cu12")
+
+
+def row(**changes: Any) -> Wheel:
+    """The same of the first kernel."""
+    kernels = described().kernels
+    return manifest(kernels=(replace(kernels[0], **changes), *kernels[1:]))
+
+
+def with_files(**more: bytes | str) -> Wheel:
+    """The wheel with these files beside the others, or instead of them."""
+    found = {name: text.encode() if isinstance(text, str) else text for name, text in more.items()}
+    return Wheel(described(), more=found)
+
+
+def edited(name: str, old: str, new: str) -> Wheel:
+    """The wheel with other text in a file."""
+    text = Wheel(described()).files()[name].decode()
+    assert old in text
+    return with_files(**{name: text.replace(old, new, 1)})
+
+
+def added(name: str, content: bytes = b"x") -> Wheel:
+    return with_files(**{name: content})
+
+
+def without(name: str) -> Callable[[Path], Path]:
+    """The wheel without a file."""
+
+    def plant(folder: Path) -> Path:
+        wheel = Wheel(described())
+        files = {key: value for key, value in wheel.files().items() if key != name}
+        path = wheel.write(folder)
+        archive.write(path, files, INFO)
+        return path
+
+    return plant
+
+
+def sbom(change: Callable[[Any], None]) -> Wheel:
+    """The wheel with another SBOM."""
+    document = json.loads(Wheel(described()).files()[SBOM])
+    change(document)
+    return with_files(**{SBOM: json.dumps(document)})
+
+
+def called(name: str) -> Callable[[Path], Path]:
+    """The wheel under another file name."""
+    return lambda folder: Wheel(described()).write(folder).rename(folder / name)
+
+
+def zipped(change: Callable[[zipfile.ZipFile, Files], None]) -> Callable[[Path], Path]:
+    """The wheel as an archive that `change` writes."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        files = archive.read(path)
+        with zipfile.ZipFile(path, "w") as opened:
+            change(opened, files)
+        return path
+
+    return plant
+
+
+def member(name: str, mode: int = 0o100644, content: bytes = b"", **changes: Any) -> Any:
+    """The wheel, and in it a member that is listed in RECORD, with these fields of its header."""
+
+    def change(opened: zipfile.ZipFile, files: Files) -> None:
+        for key, value in files.items():
+            opened.writestr(member_info(key), value, zipfile.ZIP_DEFLATED)
+        info = member_info(name, mode)
+        for key, value in changes.items():
+            setattr(info, key, value)
+        opened.writestr(info, content, changes.get("compress_type", zipfile.ZIP_STORED))
+
+    return zipped(change)
+
+
+def member_info(name: str, mode: int = 0o100644) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    return info
+
+
+def bytes_of(change: Callable[[bytearray], bytes | bytearray | None]) -> Callable[[Path], Path]:
+    """The wheel with other bytes."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        content = bytearray(path.read_bytes())
+        path.write_bytes(change(content) or content)
+        return path
+
+    return plant
+
+
+def at(offset: int, form: str, value: int) -> Callable[[bytearray], None]:
+    """Writes a number into an archive; negative offsets are of its end record."""
+
+    def change(content: bytearray) -> None:
+        struct.pack_into(form, content, offset if offset >= 0 else len(content) + offset, value)
+
+    return change
+
+
+def record(change: Callable[[list[str]], list[str] | str]) -> Callable[[Path], Path]:
+    """The wheel with other lines in RECORD."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        files = archive.read(path)
+        lines = change(files[RECORD].decode().splitlines())
+        files[RECORD] = (lines if isinstance(lines, str) else "\n".join(lines)).encode()
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+            for name, content in files.items():
+                opened.writestr(member_info(name), content)
+        return path
+
+    return plant
+
+
+def elf(offset: int, form: str, value: int) -> Wheel:
+    """The wheel with another number in its library's header."""
+    wheel = Wheel(described())
+    content = bytearray(wheel.files()[LIBRARY])
+    struct.pack_into(form, content, offset, value)
+    return with_files(**{LIBRARY: bytes(content)})
+
+
+def fatbin(offset: int, form: str, value: int) -> Wheel:
+    """The wheel with another number in the header of its first container, or of its entry."""
+    one = fabricated.library(described())
+    content = bytearray(one.fatbin)
+    struct.pack_into(form, content, offset, value)
+    return library(fatbin=bytes(content))
+
+
+def stated(architecture: str, version: str) -> str:
+    """What a library states of its build."""
+    document = {"architecture": architecture, "version": version, "source_hash": "0" * 64}
+    return json.dumps(document) + "\0"
+
+
+def of_sbom(**changes: Any) -> Wheel:
+    """The wheel with other facts of its own component."""
+    return sbom(lambda document: document["metadata"]["component"].update(changes))
+
+
+def of_part(name: str, **changes: Any) -> Wheel:
+    """The wheel with another component of that name."""
+
+    def change(document: Any) -> None:
+        for one in document["components"]:
+            if one["name"] == name:
+                one.update(changes)
+
+    return sbom(change)

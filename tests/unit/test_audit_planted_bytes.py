@@ -1,0 +1,460 @@
+"""Faults in the bytes of a wheel that few tools show: headers, tables, fields that readers skip.
+
+The table goes on from test_audit_planted.py: a row is a fault, how it is planted, and a part
+of the sentence that reports it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fabricated
+import planted
+import pytest
+from audited import faults
+from fabricated import Image, Segment, Wheel
+from planted import ENTRIES, MANIFEST, METADATA, RECORD, STEM, described
+
+from flashvar_factory.inspect import archive, elf
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+Fault = tuple[Wheel | planted.Plant, str]
+KERNELS = described().kernels
+BIND_NOW = (30, 8)
+EVERY = ("central", "local")
+# Where a field is in a central and in a local header of an archive.
+FIELDS = {"needed": (6, 4), "flags": (8, 6), "time": (12, 10), "date": (14, 12)}
+
+
+def each(change: Callable[[zipfile.ZipInfo], object]) -> planted.Plant:
+    """The wheel with other fields in the header of every member."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        files = archive.read(path)
+        with zipfile.ZipFile(path, "w") as opened:
+            for name, content in files.items():
+                info = planted.member_info(name)
+                change(info)
+                opened.writestr(info, content, zipfile.ZIP_DEFLATED)
+        return path
+
+    return plant
+
+
+def attributes(value: int, system: int = 3) -> planted.Plant:
+    """The wheel whose manifest has these attributes, by a system."""
+
+    def change(info: zipfile.ZipInfo) -> None:
+        if info.filename == MANIFEST:
+            info.external_attr, info.create_system = value, system
+
+    return each(change)
+
+
+def header(field: str, value: int) -> planted.Plant:
+    """The wheel with another number in both headers of its first member."""
+
+    def plant(folder: Path) -> Path:
+        path = Wheel(described()).write(folder)
+        content = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as opened:
+            places = opened.start_dir, opened.infolist()[0].header_offset
+        for place, offset in zip(places, FIELDS[field], strict=True):
+            struct.pack_into("<H", content, place + offset, value)
+        path.write_bytes(content)
+        return path
+
+    return plant
+
+
+def internal(content: bytearray) -> None:
+    """Sets the internal attributes of the first member."""
+    (start,) = struct.unpack_from("<I", content, len(content) - 6)
+    struct.pack_into("<H", content, start + 36, 0xFFFF)
+
+
+class Built(fabricated.Library):
+    """A library that is changed after it is built."""
+
+    change: Callable[[bytearray], object]
+
+    def build(self, stem: str = STEM) -> bytes:
+        content = bytearray(super().build(stem))
+        self.change(content)
+        return bytes(content)
+
+
+def built(change: Callable[[bytearray], object]) -> Wheel:
+    """The wheel whose library has other bytes, and a manifest that states their hash."""
+    one = Built(**vars(fabricated.library(described())))
+    object.__setattr__(one, "change", change)
+    return Wheel(described(), one)
+
+
+def number(form: str, offset: int, value: int) -> Wheel:
+    """The same with a number in its header."""
+    return built(lambda content: struct.pack_into(form, content, offset, value))
+
+
+def inside(section: str, form: str, offset: int, value: int) -> Wheel:
+    """The same with a number in a section."""
+
+    def change(content: bytearray) -> None:
+        (found,) = elf.parse(bytes(content), "library").named(section)
+        struct.pack_into(form, content, found.offset + offset, value)
+
+    return built(change)
+
+
+def many_sections(content: bytearray) -> None:
+    """As many as a header counts, of names that differ: all the same table at the end."""
+    (start,) = struct.unpack_from("<Q", content, 40)
+    (count,) = struct.unpack_from("<H", content, 60)
+    row = content[start : start + 64]
+    content += bytes(row) * (0xFFF0 - count)
+    struct.pack_into("<H", content, 60, 0xFFF0)
+
+
+def segments(kind: int, **changes: Any) -> tuple[Segment, ...]:
+    return tuple(one._replace(**changes) if one.kind == kind else one for one in fabricated.LOADED)
+
+
+def tags(*more: tuple[int, int]) -> Wheel:
+    """The wheel with more entries in its dynamic section."""
+    return planted.library(tags=(BIND_NOW, *more))
+
+
+def kernel(**changes: Any) -> Wheel:
+    """The wheel whose first kernel is another, in the manifest and in the library."""
+    first = replace(KERNELS[0], **changes)
+    return Wheel(replace(described(), kernels=(first, *KERNELS[1:])))
+
+
+def with_ptx(image: Image) -> Wheel:
+    """A development wheel with an image of PTX."""
+    one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx")
+    return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
+
+
+def ptx(code: str, text: bytes) -> Image:
+    return Image(code, text, kind=1)
+
+
+def lines(change: Callable[[list[str]], list[str] | str]) -> planted.Plant:
+    return planted.record(change)
+
+
+ARCHIVE: Mapping[str, Fault] = {
+    "file that is a folder to DOS": (attributes(0o100644 << 16 | 0x10), "attributes of a folder"),
+    "file that is a volume to DOS": (attributes(0o100644 << 16 | 0x08), "attributes of a folder"),
+    "link made by DOS": (attributes(0o120777 << 16, 0), "found a symbolic link"),
+    "link made by macOS": (attributes(0o120777 << 16, 19), "found a symbolic link"),
+    "set user by DOS": (attributes(0o104755 << 16, 0), "the mode -rwsr-xr-x"),
+    "read by nobody": (attributes(0o100000 << 16), "the mode ----------"),
+    "executed by all, read by nobody": (attributes(0o100111 << 16), "the mode ---x--x--x"),
+    "version of the format": (header("needed", 99), "a header that no reader takes: version 99"),
+    "month that is none": (header("date", 0), "a header that no reader takes"),
+    "month 15": (header("date", 0xFFFF), "a header that no reader takes"),
+    "second 62": (header("time", 0xFFFF), "a header that no reader takes"),
+    "data that is patched": (header("flags", 0x20), "encryption or a data descriptor"),
+    "internal attributes": (planted.bytes_of(internal), "internal attributes 0xffff"),
+    "name of 60,000 letters": (planted.member("a" * 60_000), "longer than systems take"),
+    "part of 300 letters": (planted.member("a" * 300), "longer than systems take"),
+}
+
+RECORDS: Mapping[str, Fault] = {
+    "no row of itself": (
+        lines(lambda rows: [row for row in rows if not row.startswith(RECORD)]),
+        "expected a row without hash and size, found no row",
+    ),
+    "blank line": (
+        lines(lambda rows: [rows[0], "", *rows[1:]]),
+        "expected three fields a row, found 0",
+    ),
+    "lines that end in a vertical tab": (
+        lines(lambda rows: "\x0b".join(rows)),
+        "expected lines that end with a line feed, found others",
+    ),
+    "lines that end in a carriage return": (
+        lines(lambda rows: "\r".join(rows)),
+        "expected lines that end with a line feed, found others",
+    ),
+    "hash of another kind": (
+        lines(lambda rows: [rows[0].replace("sha256", "sha512"), *rows[1:]]),
+        "expected its SHA-256 in RECORD, found 'sha512=",
+    ),
+}
+
+OF_METADATA: Mapping[str, Fault] = {
+    "name in capitals": (
+        planted.edited(METADATA, "Name: flashvar-sm80", "Name: FlashVar_SM80"),
+        "expected name, as its manifest writes it, 'flashvar-sm80', found 'FlashVar_SM80'",
+    ),
+    "version spelled otherwise": (
+        planted.edited(METADATA, "\nVersion: 0.1.0", "\nVersion: v0.1.0"),
+        "expected version '0.1.0', found 'v0.1.0'",
+    ),
+    "variant of Markdown": (
+        planted.edited(METADATA, "text/markdown", "text/markdown; variant=CommonMark"),
+        "expected content type of the description 'text/markdown'",
+    ),
+    "group twice": (
+        planted.added(
+            ENTRIES, f"[flashvar.binaries]\nsm_80 = {STEM}\n[flashvar.binaries]\n".encode()
+        ),
+        "by which flashvar finds it",
+    ),
+    **{
+        f"also for {tag}": (
+            Wheel(described(), platform=f"{tag}.manylinux_2_28_x86_64"),
+            sentence,
+        )
+        for tag, sentence in {
+            "win_amd64": "expected a manylinux tag, found win_amd64: no index takes it",
+            "linux_x86_64": "expected a manylinux tag, found linux_x86_64: no index takes it",
+            "any": "expected a manylinux tag, found any: no index takes it",
+            "musllinux_1_2_x86_64": "expected a manylinux tag, found musllinux_1_2_x86_64",
+            "manylinux_2_28_aarch64": "expected a tag for x86_64, found manylinux_2_28_aarch64",
+        }.items()
+    },
+}
+
+
+def field(path: str, value: object) -> Wheel:
+    """The wheel whose SBOM has one field more, or another value in it."""
+
+    def change(document: Any) -> None:
+        *folders, last = path.split(".")
+        for folder in folders:
+            document = document[int(folder) if folder.isdecimal() else folder]
+        document[last] = value
+
+    return planted.sbom(change)
+
+
+def again(*path: str) -> Wheel:
+    """The wheel whose SBOM has the first entry of a list twice."""
+
+    def change(document: Any) -> None:
+        for folder in path:
+            document = document[folder]
+        document.append(document[0])
+
+    return planted.sbom(change)
+
+
+CUDART = next(
+    index
+    for index, one in enumerate(fabricated.bill(described())["components"])
+    if one["name"] == "cudart-static"
+)
+STRANGE = "expected fields that nobody checks [], found "
+OF_SBOM: Mapping[str, Fault] = {
+    "service": (field("services", [{"name": "x"}]), f"{STRANGE}['services']"),
+    "vulnerability": (field("vulnerabilities", [{"id": "x"}]), f"{STRANGE}['vulnerabilities']"),
+    "address": (field("externalReferences", []), f"{STRANGE}['externalReferences']"),
+    "tools": (field("metadata.tools", []), f"{STRANGE}['metadata.tools']"),
+    "supplier": (
+        field("metadata.component.supplier", {"name": "x"}),
+        f"{STRANGE}['metadata.component.supplier']",
+    ),
+    "hash of the wheel": (
+        field("metadata.component.hashes", []),
+        f"{STRANGE}['metadata.component.hashes']",
+    ),
+    "component within a component": (
+        field(f"components.{CUDART}.components", [{"name": "openssl"}]),
+        f"{STRANGE}['components.components']",
+    ),
+    "list in place of a text": (
+        field(f"components.{CUDART}.version", ["13.0"]),
+        "as this factory writes it",
+    ),
+    "second hash": (
+        field(
+            f"components.{CUDART}.hashes",
+            [{"alg": "SHA-256", "content": "e" * 64}, {"alg": "MD5", "content": "0" * 32}],
+        ),
+        "expected one SHA-256 of cudart-static",
+    ),
+    "second hash of the library": (
+        field(
+            "metadata.component.components.0.hashes",
+            [{"alg": "SHA-256", "content": "e" * 64}, {"alg": "MD5", "content": "0" * 32}],
+        ),
+        "expected library",
+    ),
+    "purl of somebody else": (
+        field(f"components.{CUDART}.purl", "pkg:pypi/evil@1"),
+        "expected kind, licence and purl of cudart-static",
+    ),
+    "licence of somebody else": (
+        field(f"components.{CUDART}.licenses", [{"expression": "MIT"}]),
+        "expected kind, licence and purl of cudart-static",
+    ),
+    "kind of component": (
+        field(f"components.{CUDART}.type", "application"),
+        "expected kind, licence and purl of cudart-static",
+    ),
+    "reference": (
+        field("metadata.component.bom-ref", "x"),
+        "expected reference to flashvar-sm80",
+    ),
+    "version of the document": (field("version", "x"), "expected version of the document 1"),
+    "property twice": (again("metadata", "component", "properties"), "expected each property once"),
+    "dependency twice": (again("dependencies"), "expected each dependency once"),
+}
+
+OF_DEVICE: Mapping[str, Fault] = {
+    "image twice": (
+        planted.device(planted.own()[0], *planted.own()),
+        "in the manifest and 2 images",
+    ),
+    "functions twice, of which one is worse": (
+        planted.device(planted.first(registers=255), *planted.own()),
+        "in the manifest and 2 images",
+    ),
+    "no note of the toolkit": (
+        planted.device(planted.first(toolkit=None), *planted.own()[1:]),
+        "expected the note of ptxas in machine code of CUDA 13, found none",
+    ),
+    "no registers": (
+        planted.device(planted.first(registers=None), *planted.own()[1:]),
+        "expected device code that states the registers and stack of",
+    ),
+    "bytes behind a cubin": (
+        planted.device(replace(planted.own()[0], content=planted.own()[0].content + b"x" * 99)),
+        "that is in none",
+    ),
+    "version of an entry": (planted.fatbin(16 + 2, "<H", 0x999), "found version 0x999"),
+    "flags of an entry": (planted.fatbin(16 + 44, "<I", 1), "found version 0x101, flags 0x1000"),
+    "two compressions": (planted.fatbin(16 + 40, "<I", 0xA000), "flags 0xa000"),
+    "zero of an entry": (planted.fatbin(16 + 48, "<Q", 7), "0x7 in place of zero"),
+    "name of an entry": (planted.fatbin(16 + 36, "<I", 1 << 30), "or a name beyond it"),
+    "format of an entry": (
+        planted.fatbin(16 + 26, "<H", 9),
+        "expected an entry for version (1, 8), as its machine code states, found one for (9, 8)",
+    ),
+    "PTX of another architecture": (
+        with_ptx(replace(fabricated.ptx("90"), code="80")),
+        "expected an entry for 90, as its PTX states, found one for 80",
+    ),
+    "PTX for another architecture": (
+        with_ptx(fabricated.ptx("90")),
+        "expected PTX for sm_80 alone, found some for sm_90",
+    ),
+    "PTX that is no text": (with_ptx(ptx("80", b"\0\1\2" * 9)), "expected PTX that begins with"),
+    "cubin as PTX": (
+        with_ptx(ptx("80", planted.own()[0].content)),
+        "expected PTX that begins with",
+    ),
+    "stack that is stated, and spills that are not": (
+        kernel(stack_bytes=68),
+        "for the 0 bytes that it spills, found 68 bytes: it spills more than is stated",
+    ),
+}
+
+OF_LIBRARY: Mapping[str, Fault] = {
+    "function outside": (
+        inside(".dynsym", "<Q", 24 * 2 + 8, 0xDEADBEEF),
+        "to be a function in code, found something else",
+    ),
+    "function at zero": (
+        inside(".dynsym", "<Q", 24 * 2 + 8, 0),
+        "to be a function in code, found something else",
+    ),
+    "function twice": (
+        planted.library(
+            exported=(*fabricated.library(described()).exported, "flashvar_abi_version")
+        ),
+        "expected one symbol flashvar_abi_version, found 2",
+    ),
+    "function with a version that is hidden": (
+        inside(".gnu.version", "<H", 2 * 2, 0x8001),
+        "without a version, found one: not every loader finds it",
+    ),
+    "code that is not executable": (
+        planted.library(segments=segments(elf.LOAD, flags=4)),
+        "to be a function in code, found something else",
+    ),
+    "relocated code by a flag": (
+        planted.library(tags=((30, 8 | 4),)),
+        "flags 0x8 in the entry 0x1e",
+    ),
+    "symbolic": (planted.library(tags=((30, 8 | 2),)), "flags 0x8 in the entry 0x1e"),
+    "never opened": (tags((0x6FFFFFFB, 0x41)), "flags 0x1 in the entry 0x6ffffffb, found 0x41"),
+    "interposes": (tags((0x6FFFFFFB, 0x401)), "flags 0x1 in the entry 0x6ffffffb, found 0x401"),
+    "program by a flag": (tags((0x6FFFFFFB, 0x8000001)), "in the entry 0x6ffffffb"),
+    "flags twice": (planted.library(tags=((30, 4), (30, 4))), "expected one entry 0x1e"),
+    "size of a symbol": (tags((11, 8)), "expected 24 in the entry 0xb, found 8"),
+    "versions that are needed, elsewhere": (
+        tags((0x6FFFFFFE, 64)),
+        "expected one entry 0x6ffffffe in its dynamic section, found 2",
+    ),
+    "hash table elsewhere": (
+        tags((0x6FFFFEF5, 64)),
+        "expected one table for the entry 0x6ffffef5 at its address, found it elsewhere",
+    ),
+    "relocations elsewhere": (
+        tags((7, 64), (8, 24)),
+        "expected relocations where the loader looks",
+    ),
+    "start elsewhere": (tags((12, 1 << 40)), "expected the entry 0xc to be code"),
+    "functions of the start elsewhere": (
+        tags((25, 64), (27, 8)),
+        "expected the entry 0x1b as long as its section",
+    ),
+    "needed twice": (
+        planted.library(needed=("libc.so.6", "libc.so.6")),
+        "expected to need each library once",
+    ),
+    "versions of what it does not need": (
+        inside(".gnu.version_r", "<I", 4, 1),
+        "expected versions of symbols of what it needs, found",
+    ),
+    "another system": (number("<B", 7, 9), "expected the header of a library of Linux"),
+    "another ABI": (number("<B", 8, 9), "expected the header of a library of Linux"),
+    "another version": (number("<I", 20, 7), "expected the header of a library of Linux"),
+    "another version of the header": (number("<B", 6, 7), "expected a 64-bit little-endian ELF"),
+    "flags": (number("<I", 48, 1), "expected the header of a library of Linux"),
+    "relocations that stay writable": (
+        planted.library(segments=segments(elf.GNU_RELRO, section=".rodata")),
+        "RELRO and BIND_NOW",
+    ),
+    "segment within a segment": (
+        planted.library(segments=(*fabricated.LOADED, Segment(elf.LOAD, 5, ".text"))),
+        "expected segments one behind the other",
+    ),
+    "segment beside its pages": (
+        number("<Q", 64 + 16, 16),
+        "expected the segment at 0x10 in its pages, found it beside them",
+    ),
+    "65,520 sections": (built(many_sections), "expected"),
+}
+
+FAULTS = {
+    f"{table}: {name}": fault
+    for table, rows in {
+        "archive": ARCHIVE,
+        "record": RECORDS,
+        "metadata": OF_METADATA,
+        "sbom": OF_SBOM,
+        "device": OF_DEVICE,
+        "library": OF_LIBRARY,
+    }.items()
+    for name, fault in rows.items()
+}
+
+
+@pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_fault(plant: Wheel | planted.Plant, sentence: str, tmp_path: Path) -> None:
+    path = plant.write(tmp_path) if isinstance(plant, Wheel) else plant(tmp_path)
+    found = faults(path, planted.expected())
+    assert any(sentence in fault for fault in found), found
