@@ -10,16 +10,22 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import paper_wheels
 import pytest
 
 from flashvar_factory import index
 from flashvar_factory.build import sbom
-from flashvar_factory.config import native
+from flashvar_factory.config import native, schema, version
 from flashvar_factory.config.schema import Config
 from flashvar_factory.index import serve
 from flashvar_factory.inspect import archive
 from flashvar_factory.release import variants
 
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+import simulated
+
+ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--quiet")
 UV = (str(Path(sys.executable).with_name("uv")), "pip", "install", "--no-config", "--no-deps")
 FLAG = ("--preview-features", "wheel-variants")
@@ -40,17 +46,32 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def made(dist: Path, config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The variants of the release's wheels."""
-    folder = tmp_path_factory.mktemp("variants")
-    variants.write(dist, folder, config.project.name)
+def released(dist: Path, config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The release's wheels, and for architectures that the sample lacks some without code."""
+    folder = tmp_path_factory.mktemp("released")
+    for path in dist.iterdir():
+        (folder / path.name).symlink_to(path)
+    every = schema.read(ROOT / "variants.toml")
+    for name, target in every.targets.items():
+        if name in config.targets or target.toolkit or native.MACHINE not in target.platforms:
+            continue
+        code, of = target.architecture.code, version.read(every, ROOT)
+        paper_wheels.binary(folder, simulated.manifest(code, version=of))
     return folder
 
 
 @pytest.fixture(scope="module")
-def links(dist: Path, made: Path) -> tuple[str, ...]:
+def made(released: Path, config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The variants of the release's wheels."""
+    folder = tmp_path_factory.mktemp("variants")
+    variants.write(released, folder, config.project.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def links(released: Path, made: Path) -> tuple[str, ...]:
     """The variants beside the plain wheels, as folders."""
-    return ("--no-index", "--find-links", str(dist), "--find-links", str(made))
+    return ("--no-index", "--find-links", str(released), "--find-links", str(made))
 
 
 def install(command: tuple[str, ...], target: Path, forced: dict[str, str]) -> None:
@@ -118,11 +139,11 @@ def test_who_does_not_know_variants_takes_the_plain_wheel(
 
 @pytest.fixture(scope="module")
 def addresses(
-    dist: Path, made: Path, tmp_path_factory: pytest.TempPathFactory
+    released: Path, made: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
     """An index with the variants in it: served, and as files."""
     site = tmp_path_factory.mktemp("site") / "index"
-    index.write(dist, site, also=[made])
+    index.write(released, site, also=[made])
     with serve.server(site, quiet=True) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -151,7 +172,7 @@ def test_from_the_index(
 
 @pytest.mark.parametrize(
     ("capability", "expected"),
-    [("8.6", ["sm_86"]), ("9.0", ["sm_90"]), ("7.5", [])],
+    [("8.9", ["sm_89"]), ("9.0", ["sm_90"]), ("7.5", [])],
 )
 def test_flashvar_finds_what_is_embedded(
     capability: str, expected: list[str], links: tuple[str, ...], tmp_path: Path
@@ -172,9 +193,14 @@ def test_flashvar_finds_what_is_embedded(
     assert said["loaded"] == ["Library"] * len(expected)
 
 
-def test_every_variant_brings_its_sbom(made: Path) -> None:
-    found = {path: archive.parse_name(path.name).label for path in made.glob("*.whl")}
-    named = {label: list(sbom.read(path)) for path, label in found.items()}
+def test_every_variant_brings_its_sbom(made: Path, config: Config) -> None:
+    labels = {
+        target.kind.extra.replace("-", "_")
+        for target in config.targets.values()
+        if native.MACHINE in target.platforms
+    }
+    found = {archive.parse_name(path.name).label: path for path in made.glob("*.whl")}
+    named = {label: list(sbom.read(found[label])) for label in ("null", *labels)}
     assert named.pop("null") == []
     assert named == {
         label: [f"flashvar-{str(label).replace('_', '-')}.cdx.json"] for label in named

@@ -371,6 +371,9 @@ def given_to_op(ends: list[int] | None, layout: str) -> list[Any]:
     return [*given, None if ends is None else torch.tensor(ends)]
 
 
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
 @OPCHECK
 @of_layouts
 @of_batches
@@ -379,11 +382,10 @@ def test_opcheck(training: bool, ends: list[int] | None, layout: str) -> None:
     *floats, cu_seqlens = given_to_op(ends, layout)
     for one in floats:
         one.requires_grad_(training)
-    # What is traced for training holds what is traced for inference.
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    # What is traced for training holds what is traced for inference, and the backward.
     traced = ("test_aot_dispatch_dynamic",) if training else ()
     arguments = (*floats, cu_seqlens, True, 3, layout, "auto")
-    torch.library.opcheck(causal_conv1d_fwd, arguments, test_utils=(*checks, *traced))
+    torch.library.opcheck(causal_conv1d_fwd, arguments, test_utils=(*CHECKS, *traced))
 
 
 @OPCHECK
@@ -395,7 +397,8 @@ def test_opcheck_of_the_backward(ends: list[int] | None, layout: str) -> None:
     x, weight, bias, _, state, cu_seqlens = given
     backward = torch.ops.flashvar.causal_conv1d_bwd.default
     for optional in ((y, final, x, weight, bias, state), (None, final, x, weight, None, None)):
-        torch.library.opcheck(backward, (*optional, cu_seqlens, True, layout, "auto"))
+        arguments = (*optional, cu_seqlens, True, layout, "auto")
+        torch.library.opcheck(backward, arguments, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

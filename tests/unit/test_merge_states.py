@@ -328,12 +328,15 @@ def test_opcheck(layout: str, training: bool) -> None:
     for one in (*outs, *lses):
         one.requires_grad_(training)
     options = (layout == "stacked", layout if layout.startswith("bhsd") else "bshd", "auto")
-    torch.library.opcheck(merge_states_fwd, (outs, lses, *options))
+    # What is traced for training holds what is traced for inference, and the backward.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    traced = ("test_aot_dispatch_dynamic",) if training else ()
+    torch.library.opcheck(merge_states_fwd, (outs, lses, *options), test_utils=(*checks, *traced))
     out, lse = (x.detach() for x in merge_states_fwd(outs, lses, *options))
     outs, lses = ([x.detach() for x in one] for one in (outs, lses))
     backward = torch.ops.flashvar.merge_states_bwd.default
     for grads in ((out, lse), (None, lse))[: 1 + training]:
-        torch.library.opcheck(backward, (*grads, outs, lses, *options))
+        torch.library.opcheck(backward, (*grads, outs, lses, *options), test_utils=checks)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
