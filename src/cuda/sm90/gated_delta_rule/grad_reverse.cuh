@@ -121,7 +121,9 @@ struct ReverseChain {
     }
   }
 
-  // The state warpgroup: carries dS through all chunks.
+  // The state warpgroup: carries dS through all chunks. Over 100 lines, because its steps share the
+  // accumulators of GEMMs that are in flight: as functions, steps change ptxas' register
+  // allocation.
   __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k

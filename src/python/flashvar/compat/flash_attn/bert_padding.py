@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from flashvar.compat.axes import rearrange, repeat
+from flashvar.compat.einops_patterns import rearrange, repeat
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.folding import check_same_offsets, fold, mapped_update, unfold
+from flashvar.ops.batching_rules import check_same_offsets, fold, mapped_update, unfold
 
 
 def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:

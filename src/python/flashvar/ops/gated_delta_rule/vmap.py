@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops.folding import check_same_offsets, fold, mapped_update, unfold
+from flashvar.ops.batching_rules import check_same_offsets, fold, mapped_update, unfold
 
 # Where heads are: in the tensors of a call in the order of the schemas, and in states.
 _PLACES: Final = (2, 2, 2, 2, 2, 0, 0)

@@ -276,8 +276,9 @@ def _add_state_products(
     b_grad_q, b_grad_k, b_whole,
     p_states, p_grad_states, p_grad_out, p_grad_v, p_new,
     b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place,
-    grad_out_dim,
-    V: tl.constexpr, BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    slot, i_head, row_of_all, heads, grad_out_head, grad_out_dim,
+    K: tl.constexpr, V: tl.constexpr,
+    BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The sums of rows_kernel with the products with states added, of BLOCK_V columns of V."""
     o_v = (column + tl.arange(0, BLOCK_V)).to(tl.int64)[None, :]
@@ -285,13 +286,17 @@ def _add_state_products(
     m_values = m_row[:, None] & m_v
     m_state = m_k[:, None] & m_v
     o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
-    b_state = tl.load(p_states + o_state, mask=m_state, other=0.0)
-    b_grad_state = tl.load(p_grad_states + o_state, mask=m_state, other=0.0)
+    place_of_state = (slot * heads + i_head) * K * V
+    b_state = tl.load(p_states + place_of_state + o_state, mask=m_state, other=0.0)
+    p_state = p_grad_states + place_of_state + o_state
+    b_grad_state = tl.load(p_state, mask=m_state, other=0.0)
     b_whole += tl.sum(b_state.to(tl.float32) * b_grad_state.to(tl.float32), 1)
-    b_x = tl.load(p_grad_out + o_v * grad_out_dim, mask=m_values, other=0.0).to(tl.float32)
+    p_x = p_grad_out + i_head * grad_out_head + o_v * grad_out_dim
+    b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
     b_x = (b_left_q * b_x).to(OPERAND)
     b_grad_q += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
-    b_x = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
+    p_x = p_grad_v + (row_of_all * heads + i_head)[:, None] * V + o_v
+    b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
     b_x = (b_left_k * b_x).to(OPERAND)
     b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
     b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
@@ -399,12 +404,10 @@ def rows_kernel(
         for column in range(0, V, BLOCK_V):
             b_grad_q, b_grad_k, b_whole = _add_state_products(
                 *(b_grad_q, b_grad_k, b_whole),
-                p_states + (slot * heads + i_head) * K * V,
-                p_grad_states + (slot * heads + i_head) * K * V,
-                p_grad_out + i_head * grad_out_head,
-                p_grad_v + (row_of_all * heads + i_head)[:, None] * V,
-                *(p_new, b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place),
-                *(grad_out_dim, V, BLOCK_V, OPERAND, PRECISION),
+                *(p_states, p_grad_states, p_grad_out, p_grad_v, p_new),
+                *(b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place),
+                *(slot, i_head, row_of_all, heads, grad_out_head, grad_out_dim),
+                *(K, V, BLOCK_V, OPERAND, PRECISION),
             )
         # Not before the loop, which has no registers for them.
         b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)

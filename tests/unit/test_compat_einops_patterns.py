@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashvar.compat.axes import rearrange, repeat
+from flashvar.compat.einops_patterns import rearrange, repeat
 from flashvar.errors import InvalidInputError
 
 X = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
