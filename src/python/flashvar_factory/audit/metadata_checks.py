@@ -31,6 +31,7 @@ _FIELDS = (
     "License-File",
     "Requires-Python",
     "Description-Content-Type",
+    "Requires-Dist",
 )
 
 
@@ -73,6 +74,8 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
     """The texts that an index shows; a wheel without a description claims nothing in it."""
     project, architecture = described.project, described.architecture
+    wanted = binary_project.requirements_of(described.torch)
+    yield "requirements", wanted, sorted(map(str, read.requires_dist or []))
     yield "summary", binary_project.summary_of(project, architecture), read.summary
     found = (read.description or "").strip()
     if not found and read.description_content_type is None:
