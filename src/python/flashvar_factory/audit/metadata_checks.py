@@ -54,6 +54,9 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         rows += _of_a_binary(text)
         for _, described in pairs(wheel):
             rows += _said(described, read)
+        torch = next((described.torch for _, described in pairs(wheel)), None)
+        required = sorted(map(str, read.requires_dist or []))
+        rows.append(("requirements", binary_project.requirements_of(torch), required))
         rows.append(("Python", binary_project.REQUIRES_PYTHON, str(read.requires_python or "")))
     if expected.config is not None:
         rows.append(("license", expected.config.project.license, read.license_expression))
@@ -74,8 +77,6 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
     """The texts that an index shows; a wheel without a description claims nothing in it."""
     project, architecture = described.project, described.architecture
-    wanted = binary_project.requirements_of(described.torch)
-    yield "requirements", wanted, sorted(map(str, read.requires_dist or []))
     yield "summary", binary_project.summary_of(project, architecture), read.summary
     found = (read.description or "").strip()
     if not found and read.description_content_type is None:
