@@ -22,9 +22,13 @@ function(flashvar_reproducible target)
   file(REAL_PATH "${CMAKE_CUDA_COMPILER}" compiler)
   cmake_path(GET compiler PARENT_PATH bin)
   cmake_path(GET bin PARENT_PATH toolkit)
+  set(torch "")
+  if(FLASHVAR_TORCH_DIR)
+    set(torch "${FLASHVAR_TORCH_DIR}=torch")
+  endif()
   # The last one that fits is taken: the build may be inside of the sources.
   foreach(map IN ITEMS ${toolkit}=cuda ${home}=. ${CMAKE_SOURCE_DIR}=. ${CMAKE_BINARY_DIR}=build
-                       ${FLASHVAR_GENERATED_DIR}=plan)
+                       ${FLASHVAR_GENERATED_DIR}=plan ${torch})
     set(handed_on "-ffile-prefix-map=${map}")
     if(map MATCHES " ")
       set(handed_on "\"${handed_on}\"")  # nvcc calls the host's compiler through a shell

@@ -12,6 +12,7 @@ find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 include(${CMAKE_CURRENT_LIST_DIR}/manylinux.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/reproducible.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/sbom.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
 
 function(flashvar_variant_library)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "SOURCES")
@@ -40,6 +41,9 @@ function(flashvar_variant_library)
     $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${FLASHVAR_LINEINFO}>>:-lineinfo>)
   flashvar_reproducible(${FLASHVAR_LIBRARY})
   flashvar_link_manylinux(${FLASHVAR_LIBRARY} ${FLASHVAR_PROJECT}_)
+  if(FLASHVAR_TORCH_DIR)
+    flashvar_call_torch(${FLASHVAR_LIBRARY})
+  endif()
 
   add_custom_command(
     OUTPUT ${manifest}

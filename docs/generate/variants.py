@@ -37,6 +37,7 @@ MEANING: Final = {
     "project.license": "Of the binary wheels.",
     "project.smoke": "A script that `nox -s smoke` runs on what it installed.",
     "project.spill_bytes": "What a thread of a released kernel may spill; the audit refuses more.",
+    "project.torch": "The oldest torch whose stable ABI the libraries call.",
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
     "defaults.<op>.<axis>": "Other values for one op.",

@@ -25,7 +25,13 @@ COMMANDS = [
     for words in re.findall(r"^wheel-factory (.+)$", PAGE, re.MULTILINE)
     if not words.startswith("init ")
 ]
-QUOTED = re.findall(r"^```(?:cmake|cpp|toml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+# What a section adds to the project is tried by test_torch_coupled.py.
+BEFORE, _, BEHIND = PAGE.partition("## Libraries that call torch")
+QUOTED = re.findall(
+    r"^```(?:cmake|cpp|toml)\n(.*?)^```$",
+    BEFORE + BEHIND.partition("\n## ")[2],
+    re.MULTILINE | re.DOTALL,
+)
 
 # What a loader of that project would do, with nothing but its wheel and the standard library.
 ASK = """

@@ -77,7 +77,7 @@ def auditwheel(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
     from flashvar_factory.audit import platform_tag
 
     def answers(answer: object) -> None:
-        monkeypatch.setattr(platform_tag, "ask", lambda wheel, name: answer)
+        monkeypatch.setattr(platform_tag, "ask", lambda *_: answer)
 
     answers(platform_tag.Policy("manylinux_2_17_x86_64", ()))
     return answers

@@ -231,11 +231,11 @@ OF_METADATA: Mapping[str, Fault] = {
     ),
     "requirement": (
         edited(METADATA, "\n\n", "\nRequires-Dist: evil\n\n"),
-        "expected fields [], found ['Requires-Dist']",
+        "expected requirements [], found ['evil",
     ),
     "requirement by address": (
         edited(METADATA, "\n\n", "\nRequires-Dist: evil @ https://example.org/evil.whl\n\n"),
-        "found ['Requires-Dist']",
+        "expected requirements [], found ['evil @ https://example.org/evil.whl']",
     ),
     "extra": (edited(METADATA, "\n\n", "\nProvides-Extra: evil\n\n"), "found ['Provides-Extra']"),
     "obsoletes": (

@@ -160,6 +160,7 @@ class Manifest:
     library: LibraryFile
     kernels: tuple[KernelRow, ...]
     ran: str | None = None  # one of RAN; None: the manifest does not say
+    torch: str | None = None  # the oldest torch whose stable ABI the library calls; None: none
 
     @property
     def kind(self) -> BinaryKind:
@@ -185,6 +186,7 @@ class Manifest:
             "platform": self.platform,
             "library": vars(self.library),
             **({} if self.ran is None else {"ran": self.ran}),
+            **({} if self.torch is None else {"torch": self.torch}),
             "kernels": [_kernel_to_json(row) for row in self.kernels],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -238,6 +240,7 @@ def parse(text: str) -> Manifest:
         platform=top.text("platform"),
         library=_library(top.table("library")),
         ran=_ran(top),
+        torch=top.text("torch") if "torch" in top.rest else None,
         kernels=tuple(_kernel(row) for row in top.tables("kernels")),
     )
     top.end()

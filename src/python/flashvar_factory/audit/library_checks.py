@@ -10,6 +10,7 @@ from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.config import torch_coupling
 from flashvar_factory.inspect.dynamic import Undefined
 
 # What every project's libraries show beside their ops.
@@ -52,7 +53,10 @@ _OPTIONAL: Final = frozenset(
 # Whose a library or a symbol is, and what to do about it.
 _OWNERS: Final = (
     (r"libpython|_?Py[A-Z_]", "Python: it would load in one version alone; leave Python out"),
-    (r"libtorch|libc10|libATen|_ZNK?(2at|3c10|5torch)|aoti_torch", "torch: leave its C++ out"),
+    (
+        r"libtorch|libc10|libATen|_ZNK?(2at|3c10|5torch)|aoti_torch",
+        "torch: leave its C++ out, or say `torch` in [project] and call its stable ABI",
+    ),
     (r"libcuda\.so|cu[A-Z]\w+@", "the NVIDIA driver: ask for it at run time, so that it loads"),
     (r"libcudart|cuda[A-Z]", "the CUDA runtime: link cudart_static"),
     (r"libstdc\+\+|_ZNK?S[tsabiod]|_ZS[tsabiod]|.*GLIBCXX|.*CXXABI", "libstdc++: link it static"),
@@ -78,11 +82,17 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Needed are libraries of the C runtime, at no fixed place, and symbols of theirs."""
+    """Needed are libraries of the C runtime, at no fixed place, and symbols of theirs.
+
+    A library that calls torch, as its manifest says, also needs torch's, and C functions of it.
+    """
     del expected
+    coupled = {one.path for one, described in pairs(wheel) if described.torch is not None}
     for library in wheel.libraries:
+        calls_torch = library.path in coupled
+        known = _SYSTEM | torch_coupling.LIBRARIES if calls_torch else _SYSTEM
         for name in library.dynamic.needed:
-            if name not in _SYSTEM:
+            if name not in known:
                 yield Finding(
                     "dependencies",
                     library.path,
@@ -92,11 +102,15 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "dependencies", library.path, f"expected no run path, found {path}; strip it"
             )
-        yield from _undefined(library)
+        yield from _undefined(library, calls_torch=calls_torch)
 
 
-def _undefined(library: Library) -> Iterator[Finding]:
-    strangers = [symbol for symbol in library.dynamic.undefined if not _is_system(symbol)]
+def _undefined(library: Library, *, calls_torch: bool) -> Iterator[Finding]:
+    strangers = [
+        symbol
+        for symbol in library.dynamic.undefined
+        if not _is_system(symbol) and not (calls_torch and _is_of_torch(symbol))
+    ]
     by_owner: dict[str, list[str]] = {}
     for symbol in strangers:
         by_owner.setdefault(_owner(f"{symbol.name}@{symbol.version or ''}"), []).append(symbol.name)
@@ -112,6 +126,10 @@ def _is_system(symbol: Undefined) -> bool:
     if symbol.version is None:
         return symbol.weak and symbol.name in _OPTIONAL
     return _SYSTEM_VERSIONS.fullmatch(symbol.version) is not None
+
+
+def _is_of_torch(symbol: Undefined) -> bool:
+    return symbol.version is None and torch_coupling.is_stable(symbol.name)
 
 
 def _owner(name: str) -> str:

@@ -128,6 +128,7 @@ def _configured(
     made_by = None if target.toolkit is None else target.toolkit.version
     yield "ptxas of variants.toml", made_by, described.toolkit.ptxas
     yield "where its kernels have run, of variants.toml,", target.ran, described.ran
+    yield "torch of variants.toml", config.project.torch, described.torch
     yield "distribution", target.distribution, described.distribution
     build = Build(
         described.architecture,
@@ -140,6 +141,7 @@ def _configured(
         described.platform.removeprefix("linux_"),
         target.toolkit,
         target.ran,
+        config.project.torch,
     )
     yield "platform of variants.toml", True, build.platform in target.platforms
     families = {row.family for row in described.kernels}

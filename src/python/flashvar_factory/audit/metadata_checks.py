@@ -31,6 +31,7 @@ _FIELDS = (
     "License-File",
     "Requires-Python",
     "Description-Content-Type",
+    "Requires-Dist",
 )
 
 
@@ -53,6 +54,9 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         rows += _of_a_binary(text)
         for _, described in pairs(wheel):
             rows += _said(described, read)
+        torch = next((described.torch for _, described in pairs(wheel)), None)
+        required = sorted(map(str, read.requires_dist or []))
+        rows.append(("requirements", binary_project.requirements_of(torch), required))
         rows.append(("Python", binary_project.REQUIRES_PYTHON, str(read.requires_python or "")))
     if expected.config is not None:
         rows.append(("license", expected.config.project.license, read.license_expression))

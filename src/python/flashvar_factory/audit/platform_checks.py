@@ -8,7 +8,9 @@ from flashvar_factory.audit import platform_tag
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.audit.platform_tag import Policy, Version
+from flashvar_factory.config import torch_coupling
 
 
 def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -36,7 +38,9 @@ def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             "nobody judged; link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
         )
         return
-    yield from _judge(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name))
+    calls_torch = any(described.torch is not None for _, described in pairs(wheel))
+    brought = torch_coupling.LIBRARIES if calls_torch else frozenset[str]()
+    yield from _judge(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name, brought))
 
 
 def _judge(wheel: Wheel, floor: Version, answer: Policy | str) -> Iterator[Finding]:

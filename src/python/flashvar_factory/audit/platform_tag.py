@@ -46,8 +46,10 @@ def glibc_of_symbol(version: str | None) -> Version | None:
     return (int(match["major"]), int(match["minor"])) if match else None
 
 
-def ask(wheel: Path, name: Name) -> Policy | str:
+def ask(wheel: Path, name: Name, brought: frozenset[str] = frozenset()) -> Policy | str:
     """What auditwheel says of a wheel, or why it says nothing.
+
+    Libraries that are `brought` by what the wheel requires count for nothing.
 
     By its command line, which is its public interface. It unpacks the wheel: only for archives
     that are safe to.
@@ -65,4 +67,7 @@ def ask(wheel: Path, name: Name) -> Policy | str:
     if done.returncode != 0:
         return (done.stderr or done.stdout).strip().rpartition("\n")[2]
     answer = json.loads(done.stdout)
-    return Policy(str(answer["overall_tag"]), tuple(sorted(answer["external_libs"])))
+    outside = set(answer["external_libs"])
+    if outside and outside <= brought and not answer["unsupported_isa"]:
+        return Policy(str(answer["sym_tag"]), ())
+    return Policy(str(answer["overall_tag"]), tuple(sorted(outside)))

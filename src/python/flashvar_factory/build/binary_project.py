@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.binaries.variant import Architecture
+from flashvar_factory.config import torch_coupling
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 
@@ -26,6 +27,11 @@ def summary_of(project: str, architecture: Architecture) -> str:
     """What a binary distribution is, in a line."""
     major, minor = architecture.capability
     return f"Compiled {project} kernels for compute capability {major}.{minor}"
+
+
+def requirements_of(torch: str | None) -> list[str]:
+    """What it asks of its environment: nothing, or the oldest torch that its library calls."""
+    return [] if torch is None else [torch_coupling.requirement(torch)]
 
 
 def readme_of(project: str, distribution: str, architecture: Architecture) -> str:
@@ -64,6 +70,7 @@ readme = {{ text = {string(readme)}, content-type = {string(README_TYPE)} }}
 license = {string(config.project.license)}
 license-files = {json.dumps(list(licenses))}
 requires-python = {string(REQUIRES_PYTHON)}
+dependencies = {json.dumps(requirements_of(build.torch))}
 
 [project.entry-points.{string(f"{project}.binaries")}]
 {build.kind.name} = {string(build.stem)}

@@ -12,6 +12,7 @@ from flashvar_factory.config import version
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import BuildError
+from flashvar_factory.toolchain import torch_headers
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 CROSS_FILE: Final = "cross.cmake"
@@ -58,6 +59,7 @@ def configure(
         source=source.gather(root, source.identity(build, labelled, toolkit, lineinfo=lineinfo)),
         toolkit=toolkit,
         lineinfo=lineinfo,
+        torch=None if build.torch is None else torch_headers.find(build.torch, toolchain),
     )
     files = {
         f"instances/{kernel.name}.cu": render.instance(kernel, build, config)

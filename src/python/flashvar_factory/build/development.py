@@ -6,6 +6,7 @@ Also makes them part of this Python environment, and shows that they load.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import shutil
@@ -63,10 +64,12 @@ def verify(package: Path) -> str:
     described = manifest.read(package / manifest.FILE_NAME)
     path = package / described.library.file
     try:
+        if described.torch is not None:
+            importlib.import_module("torch")  # brings the library that this one is linked with
         library = ctypes.CDLL(str(path))
         abi = getattr(library, f"{described.project}_abi_version")
         info = getattr(library, f"{described.project}_build_info")
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, ImportError) as error:
         raise BinaryError(f"{path}: expected a library that loads, found: {error}") from error
     info.restype = ctypes.c_char_p
     stamp = json.loads(info().decode())

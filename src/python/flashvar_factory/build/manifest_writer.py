@@ -43,6 +43,7 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
         minimum_driver=_minimum_driver(plan["minimum_driver"]),
         platform=plan["platform"],
         ran=plan["ran"],
+        torch=plan["torch"],
         library=manifest.LibraryFile(
             library.name, len(content), hashlib.sha256(content).hexdigest()
         ),

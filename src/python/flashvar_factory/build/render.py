@@ -13,6 +13,7 @@ from typing import Final
 from flashvar.binaries.manifest import Source, Toolkit
 from flashvar.binaries.variant import Kernel
 from flashvar_factory.build import source
+from flashvar_factory.config import torch_coupling
 from flashvar_factory.config.axes import Op
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
@@ -33,6 +34,7 @@ class Facts:
     source: Source
     toolkit: Toolkit
     lineinfo: bool
+    torch: Path | None = None  # the folder of the torch that the library is compiled with
 
 
 def instance(kernel: Kernel, build: Build, config: Config) -> str:
@@ -108,6 +110,9 @@ def plan_cmake(build: Build, facts: Facts, config: Config, directory: Path) -> s
         # zstd makes device code small, and needs a driver that serves CUDA 12.4.
         "COMPRESSION": "speed" if build.toolkit else "size",
     }
+    if build.torch is not None and facts.torch is not None:
+        variables["TORCH_DIR"] = facts.torch.as_posix()
+        variables["TORCH_TARGET"] = torch_coupling.target(build.torch)
     lines = [f"# {_MARK}"]
     lines += [cmake_set(f"FLASHVAR_{name}", value) for name, value in variables.items()]
     lines += ["set(FLASHVAR_INSTANCES", *(f"  {cmake_string(path)}" for path in instances)]
@@ -155,6 +160,7 @@ def plan_json(build: Build, facts: Facts, config: Config) -> str:
         "toolkit": {key: value for key, value in vars(facts.toolkit).items() if value},
         "minimum_driver": vars(driver.minimum((major, minor), build.code_kinds)),
         "ran": build.ran,
+        "torch": build.torch,
         "platform": f"linux_{build.platform}",
         "family": build.family,
         "kernels": [{"op": kernel.op, "axes": dict(kernel.axes)} for kernel in build.kernels],

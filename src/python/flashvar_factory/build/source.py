@@ -32,7 +32,8 @@ def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -
     """What of the plan reaches the binary: no paths."""
     names = [kernel.name for kernel in build.kernels]
     parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
-    return json.dumps([*parts, vars(toolkit), build.platform, lineinfo])
+    coupled = [] if build.torch is None else [build.torch]
+    return json.dumps([*parts, vars(toolkit), build.platform, lineinfo, *coupled])
 
 
 def record(root: Path, output: Path) -> None:

@@ -44,6 +44,7 @@ class Build:
     platform: str  # the processor it runs beside: "x86_64", "aarch64"
     toolkit: OlderToolkit | None = None  # that makes the machine code; None: the compiler's own
     ran: str = Target.ran  # where tests of the architecture's kernels have run
+    torch: str | None = None  # the oldest whose stable ABI the library calls
 
     @property
     def kind(self) -> BinaryKind:
@@ -128,6 +129,7 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
             selection.platform,
             target.toolkit,
             target.ran,
+            config.project.torch,
         )
         for target in (config.targets[name] for name in selection.architectures)
     )

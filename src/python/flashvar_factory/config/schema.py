@@ -16,7 +16,7 @@ from typing import Final
 from flashvar.binaries.manifest import RAN
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import axes, families, older_toolkits, toml_table
+from flashvar_factory.config import axes, families, older_toolkits, toml_table, torch_coupling
 from flashvar_factory.config.axes import Axis, Op
 from flashvar_factory.config.families import Family
 from flashvar_factory.config.older_toolkits import OlderToolkit
@@ -46,6 +46,7 @@ class Project:
     license: str  # SPDX expression of the binary distributions
     smoke: str | None = None  # a script, relative to variants.toml, that tries what is installed
     spill_bytes: int = 0  # that a thread of a released kernel may spill
+    torch: str | None = None  # the oldest whose stable ABI the libraries call; None: they call none
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,13 @@ def _project(table: Table) -> Project:
             else None
         ),
         spill_bytes=table.positive("spill_bytes") if "spill_bytes" in table.rest else 0,
+        torch=(
+            table.text("torch", torch_coupling.VERSION, torch_coupling.VERSION_MEANING)
+            if "torch" in table.rest
+            else None
+        ),
     )
-    table.end(also=["smoke", "spill_bytes"])
+    table.end(also=["smoke", "spill_bytes", "torch"])
     return project
 
 
