@@ -132,13 +132,18 @@ class Elf:
             text = text_at(strings, name, self.where) if name else ""
             yield Symbol(text, info & 15, info >> 4, other & 3, other, index, value, size)
 
-    def at_address(self, address: int, size: int) -> memoryview | None:
-        """The bytes that are loaded at `address`; None where no segment brings all of them."""
+    def offset_of(self, address: int, size: int) -> int | None:
+        """Where the bytes are that are loaded at `address`; None where no segment brings them."""
         for one in self.segments:
             start = address - one.address
             if one.kind == LOAD and start >= 0 and start + size <= one.file_size:
-                return self.data[one.offset + start : one.offset + start + size]
+                return one.offset + start
         return None
+
+    def at_address(self, address: int, size: int) -> memoryview | None:
+        """The bytes that are loaded at `address`; None where no segment brings all of them."""
+        offset = self.offset_of(address, size)
+        return None if offset is None else self.data[offset : offset + size]
 
 
 def parse(data: bytes | memoryview, where: str | Path) -> Elf:
