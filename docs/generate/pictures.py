@@ -8,13 +8,13 @@ from typing import Final
 # What a picture shows, by how the name of its file ends, in the order of the page.
 _SHOWN: Final = {
     "forward": "The forward: rates by length, for each head dim and mask.",
-    "backward": "The backward, likewise.",
+    "backward": "The backward: the same.",
     "causal": "Both directions under a causal mask.",
-    "best-peer": "Ratios of flashvar's rate to the fastest peer's.",
-    "each-peer": "Ratios of flashvar's rate to each peer's.",
-    "host": "Host time of one small call.",
+    "best-peer": "Ratios of flashvar's rate to that of the fastest other kernel.",
+    "each-peer": "Ratios of flashvar's rate to that of each other kernel.",
+    "host": "CPU time of one small call.",
     "train-gpt": "The loss of `examples/train_gpt.py` with each attention.",
-    "sizes": "Bytes to download.",
+    "sizes": "Bytes to download. These wheels of flashvar had the attention kernels only.",
 }
 
 

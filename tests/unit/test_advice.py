@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import simulated as sim
 from documented import ROOT, pages
 
 from flashvar.binaries import advice
+from flashvar.errors import InstallError
+from flashvar.installing import offers
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
@@ -26,6 +29,22 @@ def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatc
     assert advice.install_again("flashvar-sm89", "sm_89") == (
         made.format("sm_89") + "--force-reinstall --no-deps flashvar-sm89==1.2.3"
     )
+
+
+@pytest.mark.parametrize(
+    ("published", "command"),
+    [(False, "pip install . in a checkout"), (True, "pip install flashvar")],
+)
+def test_a_missing_runtime_gets_what_works(
+    published: bool, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(advice, "PUBLISHED", published)
+    monkeypatch.setattr(metadata, "metadata", absent)
+    with pytest.raises(InstallError, match=re.escape(f": {command} first")):
+        offers.of_installed("linux_x86_64")
 
 
 def test_a_release_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

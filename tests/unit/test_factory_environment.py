@@ -36,7 +36,7 @@ def test_whole_is_what_was_installed_to_its_end(tmp_path: Path) -> None:
 
 def test_what_is_not_whole_is_named_with_its_session(tmp_path: Path) -> None:
     folder = made(tmp_path / "env", None)
-    with pytest.raises(ToolchainError, match=r"found one that is not whole; run `nox -s build-dev"):
+    with pytest.raises(ToolchainError, match=r"found an incomplete one; run `nox -s build-dev"):
         environment.python(folder, "build-dev")
     environment.remove_unless_whole(folder)
     assert not folder.exists()

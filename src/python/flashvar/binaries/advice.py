@@ -13,6 +13,13 @@ def install(extra: str) -> str:
     return _from_wheels(extra, f'"flashvar[{extra}]"')
 
 
+def install_runtime() -> str:
+    """The command that installs flashvar itself, without a binary."""
+    if PUBLISHED:
+        return "pip install flashvar"
+    return "pip install . in a checkout"
+
+
 def install_again(distribution: str, architecture: str) -> str:
     """The command that replaces an installed binary by the one of exactly this version."""
     requirement = f"--force-reinstall --no-deps {distribution}=={public(__version__)}"

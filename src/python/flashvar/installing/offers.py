@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
+from flashvar.binaries import advice
 from flashvar.binaries.extras import EXTRA, MACHINE
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import InstallError, UnservedDeviceError
@@ -46,7 +47,7 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
     except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError) as error:
         raise InstallError(
             "expected flashvar to be installed in this environment, found no metadata of it "
-            f"({type(error).__name__}): run `pip install flashvar` here first"
+            f"({type(error).__name__}): {advice.install_runtime()} first"
         ) from error
     if not any(EXTRA.search(one) for one in required):
         raise InstallError(

@@ -1,7 +1,7 @@
 """`Attend`: an attention module for diffusion models, with options dropout, flash and scale.
 
-Each call decides by its device, dtype and head dim whether flashvar computes it. So a model may move
-between devices and dtypes, and its layers may differ in width.
+Each call decides by its device, dtype and head dim whether flashvar computes it. So a model may
+move between devices and dtypes, and its layers may differ in width.
 """
 
 from __future__ import annotations

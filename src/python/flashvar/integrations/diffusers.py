@@ -3,7 +3,9 @@
     import flashvar.integrations.diffusers
 
     flashvar.integrations.diffusers.register()
-    pipe.transformer.set_attention_backend("flashvar")    # or diffusers' context manager, attention_backend("flashvar")
+    pipe.transformer.set_attention_backend("flashvar")
+
+Or use diffusers' context manager, `attention_backend("flashvar")`.
 
 Models whose processors call scaled_dot_product_attention directly, such as U-Nets, have no
 attention backends: use `flashvar.integrations.torch.activate` for them.

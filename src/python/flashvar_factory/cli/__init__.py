@@ -1,7 +1,8 @@
-"""The command line: `python -m flashvar_factory list|build|wheels|...`, one module per command.
+"""Build, check and publish wheels of compiled kernels, one per GPU architecture.
 
-A command's module has a docstring (its help), `configure(parser)` and `run(arguments)`; it is
-imported when it is called. Errors are printed as one message; the exit code is the error's.
+There is one module per command. It has a docstring (its help), `configure(parser)` and
+`run(arguments)`, and is imported when it is called. Errors are printed as one message; the exit
+code is the error's.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def is_whole(folder: Path) -> bool:
 def python(folder: Path, session: str) -> Path:
     """The Python of the environment that `nox -s session` makes; ToolchainError if not whole."""
     if not is_whole(folder):
-        found = "one that is not whole" if folder.is_dir() else "none"
+        found = "an incomplete one" if folder.is_dir() else "none"
         raise ToolchainError(
             f"expected the environment {folder}, found {found}; run `nox -s {session}`"
         )
