@@ -1,4 +1,4 @@
-"""This checkout, where one test process builds at a time, and committed copies to release from."""
+"""Checkouts, where one test process builds at a time, and committed copies to release from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Wait until no other process of the tests builds in this checkout, and keep them waiting."""
-    lock = ROOT / "build" / "tests.lock"
-    lock.parent.mkdir(exist_ok=True)
+def alone(checkout: Path = ROOT) -> Iterator[None]:
+    """Wait until no other process of the tests builds in a checkout, and keep them waiting."""
+    lock = checkout / "build" / "tests.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

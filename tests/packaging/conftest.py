@@ -59,8 +59,9 @@ def project(request: pytest.FixtureRequest) -> Path:
     text = (ROOT / "variants.toml").read_text(encoding="utf-8")
     for line, smaller in SAMPLE:
         text = re.sub(line, smaller, text, flags=re.MULTILINE)
-    with alone():
-        return committed_copy(ROOT / "build" / "sample", {"variants.toml": text.encode()})
+    sample = ROOT / "build" / "sample"
+    with alone(sample):
+        return committed_copy(sample, {"variants.toml": text.encode()})
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +108,7 @@ def dist(factory: Factory, project: Path, tmp_path_factory: pytest.TempPathFacto
     if "PYTEST_XDIST_WORKER" in os.environ:
         run = run.parent  # of all workers: the first one builds
     folder = run / "dist"
-    with alone():
+    with alone(project):
         if not folder.is_dir():
             done = factory(project, "wheels", "all", "--output", str(run / "unfinished"))
             assert done.returncode == 0, done.stdout[-5000:]

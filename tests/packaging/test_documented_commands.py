@@ -70,7 +70,7 @@ def pypi(tmp_path_factory: pytest.TempPathFactory) -> str:
 def checkout(project: Path) -> Iterator[Path]:
     """The sample, in which no wheel is made yet, with environments of its sessions."""
     noxfile = loaded_noxfile.load(project / "noxfile.py")
-    with alone():
+    with alone(project):
         shutil.rmtree(project / "dist", ignore_errors=True)
         shutil.rmtree(project / "factory-wheel", ignore_errors=True)
         for name, group in SESSIONS.items():
