@@ -115,7 +115,8 @@ def attention_varlen(
         [heads_q, total_q] in float32.
 
     Raises:
-        InvalidInputError: as in attention. Offsets that decrease or leave the tensor are refused on
+        InvalidInputError: as in attention. Offsets that decrease or leave the tensor, and lengths
+            beyond a sequence, are refused on
             the CPU, and on a CUDA device with FLASHVAR_STRICT=1, which makes every call wait for
             the device; otherwise the kernels clamp them.
         BackendUnavailableError: as in attention.
