@@ -25,6 +25,7 @@ from flashvar.ops.sequences import (
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
+_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
 
@@ -44,6 +45,11 @@ def check_kinds(
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise InvalidInputError(
             f"scale must be a number, got {type(scale).__name__}: leave it out for K ** -0.5"
+        )
+    if scale is not None and not abs(scale) <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"scale must be a finite number that float32 can hold, got {scale!r}: leave it out for "
+            "K ** -0.5"
         )
     check_backend(backend)
 
