@@ -133,6 +133,16 @@ BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ShapeError,
         r"seqused_k must have shape \(1,\)",
     ),
+    "used beyond a sequence": (
+        {"cu_seqlens_q": offsets(0, 4, 9), "seqused_k": offsets(4, 6)},
+        InvalidInputError,
+        "got 6 in sequence 1 of 5 keys",
+    ),
+    "used negative": (
+        {"cu_seqlens_q": offsets(0, 9), "seqused_k": offsets(-1)},
+        InvalidInputError,
+        "seqused_k must be from 0 to the keys of each sequence, got -1",
+    ),
     "absent": ({"cu_seqlens_q": None}, InvalidInputError, "needs cu_seqlens_q, got None"),
 }
 

@@ -26,6 +26,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"weight": torch.randn(5, 1, 4), "return_final_state": True}, flashvar.ShapeError,
         "got (5, 1, 4): squeeze",
     ),
+    "state of no dimensions": (
+        {"initial_state": torch.tensor(1.0), "return_final_state": True}, flashvar.ShapeError,
+        "or more columns], one for each sequence",
+    ),
     "width 1": ({"weight": torch.randn(5, 1)}, flashvar.ShapeError, "from 2 to 4, got 1"),
     "width 5": ({"weight": torch.randn(5, 5)}, flashvar.ShapeError, "from 2 to 4, got 5"),
     "bias": ({"bias": torch.randn(4)}, flashvar.ShapeError, "that is (5,), got (4,)"),

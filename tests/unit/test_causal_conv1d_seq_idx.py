@@ -149,6 +149,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "final": (
         {"return_final_state": True}, flashvar.InvalidInputError, "got return_final_state too"
     ),
+    "residual": (
+        {"residual": torch.randn(3, 6, 10).double()}, flashvar.ShapeError, "the shape of x, (3, 10, 6)"
+    ),
     "columns": ({"state_len": 3}, flashvar.InvalidInputError, "got state_len too"),
     "apart": (
         {"seq_idx": torch.tensor([[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] * 3)},

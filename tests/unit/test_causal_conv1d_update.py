@@ -187,6 +187,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"state": torch.randn(1, 5, 3).expand(3, 5, 3)}, flashvar.LayoutError,
         "got strides (0, 3, 1)",
     ),
+    "expanded in part": (
+        {"state": torch.randn(60).as_strided((3, 5, 3), (14, 3, 1))}, flashvar.LayoutError,
+        "got strides (14, 3, 1)",
+    ),
     "no state": ({"state": None}, flashvar.InvalidInputError, "state must be a torch.Tensor"),
     "residual": ({"residual": torch.randn(3, 5)}, flashvar.ShapeError, "the shape of x, (3, 1, 5)"),
     "indices": ({"state_indices": torch.tensor([0])}, flashvar.ShapeError, "(3,), got (1,)"),

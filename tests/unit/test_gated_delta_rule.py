@@ -481,6 +481,12 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
         lambda x: {"qk_l2norm": 1}, flashvar.InvalidInputError, "qk_l2norm must be True or False"
     ),
     "scale": (lambda x: {"scale": "1"}, flashvar.InvalidInputError, "scale must be a number"),
+    "scale of nan": (
+        lambda x: {"scale": float("nan")}, flashvar.InvalidInputError, "float32 can hold, got nan"
+    ),
+    "scale of float64": (
+        lambda x: {"scale": 10**40}, flashvar.InvalidInputError, "must be a finite number"
+    ),
     "backend": (lambda x: {"backend": "best"}, flashvar.InvalidInputError, "got 'best'"),
     "state_layout": (lambda x: {"state_layout": "kk"}, flashvar.LayoutError, "got 'kk'"),
     "dimensions": (lambda x: {"q": x["q"][0]}, flashvar.ShapeError, "with .unsqueeze(0)"),

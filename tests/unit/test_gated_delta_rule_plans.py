@@ -151,14 +151,19 @@ def test_a_negated_view_goes_through_the_dispatcher(dispatched: list[str]) -> No
     assert len(dispatched) == 2
 
 
-def test_a_pool_whose_states_share_memory_is_refused() -> None:
+@pytest.mark.parametrize("view", ["expanded", "unfolded"])
+def test_a_pool_whose_states_share_memory_is_refused(view: str) -> None:
     given = made(seqlen=1)
     states = given.pop("initial_state")
     count = states.shape[0]
+    pool = states[:1].expand(count, *states.shape[1:])
+    if view == "unfolded":
+        step = states[0].numel() - 1
+        pool = states.flatten().unfold(0, states[0].numel(), step)[:count].view_as(states)
     with pytest.raises(LayoutError, match="memory of its own"):
         gated_delta_rule(
             **given,
-            initial_state=states[:1].expand(count, *states.shape[1:]),
+            initial_state=pool,
             state_indices=torch.arange(count),
         )
 

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import DtypeError, InvalidInputError, ShapeError
+from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
 
+# What torch says of a tensor that is neither dense nor expanded.
+_TOO_HARD: Final = 2
 _INTEGERS: Final = (torch.int32, torch.int64)
 
 
@@ -76,3 +78,27 @@ def check_integers(name: str, x: Any) -> None:
         raise DtypeError(
             f"{name} must be int32 or int64, got {x.dtype}: cast it with .to(torch.int32)"
         )
+
+
+def check_own_memory(name: str, x: Any) -> None:
+    """Refuse a state that is written in place and whose elements share memory."""
+    if _shares_memory(x):
+        raise LayoutError(
+            f"{name} must have memory of its own for each element to be written in place, got "
+            f"strides {x.stride()} of {tuple(x.shape)}: make it contiguous first"
+        )
+
+
+def _shares_memory(x: Any) -> bool:
+    known = torch._debug_has_internal_overlap(x)
+    if known != _TOO_HARD:
+        return bool(known)
+    reach = 0
+    steps = [(step, size) for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    if any(isinstance(number, torch.SymInt) for step in steps for number in step):
+        return False
+    for step, size in sorted(steps):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False

@@ -126,7 +126,7 @@ def bias_strides(bias: torch.Tensor) -> BiasStrides:
 
 
 def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | None) -> None:
-    """Read the values of packed offsets; refuse those that decrease or leave the tensor.
+    """Read packed offsets and lengths; refuse those that decrease or leave the tensor.
 
     On a CUDA device this waits for the device, so it is done only with FLASHVAR_STRICT=1. Otherwise
     kernels clamp the offsets to stay inside the tensors.
@@ -152,6 +152,21 @@ def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | 
             raise InvalidInputError(
                 f"max_seqlen_{name[-1]} must be at least the longest sequence, got {bound} and a "
                 f"sequence of {max(lengths)}: pass int(lengths.max())"
+            )
+    if inputs.seqused_k is not None:
+        _check_used(inputs.seqused_k.tolist(), inputs)
+
+
+def _check_used(used: list[int], inputs: Inputs) -> None:
+    if inputs.cu_seqlens_k is None:
+        lengths = [inputs.k.shape[1]] * len(used)
+    else:
+        lengths = inputs.cu_seqlens_k.diff().tolist()
+    for number, (one, length) in enumerate(zip(used, lengths, strict=True)):
+        if not 0 <= one <= length:
+            raise InvalidInputError(
+                f"seqused_k must be from 0 to the keys of each sequence, got {one} in sequence "
+                f"{number} of {length} keys: pass how many of them count"
             )
 
 

@@ -116,9 +116,10 @@ def attention_varlen(
         [heads_q, total_q] in float32.
 
     Raises:
-        InvalidInputError: as in attention. Offsets that decrease or exceed the tensor are errors on
-            the CPU. On a CUDA device the kernels clamp them; with FLASHVAR_STRICT=1 they are errors
-            there too, and every call waits for the device.
+        InvalidInputError: as in attention. Offsets that decrease or exceed the tensor, and
+            seqused_k beyond a sequence, are errors on the CPU. On a CUDA device the kernels clamp
+            them; with FLASHVAR_STRICT=1 they are errors there too, and every call waits for the
+            device.
         BackendUnavailableError: as in attention.
         BinaryError: as in attention.
     """

@@ -9,7 +9,12 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
-from flashvar.ops.causal_conv1d.inputs import ACTIVATIONS, check_kinds, check_state_len
+from flashvar.ops.causal_conv1d.inputs import (
+    ACTIVATIONS,
+    check_channels,
+    check_kinds,
+    check_state_len,
+)
 from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of
 from flashvar.ops.causal_conv1d.spec import UPDATE
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
@@ -94,10 +99,12 @@ def causal_conv1d(
     if seq_idx is not None:
         apart = {**others, "return_final_state": return_final_state, "state_len": state_len}
         check_seq_idx(x, seq_idx, layout, apart)
+        check_channels(x, weight, bias, residual, layout)
         return _of_named_sequences(tensors, seq_idx, activation is not None, layout, backend)
     columns = 0
     if return_final_state and weight.dim() == 2:  # of another weight the op says what is wrong
-        default = weight.shape[1] - 1 if initial_state is None else initial_state.shape[-1]
+        has_columns = initial_state is not None and initial_state.dim() > 0
+        default = initial_state.shape[-1] if has_columns else weight.shape[1] - 1
         columns = default if state_len is None else state_len
         check_state_len(columns, weight, initial_state)
     elif state_len is not None:

@@ -139,7 +139,7 @@ def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
             f"state_len must be at least the width less 1, {past}, got {state_len!r}: leave it out "
             f"for {past}"
         )
-    if state is not None and state.shape[-1] != state_len:
+    if state is not None and state.dim() > 0 and state.shape[-1] != state_len:
         raise ShapeError(
             f"state_len must be that of initial_state, {state.shape[-1]}, got {state_len}: "
             "leave it out"

@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 
-from flashvar.errors import LayoutError
 from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
@@ -32,7 +31,7 @@ from flashvar.ops.causal_conv1d.problem import (
 )
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import keep, prototype
-from flashvar.ops.sequences import check_offsets, check_state_indices
+from flashvar.ops.sequences import check_offsets, check_own_memory, check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
@@ -277,11 +276,7 @@ def _make_update(
     backend: str,
 ) -> UpdatePlan:
     check_update(x, state, weight, bias, residual, state_indices, state_positions, layout)
-    if torch._debug_has_internal_overlap(state) == 1:
-        raise LayoutError(
-            f"state must have memory of its own for each element, got strides {state.stride()} of "
-            f"{tuple(state.shape)}: make it contiguous first, it is written in place"
-        )
+    check_own_memory("state", state)
     y, launch, by_address = torch.empty_like(x), None, False
     if x.numel() and not x.is_meta:
         chosen, serves = _serving(UPDATE, x, backend)

@@ -16,10 +16,16 @@ from flashvar.errors import (
 from flashvar.ops.arguments import check_backend, check_operand
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
-from flashvar.ops.sequences import check_cu_seqlens, check_offsets, check_one_for_each
+from flashvar.ops.sequences import (
+    check_cu_seqlens,
+    check_offsets,
+    check_one_for_each,
+    check_own_memory,
+)
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
+_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
 
@@ -39,6 +45,11 @@ def check_kinds(
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise InvalidInputError(
             f"scale must be a number, got {type(scale).__name__}: leave it out for K ** -0.5"
+        )
+    if scale is not None and not abs(scale) <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"scale must be a finite number that float32 can hold, got {scale!r}: leave it out for "
+            "K ** -0.5"
         )
     check_backend(backend)
 
@@ -195,12 +206,7 @@ def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout
             f"state_indices, got {pool.dtype}: make the pool in one of them"
         )
     check_one_for_each("state_indices", indices, inputs.sequences)
-    if torch._debug_has_internal_overlap(pool) == 1:
-        raise LayoutError(
-            "initial_state must have memory of its own for each element with state_indices, got "
-            f"strides {pool.stride()} of {tuple(pool.shape)}: make it contiguous first, it is "
-            "written in place"
-        )
+    check_own_memory("initial_state", pool)
     for name, x in (("initial_state", pool), ("state_indices", indices)):
         _check_device(name, x, inputs.q)
 
