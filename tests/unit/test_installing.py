@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -235,3 +237,31 @@ def test_what_an_installer_says_is_passed_on(tool: str) -> None:
     printed, words = SHOWN[tool]
     done = subprocess.CompletedProcess([], 1, "", printed)
     assert installer._last_words(done) == words
+
+
+# What an interrupted `flashvar install` does: it begins, is interrupted, and would end.
+INTERRUPTED = """
+import os, sys
+from flashvar.installing import installer
+program = "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(1); "
+program += "pathlib.Path('ended').touch()"
+installer._run([sys.executable, "-c", program], os.environ, to_its_end=sys.argv[1] == "install")
+"""
+
+
+@pytest.mark.parametrize("call", ["fetch", "install"])
+def test_an_interrupted_change_goes_to_its_end(call: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, call],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src" / "python")},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, printed = process.communicate()
+    assert b"KeyboardInterrupt" in printed
+    assert (tmp_path / "ended").exists() is (call == "install")

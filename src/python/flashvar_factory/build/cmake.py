@@ -13,7 +13,7 @@ from typing import Final
 from flashvar_factory.build import process
 from flashvar_factory.build.configure import CROSS_FILE, Plan, write_if_changed
 from flashvar_factory.errors import BuildError, ToolchainError
-from flashvar_factory.toolchain import compiled_by
+from flashvar_factory.toolchain import compiled_by, host_compiler
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 FOLDER: Final = "cmake"  # in that of the plan
@@ -52,6 +52,8 @@ def tool(name: str) -> str:
 def claim(plan: Plan, toolchain: Toolchain) -> Path:
     """The folder for CMake, emptied if other compilers or other variables filled it."""
     folder = plan.directory / FOLDER
+    if toolchain.cross is None:
+        host_compiler.require(os.environ)
     compiled_by.claim(folder, compiled_by.facts(toolchain) | definitions(plan, toolchain))
     return folder
 
