@@ -150,7 +150,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"return_final_state": True}, flashvar.InvalidInputError, "got return_final_state too"
     ),
     "residual": (
-        {"residual": torch.randn(3, 6, 10).double()}, flashvar.ShapeError, "the shape of x, (3, 10, 6)"
+        {"residual": torch.randn(3, 6, 10).double()}, flashvar.ShapeError,
+        "the shape of x, (3, 10, 6)",
     ),
     "columns": ({"state_len": 3}, flashvar.InvalidInputError, "got state_len too"),
     "apart": (

@@ -103,8 +103,9 @@ def causal_conv1d(
         return _of_named_sequences(tensors, seq_idx, activation is not None, layout, backend)
     columns = 0
     if return_final_state and weight.dim() == 2:  # of another weight the op says what is wrong
-        has_columns = initial_state is not None and initial_state.dim() > 0
-        default = initial_state.shape[-1] if has_columns else weight.shape[1] - 1
+        default = weight.shape[1] - 1
+        if initial_state is not None and initial_state.dim() > 0:
+            default = initial_state.shape[-1]
         columns = default if state_len is None else state_len
         check_state_len(columns, weight, initial_state)
     elif state_len is not None:
