@@ -295,6 +295,16 @@ def test_several_tokens_are_no_update() -> None:
         causal_conv1d_update(torch.randn(3, 2, 6), torch.randn(3, 6, 4), weight=torch.randn(6, 4))
 
 
+def test_residuals_of_other_shapes_are_refused() -> None:
+    from flashvar.compat.fla.convolution import causal_conv1d, causal_conv1d_update
+
+    x, weight, state = torch.randn(2, 5, 6), torch.randn(6, 4), torch.randn(5, 6, 4)
+    with pytest.raises(flashvar.ShapeError, match=r"the shape of x, \(2, 5, 6\), got \(2, 6, 5\)"):
+        causal_conv1d(x, weight, residual=x.mT)
+    with pytest.raises(flashvar.ShapeError, match=r"the shape of x, \(5, 6\), got \(6, 5\)"):
+        causal_conv1d_update(x[0], state, x[0].T, weight)
+
+
 def test_compiles_without_a_break(fla: dict[str, ModuleType]) -> None:
     ours.install()
     torch._dynamo.reset()

@@ -11,6 +11,7 @@ import torch
 
 from flashvar.compat.fla.served import named, require, unserved_option
 from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.arguments import check_strided
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.inputs import WIDTHS
 
@@ -58,7 +59,7 @@ def causal_conv1d(
         weight,
         bias,
         activation=activation,
-        residual=None if residual is None else residual.reshape(tokens.shape),
+        residual=_residual(residual, x, tokens),
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         seq_idx=seq_idx,
@@ -86,9 +87,23 @@ def causal_conv1d_update(
         weight,
         bias,
         activation,
-        residual=None if residual is None else residual.reshape(tokens.shape),
+        residual=_residual(residual, x, tokens),
     )
     return y.contiguous().view(x.shape), cache
+
+
+def _residual(given: Any, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+    """The residual in the shape of the tokens of x; it has that shape or the one of x."""
+    if given is None:
+        return None
+    check_strided("residual", given)
+    found, wanted = ([size for size in one.shape if size != 1] for one in (given, tokens))
+    if given.shape != x.shape and found != wanted:
+        raise ShapeError(
+            f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}: "
+            "expand it, or lay it out as x"
+        )
+    return given.reshape(tokens.shape)
 
 
 def _one_each(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

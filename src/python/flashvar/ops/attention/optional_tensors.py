@@ -162,7 +162,7 @@ def _check_used(used: list[int], inputs: Inputs) -> None:
         lengths = [inputs.k.shape[1]] * len(used)
     else:
         lengths = inputs.cu_seqlens_k.diff().tolist()
-    for number, (one, length) in enumerate(zip(used, lengths, strict=True)):
+    for number, (one, length) in enumerate(zip(used, lengths, strict=False)):
         if not 0 <= one <= length:
             raise InvalidInputError(
                 f"seqused_k must be from 0 to the keys of each sequence, got {one} in sequence "
