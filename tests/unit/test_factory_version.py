@@ -30,10 +30,11 @@ def test_a_version(tmp_path: Path) -> None:
         (b"", "found none"),
         (b'__version__ = "1.0"\n__version__ = "2.0"\n', "expected one line"),
         (b'__version__ = "newest"\n', "expected a version such as 1.2.3, found"),
+        (b'__version__ = "1.' + b"9" * 5000 + b'"\n', "expected a version such as 1.2.3, found"),
         (b'__version__ = "1.0"\n# \xff\n', "expected a readable file"),
         (b'__version__ = "1.0"\n' + b"#" * (1 << 20), "expected at most 1,048,576 bytes"),
     ],
-    ids=["empty", "twice", "no version", "not UTF-8", "huge"],
+    ids=["empty", "twice", "no version", "5,000 digits", "not UTF-8", "huge"],
 )
 def test_no_version(content: bytes, words: str, tmp_path: Path) -> None:
     root = put(tmp_path, CONFIG.project.version_file, content)
