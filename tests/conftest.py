@@ -25,3 +25,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzzed", type=int, default=60, help="damaged inputs for each reader (default: 60)"
     )
+    parser.addoption("--fuzz-seed", default="flashvar", help="what decides the damage")

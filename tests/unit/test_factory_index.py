@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zipfile
 from html.parser import HTMLParser
@@ -171,6 +172,36 @@ def test_metadata_agrees_with_the_name(name: str, tmp_path: Path) -> None:
 
 def test_no_wheels(tmp_path: Path) -> None:
     with pytest.raises(PackagingError, match="expected wheels, found none"):
+        index.write(tmp_path, tmp_path / "site")
+
+
+def test_a_name_that_no_installer_takes(tmp_path: Path) -> None:
+    path = wheel(tmp_path / "dist", "flashvar", "1.0")
+    path.rename(path.with_name("flashvar-1.0-evil.whl"))
+    with pytest.raises(PackagingError, match="expected the file name of a wheel"):
+        index.write(tmp_path / "dist", tmp_path / "site")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("flashvar-1.0-variants.json", b"no JSON", "expected JSON"),
+        ("flashvar-1.0-variants.json", b"[" * 100_000, "expected JSON"),
+        ("a b-variants.json", b"{}", "expected the name <project>-<version>-variants.json"),
+    ],
+)
+def test_a_list_of_variants_that_is_none(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    (tmp_path / "dist" / name).write_bytes(content)
+    with pytest.raises(PackagingError, match=words):
+        index.write(tmp_path / "dist", tmp_path / "site")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "flashvar-1.0-py3-none-any.whl")
+    with pytest.raises(PackagingError, match="expected a regular file, found something else"):
         index.write(tmp_path, tmp_path / "site")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -132,6 +133,27 @@ def test_mistake_is_named(before: str, after: str, words: list[str]) -> None:
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("license", "Evil-1.0", "Unknown license: 'evil-1.0'"),
+        ("license", "MIT OR", "expected an SPDX expression"),
+        ("license", "apache-2.0", "expected the SPDX expression as 'Apache-2.0'"),
+        ("version_file", "../version.py", "below its folder"),
+        ("version_file", "a/../../version.py", "below its folder"),
+        ("version_file", r"a\u0000b.py", "below its folder"),
+        ("smoke", "../smoke.py", "below its folder"),
+        ("smoke", "/smoke.py", "expected a path relative to this file"),
+    ],
+)
+def test_values_of_the_project(key: str, value: str, words: str) -> None:
+    lines = [line for line in TEXT.splitlines() if not line.startswith(f"{key} =")]
+    text = "\n".join(lines).replace("[project]", f'[project]\n{key} = "{value}"')
+    with pytest.raises(ConfigurationError, match=re.escape(f"project.{key}: ")) as caught:
+        schema.parse(text)
+    assert words in str(caught.value)
 
 
 def test_missing_file_is_a_configuration_error(tmp_path: Path) -> None:

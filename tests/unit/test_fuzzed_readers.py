@@ -1,7 +1,7 @@
 """Every reader of the factory on damaged input: a sentence, never a traceback, a hang or a flood.
 
-The inputs are the same in every run; `--fuzzed 20000` makes more of them for each reader. What a
-longer run found stays in FOUND.
+The inputs are the same in every run; `--fuzzed 20000` makes more of them for each reader, and
+`--fuzz-seed WORD` others. What a longer run found stays in FOUND.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flashvar.errors import FlashvarError
 from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.build import sbom
-from flashvar_factory.config import schema
+from flashvar_factory.config import schema, version
 from flashvar_factory.index import entries, yanks
 from flashvar_factory.inspect import (
     archive,
@@ -42,9 +42,10 @@ from flashvar_factory.inspect import (
     elf,
     fatbin,
     kernel_facts,
+    ptx,
     sdist,
 )
-from flashvar_factory.release import gpu_records, proof, published
+from flashvar_factory.release import downloaded, gpu_records, notes, proof, published
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -126,6 +127,7 @@ def wheel() -> Wheel:
 
 def _file(name: str, content: bytes, folder: Path) -> Path:
     path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
 
@@ -312,6 +314,24 @@ READERS: dict[str, tuple[bytes, Read]] = {
 }
 
 READERS |= {
+    "PTX": (
+        fabricated.ptx().content,
+        lambda content, folder: ptx.read(memoryview(content), "lib.so"),
+    ),
+    "list of hashes": (
+        f"{'0' * 64}  a.whl\n{'1' * 64} *b.whl\n".encode(),
+        lambda content, folder: downloaded.listed(_file("SHA256SUMS", content, folder)),
+    ),
+    "version file": (
+        b'__version__ = "1.0"\n',
+        lambda content, folder: version.read(
+            CONFIG, _file(CONFIG.project.version_file, content, folder).parents[3]
+        ),
+    ),
+    "changelog": (
+        b"# Changes\n\n## 1.0 - 2026-01-31\n\n* More.\n",
+        lambda content, folder: notes.changes(_file("CHANGELOG.md", content, folder).parent, "1.0"),
+    ),
     "GPU record": (json.dumps(RUN).encode(), read_record_of_a_run),
     "proof of a release": (
         json.dumps(PROVED).encode(),
@@ -333,7 +353,7 @@ def test_damaged_input_is_refused_in_words(
 ) -> None:
     content, read = READERS[name]
     read_or_refused(read, content, tmp_path)
-    chance = random.Random(f"flashvar {name}")
+    chance = random.Random(f"{request.config.getoption('--fuzz-seed')} {name}")
     count = max(3, int(request.config.getoption("--fuzzed")) // COST.get(name, 1))
     with bounded():
         for number in range(count):

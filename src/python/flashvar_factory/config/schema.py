@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from flashvar.binaries.manifest import RAN
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import ConfigurationError
@@ -156,13 +158,9 @@ def _project(table: Table) -> Project:
     project = Project(
         name=table.name("name"),
         abi=table.positive("abi"),
-        version_file=table.text("version_file", r"[^/].*", "a path relative to this file"),
-        license=table.text("license", r"\S(.*\S)?", "an SPDX expression"),
-        smoke=(
-            table.text("smoke", r"[^/].*", "a path relative to this file")
-            if "smoke" in table.rest
-            else None
-        ),
+        version_file=_path(table, "version_file"),
+        license=_license(table),
+        smoke=_path(table, "smoke") if "smoke" in table.rest else None,
         spill_bytes=table.positive("spill_bytes") if "spill_bytes" in table.rest else 0,
         torch=(
             table.text("torch", torch_coupling.VERSION, torch_coupling.VERSION_MEANING)
@@ -172,6 +170,25 @@ def _project(table: Table) -> Project:
     )
     table.end(also=["smoke", "spill_bytes", "torch"])
     return project
+
+
+def _path(table: Table, key: str) -> str:
+    """A path that stays in the folder of the file."""
+    value = table.text(key, r"[^/].*", "a path relative to this file")
+    if ".." in value.split("/") or not value.isprintable():
+        raise table.wrong(key, "a path relative to this file, below its folder", value)
+    return value
+
+
+def _license(table: Table) -> str:
+    value = table.text("license", r"\S(.*\S)?", "an SPDX expression")
+    try:
+        right = canonicalize_license_expression(value)
+    except InvalidLicenseExpression as error:
+        raise table.wrong("license", f"an SPDX expression ({error})", value) from None
+    if right != value:
+        raise table.wrong("license", f"the SPDX expression as {right!r}", value)
+    return value
 
 
 def _tables(top: Table, key: str) -> list[tuple[str, Table]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
@@ -26,7 +26,7 @@ def read(config: Config, root: Path) -> str:
         )
     try:
         Version(found[0])
-    except InvalidVersion as error:
+    except ValueError as error:  # InvalidVersion, or a number of 5,000 digits
         raise ConfigurationError(
             f"{path}: expected a version such as 1.2.3, found: {error}"
         ) from None

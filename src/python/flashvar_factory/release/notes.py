@@ -22,7 +22,7 @@ def changes(root: Path, release: str) -> str:
     path = root / FILE
     lines = toml_table.read(path).splitlines() if path.is_file() else []
     headings = [(at, match) for at, line in enumerate(lines) if (match := _HEADING.match(line))]
-    ends = [*(at for at, _ in headings[1:]), len(lines)]
+    ends = [*(at for at, _ in headings), len(lines)][1:]
     for (at, match), end in zip(headings, ends, strict=True):
         if match["version"] == release:
             text = "\n".join(lines[at + 1 : end]).strip()
