@@ -3,9 +3,9 @@
     python benchmarks/draw.py benchmarks/results/attention-h200.json --out docs/pictures
 
 Files of `attention` make rates by length in both directions, an overview of both under a causal
-mask, and heat maps of ratios; of `host` and `size`, one picture each. Several files of one
-benchmark and one machine make one set, which says so; of a case that is in two, the later one
-counts. Needs matplotlib, no torch.
+mask, and heat maps of ratios; of `host` and `size`, one picture each, and of
+`ops` one for each op. Several files of one benchmark and one machine make one set, which says so;
+of a case that is in two, the later one counts. Needs matplotlib, no torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from benchmarks import compare
-from benchmarks.drawing import heat, host, rates, sizes, style
+from benchmarks.drawing import heat, host, ops, rates, sizes, style
 from benchmarks.drawing.points import BEST, Rates, best_peer, over
 from benchmarks.drawing.points import rates as rates_of
 from benchmarks.report import BenchmarkError
@@ -44,7 +44,7 @@ Rows = list[dict[str, Any]]
 def main() -> int:
     """Command line; 2 where there is nothing to draw."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("files", nargs="+", type=Path, help="JSON of attention, host or size")
+    parser.add_argument("files", nargs="+", type=Path, help="JSON of attention, host, ops or size")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/pictures"), metavar="FOLDER")
     parser.add_argument("--name", default="", help="what the pictures' names start with")
     options = parser.parse_args()
@@ -70,7 +70,7 @@ def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure
         BenchmarkError: nothing in them can be drawn, or one picture would have two machines.
     """
     none = True
-    draw = {"attention": _attention, "host": _host, "size": _size}
+    draw = {"attention": _attention, "host": _host, "ops": _ops, "size": _size}
     for benchmark, function in draw.items():
         of_it = [one for one in documents if one["benchmark"] == benchmark]
         if of_it:
@@ -80,7 +80,8 @@ def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure
                 yield picture
     if none:
         raise BenchmarkError(
-            "expected timed rows of `run.py attention`, `host` or `size`, found none: measure first"
+            "expected timed rows of `run.py attention`, `host`, `ops` or `size`, found none: "
+            "measure first"
         )
 
 
@@ -158,6 +159,15 @@ def _host(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[
     figure = host.draw(rows, f"{style.machine(environment)}; {cpu}", what)
     if figure is not None:
         yield "host", figure
+
+
+def _ops(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[str, Figure]]:
+    for name in dict.fromkeys(row["op"] for row in rows):
+        of_op = [row for row in rows if row["op"] == name]
+        what = "medians, cold L2, " + ("all in one run" if runs == 1 else f"of {runs} runs")
+        figure = ops.draw(of_op, style.machine(environment) + _clock(of_op), what)
+        if figure is not None:
+            yield name.replace("_", "-"), figure
 
 
 def _size(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[str, Figure]]:

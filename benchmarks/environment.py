@@ -19,6 +19,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 # Names the commit where the sources were copied without their .git.
 _REVISION: Final = "BENCH_REVISION"
 _VERSIONS: Final = ("torch", "triton", "numpy")
+# Distributions of contenders, and of the compilers that those bring: told where they are installed.
+_PEERS: Final = (
+    *("causal-conv1d", "flash-attn", "flash-attn-4", "flashinfer-python", "vllm"),
+    *("flash-linear-attention", "fla-core", "flash-qla", "tilelang", "nvidia-cutlass-dsl"),
+)
 # Without the folder that binaries are found in: what was found there is told by their manifests.
 _SETTINGS: Final = ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH", "FLASHVAR_STRICT")
 # nvidia-smi's name and ours.
@@ -43,7 +48,7 @@ def gather(*, device: bool) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "cpu": {"model": _cpu_model(), "count": len(os.sched_getaffinity(0))},
-        "versions": {name: _version(name) for name in _VERSIONS},
+        "versions": _versions(),
         "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
         "nvcc": _last_line([shutil.which("nvcc") or "nvcc", "--version"]),
     }
@@ -151,6 +156,11 @@ def _last_line(command: Sequence[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return next(iter(reversed(done.stdout.strip().splitlines())), "")
+
+
+def _versions() -> dict[str, str | None]:
+    found = {name: _version(name) for name in (*_VERSIONS, *_PEERS)}
+    return {name: found[name] for name in found if name in _VERSIONS or found[name] is not None}
 
 
 def _version(distribution: str) -> str | None:

@@ -69,7 +69,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_REASON]}"
 
 
-def chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def chosen(names: Sequence[str], patterns: Sequence[str], *, option: str = "--only") -> list[str]:
     """The names that match any of the patterns (shell style; a plain word matches anywhere in it).
 
     Raises:
@@ -79,7 +79,7 @@ def chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     for pattern, glob in zip(patterns, globs, strict=True):
         if not any(fnmatchcase(name, glob) for name in names):
             raise BenchmarkError(
-                f"--only must name one of {', '.join(names)} (or a part of a name), "
+                f"{option} must name one of {', '.join(names)} (or a part of a name), "
                 f"got {pattern!r}: choose from that list"
             )
     return [name for name in names if not globs or any(fnmatchcase(name, g) for g in globs)]

@@ -18,7 +18,8 @@ The JSON file, schema 2, here as `result_file.read` gives it:
         "time": "...", "source": {"revision": "<git sha>" or null, "dirty": true/false/null,
           "from": "checkout", "BENCH_REVISION", "binaries" or null: who says so},
         "python": "3.12.3", "platform": "Linux x86_64", "libc": "...", "cpu": {"model", "count"},
-        "versions": {"torch", "triton", "numpy"}, "nvcc": "..." or null,
+        "versions": {"torch", "triton", "numpy", and each contender's distribution that is
+          installed}, "nvcc": "..." or null,
         "settings": {FLASHVAR_* variables that change what runs},
         "device": {             this and the next: only where a device is measured
           "name", "capability": [9, 0], "multiprocessors", "memory_bytes", "l2_bytes", "driver",
@@ -41,9 +42,9 @@ The JSON file, schema 2, here as `result_file.read` gives it:
     shapes     cell, contender, shape (gqa or mha, packed or padded, a feature or "without", a head
                dim or the next that is compiled); the rest as attention; ratio to the plain call: of
                rates (to_plain) and of times (faster)
-    ops        op, cell, contender, dtype; median_ms, low_ms, high_ms, rounds, rate (10^12 of the
-               cell's work a second: operations, or bytes moved), to_contender (flashvar's rate to
-               it); clocks as attention; or skipped
+    ops        op (or a function of it), unit (of its rates), cell, contender, dtype; median_ms,
+               low_ms, high_ms, rounds, rate (10^12 of the cell's work a second: operations, or
+               bytes moved), to_contender (flashvar's rate to it); clocks as attention; or skipped
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     integrations  way; median_us, low_us, high_us, rounds, calls (per round); of calls added_us,
                what is more than `flashvar.attention` takes; on the CPU where there is no device
@@ -90,7 +91,7 @@ _ON_DEVICE: Final = ("attention", "models", "shapes", "ops", "host")
 # Who takes an option that not everybody takes.
 _WITH_CONTENDERS: Final = ("attention", "models", "shapes")
 _TAKEN_BY: Final = {
-    "contender": _WITH_CONTENDERS,
+    "contender": (*_WITH_CONTENDERS, "ops"),
     "seconds": (*_WITH_CONTENDERS, "ops", "integrations"),
     "prepare": _WITH_CONTENDERS,
     "threshold": (),
@@ -216,7 +217,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="attention, models, shapes: who runs, e.g. flex or flashvar-smXY; may be repeated",
+        help="attention, models, shapes, ops: who runs, e.g. flex or flashvar-smXY; may be "
+        "repeated",
     )
     parser.add_argument(
         "--seconds",

@@ -22,12 +22,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src" / "python"), str(Path(__file__).parent)]
 
+import op_rates  # noqa: E402
 import pages  # noqa: E402
 import pictures  # noqa: E402
 import rates  # noqa: E402
 import support  # noqa: E402
 import variants  # noqa: E402
 from drawings import DRAWINGS  # noqa: E402
+
+from flashvar.cli.speed import timed_ops  # noqa: E402
 
 # NAME -> a function of the repository's root that returns Markdown.
 GENERATED = {
@@ -47,6 +50,7 @@ GENERATED = {
     "builds": rates.builds,
     "models": rates.models,
     "sizes": rates.sizes,
+    **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
     "pictures": pictures.pictures,
     "integrations": pages.integrations,
     "modules of integrations": pages.modules_of_integrations,

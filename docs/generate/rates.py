@@ -18,7 +18,8 @@ _NONE: Final = "-"  # not measured
 Cells: TypeAlias = dict[tuple[int, int, bool], dict[str, dict[str, Any]]]
 
 
-def _documents(root: Path, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def documents(root: Path, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and contents of the records of a benchmark."""
     for path in sorted((root / RESULTS).glob("*.json")):
         found = result_file.read(path)
         if found.get("benchmark") == benchmark:
@@ -40,13 +41,13 @@ def _rates(root: Path, direction: str) -> str:
     parts = []
     for file, document in _of_own_binaries(root):
         if cells := _cells(document, direction):
-            parts.append(_caption(file, document["environment"]) + "\n\n" + _comparison(cells))
+            parts.append(caption(file, document["environment"]) + "\n\n" + _comparison(cells))
     return "\n\n".join(parts)
 
 
 def _of_own_binaries(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Records of attention, without those of translated code, which is tuned for another device."""
-    for file, document in _documents(root, "attention"):
+    for file, document in documents(root, "attention"):
         if "FLASHVAR_FORCE_ARCH" not in document["environment"].get("settings", {}):
             yield file, document
 
@@ -75,8 +76,8 @@ def ratios(root: Path) -> str:
         heading = ("contender", "forward: mean (range)", "backward: mean (range)")
         made = table(heading, (row for row in rows if row[0] not in absent))
         missing = f"\n\nNot measured in this run: {', '.join(absent)}." if absent else ""
-        caption = _caption(file, document["environment"]).replace("TFLOP/s on", "Measured on")
-        parts.append(f"{caption} Means are geometric.\n\n{made}{missing}")
+        measured = caption(file, document["environment"], "Measured")
+        parts.append(f"{measured} Means are geometric.\n\n{made}{missing}")
     return "\n\n".join(parts)
 
 
@@ -114,10 +115,11 @@ def contender(name: str) -> str:
     return CONTENDERS.get(name, f"`{name}`")
 
 
-def _caption(file: str, environment: dict[str, Any]) -> str:
+def caption(file: str, environment: dict[str, Any], unit: str = "TFLOP/s") -> str:
+    """What was measured, on what, and where the record is."""
     device, versions = environment["device"], environment["versions"]
     return (
-        f"TFLOP/s on one {device['name']}, driver {device['driver']}, torch {versions['torch']}, "
+        f"{unit} on one {device['name']}, driver {device['driver']}, torch {versions['torch']}, "
         f"{_origin(file, environment)}."
     )
 
@@ -134,7 +136,7 @@ def _origin(file: str, environment: dict[str, Any]) -> str:
 def host(root: Path) -> str:
     """Host time of one call."""
     parts = []
-    for file, document in _documents(root, "host"):
+    for file, document in documents(root, "host"):
         times = {
             row["contender"]: row["median_us"] for row in document["rows"] if "median_us" in row
         }
@@ -156,7 +158,7 @@ def host(root: Path) -> str:
 def integrations(root: Path) -> str:
     """What an integration adds to the host time of a call."""
     parts = []
-    for file, document in _documents(root, "integrations"):
+    for file, document in documents(root, "integrations"):
         rows = [
             (
                 row["way"],
@@ -175,7 +177,7 @@ def integrations(root: Path) -> str:
 def builds(root: Path) -> str:
     """Seconds of a build."""
     parts = []
-    for file, document in _documents(root, "build"):
+    for file, document in documents(root, "build"):
         cores = document["environment"]["cpu"]["count"]
         rows = [
             (row["step"], f"`{row['command']}`", f"{row['seconds']:.1f}")
@@ -192,7 +194,7 @@ def builds(root: Path) -> str:
 def models(root: Path) -> str:
     """Rates in the shapes of models that people have, with a heading where there is a record."""
     parts = []
-    for file, document in _documents(root, "models"):
+    for file, document in documents(root, "models"):
         cells: dict[str, dict[str, dict[str, Any]]] = {}
         for row in document["rows"]:
             if "tflops" in row and "cell" in row:
@@ -202,15 +204,15 @@ def models(root: Path) -> str:
             (cell, *(f"{by[name]['tflops']:.0f}" if name in by else _NONE for name in names))
             for cell, by in cells.items()
         ]
-        caption = _caption(file, document["environment"])
-        parts.append(f"{caption}\n\n{table(('model', *map(contender, names)), rows)}")
+        measured = caption(file, document["environment"])
+        parts.append(f"{measured}\n\n{table(('model', *map(contender, names)), rows)}")
     return "\n\n".join(["## Models", *parts]) if parts else ""
 
 
 def sizes(root: Path) -> str:
     """Megabytes of the wheels, with a heading where there is a record."""
     parts = []
-    for file, document in _documents(root, "size"):
+    for file, document in documents(root, "size"):
         rows = [
             (
                 f"`{row['distribution']}`",

@@ -38,3 +38,15 @@ def test_outside_a_checkout(
     environment = import_module("benchmarks.environment")
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     assert environment.source(environ, binaries) == expected
+
+
+def test_contenders_are_told_with_their_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are installed; what decides how flashvar itself runs is always told."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    environment = import_module("benchmarks.environment")
+    there = {"torch": "2.11.0", "flash-qla": "0.1.3"}
+    monkeypatch.setattr(environment, "_version", there.get)
+    assert environment.gather(device=False)["versions"] == {
+        **{"torch": "2.11.0", "triton": None, "numpy": None},
+        "flash-qla": "0.1.3",
+    }

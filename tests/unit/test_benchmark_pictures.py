@@ -74,6 +74,10 @@ def host(contender: str) -> dict[str, Any]:
     return {"contender": contender, "median_us": 9.0, "low_us": 8.0, "high_us": 10.0}
 
 
+def of_op(op: str, contender: str) -> dict[str, Any]:
+    return {"op": op, "unit": "TB/s", "cell": "small", "contender": contender, "rate": 3.25}
+
+
 def test_everything_that_was_measured_is_drawn(tmp_path: Path, draw: Draw) -> None:
     skipped = {"direction": "forward", "contender": "flex", "skipped": "not here"}
     wheel = {"distribution": "x", "platform": "linux_x86_64", "bytes": 10**6, "installed_bytes": 1}
@@ -87,15 +91,17 @@ def test_everything_that_was_measured_is_drawn(tmp_path: Path, draw: Draw) -> No
             "rows": [host("flashvar-eager"), host("sdpa-flash-eager"), host("empty-like")],
         },
         {"benchmark": "size", "rows": [wheel]},
+        {"benchmark": "ops", "rows": [of_op("merge_states", "copy"), of_op("an_op", "fla")]},
     )
     assert code == 0, said
     names = ["forward", "backward", "causal", "best-peer", "each-peer", "host", "sizes"]
+    names += ["merge-states", "an-op"]
     found = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     assert set(found) == {f"{name}.{ending}" for name in names for ending in ("png", "svg")}
     assert min(found.values()) > 1000
 
 
-@pytest.mark.parametrize("benchmark", ["attention", "host", "import"])
+@pytest.mark.parametrize("benchmark", ["attention", "host", "ops", "import"])
 def test_nothing_measured_is_nothing_drawn(benchmark: str, draw: Draw) -> None:
     code, said = draw({"benchmark": benchmark, "rows": []})
     assert code == 2

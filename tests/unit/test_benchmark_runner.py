@@ -29,7 +29,10 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
             ["import", "--seconds", "9"],
             "--seconds goes with attention, models, shapes, ops, integrations",
         ),
-        (["host", "--contender", "flex"], "--contender goes with attention, models, shapes, not"),
+        (
+            ["host", "--contender", "flex"],
+            "--contender goes with attention, models, shapes, ops, not",
+        ),
         (["size", "--threshold", "1"], "--threshold goes with --compare, not with size"),
         (["attention", "--seconds", "0"], "expected a number above 0, found 0"),
     ],

@@ -36,6 +36,33 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "generate"))
 
 
+def of_op(root: Path, name: str, *rows: dict[str, Any]) -> str:
+    folder = root / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    document = {"benchmark": "ops", "environment": ENVIRONMENT, "rows": list(rows)}
+    result_file.write(folder / "made.json", document)
+    return str(import_module("op_rates").of_op(name)(root))
+
+
+def test_rates_of_an_op_stand_beside_each_contender(tmp_path: Path) -> None:
+    of_call = {"op": "conv", "unit": "TB/s", "cell": "forward, small"}
+    found = of_op(
+        tmp_path,
+        "conv",
+        {**of_call, "contender": "flashvar", "rate": 3.0},
+        {**of_call, "contender": "copy", "rate": 4.0},
+        {**of_call, "contender": "fla", "skipped": "not installed"},
+        {**of_call, "op": "other", "contender": "flashvar", "rate": 99.0},
+    )
+    assert "TB/s on one GPU, driver 1.2, torch 9.9, commit 0123456789 (`" in found
+    assert found.splitlines()[2] == "| call | flashvar | copy | to copy |"
+    assert found.splitlines()[-1] == "| forward, small | **3.00** | 4.00 | 0.75 |"
+
+
+def test_an_op_without_a_record_says_so(tmp_path: Path) -> None:
+    assert of_op(tmp_path, "conv") == "No record in `benchmarks/results` has it yet."
+
+
 OURS = [row("flashvar-cuda", 1024, tflops=200.0), row("flashvar-cuda", 2048, tflops=400.0)]
 
 

@@ -1,6 +1,6 @@
 """The results of `doctor --bench`, beside the rates recorded for a GPU of the same name.
 
-`OpSpec.speed` names the module with the calls that are timed for an op.
+`OpSpec.speed` names the modules with the calls that are timed for an op.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class Cell:
 
 
 class OpSpeed(Protocol):
-    """The contents of the module `OpSpec.speed` of an op."""
+    """The contents of a module of `OpSpec.speed`."""
 
     TITLE: str  # with the unit, 10^12 of work per second
     NOTE: str  # describes the inputs
     PEERS: Mapping[str, str]  # contender -> heading of its column
     CELLS: tuple[Cell, ...]
+    # What benchmarks time beside them: `doctor --bench` would take too long, or too much memory.
+    MORE_CELLS: tuple[Cell, ...]
 
     def call(self, cell: Any, contender: str, device: torch.device) -> Call:
         """A call of OURS or of a peer, with its inputs; raises if the contender cannot serve it."""
@@ -56,11 +58,11 @@ class OpSpeed(Protocol):
 
 
 def timed_ops() -> dict[str, OpSpeed]:
-    """The modules of the ops that are timed, by op."""
+    """The modules of the ops that are timed, by what each times: an op or one function of it."""
     return {
-        spec.name: cast("OpSpeed", importlib.import_module(spec.speed))
+        name: cast("OpSpeed", importlib.import_module(module))
         for spec in ops.specs()
-        if spec.speed is not None
+        for name, module in spec.speed.items()
     }
 
 

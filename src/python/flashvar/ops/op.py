@@ -100,7 +100,9 @@ class OpSpec:
     # Names of modules, imported on first use; None where the op does not have one.
     warmup: str | None = None  # protocol flashvar.cli.warmup.OpWarmup
     tune: str | None = None  # protocol flashvar.cli.tune.OpTune
-    speed: str | None = None  # protocol flashvar.cli.speed.OpSpeed
+    # Names of modules, by what each times: the op, or one function of it. Protocol
+    # flashvar.cli.speed.OpSpeed.
+    speed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     verify: str | None = None  # protocol flashvar.cli.verify.OpVerify
 
     def axis(self, name: str) -> Axis:

@@ -34,6 +34,6 @@ SPEC: Final = OpSpec(
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.attention.warmup",
     tune="flashvar.ops.attention.tune",
-    speed="flashvar.ops.attention.speed",
+    speed=MappingProxyType({"attention": "flashvar.ops.attention.speed"}),
     verify="flashvar.ops.attention.verify",
 )

@@ -18,6 +18,6 @@ SPEC: Final = OpSpec(
     compiled=(FORWARD, BACKWARD, UPDATE),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.causal_conv1d.warmup",
-    speed="flashvar.ops.causal_conv1d.speed",
+    speed=MappingProxyType({"causal_conv1d": "flashvar.ops.causal_conv1d.speed"}),
     verify="flashvar.ops.causal_conv1d.verify",
 )

@@ -58,13 +58,22 @@ _SHAPES: Final = (
     *((1, 8192, 2048), (1, 8192, 8192), (8, 1024, 8192), (4, 8192, 8192)),
     (16, 512, 8192, True),
 )
+# Of gigabytes, and one whose rows are no multiples of 16 bytes.
+_MORE_SHAPES: Final = (*((1, 65536, 4096), (128, 512, 4096, True), (1, 8191, 2050)),)
 _LAYOUTS: Final[tuple[Literal["btd", "bdt"], ...]] = ("btd", "bdt")
-CELLS: Final = tuple(
-    _cell(direction, layout, *shape)
-    for layout in _LAYOUTS
-    for shape in _SHAPES
-    for direction in ("forward", "backward")
-)
+
+
+def _cells(shapes: tuple[Any, ...]) -> tuple[ConvCell, ...]:
+    return tuple(
+        _cell(direction, layout, *shape)
+        for layout in _LAYOUTS
+        for shape in shapes
+        for direction in ("forward", "backward")
+    )
+
+
+CELLS: Final = _cells(_SHAPES)
+MORE_CELLS: Final = _cells(_MORE_SHAPES)
 
 
 def call(cell: ConvCell, contender: str, device: torch.device) -> Call:

@@ -111,7 +111,8 @@ def gated_delta_rule(
             out, final_state = recorded(function, found.run, *call)
             return out, final_state if return_final_state else None
         if found is not None and state_indices is None:
-            out, final_state = recorded(FORWARD, differentiable, found, initial_state, arguments)
+            call = (found, initial_state, arguments, return_final_state)
+            out, final_state = recorded(FORWARD, differentiable, *call)
             return out, final_state if return_final_state else None
     return _checked(states, arguments, return_final_state)
 

@@ -40,13 +40,15 @@ class _Plain(torch.autograd.Function):  # type: ignore[misc]
     """The forward of plain tensors, and its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, plan: run.Plan, state: Any, *arguments: Any) -> Any:
-        _keep(ctx, (state, *arguments))
-        return plan.run(state, None, arguments, True)
+    def forward(
+        ctx: Any, plan: run.Plan, with_state: bool, options: Any, state: Any, *tensors: Any
+    ) -> Any:
+        _keep(ctx, (state, *tensors), options)
+        return plan.run(state, None, tensors + options, with_state)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
-        return _gradients(ctx, 1, grad_out, grad_final)
+        return _gradients(ctx, 3, grad_out, grad_final)
 
 
 class _Gradients(Refused):
@@ -61,7 +63,7 @@ class _Dispatched(_Gradients):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs[1:])
+        _keep(ctx, inputs[1 : 1 + _TENSORS], inputs[1 + _TENSORS :])
         ctx.outputs = likenesses(output)
 
     @staticmethod
@@ -82,11 +84,11 @@ class _Updated(Refused):
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
+def _keep(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
     # The gradient of an unused output is None instead of a tensor of zeros.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:_TENSORS])
-    ctx.options = inputs[_TENSORS:]
+    ctx.save_for_backward(*tensors)
+    ctx.options = options
 
 
 def _gradients(ctx: Any, before: int, grad_out: Any, grad_final: Any) -> tuple[Any, ...]:
@@ -106,10 +108,15 @@ _apply: Final = plain_apply(_Plain)
 
 
 def differentiable(
-    plan: run.Plan, initial_state: torch.Tensor | None, arguments: tuple[Any, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Out, and the state after each sequence, of plain tensors, recorded by autograd."""
-    out, final_state = _apply(plan, initial_state, *arguments)
+    plan: run.Plan,
+    initial_state: torch.Tensor | None,
+    arguments: tuple[Any, ...],
+    with_state: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Out, and the state after each sequence if it is wanted, of plain tensors, with autograd."""
+    # Each argument costs time: the options are one.
+    tensors, options = arguments[: _TENSORS - 1], arguments[_TENSORS - 1 :]
+    out, final_state = _apply(plan, with_state, options, initial_state, *tensors)
     return out, final_state
 
 

@@ -29,6 +29,11 @@ SPEC: Final = OpSpec(
     compiled=(FORWARD, BACKWARD, UPDATE),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.gated_delta_rule.warmup",
-    speed="flashvar.ops.gated_delta_rule.speed",
+    speed=MappingProxyType(
+        {
+            "gated_delta_rule": "flashvar.ops.gated_delta_rule.speed",
+            UPDATE: "flashvar.ops.gated_delta_rule.update_speed",
+        }
+    ),
     verify="flashvar.ops.gated_delta_rule.verify",
 )

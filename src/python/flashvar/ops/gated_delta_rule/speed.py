@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashvar.cli.speed import OURS, Call, Cell
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD
@@ -18,7 +19,7 @@ _CHUNK: Final = 64
 
 TITLE: Final = "Speed of gated_delta_rule, TFLOP/s"
 NOTE: Final = f"K and V {HEAD_DIM}, {DTYPE}; the products of chunks of {_CHUNK} tokens count."
-PEERS: Final = {"fla": "FLA", "torch": "torch's functions"}
+PEERS: Final = {"fla": "FLA", "flash-qla": "FlashQLA", "torch": "torch's functions"}
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,18 @@ def _cell(direction: str, heads: tuple[int, int], batch: int, seqlen: int) -> De
     return DeltaCell(name, function, DTYPE, (), work, direction, heads, batch, seqlen)
 
 
-CELLS: Final = tuple(
-    _cell(direction, *shape)
-    for shape in (((16, 64), 1, 8192), ((16, 32), 1, 32768), ((16, 32), 8, 1024))
-    for direction in ("forward", "backward")
+_Shape: TypeAlias = tuple[tuple[int, int], int, int]
+
+
+def _cells(*shapes: _Shape) -> tuple[DeltaCell, ...]:
+    return tuple(
+        _cell(direction, *shape) for shape in shapes for direction in ("forward", "backward")
+    )
+
+
+CELLS: Final = _cells(((16, 64), 1, 8192), ((16, 32), 1, 32768), ((16, 32), 8, 1024))
+MORE_CELLS: Final = _cells(
+    *(((16, 64), 4, 8192), ((16, 32), 1, 8192), ((2, 8), 1, 32768), ((16, 16), 1, 8192))
 )
 
 
@@ -76,8 +85,13 @@ def call(cell: DeltaCell, contender: str, device: torch.device) -> Call:
 def _rule(contender: str) -> Any:
     """Out of a contender, for the arguments by name; q and k are normalised inside."""
     if contender == "fla":
+        # FLA hands the call on where FlashQLA is installed, which is a contender of its own.
+        os.environ["FLA_FLASH_QLA"] = "0"
         of_fla = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
         return lambda given: of_fla(**given, use_qk_l2norm_in_kernel=True)[0]
+    if contender == "flash-qla":
+        of_qla = import_module("flash_qla").chunk_gated_delta_rule
+        return lambda given: of_qla(**given, use_qk_l2norm_in_kernel=True, auto_cp=True)[0]
     from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
     backend: Any = "auto" if contender == OURS else "reference"

@@ -17,6 +17,6 @@ SPEC: Final = OpSpec(
     compiled=(FORWARD, BACKWARD),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.merge_states.warmup",
-    speed="flashvar.ops.merge_states.speed",
+    speed=MappingProxyType({"merge_states": "flashvar.ops.merge_states.speed"}),
     verify="flashvar.ops.merge_states.verify",
 )

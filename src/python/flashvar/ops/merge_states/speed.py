@@ -49,6 +49,7 @@ CELLS: Final = (
     _cell("forward", 16, 16384),
     _cell("backward", 16, 16384),
 )
+MORE_CELLS: Final = (_cell("forward", 4, 65536), _cell("backward", 4, 65536))
 
 
 def call(cell: MergeCell, contender: str, device: torch.device) -> Call:

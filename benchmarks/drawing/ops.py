@@ -1,0 +1,54 @@
+"""Rates of an op's calls: a group of bars for each call, a bar for each contender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+from benchmarks.drawing import style
+
+# Contender -> its name in pictures, and whose colour it has there.
+_CONTENDERS: Final = {
+    "flashvar": ("flashvar", "flashvar-cuda"),
+    "copy": ("a copy of as many bytes", "sdpa-efficient"),
+    "fla": ("flash-linear-attention", "sdpa-cudnn"),
+    "flash-qla": ("FlashQLA", "flash-attn-4"),
+    "causal-conv1d": ("causal-conv1d", "flex"),
+    "torch": ("torch's functions", "sdpa-flash"),
+}
+
+
+def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
+    """The picture of one op's rows of `run.py ops`; None where nothing in them was timed."""
+    timed = [row for row in rows if "rate" in row and row["contender"] in _CONTENDERS]
+    if not timed:
+        return None
+    cells = list(dict.fromkeys(row["cell"] for row in timed))
+    contenders = [one for one in _CONTENDERS if any(row["contender"] == one for row in timed)]
+    height = 0.8 / len(contenders)
+    figure, axes = pyplot.subplots(figsize=(9.2, 0.24 * len(cells) * len(contenders) + 1.9))
+    for contender in contenders:
+        name, whose = _CONTENDERS[contender]
+        colour, _ = style.STYLES[whose]
+        found = {row["cell"]: row["rate"] for row in timed if row["contender"] == contender}
+        shift = (contenders.index(contender) - (len(contenders) - 1) / 2) * height
+        bars = axes.barh(
+            [cells.index(cell) + shift for cell in found], list(found.values()), 0.9 * height,
+            label=name, color=colour if style.is_ours(contender) else style.faded(colour),
+        )  # fmt: skip
+        axes.bar_label(bars, fmt=lambda rate: f"{rate:.3g}", padding=2, fontsize=8)
+    axes.set_yticks(range(len(cells)), cells)
+    axes.invert_yaxis()
+    axes.set_xlabel(str(timed[0]["unit"]))
+    axes.margins(x=0.08, y=0.01)
+    style.plain(axes, "x")
+    top = style.entitle(figure, f"Rates of {timed[0]['op']}, {timed[0]['unit']}", *lines)
+    figure.legend(
+        frameon=False, fontsize=9, ncols=len(contenders), loc="upper left",
+        bbox_to_anchor=(0.04, top + 0.01),
+    )  # fmt: skip
+    figure.tight_layout(rect=(0, 0, 1, top - 0.3 / figure.get_figheight()))
+    return figure

@@ -1,0 +1,55 @@
+"""Rates of an op's calls, from the records of `run.py ops`: none of them is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rates import RESULTS, caption, documents
+from tables import table
+
+OURS: Final = "flashvar"
+
+
+def of_op(name: str) -> Callable[[Path], str]:
+    """What makes the tables of an op, or of one function of it: one per record that has it."""
+
+    def made(root: Path) -> str:
+        found = list(_tables(root, name))
+        return "\n\n".join(found) or f"No record in `{RESULTS}` has it yet."
+
+    return made
+
+
+def _tables(root: Path, name: str) -> Iterator[str]:
+    for file, document in documents(root, "ops"):
+        rows = [row for row in document["rows"] if row["op"] == name and "rate" in row]
+        if not rows:
+            continue
+        units = " and ".join(dict.fromkeys(row["unit"] for row in rows))
+        yield f"{caption(file, document['environment'], units)}\n\n{_table(rows)}"
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """A line per cell, a column per contender, and flashvar's ratios to each of them."""
+    cells: dict[str, dict[str, float]] = {}
+    for row in rows:
+        cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
+    peers = [one for one in dict.fromkeys(row["contender"] for row in rows) if one != OURS]
+    heading = ("call", OURS, *peers, *(f"to {peer}" for peer in peers))
+    lines = [
+        (
+            cell,
+            f"**{_rate(by[OURS])}**",
+            *(_rate(by[peer]) if peer in by else "" for peer in peers),
+            *(f"{by[OURS] / by[peer]:.2f}" if peer in by else "" for peer in peers),
+        )
+        for cell, by in cells.items()
+        if OURS in by
+    ]
+    return table(heading, lines)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2f}"
