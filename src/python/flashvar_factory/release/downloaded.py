@@ -14,6 +14,7 @@ from flashvar.errors import ConfigurationError, FlashvarError, IntegrityError
 from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.build import sbom
+from flashvar_factory.config import toml_table
 from flashvar_factory.errors import AuditError, PackagingError
 from flashvar_factory.index import simple_json
 from flashvar_factory.release import attestations, published
@@ -61,7 +62,7 @@ def listed(path: Path) -> dict[str, str]:
     """
     try:
         rows = list(_of_index(path) if path.is_dir() else _of_sums(path))
-    except (OSError, UnicodeDecodeError, PackagingError) as error:
+    except (OSError, ConfigurationError, PackagingError) as error:
         raise ConfigurationError(
             f"--hashes {path}: expected a list or an index that can be read, found: {error}"
         ) from error
@@ -86,7 +87,7 @@ def _of_index(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _of_sums(path: Path) -> Iterator[tuple[str, str]]:
     """Names and hashes of lines, which are all of that form."""
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
+    for line in toml_table.read(path).removeprefix("\ufeff").splitlines():
         if not line.strip():
             continue
         matched = _SUM.fullmatch(line)
