@@ -78,6 +78,7 @@ def write(folder: Path, path: Path, *names: str, report: str = REPORT) -> manife
         "minimum_driver": {"cuda": [13, 0], "display": "580"},
         "platform": "linux_x86_64",
         "ran": "never",
+        "torch": None,
         "family": "sm80",
         "kernels": kernels,
     }
