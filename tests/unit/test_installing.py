@@ -239,10 +239,12 @@ def test_what_an_installer_says_is_passed_on(tool: str) -> None:
     assert installer._last_words(done) == words
 
 
-# What an interrupted `flashvar install` does: it begins, is interrupted, and would end.
+# What an interrupted `flashvar install` does: it begins, is interrupted, and would end. A job in
+# the background of a shell ignores the signal, and so do its children unless they set a handler.
 INTERRUPTED = """
-import os, sys
+import os, signal, sys
 from flashvar.installing import installer
+signal.signal(signal.SIGINT, signal.default_int_handler)
 program = "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(1); "
 program += "pathlib.Path('ended').touch()"
 installer._run([sys.executable, "-c", program], os.environ, to_its_end=sys.argv[1] == "install")
