@@ -2,9 +2,9 @@
 #
 #   flashvar_call_torch(my_binary)        # after flashvar_link_manylinux(my_binary ...)
 #
-# The plan sets FLASHVAR_TORCH_DIR, the folder of the torch in the Python that builds, and
-# FLASHVAR_TORCH_TARGET, the version: what is newer than that, its headers hide. The library needs
-# torch's libraries then, which whoever loads it has loaded before with `import torch`.
+# The plan sets FLASHVAR_TORCH_DIR, the folder of torch in the Python that builds, and
+# FLASHVAR_TORCH_TARGET, the oldest version to support: torch's headers hide newer functions. The
+# library then needs torch's libraries, so `import torch` must come before it is loaded.
 
 include_guard(GLOBAL)
 
@@ -14,8 +14,8 @@ function(flashvar_call_torch target)
   # -l:name and not a path: the path would become a part of the library.
   target_link_options(${target} PRIVATE
     "-L${FLASHVAR_TORCH_DIR}/lib" "LINKER:-rpath-link,${FLASHVAR_TORCH_DIR}/lib")
-  # --as-needed is on: what calls nothing of the second needs the first alone, and loads beside a
-  # torch without CUDA too.
+  # --as-needed is on: a library that calls nothing in libtorch_cuda.so does not need it, and loads
+  # beside a torch without CUDA too.
   target_link_libraries(${target} PRIVATE -l:libtorch_cpu.so)
   if(EXISTS "${FLASHVAR_TORCH_DIR}/lib/libtorch_cuda.so")
     target_link_libraries(${target} PRIVATE -l:libtorch_cuda.so)

@@ -1,4 +1,4 @@
-"""Reads an unpacked wheel by its RECORD: every file is listed, in its place, and has its hash."""
+"""Reads an unpacked wheel, and checks that its RECORD lists every file with its place and hash."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Final
 from flashvar.errors import IntegrityError
 from flashvar.installing.offers import Offer
 
-# Of a binary's size and of no weaker kind, as the specification of RECORD asks.
+# The specification of RECORD asks for SHA-256 or stronger.
 _ALGORITHMS: Final = frozenset({"sha256", "sha384", "sha512"})
-# What an installer adds to a distribution's metadata when it unpacks a wheel, and to its folder.
+# Files that an installer adds to the metadata folder when it unpacks a wheel, and to the tree.
 _ADDED: Final = frozenset({"INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"})
 _LOCK: Final = ".lock"
 
@@ -71,7 +71,7 @@ def _rows(record: Path, offer: Offer) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name of a file leads nowhere else, whoever reads it."""
+    """Whether every reader takes the name for the same file inside of the tree."""
     path = PurePosixPath(name)
     return str(path) == name and ".." not in path.parts and name.isprintable() and "\\" not in name
 

@@ -1,4 +1,4 @@
-"""Packs the files that were judged into a wheel: nothing else is installed."""
+"""Packs the checked files into a wheel, so that nothing else is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment variables of calls of pip and uv: most settings are meant for other calls."""
+"""The environment variables that pip and uv run with: an allowlist of the user's, and our own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from flashvar.installing.source import Source
 
-# How a place is reached, and where downloads are kept. Any other setting may let another place
-# answer, ask for other wheels, or move what is installed.
+# Settings for reaching a source and caching downloads. Any other may add a source, select other
+# wheels, or install to another place.
 _REACH: Final = {
     "PIP": frozenset(
         {
@@ -26,7 +26,7 @@ _REACH: Final = {
         }
     ),
 }
-# Which places are asked where none is named here.
+# Settings that name the sources; they count only where the command names none.
 _PLACES: Final = frozenset(
     {
         *("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "INDEX", "DEFAULT_INDEX"),
@@ -43,10 +43,10 @@ def may_change_the_system(environ: Mapping[str, str]) -> bool:
 
 
 def variables(environ: Mapping[str, str], source: Source) -> dict[str, str]:
-    """What pip and uv find in their environment; a named source is the only one they know."""
+    """The environment of a call of pip or uv. A named source is the only one that they ask."""
     kept = {key: value for key, value in environ.items() if _is_kept(key, source)}
     own = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONSAFEPATH": "1"}
-    # Of a configuration file that stays: what is asked here has no hashes yet.
+    # Overrides a configuration file that still counts: the requirement has no hash yet.
     own["PIP_REQUIRE_HASHES"] = "0"
     if source.is_named:
         own["PIP_CONFIG_FILE"] = os.devnull
@@ -61,5 +61,5 @@ def _is_kept(key: str, source: Source) -> bool:
     tool, _, name = key.partition("_")
     if tool not in _REACH or not name:
         return True
-    place = name in _PLACES or (tool == "UV" and name.startswith("INDEX_"))  # a place's password
+    place = name in _PLACES or (tool == "UV" and name.startswith("INDEX_"))  # a source's password
     return name in _REACH[tool] or (place and not source.is_named)

@@ -1,4 +1,4 @@
-"""The folder that wheels are fetched, judged and packed in; it is gone afterwards."""
+"""The temporary folder that wheels are downloaded, checked and packed in."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flashvar.errors import InstallError
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A fresh folder of this user alone.
+    """A new folder that only this user can read; it is removed at the end.
 
     Raises:
-        InstallError: there is no place for it.
+        InstallError: it cannot be made.
     """
     with writing(Path("the temporary folder")):
         made = tempfile.TemporaryDirectory(prefix="flashvar-install-")
@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What is written here goes into `path`.
+    """Turn a failure to write into `path` into a sentence.
 
     Raises:
         InstallError: it cannot be written.

@@ -56,6 +56,6 @@ def serving(
                 f'{found.reason}: {found.fix}, leave backend out, or name "{found.backend}"'
             )
         other = choose(request, found.backend)
-        report_takeover(request, other, chosen, found.reason, found.fix)
+        report_takeover(request, other, chosen.candidate, found.reason, found.fix)
         chosen = other
     return chosen, backend_of(chosen.backend, request.spec.name)

@@ -83,20 +83,13 @@ def _report(decision: Decision, chosen: CandidateResult) -> None:
     if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
         _log.debug("%s: %s serves", decision.request, chosen.candidate)
         return
-    _warn(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
+    report_takeover(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
 
 
 def report_takeover(
-    request: Request, chosen: CandidateResult, lost: CandidateResult, reason: str, fix: str
-) -> None:
-    """Log that `chosen` serves a call of which the op knows a reason against `lost`."""
-    _warn(request, chosen, lost.candidate, reason, fix)
-
-
-def _warn(
     request: Request, chosen: CandidateResult, lost: str, reason: str, fix: str | None
 ) -> None:
-    """Log an outcome, once."""
+    """Warn, once for each outcome, that `chosen` serves a call in place of the candidate `lost`."""
     outcome = (chosen.candidate, lost, reason)
     if outcome not in _logged:
         _logged.add(outcome)

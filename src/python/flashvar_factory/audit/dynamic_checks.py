@@ -1,4 +1,4 @@
-"""Checks the dynamic section: it is all that a loader reads, where an auditor reads sections."""
+"""Checks the dynamic section, which the loader reads, against the sections that the audit reads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from flashvar_factory.inspect import dynamic, elf
 _TAGS = frozenset(
     {
         *range(1, 15),  # NEEDED to SONAME
-        *(17, 18, 19, 20, 21, 23, 24, 25, 26, 27, 28, 30, 35, 36, 37),
-        *(0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFF9, 0x6FFFFFFA, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF),
+        *(17, 18, 19, 20, 21, 23, 24),  # REL to BIND_NOW, without TEXTREL
+        *(25, 26, 27, 28, 30),  # INIT_ARRAY, FINI_ARRAY and their sizes, FLAGS
+        *(35, 36, 37),  # RELRSZ, RELR, RELRENT
+        *(0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFF9, 0x6FFFFFFA),  # GNU_HASH, VERSYM, RELACOUNT, RELCOUNT
+        *(0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF),  # FLAGS_1, VERNEED, VERNEEDNUM
         *(0x70000001, 0x70000003, 0x70000005),  # of aarch64: BTI, PAC, calling conventions
     }
 )
 _REPORTED = frozenset({dynamic.RPATH, dynamic.RUNPATH})  # by `dependencies`
-# Whose bits a linker of ours sets: that all functions are resolved at once.
+# Flags of the wheels' libraries: BIND_NOW, which resolves all functions at load time.
 _FLAGS = {dynamic.FLAGS: 8, dynamic.FLAGS_1: 1}
-# The table that each entry is of, as the kind of its section; what states the size of one.
+# The kind of section (sh_type) that an entry's table lies in; then, that an entry has the size of.
 _TABLES = {
     dynamic.SYMTAB: 11,
     4: 5,  # HASH
@@ -45,7 +48,7 @@ _FUNCTION, _GLOBAL = 2, (1, 2)
 
 
 def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """A loader finds what the sections show, and nothing that makes it do more."""
+    """The loader finds the tables that the sections show, and no entry that makes it do more."""
     del expected
     for library in wheel.libraries:
         for message in (*_entries(library), *_places(library), *_symbols(library)):

@@ -1,4 +1,4 @@
-"""Lists the fields that an SBOM of this factory has: in others, nobody checks what they state."""
+"""Lists the fields that an SBOM of this factory has; no check reads others, so they are faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names the C library and CUDA have for themselves: no project's namespace can have them."""
+"""Names that the C library and CUDA declare globally: no namespace of a project can have them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flashvar_factory.build import source
 
 # `float4`, `uchar1`: CUDA's vectors.
 _VECTORS: Final = re.compile(r"(u?(char|short|int|long|longlong)|float|double)[1-4]")
-# Functions, types and macros of the C library's headers and of CUDA's which are not among the
-# symbols of glibc 2.28; what every compiler refuses as a namespace beside their headers.
+# Functions, types and macros in the headers of the C library and of CUDA that are not among the
+# symbols of glibc 2.28. Compilers refuse each as the name of a namespace.
 _OTHERS: Final = """
 all alloca any arc4random ballot clock64 cospi cospif cuda dadd dfmal dim3 dmul double2int double2ll
 double2uint double2ull dsqrtl dsub erfcinv erfcinvf erfcx erfcxf erfinv erfinvf errno f32fmaf32x
@@ -31,7 +31,7 @@ ull2double ullmax ullmin ulong umax umin unix ushort
 
 
 def is_taken(word: str) -> bool:
-    """Whether C or CUDA declare `word` outside of every namespace."""
+    """Whether the C library or CUDA declares `word` globally."""
     return word in _OTHERS.split() or word in _c_library() or _VECTORS.fullmatch(word) is not None
 
 

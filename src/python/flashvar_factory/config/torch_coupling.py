@@ -1,13 +1,13 @@
-"""Libraries that call torch: through its stable ABI, which holds from one version of torch on."""
+"""Libraries that call torch through its stable ABI, which later versions of torch keep."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# What such a library is linked with. Whoever loads it has imported torch.
+# What such a library links against. `import torch` loads them first.
 LIBRARIES: Final = frozenset({"libtorch_cpu.so", "libtorch_cuda.so"})
-# Of torch 2.9: the first whose headers can be told which version's ABI is meant.
+# Torch 2.9 is the first whose headers take the version of the ABI to offer.
 VERSION: Final = r"2\.(9|[1-9][0-9])"
 VERSION_MEANING: Final = "the oldest version of torch, 2.9 or newer, such as '2.10'"
 
@@ -15,7 +15,7 @@ _STABLE: Final = re.compile(r"(aoti_)?torch_[a-z][A-Za-z0-9_]*")
 
 
 def requirement(torch: str) -> str:
-    """What a wheel of such libraries asks of its environment."""
+    """The Requires-Dist entry of a wheel of such libraries."""
     return f"torch>={torch}"
 
 

@@ -1,4 +1,4 @@
-"""Reads the head of PTX: its version, and what it was compiled for."""
+"""Reads the first lines of PTX: its version, and the architecture it is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether there is a C++ compiler at all: CMake says it at length, and long after the start."""
+"""Checks that there is a C++ compiler, before CMake runs: its own message is long and late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from flashvar_factory.errors import ToolchainError
 
-# What CMake looks for, where it looks too.
+# The names that CMake looks for, and the folders it searches beside PATH.
 _NAMES: Final = ("c++", "CC", "g++", "clang++", "icpx")
 _USUAL: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 

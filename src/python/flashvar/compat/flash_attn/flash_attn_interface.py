@@ -46,7 +46,7 @@ __all__ = [
     "maybe_contiguous",
 ]
 
-# Whether FlashAttention's kernels for AMD serve.
+# Whether FlashAttention would use its Triton kernels for AMD GPUs.
 USE_TRITON_ROCM = False
 
 # Out, log-sum-exp, the dropped weights or an empty tensor, and the state of the dropout mask.
