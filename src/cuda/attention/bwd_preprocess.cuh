@@ -31,8 +31,8 @@ inline constexpr int kPreprocessThreads = 256;
 inline constexpr int kCounters = 2;     // [0] of key tiles, [1] of query tiles
 inline constexpr int kLanesPerRow = 8;  // lanes that compute delta of one row
 
-template <class Dtype>
 // Dot product of eight 16-bit elements.
+template <class Dtype>
 __device__ __forceinline__ float dot(uint4 a, uint4 b) {
   const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
   float sum = 0.f;

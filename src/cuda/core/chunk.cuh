@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/dtype.cuh"
+#include "ptx/global_store.cuh"
 
 namespace flashvar {
 
@@ -48,7 +49,7 @@ struct Chunk {
       }
     } else if (count > 0) {
       if constexpr (kBytes == 16) {
-        *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+        ptx::global_store(to, uint4{words[0], words[1], words[2], words[3]});
       } else if constexpr (kBytes == 8) {
         *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
       } else if constexpr (kBytes == 4) {

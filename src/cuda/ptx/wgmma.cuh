@@ -3,8 +3,8 @@
 //
 // Warp w of the warpgroup holds rows 16 w to 16 w + 15 of d as N / 8 m16n8 accumulator tiles
 // (mma_sync.cuh); operand a in registers is laid out likewise. Descriptors name shared-memory tiles
-// of 128-byte rows, SWIZZLE_128B, in column blocks of 64 columns. Between wgmma_fence() and
-// wgmma_wait() nothing else may access d, or a in registers.
+// of 128-byte rows, SWIZZLE_128B, in column blocks of 64 columns, or of 64-byte rows. Between
+// wgmma_fence() and wgmma_wait() nothing else may access d, or a in registers.
 //
 // Operand lists are macros because asm strings cannot be composed otherwise.
 #pragma once
@@ -44,6 +44,12 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t smem, uint32_t col
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128B | kEightRows | (uint64_t{(col_block_bytes >> 4) & 0x3fff} << 16) |
          ((smem >> 4) & 0x3fff);
+}
+// The descriptor of a tile of one column block of 64-byte rows, SWIZZLE_64B.
+__device__ __forceinline__ uint64_t wgmma_descriptor_64b(uint32_t smem) {
+  constexpr uint64_t kSwizzle64B = uint64_t{2} << 62;
+  constexpr uint64_t kEightRows = uint64_t{512 >> 4} << 32;
+  return kSwizzle64B | kEightRows | ((smem >> 4) & 0x3fff);
 }
 // The descriptor of the tile `bytes` further on. The sum cannot carry out of the 14-bit address
 // field, which covers 256 KiB: more than shared memory has.

@@ -121,6 +121,12 @@ template <class Element>
 Element __ldcs(const Element* from) {
   return *from;
 }
+// Threads take turns.
+inline uint32_t atomicOr(uint32_t* to, uint32_t bits) {
+  uint32_t const before = *to;
+  *to |= bits;
+  return before;
+}
 
 inline void run_thread() {
   block->run(block->what);

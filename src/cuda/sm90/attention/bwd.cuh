@@ -36,7 +36,7 @@ template <class Config>
 __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSmem<Config>& smem) {
   PipelineState<1> kv;
   PipelineState<Config::kStages> step;
-  for (KeyWorkUnit work; work.unit < args.work_units; work.advance(args)) {
+  for (KeyWork work; work.exists(args); ++work.taken) {
     KeyTile<Config> const tile(args, work);
     if (!tile.exists() || !tile.has_queries()) continue;
     auto load_kv = [&] {

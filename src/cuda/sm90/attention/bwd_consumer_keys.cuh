@@ -18,8 +18,7 @@ namespace flashvar::sm90::attention {
 // pipeline states, all of which are live in each of them. They are written in the order in which
 // they run.
 template <class Config>
-__device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
-                                                 const KeyTileSmem<Config>& smem,
+__device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSmem<Config> smem,
                                                  uint32_t warpgroup) {
   using S = Scores<Config>;
   using ScoreState = PipelineState<Config::kScoreStages>;
@@ -91,6 +90,11 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args,
         ptx::wgmma_fence_operand(rdV);
         ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         step.advance();
+        // The shuffles tell the compiler that both are warp-uniform, so that descriptors are in
+        // uniform registers, and that the base may change, so that it does not compute descriptors
+        // ahead of the loop, for which there are no registers.
+        step.count = __shfl_sync(0xffffffffu, step.count, 0);
+        smem.base = __shfl_sync(0xffffffffu, smem.base, 0);
         it.advance(args);
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();

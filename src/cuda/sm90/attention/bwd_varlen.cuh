@@ -126,7 +126,7 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
       kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
     }
-    __syncwarp();
+    __syncwarp();  // the first lane has filled the tile
     if (!exists) continue;
     // The next unit is taken only when a load thread requests it: taken earlier, it might wait here
     // while another CTA is idle.
@@ -161,17 +161,17 @@ struct VarlenKeyTiles {
 
 template <class Config>
 struct DenseKeyTiles {
-  KeyWorkUnit work;
+  KeyWork work;
 
   __device__ __forceinline__ bool has_tile(const BwdArgs& args, const KeyTileSmem<Config>&) const {
-    return work.unit < args.work_units;
+    return work.exists(args);
   }
   __device__ __forceinline__ KeyTile<Config> tile(const BwdArgs& args,
                                                   const KeyTileSmem<Config>&) const {
     return KeyTile<Config>(args, work);
   }
-  __device__ __forceinline__ void advance(const BwdArgs& args, const KeyTileSmem<Config>&) {
-    work.advance(args);
+  __device__ __forceinline__ void advance(const BwdArgs&, const KeyTileSmem<Config>&) {
+    ++work.taken;
   }
 };
 

@@ -48,7 +48,8 @@ struct BwdWgmmaLaunch {
            is_addressable(problem) && tensor_map_encoder() != nullptr;
   }
 
-  // Whether the tensor maps of the variant that takes the call begin at addresses.
+  // Whether the call's tensor maps begin at valid addresses: clipped ones begin in front of the
+  // tensors.
   static bool is_addressable(const BwdProblem& problem) {
     bool const clipped = is_varlen(problem) || problem.has_modifiers() || problem.deterministic;
     return !clipped || maps_can_be_clipped(problem);
@@ -111,6 +112,14 @@ struct BwdWgmmaLaunch {
     }
     args.units_per_head = static_cast<uint32_t>(units_per_head);
     args.work_units = static_cast<uint32_t>(heads * units_per_head);
+    int64_t const ctas = std::min<int64_t>(args.work_units, multiprocessors);
+    if (args.paired) {
+      uint32_t const rounds = static_cast<uint32_t>((args.work_units + ctas - 1) / ctas);
+      args.pair_rounds = args.work_units % ctas == 0 ? rounds : rounds > 2 ? rounds - 2 : 0;
+      args.tail = KeyTileTail::make(
+          std::min<uint32_t>(args.pair_rounds * static_cast<uint32_t>(ctas), args.work_units),
+          static_cast<uint32_t>(heads), static_cast<uint32_t>(tiles));
+    }
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
     BwdDqArgs dq_args;
     if (!C::kGradQ && error == cudaSuccess) {
@@ -118,8 +127,7 @@ struct BwdWgmmaLaunch {
     }
     if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
     if (error == cudaSuccess) {
-      LaunchShape const shape{std::min<int64_t>(args.work_units, multiprocessors), C::kThreads,
-                              C::kSharedMemory, true};
+      LaunchShape const shape{ctas, C::kThreads, C::kSharedMemory, true};
       error = launch_kernel<bwd_kernel<C>>(args, shape, device, stream);
     }
     if (error != cudaSuccess) return error;

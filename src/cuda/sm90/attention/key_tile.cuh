@@ -14,6 +14,39 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
+// Key tiles that are dealt out one by one, from pair `pairs` of row (kv head of a sequence)
+// first_row - 1 on, or from row first_row on if `pairs` is 0. They are numbered by their place in
+// the sequence, so that under a causal mask the longest come first, over all rows.
+struct KeyTileTail {
+  uint32_t first_row, rows;  // rows of which all tiles are dealt out
+  uint32_t pairs;            // of the row before those: as many tiles at each end are not
+  uint32_t count;            // tiles
+
+  // `units`: pairs before the tail. Host only.
+  static KeyTileTail make(uint32_t units, uint32_t all_rows, uint32_t tiles_per_row) {
+    uint32_t const pairs_per_row = (tiles_per_row + 1) / 2;
+    KeyTileTail tail{};
+    tail.pairs = units % pairs_per_row;
+    tail.first_row = (units + pairs_per_row - 1) / pairs_per_row;
+    tail.rows = all_rows - tail.first_row;
+    tail.count = tail.rows * tiles_per_row + (tail.pairs > 0 ? tiles_per_row - 2 * tail.pairs : 0);
+    return tail;
+  }
+
+  // Tiles of one kind: those of `width` rows from `row` on, from place `block` of each row on.
+  struct Part {
+    uint32_t number, width, row, block;  // number: of a tile within the part
+  };
+  __device__ __forceinline__ Part find(uint32_t number, uint32_t tiles_per_row) const {
+    uint32_t const partial = pairs > 0 ? 1 : 0, ends = pairs * rows;
+    if (number < ends) return {number, rows, first_row, 0};
+    number -= ends;
+    uint32_t const middle = (tiles_per_row - 2 * pairs) * (rows + partial);
+    if (number < middle) return {number, rows + partial, first_row - partial, pairs};
+    return {number - middle, rows, first_row, tiles_per_row - pairs};
+  }
+};
+
 // Arguments of the dK and dV kernel. In the workspace the queries of each sequence are padded to
 // whole tiles.
 struct BwdArgs {
@@ -28,22 +61,39 @@ struct BwdArgs {
   uint32_t work_units;      // over all heads and batches
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
   bool paired;              // a unit is a pair of tiles
-  bool heads_outermost;     // varlen: all steps of a head come before those of the next
+  // Dense, where units are pairs: rounds in which each CTA takes one, and the tiles of the rest.
+  uint32_t pair_rounds;
+  KeyTileTail tail;
+  bool heads_outermost;  // varlen: all steps of a head come before those of the next
   // Dynamic schedules: [0] the next unit of this kernel (varlen), [1] of the dQ kernel.
   uint32_t* counters;
 };
 
-// Static schedule of dense sequences: a unit is one tile or, under a causal mask, a pair of tiles
-// of one head, the n-th from the start and the n-th from the end (as in scheduler.cuh).
-struct KeyWorkUnit {
-  uint32_t unit;
-  bool second;
+// Static schedule of dense sequences: a CTA takes every gridDim.x-th unit. A unit is one tile or,
+// under a causal mask, a pair of tiles of one head, the n-th from the start and the n-th from the
+// end (as in scheduler.cuh). Fewer pairs than CTAs would be left for the last round: therefore the
+// tiles of the last two are dealt out one by one, longest first, to the CTAs in ascending and
+// descending order by turns. No CTA has then much more work than the mean.
+struct KeyWork {
+  uint32_t taken = 0;  // tiles of this CTA before this one
 
-  __device__ __forceinline__ explicit KeyWorkUnit() : unit(blockIdx.x), second(false) {}
-
-  __device__ __forceinline__ void advance(const BwdArgs& args) {
-    second = args.paired && !second;
-    if (!second) unit += gridDim.x;
+  __device__ __forceinline__ bool in_tail(const BwdArgs& args) const {
+    return args.paired && taken >= 2 * args.pair_rounds;
+  }
+  // The second tile of a pair; in the tail every second one.
+  __device__ __forceinline__ bool second(const BwdArgs& args) const {
+    return args.paired && taken % 2 != 0;
+  }
+  __device__ __forceinline__ uint32_t unit(const BwdArgs& args) const {
+    return blockIdx.x + (args.paired ? taken / 2 : taken) * gridDim.x;
+  }
+  // Number of a tile of the tail.
+  __device__ __forceinline__ uint32_t tail_tile(const BwdArgs& args) const {
+    uint32_t const turn = taken - 2 * args.pair_rounds;
+    return turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  }
+  __device__ __forceinline__ bool exists(const BwdArgs& args) const {
+    return in_tail(args) ? tail_tile(args) < args.tail.count : unit(args) < args.work_units;
   }
 };
 
@@ -56,20 +106,24 @@ struct KeyTile {
   int32_t begin, end;  // query blocks
   bool second;         // the second tile of a pair
 
-  __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWorkUnit& work)
-      : second(work.second) {
+  __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWork& work)
+      : second(work.second(args)) {
     const BwdProblem& problem = args.problem;
     uint32_t const heads_kv = problem.heads_q / problem.group;
-    uint32_t const row = work.unit / args.units_per_head;
-    uint32_t const number = work.unit % args.units_per_head;
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
-    uint32_t const block = work.second ? blocks - 1 - number : number;
+    bool const in_tail = work.in_tail(args);
+    KeyTileTail::Part part{work.unit(args), args.units_per_head, 0, 0};
+    if (in_tail) part = args.tail.find(work.tail_tile(args), blocks);
+    uint32_t const quotient = part.number / part.width, rest = part.number % part.width;
+    uint32_t const row = in_tail ? part.row + rest : quotient;
+    uint32_t block = in_tail ? part.block + quotient : rest;
+    // The middle one of an odd number of tiles has no partner: no second tile.
+    bool const exists = in_tail || !second || 2 * block + 1 != blocks;
+    if (!in_tail && second) block = blocks - 1 - block;
     batch = row / heads_kv;
     head_kv = row % heads_kv;
-    first_key = block * Config::kBlockKV;
-    // The middle one of an odd number of tiles has no partner: no second tile.
-    if (work.second && block == number) first_key = count_k;
+    first_key = exists ? block * Config::kBlockKV : count_k;
     mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;

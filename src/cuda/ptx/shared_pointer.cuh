@@ -1,0 +1,37 @@
+// Pointer into shared memory whose address stays in a register: the compiler would recompute it
+// from the block's base before each access.
+#pragma once
+#include <cstdint>
+
+namespace flashvar::ptx {
+
+template <class Element>
+class SharedPointer {
+  static_assert(sizeof(Element) == 4 || sizeof(Element) == 8);
+
+ public:
+  __device__ __forceinline__ explicit SharedPointer(const Element* generic)
+      : address_(static_cast<uint32_t>(__cvta_generic_to_shared(generic))) {
+    asm volatile("" : "+r"(address_));
+  }
+
+  __device__ __forceinline__ Element operator[](int index) const {
+    uint32_t const address = address_ + index * static_cast<uint32_t>(sizeof(Element));
+    Element element;
+    if constexpr (sizeof(Element) == 4) {
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(element) : "r"(address) : "memory");
+    } else {
+      asm volatile("ld.shared.b64 %0, [%1];" : "=l"(element) : "r"(address) : "memory");
+    }
+    return element;
+  }
+
+  __device__ __forceinline__ void advance(int elements) {
+    address_ += elements * static_cast<uint32_t>(sizeof(Element));
+  }
+
+ private:
+  uint32_t address_;
+};
+
+}  // namespace flashvar::ptx

@@ -1,0 +1,13 @@
+// Stands for src/cuda/ptx/kept.cuh: values as they are.
+#pragma once
+#include <cstdint>
+
+namespace flashvar::ptx {
+
+template <class Value>
+Value held(Value value) {
+  return value;
+}
+inline float kept(float value) { return value; }
+
+}  // namespace flashvar::ptx
