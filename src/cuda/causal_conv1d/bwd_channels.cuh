@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's
 
   at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
-    // Counted from the segment's first row: rows that are the thread's; rows that it reads; the
-    // first row that is part of the final state.
+    // Counted from the segment's first row: `left` rows of the sequence, `rows` of the thread,
+    // `ahead` that it reads, and the first row that is part of the final state.
     int64_t const left = segment.span.end - segment.first;
     int const rows = static_cast<int>(segment.last - segment.first);
     int const ahead = static_cast<int>(min(left, int64_t{rows} + kPast));
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     auto step = [&](auto inner, bool silu, int stage, int row) {
       constexpr bool kInner = decltype(inner)::value;
       float newest[kElements], grad[kElements], done[kElements];
-      ptx::cp_async_wait<kStages - 1>();
+      ptx::cp_async_wait<kStages - 1>();  // the rows are loaded
       from.read(stage, ahead - row, newest);
       grads.read(stage, ahead - row, grad);
       ptx::cp_async_commit();

@@ -19,8 +19,13 @@ struct BwdLaunch {
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   static constexpr int kLeastRows = 32, kMostRows = 128;
   static constexpr int64_t kChannelBlocks = 256;  // more would go over more rows twice
-  static constexpr int kTokenStages = 3;
-  static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
+  // Blocks per SM of tokens. With three of single elements, kernels spill on 10.0 and newer.
+  static constexpr int token_blocks(int elements) {
+    return elements > 1 || Target::kArchitecture <= 90 ? 3 : 2;
+  }
+  // Tiles of tokens that are loaded ahead: more with single elements, which are few bytes.
+  static constexpr int token_stages(int elements) { return elements > 1 ? 1 : 4; }
+  static constexpr int kTokenTiles = 64;  // of a block, at most
 
   static constexpr CausalConv1dBwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
@@ -55,7 +60,7 @@ struct BwdLaunch {
         0};
     if (plan.layout.tokens_inner) {
       int const elements = plan.layout.chunks ? kTokens : 1;
-      plan.tokens = TokenTiles::make(problem, elements, most_tiles(elements));
+      plan.tokens = TokenTiles::make(problem, elements, kTokenTiles);
       plan.parts = plan.tokens.chunks();
     } else {
       plan.channels = ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kLeastRows,
@@ -90,9 +95,10 @@ struct BwdLaunch {
                                   cudaStream_t stream) {
     int64_t const others = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
-      return launch_blocks<
-          bwd_tokens_kernel<Dtype, kWidth, kOfTokens, kTokenStages, most_tiles(kOfTokens)>, Target>(
-          BwdTokensArgs{problem, chosen.tokens}, chosen.tokens.blocks + others, device, stream);
+      return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens, token_stages(kOfTokens),
+                                             kTokenTiles, token_blocks(kOfTokens)>,
+                           Target>(BwdTokensArgs{problem, chosen.tokens},
+                                   chosen.tokens.blocks + others, device, stream);
     }
     return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages>, Target>(
         BwdChannelsArgs{problem, chosen.channels}, chosen.channels.blocks + others, device, stream);

@@ -1,9 +1,8 @@
-// The backward where tokens lie beside each other. A thread has some of a channel in each tile. The
-// tokens before its own come from other lanes, and so do the gradients behind them, which the tiles
-// behind have found: a block goes from its last tile to its first.
+// The backward of layout "bdt", tokens contiguous. A thread has some tokens of one channel in each
+// tile, and loads them and those before them. The gradients of the tokens after them come from
+// other lanes, and from the next tile: a block goes from its last tile to its first.
 #pragma once
 #include <cstdint>
-#include <type_traits>
 
 #include "causal_conv1d/filter.cuh"
 #include "causal_conv1d/state.cuh"
@@ -13,18 +12,20 @@
 namespace flashvar::causal_conv1d {
 
 struct BwdTokensArgs : BwdProblem {
-  TokenTiles tiles;  // blocks behind them write the gradients of states
+  TokenTiles tiles;  // blocks after theirs write the gradients of states
 };
 
-// The gradients of activations' inputs of the first tokens behind a block's last tile.
-template <int kPast, int kElements, class Marks>
-__device__ __forceinline__ void find_behind(const BwdProblem& problem, const Marks& beginnings,
-                                            const TokenPlace& at, int64_t batch, int64_t end,
+// Computes the gradients with respect to the activation's input of the first tokens after a block's
+// last tile.
+template <int kPast, int kElements, class Strip>
+__device__ __forceinline__ void find_behind(const BwdProblem& problem, const Strip& strip,
+                                            const TokenPlace& at,
                                             float (&behind)[kElements == 1 ? 1 : kPast]) {
-  int64_t const token = end + at.lane;
+  TilePlace const last = strip.place(0);
+  int64_t const token = last.token + int64_t{at.lanes} * kElements + at.lane;
   float grad = 0.f;
-  if (at.exists() && at.lane < kPast && token < problem.seqlen) {
-    Span const span = beginnings.span(problem, batch, token);
+  if (at.exists && at.lane < kPast && token < problem.seqlen) {
+    Span const span = strip.span(problem, last.batch, token);
     grad = grad_convolved(problem, span, at.channel, token - span.begin);
   }
   if constexpr (kElements == 1) {
@@ -35,43 +36,76 @@ __device__ __forceinline__ void find_behind(const BwdProblem& problem, const Mar
   }
 }
 
-// kElements: of a thread in a tile, kStages: tiles that are read ahead, kTiles: of a chunk, at
-// most. With one element, strides may be any.
-template <class Dtype, int kWidth, int kElements, int kStages, int kTiles>
-__global__ void __launch_bounds__(kThreads, 2)
+// Adds the gradients of final states to those of a thread's elements.
+template <int kElements, class Strip>
+__device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Strip& strip,
+                                               const TokenPlace& at, int number,
+                                               float (&results)[kElements]) {
+  TilePlace const place = strip.thread_place(number);
+#pragma unroll 1
+  for (int e = 0; e < kElements; ++e) {
+    Span const span = strip.span(problem, place.batch, place.token + e);
+    int64_t const column = place.token + e - span.end + problem.final_columns;
+    if (column < 0) continue;
+    float const grad =
+        load(problem.grad_final, offset(problem.grad_final, span.index, at.channel, column));
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) results[k] += k == e ? grad : 0.f;
+  }
+}
+
+// kElements: per thread and tile. kStages: tiles that are loaded ahead. kTiles: per block, at most.
+// With one element, strides are arbitrary.
+template <class Dtype, int kWidth, int kElements, int kStages, int kTiles, int kBlocksAtOnce>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
   using C = Chunk<Dtype, kElements>;
-  using Cursor = TileCursor<Dtype, kElements>;
-  using Marks = Beginnings<kPast, kElements, kPast, kTiles>;
-  __shared__ typename Marks::Shared shared;
+  using Word = typename Dtype::Word;
+  enum { kX, kGradY, kGradX, kTensors };
+  using Tiles = Strip<kPast, kElements, kPast, kTiles, kStages, kTensors, true>;
+  __shared__ typename Tiles::Shared shared;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
     write_grad_state(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  TokenPlace const at(args, args.tiles, kElements);
-  int const last = at.count - 1;
-  Cursor from(args.x, args.tiles, at, last), of_y(args.grad_y, args.tiles, at, last);
-  Cursor to(args.grad_x, args.tiles, at, last);
-  C chunks[kStages], grad_chunks[kStages];
-  bool const sees_next = at.tile > 0 && at.sees_next<kPast, kElements>();
-  auto load = [&](int stage, int number) {
-    bool const exists = number < at.count && from.tile < at.own_tiles;
-    chunks[stage].template load<true>(from.data(), exists || (number == at.count && sees_next));
-    grad_chunks[stage].template load<true>(of_y.data(), exists);
-    from.retreat();
-    of_y.retreat();
+  TokenPlace const at(args, args.tiles);
+  // As in the forward. In addition, what follows a thread's elements is left out without the
+  // careful path where a sequence ends with them.
+  uint32_t const careful = args.state.data != nullptr || kElements == 1
+                               ? Tiles::kAny
+                               : Tiles::kAny - Tiles::kAtFirst - Tiles::kBehindLast;
+  bool const has_grad_final = args.grad_final.data != nullptr;
+  Tiles strip(shared, args, args.tiles, at, careful, has_grad_final,
+              {&args.x, &args.grad_y, &args.grad_x});
+  int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
+  const Word* const x =
+      ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
+  const Word* const grad_y = ptx::held(static_cast<const Word*>(args.grad_y.data) +
+                                       offset(args.grad_y, 0, first, at.channel));
+  Word* const grad_x =
+      ptx::held(static_cast<Word*>(args.grad_x.data) + offset(args.grad_x, 0, first, at.channel));
+
+  TokenChunk<Dtype, kPast, kElements> chunks[kStages];
+  C grad_chunks[kStages];
+  uint32_t marks[kStages];
+  auto load = [&](int stage, int ahead) {
+    marks[stage] = strip.marks(ahead);
+    chunks[stage].template load<Tiles>(x + strip.offset(kX, ahead), args.x.strides[1],
+                                       marks[stage]);
+    grad_chunks[stage].template load<true>(grad_y + strip.offset(kGradY, ahead),
+                                           (marks[stage] & Tiles::kNone) == 0);
   };
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) load(stage, stage);
-  ChannelFilter<kWidth> const filter(args, at.channel, at.exists());
-  Marks const beginnings(shared, args, args.tiles, at);
+  ChannelFilter<kWidth> const filter(args, at.channel, at.exists);
   float behind[kElements == 1 ? 1 : kPast];
-  find_behind<kPast, kElements>(args, beginnings, at, to.batch(),
-                                (int64_t{to.tile} + 1) * at.lanes * kElements, behind);
-  float sums[kWidth + 1] = {};  // of the weights' gradients, and of the bias's
+  find_behind<kPast, kElements>(args, strip, at, behind);
+  int const lane_behind = ptx::held(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
+                                    ((at.lane + 1) & (at.lanes - 1)));
+  float sums[kWidth + 1] = {};  // the gradients of the weights, and that of the bias
   auto add = [&](float grad, const float* past, float newest) {
 #pragma unroll
     for (int j = 0; j < kPast; ++j) sums[j] = fmaf(grad, past[j], sums[j]);
@@ -79,45 +113,35 @@ __global__ void __launch_bounds__(kThreads, 2)
     sums[kWidth] += grad;
   };
 
-  for (int first = 0; first < at.count; first += kStages) {
+  for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
-      int const number = first + stage;
-      if (number >= at.count) break;
-      // Values before a thread's own, and its own; its gradients, and those behind.
+      uint32_t const near = marks[stage];
+      bool const exists = (near & Tiles::kNone) == 0;
+      // Values before the thread's own, then its own; its gradients, and those after them.
       float values[kPast + kElements], grads[kElements], next[kPast], results[kElements];
-      take_before<kPast>(chunks[stage], chunks[(stage + 1) % kStages], at, values);
-      unpack_behind<kPast>(chunks[stage], values);
+      chunks[stage].unpack(values);
       grad_chunks[stage].unpack(grads);
-      load(stage, number + kStages);
-      bool const exists = to.tile < at.own_tiles;
-      int64_t const token = at.token(to.tile, kElements);
-      uint32_t const marks = exists ? beginnings(last - number, at) : 0;
-      bool const inner = !__any_sync(0xffffffffu, marks);
-      if (inner && args.silu) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) grads[e] = ptx::kept(grads[e]);
+      load(stage, stage + kStages);
+      bool const plain = !__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0);
+      if (plain && args.silu) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
           grads[e] =
               grad_activated(grads[e], filter.convolved(values + e, values[kPast + e]), true);
           add(grads[e], values + e, values[kPast + e]);
         }
-      } else {
-        auto walk = [&](auto silu) {
-          each_token<kPast, kElements>(
-              args, beginnings, marks, to.batch(), token, at.channel, values,
-              [&](int e, const float (&past)[kPast], float newest) {
-                grads[e] =
-                    grad_activated(grads[e], filter.convolved(past, newest), decltype(silu)::value);
-                add(grads[e], past, newest);
-              });
-        };
-        if (exists && args.silu) {
-          walk(std::true_type());
-        } else if (exists) {
-          walk(std::false_type());
-        }
+      } else if (exists) {
+        each_token<kPast, kElements>(args, strip, at, done + stage, near, values,
+                                     [&](int e, const float (&past)[kPast], float newest) {
+                                       grads[e] = grad_activated(
+                                           grads[e], filter.convolved(past, newest), args.silu);
+                                       add(grads[e], past, newest);
+                                     });
       }
-      take_behind<kPast>(grads, behind, at, next);
+      take_behind<kPast>(grads, behind, at, lane_behind, next);
 #pragma unroll
       for (int i = 0; i < (kElements == 1 ? 1 : kPast); ++i) behind[i] = grads[i];
       auto convolve_back = [&](auto counts) {
@@ -131,39 +155,30 @@ __global__ void __launch_bounds__(kThreads, 2)
           }
         }
       };
-      if (inner) {
-        convolve_back([](int, int) { return true; });
+      // Terms beyond the end of the sequence are skipped, not multiplied by 0: weights may be inf.
+      if (plain) {
+        bool const ends = (near & Tiles::kBehindLast) != 0;
+        convolve_back([&](int e, int i) { return e + i < kElements || !ends; });
       } else {
-        // Weights may be infinite: they count for nothing where no token of the sequence is.
         convolve_back(
-            [&](int e, int i) { return (marks & (((1u << i) - 1) << (kPast + e + 1))) == 0; });
+            [&](int e, int i) { return (near & (((1u << i) - 1) << (kPast + e + 1))) == 0; });
       }
-      if (args.grad_final.data != nullptr && exists) {
-#pragma unroll 1
-        for (int e = 0; e < kElements; ++e) {
-          Span const span = beginnings.span(args, to.batch(), token + e);
-          int64_t const column = token + e - span.end + args.final_columns;
-          if (column < 0) continue;
-          float const grad = causal_conv1d::load(
-              args.grad_final, offset(args.grad_final, span.index, at.channel, column));
-#pragma unroll
-          for (int k = 0; k < kElements; ++k) results[k] += k == e ? grad : 0.f;
-        }
+      if ((near & Tiles::kFlag) != 0) {
+        add_grad_final<kElements>(args, strip, at, done + stage, results);
       }
       C chunk;
       chunk.pack(results);
-      chunk.template store<true>(to.data(), exists);
-      to.retreat();
+      chunk.template store<true>(grad_x + strip.offset(kGradX, stage), exists);
     }
   }
 
-  // The lanes of a channel add up, in an order that depends on nothing but their number.
+  // Sums over the lanes of a channel, in an order that depends on nothing but their number.
 #pragma unroll
   for (int j = 0; j <= kWidth; ++j) {
     for (int step = 1; step < at.lanes; step *= 2) {
       sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
     }
-    if (at.lane != 0 || !at.exists()) continue;
+    if (at.lane != 0 || !at.exists) continue;
     args.parts[(at.chunk * (kWidth + 1) + j) * args.dim + at.channel] = sums[j];
   }
 }

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       for (int stage = 0; stage < kStages; ++stage) {
         if (row + stage >= rows) break;
         float newest[kElements], y[kElements];
-        ptx::cp_async_wait<kStages - 1>();
+        ptx::cp_async_wait<kStages - 1>();  // the row is loaded
         reader.read(stage, rows - (row + stage), newest);
         ptx::cp_async_commit();
 #pragma unroll

@@ -17,12 +17,16 @@ struct FwdLaunch {
   static constexpr int kWordBytes = sizeof(typename Dtype::Word);
   // Elements per thread: fewer of contiguous channels, of which it keeps more values in registers.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
-  static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4, kTokenStages = 3;
-  // Blocks per SM. With three, kernels spill on other architectures, and for fp16 and fp32.
+  static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4;
+  // Tiles of tokens that are loaded ahead: more with single elements, which are few bytes.
+  static constexpr int token_stages(int elements) { return elements > 1 ? 1 : 4; }
+  // Blocks per SM. With three, kernels of channels spill on other architectures, and for fp16 and
+  // fp32; with four, kernels of tokens spill on 10.0 and newer.
   static constexpr int kBlocksAtOnce =
       std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture == 90 ? 3 : 2;
+  static constexpr int kTokenBlocksAtOnce = Target::kArchitecture <= 90 ? 4 : 3;
   static constexpr int kLeastRows = 16, kMostRows = 64;
-  static constexpr int most_tiles(int elements) { return elements > 1 ? 16 : 64; }
+  static constexpr int kTokenTiles = 64;  // of a block, at most
 
   static constexpr CausalConv1dFwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
@@ -59,9 +63,9 @@ struct FwdLaunch {
                                   cudaStream_t stream) {
     int64_t const others = blocks_of(problem.final_elements());
     if (chosen.tokens_inner) {
-      constexpr int kTiles = most_tiles(kOfTokens);
-      FwdTokensArgs const args{problem, TokenTiles::make(problem, kOfTokens, kTiles)};
-      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, kTokenStages, kTiles>,
+      FwdTokensArgs const args{problem, TokenTiles::make(problem, kOfTokens, kTokenTiles)};
+      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, token_stages(kOfTokens),
+                                             kTokenTiles, kTokenBlocksAtOnce>,
                            Target>(args, args.tiles.blocks + others, device, stream);
     }
     FwdChannelsArgs const args{

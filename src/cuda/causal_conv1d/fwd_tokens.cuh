@@ -1,6 +1,5 @@
-// The forward where tokens lie beside each other. A thread has some of a channel in each tile, and
-// loads each once: the tokens before its own come from other lanes. The next tiles are on their way
-// meanwhile.
+// The forward of layout "bdt", tokens contiguous. A thread has some tokens of one channel in each
+// tile, and loads them and those before them. The next tiles are loaded meanwhile.
 #pragma once
 #include <cstdint>
 
@@ -12,86 +11,90 @@
 namespace flashvar::causal_conv1d {
 
 struct FwdTokensArgs : FwdProblem {
-  TokenTiles tiles;  // blocks behind them write the final states
+  TokenTiles tiles;  // blocks after theirs write the final states
 };
 
-// kElements: of a thread in a tile, kStages: tiles that are read ahead, kTiles: of a chunk, at
-// most. With one element, strides and the dtype of the residual may be any.
-template <class Dtype, int kWidth, int kElements, int kStages, int kTiles>
-__global__ void __launch_bounds__(kThreads, 3)
+// kElements: per thread and tile. kStages: tiles that are loaded ahead. kTiles: per block, at most.
+// With one element, strides and the dtype of the residual are arbitrary.
+template <class Dtype, int kWidth, int kElements, int kStages, int kTiles, int kBlocksAtOnce>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     fwd_tokens_kernel(const __grid_constant__ FwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
   using C = Chunk<Dtype, kElements>;
   using Word = typename Dtype::Word;
-  using Cursor = TileCursor<Dtype, kElements>;
-  using Marks = Beginnings<kPast, kElements, 0, kTiles>;
-  __shared__ typename Marks::Shared shared;
+  enum { kX, kY, kResidual, kTensors };
+  using Tiles = Strip<kPast, kElements, 0, kTiles, kStages, kTensors, false>;
+  __shared__ typename Tiles::Shared shared;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
     write_final(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  TokenPlace const at(args, args.tiles, kElements);
-  bool const adds = args.residual.data != nullptr;
-  Cursor from(args.x, args.tiles, at, 0), to(args.y, args.tiles, at, 0);
-  C before, chunks[kStages];
-  before.template load<true>(from.data_before(), at.tile > 0 && at.sees_next<kPast, kElements>());
-  auto load = [&](int stage, int number) {
-    chunks[stage].template load<true>(from.data(), number < at.count && from.tile < at.own_tiles);
-    from.advance();
+  TokenPlace const at(args, args.tiles);
+  // Starts of sequences for which a warp takes the careful path, each_token(). With states, all.
+  // Otherwise those that loads do not handle: loads of single elements leave out other sequences
+  // altogether; wider ones only where a sequence begins at a thread's first element.
+  uint32_t const careful = args.state.data != nullptr ? Tiles::kAny
+                           : kElements == 1           ? 0
+                                                      : Tiles::kAny - Tiles::kAtFirst;
+  bool const has_residual = args.residual.data != nullptr;
+  Tiles strip(shared, args, args.tiles, at, careful, has_residual,
+              {&args.x, &args.y, &args.residual});
+  int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
+  const Word* const x =
+      ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
+  Word* const y = ptx::held(static_cast<Word*>(args.y.data) + offset(args.y, 0, first, at.channel));
+  TokenChunk<Dtype, kPast, kElements> chunks[kStages];
+  uint32_t marks[kStages];
+  auto load = [&](int stage, int ahead) {
+    marks[stage] = strip.marks(ahead);
+    chunks[stage].template load<Tiles>(x + strip.offset(kX, ahead), args.x.strides[1],
+                                       marks[stage]);
   };
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) load(stage, stage);
-  ChannelFilter<kWidth> const filter(args, at.channel, at.exists());
-  Marks const beginnings(shared, args, args.tiles, at);
+  ChannelFilter<kWidth> const filter(args, at.channel, at.exists);
 
-  for (int first = 0; first < at.count; first += kStages) {
+  for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
-      int const number = first + stage;
-      if (number >= at.count) break;
-      bool const exists = to.tile < at.own_tiles;
-      C added{};
-      int64_t place = 0;  // of the residual
-      if (adds && exists) {
-        place = offset(args.residual, to.batch(), at.token(to.tile, kElements), at.channel);
-        if constexpr (kElements > 1) {
-          added.template load<true>(static_cast<const Word*>(args.residual.data) + place, 1);
-        }
-      }
-      float values[kPast + kElements], y[kElements];
-      take_before<kPast>(chunks[stage], before, at, values);
-      before = chunks[stage];
-      unpack_behind<kPast>(before, values);
-      load(stage, number + kStages);
+      int const number = done + stage;
+      uint32_t const near = marks[stage];
+      bool const exists = (near & Tiles::kNone) == 0, adds = (near & Tiles::kFlag) != 0;
+      float values[kPast + kElements], y_values[kElements];
+      chunks[stage].unpack(values);
+      load(stage, stage + kStages);
 
-      uint32_t const marks = beginnings(number, at);
-      if (__any_sync(0xffffffffu, marks)) {
-        each_token<kPast, kElements>(args, beginnings, exists ? marks : 0, to.batch(),
-                                     at.token(to.tile, kElements), at.channel, values,
+      if (__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0)) {
+        each_token<kPast, kElements>(args, strip, at, number, near, values,
                                      [&](int e, const float (&past)[kPast], float newest) {
-                                       y[e] = filter.convolved(past, newest);
+                                       y_values[e] = filter.convolved(past, newest);
                                      });
       } else {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) y[e] = filter.convolved(values + e, values[kPast + e]);
+        for (int e = 0; e < kElements; ++e) {
+          y_values[e] = filter.convolved(values + e, values[kPast + e]);
+        }
       }
-      activate(y, args.silu);
-      if (adds && exists) {
+      activate(y_values, args.silu);
+      if (adds) {
+        int64_t const place =
+            strip.offset(kResidual, stage) + offset(args.residual, 0, first, at.channel);
         float more[kElements];
         if constexpr (kElements > 1) {
+          C added;
+          added.template load<true>(static_cast<const Word*>(args.residual.data) + place, 1);
           added.unpack(more);
         } else {
           more[0] = causal_conv1d::load(args.residual, place);
         }
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) y[e] += more[e];
+        for (int e = 0; e < kElements; ++e) y_values[e] += more[e];
       }
       C chunk;
-      chunk.pack(y);
-      chunk.template store<true>(to.data(), exists);
-      to.advance();
+      chunk.pack(y_values);
+      chunk.template store<true>(y + strip.offset(kY, stage), exists);
     }
   }
 }

@@ -1,227 +1,260 @@
-// A thread's channel and its tokens, which lie beside each other, tile after tile.
+// Layout "bdt", tokens contiguous: a thread's channel, and its tokens in each tile of its block.
 #pragma once
 #include <cstdint>
 
 #include "causal_conv1d/sequences.cuh"
 #include "causal_conv1d/tiles.h"
 #include "core/chunk.cuh"
+#include "ptx/kept.cuh"
+#include "ptx/shared_pointer.cuh"
 
 namespace flashvar::causal_conv1d {
 
-// The same value, which the compiler does not find anew each time it is needed.
-__device__ __forceinline__ int32_t kept(int32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-// The tiles of a block, `count` of all of a channel's from `first` on, and a thread's place in
-// them.
+// A thread's channel, its lane in each tile, and the block's tiles of the channel: `count` tiles
+// from number `first` on, counted over the whole batch.
 struct TokenPlace {
   int32_t lane, lanes;
   int64_t chunk, channel;
-  int64_t first, batch;  // the tile's number, and the row's
-  int32_t tile;          // of the row
+  int64_t first;
   int32_t count;
-  int32_t own_tiles;  // those of a row in which the thread has tokens
+  bool exists;  // the channel
 
-  __device__ __forceinline__ TokenPlace(const Problem& problem, const TokenTiles& tiles,
-                                        int elements)
-      : lane(kept(threadIdx.x & (tiles.lanes() - 1))),
-        lanes(kept(tiles.lanes())),
+  __device__ __forceinline__ TokenPlace(const Problem& problem, const TokenTiles& tiles)
+      : lane(ptx::held(threadIdx.x & (tiles.lanes() - 1))),
+        lanes(tiles.lanes()),
         chunk(blockIdx.x / tiles.channel_blocks),
         channel(int64_t{blockIdx.x % tiles.channel_blocks} * (kThreads >> tiles.lanes_log2) +
                 (threadIdx.x >> tiles.lanes_log2)),
         first(chunk * tiles.tiles),
-        batch(first / tiles.of_row),
-        tile(static_cast<int32_t>(first - batch * tiles.of_row)),
         count(static_cast<int>(min(int64_t{tiles.tiles}, tiles.of_channel - first))),
-        own_tiles(0) {
-    if (channel >= problem.dim) return;
-    int64_t const of_last = problem.seqlen - int64_t{tiles.of_row - 1} * lanes * elements;
-    own_tiles = kept(lane * elements < of_last ? tiles.of_row : tiles.of_row - 1);
-  }
-
-  __device__ __forceinline__ bool exists() const { return own_tiles > 0; }
-  // Whether some of the thread's elements are among the last kPast of the tile.
-  template <int kPast, int kElements>
-  __device__ __forceinline__ bool sees_next() const {
-    return exists() && (lanes - lane - 1) * kElements < kPast;
-  }
-  __device__ __forceinline__ int64_t token(int32_t of_row, int elements) const {
-    return (int64_t{of_row} * lanes + lane) * elements;
-  }
+        exists(channel < problem.dim) {}
 };
 
-// A thread's elements of tiles, which follow each other forward or backward, from one of the batch
-// to the next. Threads of a block are in tiles of the same number.
-template <class Dtype, int kElements>
-class TileCursor {
-  using Word = typename Dtype::Word;
-
- public:
-  // At a tile of the block.
-  __device__ __forceinline__ TileCursor(const Tensor& tensor, const TokenTiles& tiles,
-                                        const TokenPlace& at, int32_t number)
-      : tile(static_cast<int32_t>(static_cast<uint32_t>(at.tile + number) % tiles.of_row)),
-        batch_(at.batch + static_cast<uint32_t>(at.tile + number) / tiles.of_row),
-        of_row_(tiles.of_row),
-        step_((kElements > 1 ? 1 : tensor.strides[1]) * (kElements << tiles.lanes_log2)),
-        turn_(tensor.strides[0] - tiles.of_row * step_),
-        data_(static_cast<Word*>(tensor.data) +
-              offset(tensor, batch_, at.token(tile, kElements), at.channel)) {}
-
-  int32_t tile;  // of the row
-
-  __device__ __forceinline__ int64_t batch() const { return batch_; }
-  __device__ __forceinline__ Word* data() const { return data_; }
-  __device__ __forceinline__ Word* data_before() const { return data_ - step_; }
-
-  __device__ __forceinline__ void advance() {
-    bool const turns = ++tile == of_row_;
-    data_ += step_ + (turns ? turn_ : 0);
-    tile = turns ? 0 : tile;
-    batch_ += turns;
-  }
-  __device__ __forceinline__ void retreat() {
-    bool const turns = --tile < 0;
-    data_ -= step_ + (turns ? turn_ : 0);
-    tile = turns ? of_row_ - 1 : tile;
-    batch_ -= turns;
-  }
-
- private:
-  int64_t batch_;
-  int32_t of_row_;
-  // To the next tile, and more from the last of a row to the first of the next.
-  int64_t step_, turn_;
-  Word* data_;
+// A batch entry, and the index of a tile in it.
+struct TileNumber {
+  int64_t batch;
+  int32_t tile;
 };
 
-// Near which of a tile's elements sequences begin, and what is behind the last: found once for a
-// block's tiles, whatever the channel. Bit i of a thread's is kPast - i places before its first
-// element; kAfter: of places behind its last one.
-template <int kPast, int kElements, int kAfter, int kTiles>
-class Beginnings {
-  static constexpr int kBits = kPast + kElements + kAfter;
-  static_assert(kBits <= 16);
+// A tile's batch entry, and its first token there.
+struct TilePlace {
+  int64_t batch, token;
+};
+
+// What is computed once for a block's tiles, for all channels: their offsets in kTensors tensors,
+// and marks of the elements near which sequences begin. Tiles are numbered in the order in which
+// threads process them, kAhead at a time; numbers past the last stand for tiles without elements.
+//
+// Bit i of a thread's marks: a sequence begins at the thread's element i - kPast; elements up to
+// kPast before its own and kAfter after them count. Bit 0 is unused. kNone alone: the thread has no
+// elements in the tile.
+template <int kPast, int kElements, int kAfter, int kTiles, int kAhead, int kTensors,
+          bool kBackward>
+class Strip {
+  static constexpr int kBits = kPast + kElements + kAfter, kNumbers = kTiles + kAhead;
+  static constexpr int kRow = 33;  // marks of a tile; the last one is for threads without a channel
+  static_assert(kBits <= 29 && kTiles % kAhead == 0);
 
  public:
+  static constexpr uint32_t kNone = 1u << 31;
+  static constexpr uint32_t kCareful = 1u << 30;  // a sequence begins at one of `careful`
+  static constexpr uint32_t kFlag = 1u << 29;     // the kernel's own, where the thread has elements
+  static constexpr uint32_t kAtFirst = 1u << kPast;                   // of the thread's elements
+  static constexpr uint32_t kBehindLast = 1u << (kPast + kElements);  // where kAfter > 0
+  static constexpr uint32_t kAny = (1u << kBits) - 2;
+
   struct Shared {
-    uint16_t marks[kTiles * 32];
+    TileNumber first;
+    int64_t index;  // of the sequence of the first token that is read
+    int64_t offsets[kTensors][kNumbers];
+    uint32_t marks[kNumbers * kRow];
   };
 
-  // All threads of the block call it.
-  __device__ __forceinline__ Beginnings(Shared& shared, const Problem& problem,
-                                        const TokenTiles& tiles, const TokenPlace& at)
-      : marks_(shared.marks), index_(0) {
-    if (is_packed(problem)) {
-      int64_t const row = int64_t{at.tile} * at.lanes * kElements - kPast;
-      index_ = find_together(problem, max(row, int64_t{0}));
+  // Called by all threads of the block. `careful`: marks that set kCareful. `flag`: value of kFlag.
+  __device__ __forceinline__ Strip(Shared& shared, const Problem& problem, const TokenTiles& tiles,
+                                   const TokenPlace& at, uint32_t careful, bool flag,
+                                   const Tensor* const (&tensors)[kTensors])
+      : marks_(shared.marks + (at.exists ? at.lane : kRow - 1)),
+        offsets_(&shared.offsets[0][0]),
+        shared_(shared),
+        tiles_(tiles),
+        at_(at),
+        careful_(careful) {
+    int64_t const batch = at.first / tiles.of_row;
+    TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.of_row)};
+    int64_t const begin = place(first, kBackward ? at.count - 1 : 0).token;
+    int const numbers = min(at.count + 2 * kAhead - 1, kNumbers);
+    for (int i = threadIdx.x; i < numbers * kRow; i += kThreads) {
+      int const number = i / kRow, lane = i % kRow;
+      int64_t const token = place(first, number).token + int64_t{lane} * kElements;
+      bool const exists = number < at.count && lane < at.lanes && token < problem.seqlen;
+      uint32_t const ends = mark(0, token) | mark(problem.seqlen, token);
+      shared.marks[i] = exists ? ends | (flag ? kFlag : 0) : kNone;
     }
-    for (int i = threadIdx.x; i < at.count << tiles.lanes_log2; i += kThreads) {
-      int32_t const tile = (at.tile + (i >> tiles.lanes_log2)) % tiles.of_row;
-      int64_t const token = (int64_t{tile} * at.lanes + (i & (at.lanes - 1))) * kElements;
-      marks_[i] = token < problem.seqlen ? find_marks(problem, token) : 0;
+    for (int number = threadIdx.x; number < numbers; number += kThreads) {
+      TilePlace const tile = place(first, min(number, at.count - 1));
+#pragma unroll
+      for (int i = 0; i < kTensors; ++i) {
+        shared.offsets[i][number] =
+            tile.batch * tensors[i]->strides[0] + tile.token * tensors[i]->strides[1];
+      }
     }
-    __syncthreads();  // the marks are there
+    int64_t index = 0;
+    if (is_packed(problem)) index = find_together(problem, max(begin - kPast, int64_t{0}));
+    if (threadIdx.x == 0) {
+      shared.first = first;
+      shared.index = index;
+    }
+    __syncthreads();  // offsets, marks of the ends of batch entries, first and index are written
+    if (!is_packed(problem)) return;
+    int64_t const end = begin + int64_t{at.count} * at.lanes * kElements;
+    for (int64_t i = index + 1 + threadIdx.x; i < problem.sequences; i += kThreads) {
+      int64_t const row = load(problem.cu_seqlens, i);
+      if (row >= end + kAfter) break;
+      mark_near(row, begin / kElements);
+    }
+    __syncthreads();  // all sequences are marked
   }
 
-  __device__ __forceinline__ uint32_t operator()(int tile, const TokenPlace& at) const {
-    return marks_[tile * at.lanes + at.lane];
+  // Of the tile `ahead` tiles after the thread's current one.
+  __device__ __forceinline__ uint32_t marks(int ahead) const { return marks_[ahead * kRow]; }
+  __device__ __forceinline__ int64_t offset(int tensor, int ahead) const {
+    return offsets_[tensor * kNumbers + ahead];
+  }
+  __device__ __forceinline__ void advance(int tiles) {
+    marks_.advance(tiles * kRow);
+    offsets_.advance(tiles);
+  }
+
+  __device__ __forceinline__ TilePlace place(int number) const {
+    return place(shared_.first, number);
+  }
+  // Place of the thread's first element.
+  __device__ __forceinline__ TilePlace thread_place(int number) const {
+    TilePlace const tile = place(number);
+    return {tile.batch, tile.token + at_.lane * kElements};
   }
 
   // The sequence of a token of the block's tiles.
   __device__ __forceinline__ Span span(const Problem& problem, int64_t batch, int64_t token) const {
     if (!is_packed(problem)) return {batch, batch, 0, problem.seqlen};
-    return find(problem, token, index_);
+    return find(problem, token, shared_.index);
   }
 
  private:
-  __device__ __forceinline__ uint16_t find_marks(const Problem& problem, int64_t token) const {
-    uint32_t marks = 0;
-    auto mark = [&](int64_t row) {
-      int64_t const bit = row - token + kPast;
-      if (0 < bit && bit < kBits) marks |= 1u << bit;
-    };
-    Span one = span(problem, 0, max(token - kPast, int64_t{0}));
-    mark(one.begin);
-    while (one.end < token + kElements + kAfter) {
-      mark(one.end);
-      if (one.end >= problem.seqlen) break;
-      one = span(problem, 0, one.end);
+  __device__ __forceinline__ TilePlace place(const TileNumber& first, int number) const {
+    // A 32-bit division.
+    uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
+    uint32_t const turns = tile / static_cast<uint32_t>(tiles_.of_row);
+    return {first.batch + turns, int64_t{tile - turns * tiles_.of_row} * (at_.lanes * kElements)};
+  }
+  // The mark of a sequence that begins at `row`, for the thread whose first element is `token`.
+  __device__ __forceinline__ uint32_t mark(int64_t row, int64_t token) const {
+    int64_t const bit = row - token + kPast;
+    if (bit <= 0 || bit >= kBits) return 0;
+    return 1u << bit | ((careful_ >> bit & 1) != 0 ? kCareful : 0);
+  }
+  // Marks the start of a sequence for all threads that read near it. `before`: number of chunks
+  // before the block's first.
+  __device__ __forceinline__ void mark_near(int64_t row, int64_t before) {
+    int64_t chunk = (max(row, int64_t{0}) + kPast - 1) / kElements;
+    for (; chunk >= before; --chunk) {
+      uint32_t const bits = mark(row, chunk * kElements);
+      if (bits == 0) return;
+      int64_t const place = chunk - before;
+      if (place >= int64_t{at_.count} * at_.lanes) continue;
+      auto const of_block = static_cast<int>(place) >> tiles_.lanes_log2;
+      int const number = kBackward ? at_.count - 1 - of_block : of_block;
+      uint32_t& marks = shared_.marks[number * kRow + (static_cast<int>(place) & (at_.lanes - 1))];
+      if ((marks & kNone) == 0) atomicOr(&marks, bits);
     }
-    return static_cast<uint16_t>(marks);
   }
 
-  uint16_t* marks_;
-  int64_t index_;  // of the sequence of the first token that is seen
+  ptx::SharedPointer<uint32_t> marks_;  // of the thread
+  ptx::SharedPointer<int64_t> offsets_;
+  Shared& shared_;
+  const TokenTiles& tiles_;
+  const TokenPlace& at_;
+  uint32_t careful_;
 };
 
-// The elements before a thread's own, which other lanes have: of this tile, or of the one before.
-template <int kPast, class Dtype, int kElements>
-__device__ __forceinline__ void take_before(const Chunk<Dtype, kElements>& own,
-                                            const Chunk<Dtype, kElements>& before,
-                                            const TokenPlace& at, float* values) {
-  if constexpr (kElements == 1) {
-    float mine[1], of_before[1];
-    own.unpack(mine);
-    before.unpack(of_before);
+// A thread's elements of a tile, and the kPast before them: 0 where those are of another sequence.
+template <class Dtype, int kPast, int kElements>
+class TokenChunk {
+  using Word = typename Dtype::Word;
+  static constexpr bool kSingle = kElements == 1;
+  // Those before are loaded with one access, rounded up to a size that an access can have; with
+  // single elements each is loaded by itself.
+  static constexpr int kPower = kPast == 3 ? 4 : kPast, kLeast = 4 / sizeof(Word);
+  static constexpr int kBefore = kSingle ? 1 : kPower > kLeast ? kPower : kLeast;
+
+ public:
+  // `stride`: of tokens, used with single elements. Strip: the type whose marks these are.
+  template <class Strip>
+  __device__ __forceinline__ void load(const Word* from, int64_t stride, uint32_t marks) {
+    bool const exists = (marks & Strip::kNone) == 0;
+    own_.template load<true>(from, exists);
+    if constexpr (kSingle) {
+      uint32_t near = Strip::kAtFirst;
 #pragma unroll
-    for (int back = 1; back <= kPast; ++back) {
-      float const sent = at.lane >= at.lanes - back ? of_before[0] : mine[0];
-      values[kPast - back] =
-          __shfl_sync(0xffffffffu, sent, (at.lane - back) & (at.lanes - 1), at.lanes);
+      for (int back = 1; back <= kPast; ++back) {
+        before_[kPast - back].template load<true>(from - back * stride,
+                                                  exists && (marks & near) == 0);
+        near |= near >> 1;
+      }
+    } else {
+      before_[0].template load<true>(from - kBefore,
+                                     (marks & (Strip::kNone | Strip::kAtFirst)) == 0);
     }
-  } else {
-    static_assert(kPast <= kElements);
-    constexpr int kBytes = sizeof(typename Dtype::Word);
-    constexpr int kWords = sizeof(own.words) / 4, kTaken = (kPast * kBytes + 3) / 4;
-    Chunk<Dtype, kElements> taken{};
-#pragma unroll
-    for (int w = kWords - kTaken; w < kWords; ++w) {
-      uint32_t const sent = at.lane == at.lanes - 1 ? before.words[w] : own.words[w];
-      taken.words[w] = __shfl_sync(0xffffffffu, sent, (at.lane - 1) & (at.lanes - 1), at.lanes);
-    }
-    float all[kElements];
-    taken.unpack(all);
-#pragma unroll
-    for (int k = 0; k < kPast; ++k) values[k] = all[kElements - kPast + k];
   }
-}
 
-// The thread's own elements, behind the kPast before them.
-template <int kPast, class Dtype, int kElements>
-__device__ __forceinline__ void unpack_behind(const Chunk<Dtype, kElements>& own,
-                                              float (&values)[kPast + kElements]) {
-  float all[kElements];
-  own.unpack(all);
+  // The elements before the thread's own, then its own.
+  __device__ __forceinline__ void unpack(float (&values)[kPast + kElements]) const {
+    float own[kElements], before[kBefore];
+    own_.unpack(own);
 #pragma unroll
-  for (int e = 0; e < kElements; ++e) values[kPast + e] = all[e];
-}
+    for (int k = 0; k < kPast; ++k) {
+      before_[kSingle ? k : 0].unpack(before);
+      values[k] = ptx::kept(before[kSingle ? 0 : kBefore - kPast + k]);
+    }
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) values[kPast + e] = ptx::kept(own[e]);
+  }
 
-// The values of elements behind a thread's own: of this tile, or of the one behind it, whose first
-// are in `behind`.
+ private:
+  Chunk<Dtype, kElements> own_;
+  Chunk<Dtype, kBefore> before_[kSingle ? kPast : 1];
+};
+
+// The values of the elements after a thread's own: from the next lane of this tile, or from the
+// next tile, whose first ones are in `behind`. `lane_behind`: the next lane, as an index in the
+// warp.
 template <int kPast, int kElements>
 __device__ __forceinline__ void take_behind(const float (&own)[kElements],
                                             const float (&behind)[kElements == 1 ? 1 : kPast],
-                                            const TokenPlace& at, float (&values)[kPast]) {
+                                            const TokenPlace& at, int lane_behind,
+                                            float (&values)[kPast]) {
 #pragma unroll
   for (int i = 0; i < kPast; ++i) {
-    int const place = kElements == 1 ? 0 : i, lanes = kElements == 1 ? i + 1 : 1;
-    float const sent = at.lane < lanes ? behind[place] : own[place];
-    values[i] = __shfl_sync(0xffffffffu, sent, (at.lane + lanes) & (at.lanes - 1), at.lanes);
+    if constexpr (kElements > 1) {
+      float const sent = at.lane == 0 ? behind[i] : own[i];
+      values[i] = __shfl_sync(0xffffffffu, sent, lane_behind);
+    } else {
+      float const sent = at.lane <= i ? behind[0] : own[0];
+      values[i] = __shfl_sync(0xffffffffu, sent, (at.lane + i + 1) & (at.lanes - 1), at.lanes);
+    }
   }
 }
 
-// Calls f(e, past, newest) for each element: what its sequence has, and before it what its state
-// has, or 0. `values` are those before a thread's own, and its own.
-template <int kPast, int kElements, class Marks, class F>
-__device__ __forceinline__ void each_token(const Problem& problem, const Marks& beginnings,
-                                           uint32_t marks, int64_t batch, int64_t token,
-                                           int64_t channel,
+// Calls f(e, past, newest) for each element, with past elements of its own sequence only: before
+// the sequence's start those of its state, or 0. `values`: the elements before the thread's own,
+// then its own.
+template <int kPast, int kElements, class Strip, class F>
+__device__ __forceinline__ void each_token(const Problem& problem, const Strip& strip,
+                                           const TokenPlace& at, int number, uint32_t marks,
                                            const float (&values)[kPast + kElements], F f) {
-  marks &= (1u << (kPast + kElements)) - 1;
-  // Where there are states, elements go from one beginning to the next; else all at once.
+  marks &= (1u << (kPast + kElements)) - 2;
+  // With states, elements are processed from one start to the next; otherwise all at once.
   bool const has_states = problem.state.data != nullptr;
   uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;
   float fresh[kPast] = {};
@@ -244,10 +277,11 @@ __device__ __forceinline__ void each_token(const Problem& problem, const Marks& 
     now = later & -later;
     later -= now;
     first = end;
-    int64_t const begin = token - kPast + __ffs(static_cast<int>(now)) - 1;
-    Span const span = beginnings.span(problem, batch, begin);
+    TilePlace const place = strip.thread_place(number);
+    int64_t const begin = place.token - kPast + __ffs(static_cast<int>(now)) - 1;
+    Span const span = strip.span(problem, place.batch, begin);
 #pragma unroll
-    for (int k = 0; k < kPast; ++k) fresh[k] = before(problem, span, channel, kPast - k);
+    for (int k = 0; k < kPast; ++k) fresh[k] = before(problem, span, at.channel, kPast - k);
   }
 }
 
