@@ -11,14 +11,15 @@ namespace flashvar::merge_states {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kTileRows = 256;     // rows of a block, at most
-inline constexpr int kWindow = 2048;      // weights that a block keeps: of its rows and some parts
-inline constexpr int kRowsAtOnce = 4;     // rows that a thread of the forward has in flight
+inline constexpr int kGrownRows = 128;    // rows that a tile of fewer may grow to
+inline constexpr int kWindow = 2048;      // weights that a block keeps: its rows times some parts
+inline constexpr int kRowsAtOnce = 2;     // rows that a thread of the forward has in flight
 inline constexpr int kBwdRowsAtOnce = 2;  // of the backward, which keeps more of each
 inline constexpr int kPartsAtOnce = 2;    // parts of each of these rows
-inline constexpr int kLsesPerLane = 4;    // at least, before another lane finds the sum of a row
-inline constexpr int kPartsPerGroup = 8;  // at least, before another group shares a row
+inline constexpr int kLsesPerLane = 4;    // before more lanes share the sum of a row
+inline constexpr int kPartsPerGroup = 8;  // before more groups share a row
 inline constexpr int kMaxGroups = 8;      // groups that share the parts of a row
-inline constexpr int64_t kBlocks = 1024;  // wanted before tiles grow: some of a multiprocessor
+inline constexpr int64_t kBlocks = 1024;  // at least, after tiles grow: several per SM
 
 // Elements from row to row: rows are [outer, middle, inner], the batch outermost.
 struct RowStrides {
@@ -45,9 +46,10 @@ struct PartRows {
   }
 };
 
-// How a block shares its rows: `lanes` threads at a row, as many rows at a time as that makes, and
-// the parts of each row dealt out to `groups` groups of threads. Lanes and groups are powers of two
-// and depend on head_dim and parts alone, so a row's bits do not depend on the other rows.
+// How a block's threads share its rows. `lanes` threads read the columns of a row; `groups` groups
+// of threads share its parts; the block processes as many rows at a time as that leaves threads
+// for. Lanes and groups are powers of two and depend on head_dim and parts alone, so a row's bits
+// do not depend on the other rows.
 struct Split {
   int32_t lanes_log2;  // at most 5: the lanes of a row are of one warp
   int32_t groups_log2;
@@ -97,8 +99,8 @@ struct BwdArgs : Args<Word> {
   }
 };
 
-// 4 KiB is what every driver takes.
 static_assert(kThreads <= kTileRows);  // row_step()
+// 4 KiB of arguments is what every driver takes.
 static_assert(sizeof(FwdArgs<float>) <= 4096 && sizeof(BwdArgs<float>) <= 4096);
 
 // Makes arguments of a problem. Rows are counted in the order in which `written` has them in
@@ -146,8 +148,8 @@ class ArgsMaker {
     }
   }
 
-  // `elements`: of a chunk. Tiles are as large as still leaves a block for everyone, and no larger
-  // than lets one window hold all weights.
+  // `elements`: of a chunk. Tiles grow while the call has kBlocks of them, and while one window
+  // holds the weights of all parts.
   Split split(int elements) const {
     Split split{};
     while (split.lanes_log2 < 5 && elements << split.lanes_log2 < problem_.head_dim) {
@@ -158,7 +160,7 @@ class ArgsMaker {
       ++split.groups_log2;
     }
     split.tile_rows = split.row_step();
-    while (2 * split.tile_rows <= kTileRows && 2 * split.tile_rows * problem_.parts <= kWindow &&
+    while (2 * split.tile_rows <= kGrownRows && 2 * split.tile_rows * problem_.parts <= kWindow &&
            problem_.rows() / (2 * split.tile_rows) >= kBlocks) {
       split.tile_rows *= 2;
     }

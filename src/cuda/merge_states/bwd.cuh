@@ -22,38 +22,44 @@ struct Weight {
   __device__ __forceinline__ float times(float value) const { return counts ? share * value : 0.f; }
 };
 
-// Sum of the products over the lanes of a row, in each of them.
+// Sum of the products.
 template <int kElements>
-__device__ __forceinline__ float dot(const float (&a)[kElements], const float (&b)[kElements],
-                                     int lanes) {
+__device__ __forceinline__ float dot(const float (&a)[kElements], const float (&b)[kElements]) {
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) sum = fmaf(a[i], b[i], sum);
-  for (int step = 1; step < lanes; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   return sum;
 }
 
-// Computes grad_lses in place from the c_i.
+// Computes grad_lses from the c_i: `products` [part][row] if one window holds all parts, otherwise
+// what is stored in grad_lses itself. `grad_lse`: of each row.
 template <class Args, int kTensors>
 __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kTensors>& tile,
-                                                 int rows) {
+                                                 int rows, const float* products,
+                                                 const float* grad_lse) {
+  bool const one_window = args.parts <= args.split.window();
   tile.each_row(args.split, [&](int wanted, int lane, int lanes) {
     int const row = min(wanted, rows - 1);
     float const base = tile.base[row], scale = tile.scale[row];
     float* const slots = args.grad_lses + tile.lse_place[row];
     auto weight_of = [&](int part) {
-      return Weight(exp_from(args.lses.part(part)[tile.lse_offset[row]], base), scale);
+      return Weight(one_window ? tile.weights[part * args.split.tile_rows + row]
+                               : exp_from(args.lses.part(part)[tile.lse_offset[row]], base),
+                    scale);
+    };
+    auto product_of = [&](int part) {
+      return one_window ? products[part * args.split.tile_rows + row]
+                        : slots[part * args.row_count];
     };
     float delta = 0.f;
     for (int part = lane; part < args.parts; part += lanes) {
-      delta = fmaf(weight_of(part).share, slots[part * args.row_count], delta);
+      delta = fmaf(weight_of(part).share, product_of(part), delta);
     }
     delta = tile.combine(delta, lanes, [](float a, float b) { return a + b; });
     if (wanted >= rows) return;
-    float const grad_lse = args.grad_lse == nullptr ? 0.f : args.grad_lse[tile.lse_place[row]];
     for (int part = lane; part < args.parts; part += lanes) {
-      float* const slot = slots + part * args.row_count;
-      *slot = weight_of(part).times(*slot - delta + grad_lse);
+      slots[part * args.row_count] =
+          weight_of(part).times(product_of(part) - delta + grad_lse[row]);
     }
   });
 }
@@ -64,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   using C = Chunk<Dtype>;
   enum { kOuts, kGradOut, kGradOuts, kTensors };
   __shared__ Tile<kTensors> tile;
+  __shared__ float products[kWindow], grad_lse[kTileRows];
   ptx::griddepcontrol_launch_dependents();
   Split const split = args.split;
   Place const at(split);
@@ -74,7 +81,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   tile.find_rows(args, {&args.outs.strides, &args.grad_out.strides, &args.grad_outs.strides});
   bool const one_window = args.parts <= split.window();
-  if (one_window) tile.weigh(args, 0);
+  if (one_window && !tile.weighs_rows(args)) tile.weigh(args, 0);
+  // Loaded here, used at the end: no thread waits for it.
+  bool const has_grad_lse =
+      of_lses && args.grad_lse != nullptr && static_cast<int>(threadIdx.x) < rows;
+  float const own_grad_lse = has_grad_lse ? args.grad_lse[tile.lse_place[threadIdx.x]] : 0.f;
 
   for (int first_row = 0; first_row < rows; first_row += kBwdRowsAtOnce * split.row_step()) {
     auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
@@ -105,29 +116,56 @@ __global__ void __launch_bounds__(kThreads, 2)
               chunks[p][r].template load<kAligned>(from + offset, wanted ? count_of(r) : 0);
             }
           }
+          if (of_lses) {
+            float sums[kPartsAtOnce][kBwdRowsAtOnce];
+#pragma unroll
+            for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+              float grads[C::kElements], values[C::kElements];
+              grad_out[r].unpack(grads);
+#pragma unroll
+              for (int p = 0; p < kPartsAtOnce; ++p) {
+                chunks[p][r].unpack(values);
+                sums[p][r] = dot(grads, values);
+              }
+            }
+            for (int lanes = 1; lanes < split.lanes(); lanes *= 2) {
+#pragma unroll
+              for (int p = 0; p < kPartsAtOnce; ++p) {
+#pragma unroll
+                for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+                  sums[p][r] += __shfl_xor_sync(0xffffffffu, sums[p][r], lanes);
+                }
+              }
+            }
+            if (at.lane == 0) {
+#pragma unroll
+              for (int p = 0; p < kPartsAtOnce; ++p) {
+#pragma unroll
+                for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+                  int const row = row_of(r), part = part_of(p);
+                  if (part >= end || row >= rows) continue;
+                  int const place = part * split.tile_rows + row;
+                  float* const slot =
+                      one_window
+                          ? products + place
+                          : args.grad_lses + (first + part) * args.row_count + tile.lse_place[row];
+                  *slot =
+                      (start == 0 ? 0.f : *slot) + (tile.weights[place] != 0.f ? sums[p][r] : 0.f);
+                }
+              }
+            }
+          }
 #pragma unroll
           for (int p = 0; p < kPartsAtOnce; ++p) {
-            bool const exists = part_of(p) < end;
-            int const part = min(part_of(p), end - 1);
-            bool const writes = exists && args.writes(first + part);
-            auto* const to = writes ? args.grad_of(first + part) + column : nullptr;
+            int const part = part_of(p);
+            if (part >= end || !args.writes(first + part)) continue;
+            auto* const to = args.grad_of(first + part) + column;
 #pragma unroll
             for (int r = 0; r < kBwdRowsAtOnce; ++r) {
               int const row = min(row_of(r), rows - 1);
               Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
               float grads[C::kElements];
               grad_out[r].unpack(grads);
-              if (of_lses) {
-                float values[C::kElements];
-                chunks[p][r].unpack(values);
-                float const product = dot(grads, values, split.lanes());
-                if (at.lane == 0 && exists && row_of(r) < rows) {
-                  float* const slot =
-                      args.grad_lses + (first + part) * args.row_count + tile.lse_place[row];
-                  *slot = (start == 0 ? 0.f : *slot) + (weight.counts ? product : 0.f);
-                }
-              }
-              if (!writes) continue;
 #pragma unroll
               for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
               C chunk;
@@ -140,8 +178,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   if (!of_lses) return;
-  __syncthreads();  // all threads have written their c_i
-  finish_grad_lses(args, tile, rows);
+  if (static_cast<int>(threadIdx.x) < rows) grad_lse[threadIdx.x] = own_grad_lse;
+  __syncthreads();  // all threads have written their c_i, and grad_lse of their row
+  finish_grad_lses(args, tile, rows, products, grad_lse);
 }
 
 }  // namespace flashvar::merge_states

@@ -41,7 +41,7 @@ __device__ __forceinline__ void write_lse(const Args& args, const Tile<kTensors>
 }
 
 template <class Dtype, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
     fwd_kernel(const __grid_constant__ FwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
   enum { kOuts, kOut, kTensors };
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
   tile.find_rows(args, {&args.outs.strides, &args.out.strides});
   write_lse(args, tile);
   bool const one_window = args.parts <= split.window();
-  if (one_window) tile.weigh(args, 0);
+  if (one_window && !tile.weighs_rows(args)) tile.weigh(args, 0);
 
   for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce * split.row_step()) {
     auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };

@@ -66,7 +66,19 @@ struct Tile {
     return value;
   }
 
-  // Computes everything but the weights. Rows past the last repeat the last. Called by all threads.
+  // Whether the lanes of a row can keep the lses of all parts in registers.
+  template <class Args>
+  static __device__ __forceinline__ bool lanes_keep_parts(const Args& args) {
+    return args.parts <= kLsesPerLane << args.split.sum_lanes_log2;
+  }
+  // Whether find_rows() computes the weights too.
+  template <class Args>
+  static __device__ __forceinline__ bool weighs_rows(const Args& args) {
+    return lanes_keep_parts(args) && args.parts <= args.split.window();
+  }
+
+  // Computes everything but the weights, or, if weighs_rows(), the weights as well. Rows past the
+  // last repeat the last. Called by all threads.
   template <class Args>
   __device__ __forceinline__ void find_rows(const Args& args,
                                             const RowStrides* const (&strides)[kTensors]) {
@@ -82,15 +94,39 @@ struct Tile {
         return outer * by.outer + middle * by.middle + inner * by.inner;
       };
       int64_t const of_lse = offset_by(args.lses.strides);
-      float max = -infinity();
-      for (int part = lane; part < args.parts; part += lanes) {
-        max = ptx::max_nan(max, args.lses.part(part)[of_lse]);
-      }
-      max = combine(max, lanes, [](float a, float b) { return ptx::max_nan(a, b); });
-      max = max == -infinity() ? 0.f : max;
-      float total = 0.f;
-      for (int part = lane; part < args.parts; part += lanes) {
-        total += exp_from(args.lses.part(part)[of_lse], max);
+      float max = -infinity(), total = 0.f;
+      auto find_max = [&] {
+        max = combine(max, lanes, [](float a, float b) { return ptx::max_nan(a, b); });
+        max = max == -infinity() ? 0.f : max;
+      };
+      if (lanes_keep_parts(args)) {
+        float found[kLsesPerLane];
+#pragma unroll
+        for (int i = 0; i < kLsesPerLane; ++i) {
+          int const part = lane + i * lanes;
+          found[i] = part < args.parts ? args.lses.part(part)[of_lse] : -infinity();
+        }
+#pragma unroll
+        for (int i = 0; i < kLsesPerLane; ++i) max = ptx::max_nan(max, found[i]);
+        find_max();
+#pragma unroll
+        for (int i = 0; i < kLsesPerLane; ++i) {
+          int const part = lane + i * lanes;
+          if (part >= args.parts) continue;
+          float const weight = exp_from(found[i], max);
+          total += weight;
+          if (weighs_rows(args) && row < args.split.tile_rows) {
+            weights[part * args.split.tile_rows + row] = weight;
+          }
+        }
+      } else {
+        for (int part = lane; part < args.parts; part += lanes) {
+          max = ptx::max_nan(max, args.lses.part(part)[of_lse]);
+        }
+        find_max();
+        for (int part = lane; part < args.parts; part += lanes) {
+          total += exp_from(args.lses.part(part)[of_lse], max);
+        }
       }
       total = combine(total, lanes, [](float a, float b) { return a + b; });
       if (lane != 0 || row >= args.split.tile_rows) return;
@@ -102,7 +138,7 @@ struct Tile {
 #pragma unroll
       for (int i = 0; i < kTensors; ++i) offset[i][row] = offset_by(*strides[i]);
     });
-    __syncthreads();  // all threads have written their rows
+    __syncthreads();  // all threads have written their rows, and their weights if weighs_rows()
   }
 
   // Fills the window with the weights of the parts from `first` on.
