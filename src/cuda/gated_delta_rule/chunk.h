@@ -25,15 +25,19 @@ namespace flashvar::gated_delta_rule {
 inline constexpr int kChunk = 64;
 inline constexpr float kMostGrowth = 32.f;
 
-// Matrices are 64 x 64 elements of 16 bits, swizzled as by SWIZZLE_128B (rows of 128 bytes): copied
-// into shared memory as they are, they are operands of ldmatrix or wgmma.
+// Matrices are lower triangular: of 64 x 64 elements of 16 bits three quarters are stored, laid out
+// and swizzled as in triangle.cuh. Copied into shared memory as they are, they are operands of
+// ldmatrix or wgmma.
+inline constexpr int kTriangleElements = kChunk * kChunk * 3 / 4;
+inline constexpr int kTriangleBytes = 2 * kTriangleElements;
 struct ChunkRecord {
-  uint16_t update[kChunk * kChunk];  // (T o D) diag(beta), fp16; used up to kMostGrowth only
-  uint16_t scores[kChunk * kChunk];  // P, in the dtype of q
+  uint16_t update[kTriangleElements];  // (T o D) diag(beta), fp16; used up to kMostGrowth only
+  uint16_t scores[kTriangleElements];  // P, in the dtype of q
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
   float unused[kChunk - 2];
 };
-static_assert(sizeof(ChunkRecord) == 17 * 1024);
+// A multiple of 1 KiB, so that every part of every record is aligned for bulk copies (16 bytes).
+static_assert(sizeof(ChunkRecord) == 13 * 1024);
 
 }  // namespace flashvar::gated_delta_rule

@@ -28,7 +28,7 @@ __device__ __forceinline__ float from_bits(const Gate& gate, uint32_t bits) {
 // log(1 + exp(x)); x itself where they are equal in fp32.
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
-// Offset of a chunk's first value in a gate tensor, given its batch index, row and head.
+// Coordinates in gate tensors: batch index, row (of a token, or of a chunk's first), and head.
 struct GatePlace {
   int64_t batch, row, head;
 

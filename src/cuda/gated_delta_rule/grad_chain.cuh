@@ -18,6 +18,7 @@ inline constexpr int kChainColumns = 64;
 using Vectors = VectorOffsets<GradRecord>;
 inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRecord, a);
 inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
+static_assert(offsetof(GradRecord, a) % 16 == 0 && kChainVectorBytes % 16 == 0, "bulk copies");
 
 using Square = SmemLayout<kChunk, kChunk>;
 
@@ -104,7 +105,7 @@ __device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&un
 template <int kThreads>
 __device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record) {
   const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
-  for (int i = static_cast<int>(threadIdx.x); i < kSquareBytes / 16; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTriangleBytes / 16; i += kThreads) {
     uint4 const words = low[i];
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
                  "r"(words.y), "r"(words.z), "r"(words.w)
@@ -119,19 +120,19 @@ __device__ __forceinline__ void finish_solve(float (&d)[32], const float (&produ
   for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
 }
 
-// Stores a value and its low part to column `token` of two images, in row 16 warp + g + 8 half. One
-// lane of the quad stores.
+// Stores x, rounded, and its low part to column `token` of two images, in row 16 warp + g + 8 half.
+// One lane of the quad stores.
 template <class Dtype>
-__device__ __forceinline__ void put_element(unsigned char* image, int token, int half, float high,
+__device__ __forceinline__ void put_element(unsigned char* image, int token, int half, float x,
                                             unsigned char* image_low) {
   Lane const lane(ptx::thread_index());
   if (lane.t != 0) return;
   int const row = 16 * lane.warp + lane.g + 8 * half;
   uint32_t const offset = Square::chunk_offset(row, token / 8) + token % 8 * 2;
-  auto const word = static_cast<uint16_t>(Dtype::pack(high, 0.f));
+  auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
   *reinterpret_cast<uint16_t*>(image + offset) = word;
   *reinterpret_cast<uint16_t*>(image_low + offset) =
-      static_cast<uint16_t>(Dtype::pack(high - Dtype::unpack(word), 0.f));
+      static_cast<uint16_t>(Dtype::pack(x - Dtype::unpack(word), 0.f));
 }
 
 // Stores a value of dV to a tile [token][column] in shared memory, and its low part to the

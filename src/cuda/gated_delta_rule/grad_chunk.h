@@ -26,17 +26,17 @@ inline constexpr float kLargestInverse = 16384.f;
 
 // Matrices are swizzled as in ChunkRecord.
 struct GradRecord {
-  uint16_t inverse[kChunk * kChunk];  // X o D, in fp16
-  uint16_t scores[kChunk * kChunk];   // P, in the dtype of q
+  uint16_t inverse[kTriangleElements];  // X o D, in fp16
+  uint16_t scores[kTriangleElements];   // P, in the dtype of q
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
   float unused[kChunk - 2];
   float beta[kChunk];  // 0 beyond the sequence
   float sums[kChunk];  // G / ln 2
   float norm_q[kChunk], norm_k[kChunk];
-  uint16_t inverse_low[kChunk * kChunk];  // low part of X o D; careful chunks only
+  uint16_t inverse_low[kTriangleElements];  // low part of X o D; careful chunks only
 };
-static_assert(sizeof(GradRecord) == 26 * 1024);
+static_assert(sizeof(GradRecord) == 20 * 1024);
 
 // Bytes of a 64 x 64 matrix. An image is an operand in the workspace as it lies in shared memory:
 // in column blocks, swizzled as by SWIZZLE_128B.

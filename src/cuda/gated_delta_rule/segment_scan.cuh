@@ -37,12 +37,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   __shared__ float2 sums[Config::kParts][kColumns][kPairs];
   // Also in blocks without work: the next grid waits for this grid only, so this one must not be
   // complete before the preceding one is.
-  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();  // pass 1 is complete
   const FwdProblem& problem = args.problem;
   auto const work =
       SegmentWork::before_boundary(problem, args.segments, args.column_tiles, kColumns);
   if (!work.exists || work.before >= 0) return;
-  // Boundaries of the sequence. The first one's state is there.
+  // Boundaries of the sequence. The state at the first one is known: pass 1 has stored it.
   int32_t const boundaries = (problem.rows.span(work.sequence).count - 1) / args.segments.rows;
   if (boundaries == 1) return;
 
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   transition += transitions.sequence_stride;
 #pragma unroll
   for (int i = 0; i < kPart; ++i) load_transition(i);
-  // And of the state, when the parts are added, two elements of this column.
+  // When the parts are added up, the thread has two elements of this column of the state.
   int32_t const column = work.column + part;
   bool const exists = column < problem.head_dim_v;
   float* to = place(states, column);

@@ -14,8 +14,8 @@ struct SegmentWork : Work {
   bool exists;            // false: a surplus block, which exits
   int32_t before, after;  // boundaries at the segment's ends; -1: an end of the sequence
 
-  // Pass 3, in which the grid's rows are the segments that end at a boundary, then the last segment
-  // of each sequence.
+  // Pass 3 of all segments, in which the grid's rows are the segments that end at a boundary, then
+  // the last segment of each sequence.
   static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
                                                            const Segments& segments,
                                                            uint32_t boundaries, uint32_t tiles,
@@ -28,20 +28,33 @@ struct SegmentWork : Work {
     return {problem, segments, place, {sequence, row}, columns};
   }
 
-  // Pass 1, in which the grid's rows are the segments that end at a boundary.
+  // The grid's rows are sequences: the first segment of each, or all of one that is not divided.
+  static __device__ __forceinline__ SegmentWork of_first(const FwdProblem& problem,
+                                                         const Segments& segments, uint32_t tiles,
+                                                         int columns) {
+    BlockPlace const place(problem, tiles);
+    return {problem, segments, place, {place.row, 0}, columns};
+  }
+
+  // Pass 1, in which the grid's rows are the segments that end at a boundary. `block`: index among
+  // the blocks of pass 1.
   static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
                                                                 const Segments& segments,
-                                                                uint32_t tiles, int columns) {
-    BlockPlace const place(problem, tiles);
-    auto const first = [&](uint32_t sequence) {
-      return static_cast<uint32_t>(segments.first_boundary(problem.rows, sequence));
-    };
-    uint32_t const sequence =
-        Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
-    int64_t const row = (int64_t{place.row} - first(sequence)) * segments.rows;
-    SegmentWork work{problem, segments, place, uniform({sequence, static_cast<int32_t>(row)}),
-                     columns};
+                                                                uint32_t tiles, int columns,
+                                                                uint32_t block = blockIdx.x) {
+    SegmentWork work =
+        at_boundary(problem, segments, BlockPlace(problem, tiles, block), columns, 0);
     work.exists = work.after >= 0;  // grids are sized for the most boundaries there may be
+    return work;
+  }
+
+  // Pass 3 without first segments, in which the grid's rows are the segments that start at a
+  // boundary.
+  static __device__ __forceinline__ SegmentWork after_boundary(const FwdProblem& problem,
+                                                               const Segments& segments,
+                                                               uint32_t tiles, int columns) {
+    SegmentWork work = at_boundary(problem, segments, BlockPlace(problem, tiles), columns, 1);
+    work.exists = work.span.count > 0;
     return work;
   }
 
@@ -50,6 +63,23 @@ struct SegmentWork : Work {
   // derives from them in uniform registers.
   static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {
     return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
+  }
+
+  // The segment that ends at the boundary of the grid's row, or, with `behind` 1, the one that
+  // starts there. It is empty if it would start beyond the end of the sequence.
+  static __device__ __forceinline__ SegmentWork at_boundary(const FwdProblem& problem,
+                                                            const Segments& segments,
+                                                            const BlockPlace& place, int columns,
+                                                            int behind) {
+    auto const first = [&](uint32_t sequence) {
+      return static_cast<uint32_t>(segments.first_boundary(problem.rows, sequence));
+    };
+    uint32_t const sequence =
+        Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
+    int64_t const row = (int64_t{place.row} - first(sequence) + behind) * segments.rows;
+    int64_t const end = problem.rows.span(sequence).count;
+    return {problem, segments, place,
+            uniform({sequence, static_cast<int32_t>(row < end ? row : end)}), columns};
   }
 
   __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,
@@ -72,14 +102,16 @@ struct SegmentWork : Work {
 struct InnerWork : SegmentWork {
   bool is_transition;  // columns are those of K
 
+  // `first`: whether the states after first segments are among the work.
   __device__ __forceinline__ InnerWork(const FwdProblem& problem, const Segments& segments,
-                                       uint32_t tiles, int columns)
-      : SegmentWork(before_boundary(problem, segments, tiles, columns)) {
+                                       uint32_t tiles, int columns, bool first,
+                                       uint32_t block = blockIdx.x)
+      : SegmentWork(before_boundary(problem, segments, tiles, columns, block)) {
     int32_t const of_values = (problem.head_dim_v + columns - 1) / columns * columns;
     is_transition = column >= of_values;
-    if (!is_transition) return;
-    column -= of_values;
-    exists = exists && before >= 0;  // the first segment needs no transition
+    if (is_transition) column -= of_values;
+    // The first segment, whose state is known, needs no transition.
+    exists = exists && (before >= 0 || (first && !is_transition));
   }
 
   // Columns of V to load: none for a transition, which takes V = 0.
@@ -143,6 +175,17 @@ __device__ __forceinline__ void store_final_state(const FwdProblem& problem,
   if (work.after >= 0 || problem.final_state.data == nullptr) return;
   each_of_state<kDim>(problem, problem.final_state, work, column,
                       [&](int i, float* to) { *to = state[i]; });
+}
+
+// Stores the state after a first segment, if another segment follows.
+template <int kDim>
+__device__ __forceinline__ void store_state_after(const FwdProblem& problem,
+                                                  const SegmentStates& between,
+                                                  const SegmentWork& work, int32_t column,
+                                                  const float (&state)[kDim / 2]) {
+  if (work.after < 0) return;
+  each_between<kDim>(between.states, work.after, work.head, column, problem.head_dim_v,
+                     [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
 }
 
 // Pass 1: initialises a segment's state, or its transition (the identity).

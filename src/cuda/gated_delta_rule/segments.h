@@ -8,6 +8,8 @@
 //      known, the state after it instead.
 //   2. the states at the boundaries between segments, in order: S' = M S + b
 //   3. the forward, with each segment as a chain of its own that starts from its state
+// On 9.0 pass 1 computes the output of first segments as well, in blocks of a second kind, and pass
+// 3 has the other segments only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -45,12 +47,14 @@ struct ChainCosts {
   int64_t state;         // a chunk of 128 columns of V or of a transition, without the output
   int64_t scan;          // a boundary of 8 columns of V
   int64_t start;         // per block: launch, first loads, loads and stores of states
+  bool first_once;       // pass 1 computes the output of first segments, and pass 3 omits them
 };
 
 // Estimated time of the chains of `sequences` sequences of `chunks` chunks, in `count` segments
 // each: the sum over the waves of blocks. With n segments of c chunks and one tile of columns, pass
 // 3 is n blocks of c chunks; pass 1 is 2 n - 3 blocks of c chunks, as the first segment has no
-// transition and the last one takes no part; pass 2 is n - 2 boundaries.
+// transition and the last one takes no part; pass 2 is n - 2 boundaries. With first_once, pass 3
+// has one block less, and the first segment's block of pass 1 takes as long as one of pass 3.
 inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
@@ -59,21 +63,27 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
   auto const time = [&](int64_t blocks, int64_t of_block) {
     return tiles(blocks, costs.multiprocessors) * (costs.start + of_block);
   };
-  // Pass 3.
-  int64_t const narrow = chains * count * tiles(v, 64), wide = chains * count * tiles(v, 128);
+  bool const first_once = costs.first_once && count > 1;
+  int64_t const last_pass = chains * (first_once ? count - 1 : count);
+  int64_t const narrow = last_pass * tiles(v, 64), wide = last_pass * tiles(v, 128);
   int64_t const cost = narrow <= costs.multiprocessors ? time(narrow, length * costs.narrow)
                                                        : time(wide, length * costs.wide);
   if (count == 1) return cost;
-  int64_t const inner = (count - 2) * tiles(problem.head_dim, 128) + (count - 1) * tiles(v, 128);
-  return cost + time(chains * inner, length * costs.state) +
+  int64_t const first = tiles(v, first_once ? 64 : 128);
+  int64_t const inner = (count - 2) * (tiles(problem.head_dim, 128) + tiles(v, 128));
+  int64_t const of_chunk = first_once ? std::max(costs.narrow, costs.state) : costs.state;
+  return cost + time(chains * (first + inner), length * of_chunk) +
          time(chains * tiles(v, 8), (count - 2) * costs.scan);
 }
 
 // The division with the least estimated time. It depends on the call's sizes alone, so that equal
 // calls have equal results. Packed sequences are estimated as one sequence of all rows: where they
-// are in fact shorter than a segment, passes 1 and 2 have no work.
+// are in fact shorter than a segment, the passes have less work or none. With kMany or more pairs
+// of a sequence and a head per multiprocessor none is divided: it is rare that one of so many has
+// most of the rows.
 inline Segments choose_segments(const Problem& problem, const ChainCosts& costs) {
-  constexpr int64_t kLeastChunks = 8, kMostSegments = 64;
+  constexpr int64_t kLeastChunks = 8, kMostSegments = 64, kMany = 8;
+  if (problem.sequences * problem.heads >= kMany * costs.multiprocessors) return {0};
   bool const packed = problem.rows.offsets != nullptr;
   int64_t const sequences = packed ? 1 : problem.sequences;
   int64_t const chunks =

@@ -34,8 +34,8 @@ struct UpdateConfig {
   static constexpr int kDim = kDim_;  // the most rows of a state: a power of two
   // Consecutive rows that a lane has in one run.
   static constexpr int kRun = kKFirst ? States::kElements : 8;
-  // Most lanes along K. With fewer of them more lie along V, for 128 contiguous bytes, where a
-  // lane's registers hold the rows.
+  // Most lanes along K. The fewer, the more lie along V, where adjacent lanes then load up to 128
+  // contiguous bytes; but each lane has more rows, which its registers must hold.
   static constexpr int kMostLanes = kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
                                                 : (!kKFirst && States::kElements == 4 ? 4 : 8);
   static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
@@ -48,6 +48,8 @@ struct UpdateConfig {
   // others compute or store.
   static constexpr int kWarps = 4;
   static constexpr int kBlocks = kRows * kColumns > 64 ? 2 : 4;
+  static_assert(kRun % 4 == 0 && kColumns % 4 == 0, "rows and columns are read four at a time");
+  static_assert(kWarps * kWarpColumns % 32 == 0, "a warp loads v in whole steps");
 };
 
 struct UpdateArgs {

@@ -80,8 +80,8 @@ struct BwdLaunch {
       error = Rows::launch(problem, workspace, device, stream);
     }
     if (error == cudaSuccess && slots > 0) {
-      constexpr int kWarps = kGatesThreads / 32;
-      LaunchShape const shape{(slots * problem.heads + kWarps - 1) / kWarps, kGatesThreads, 0};
+      int64_t const groups = (problem.heads + kGatesHeads - 1) / kGatesHeads;
+      LaunchShape const shape{slots * groups, kGatesThreads, 0, Target::kArchitecture >= 90};
       error =
           launch_kernel<gates_kernel<Target>>(GatesArgs{problem, workspace}, shape, device, stream);
     }

@@ -8,9 +8,11 @@
 // 99 KB of shared memory of compute capability 8.6.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "gated_delta_rule/chain.cuh"
 #include "gated_delta_rule/segment_work.cuh"
+#include "gated_delta_rule/triangle.cuh"
 #include "sm80/gemm.cuh"
 #include "sm80/pipeline.cuh"
 
@@ -35,23 +37,24 @@ struct FwdConfig {
   static constexpr int kColumns = 64;
   static constexpr int kThreads = 128;
   using Tile = SmemLayout<kChunk, kDim>;      // K and Q
-  using Square = SmemLayout<kChunk, kChunk>;  // the record's matrices, V
+  using Square = SmemLayout<kChunk, kChunk>;  // V
   static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
 
   // A stage: K, update, V, vectors.
   static constexpr int kUpdate = Tile::kBytes;
-  static constexpr int kV = kUpdate + Square::kBytes;
+  static constexpr int kV = kUpdate + Triangle::kBytes;
   static constexpr int kVectors = kV + Square::kBytes;
   static constexpr int kStageBytes = kVectors + kVectorBytes;
   // After the two stages: Q, scores.
   static constexpr int kQ = 2 * kStageBytes;
   static constexpr int kScores = kQ + Tile::kBytes;
-  static constexpr int kSharedMemory = kOutput ? kScores + Square::kBytes : kQ;
+  static constexpr int kSharedMemory = kOutput ? kScores + Triangle::kBytes : kQ;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
 // d = a B or, with kAdd, d += a B, with operand A in registers. B is a tile in shared memory whose
-// columns are k, or with kTransposed whose rows are.
+// columns are k, or with kTransposed whose rows are. Blocks of a Triangle that are above the
+// diagonal are skipped.
 template <class Dtype, class Layout, bool kTransposed, bool kAdd, int kSteps, int kElements>
 __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
                                                    const uint32_t (&a)[kSteps][4], uint32_t tile) {
@@ -65,6 +68,8 @@ __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
   for (int kk = 0; kk < kSteps; ++kk) {
 #pragma unroll
     for (int n = 0; n < kElements / 4; n += 2) {
+      if (std::is_same<Layout, Triangle>::value && (kTransposed ? n / 2 > kk : n / 2 < kk))
+        continue;
       uint32_t b[4];
       if constexpr (kTransposed) {
         ptx::ldmatrix_x4_trans(b, Layout::advance(lane, n) + kk * 16 * Layout::kRowBytes);
@@ -157,7 +162,6 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
                                               float (&state)[Config::kDim / 2]) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
-  using Square = typename Config::Square;
   using Offsets = VectorOffsets<ChunkRecord>;
   constexpr int kDim = Config::kDim;
   constexpr bool kOutput = Config::kOutput;
@@ -191,7 +195,8 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     float undo[2];
     ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
     pack_scaled(packed, known, undo);
-    multiply_registers<dtype::fp16, Square, false, false>(update, packed, tiles + Config::kUpdate);
+    multiply_registers<dtype::fp16, Triangle, false, false>(update, packed,
+                                                            tiles + Config::kUpdate);
     scale_rows(update, undo);
     pack<Dtype>(packed, update);
     TokenFactors(vectors + Offsets::b).scale(update);
@@ -203,8 +208,8 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     if constexpr (kOutput) {
       multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
       TokenFactors(vectors + Offsets::c).scale(out);
-      multiply_registers<Dtype, Square, false, true>(out, packed,
-                                                     ptx::smem_address(shared + Config::kScores));
+      multiply_registers<Dtype, Triangle, false, true>(out, packed,
+                                                       ptx::smem_address(shared + Config::kScores));
     }
     float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
@@ -249,7 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kDim = Config::kDim;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
-  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns);
+  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns, true);
   if (!work.exists) return;
   FwdLoads<Config> const loads{args, work, work.values(problem), shared};
   loads.start_state(0, shared);

@@ -40,7 +40,7 @@ struct FwdLaunch {
  private:
   // Measured on 9.0, used for every architecture: only their ratios matter. A block has 64 columns,
   // so that 128 take two blocks.
-  static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 3000, 10000};
+  static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 3000, 10000, false};
 
   static uint64_t record_bytes(const FwdProblem& problem) {
     return record_count(problem) * sizeof(ChunkRecord);

@@ -47,12 +47,12 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   float product[32], undo[2];
   uint32_t packed[4][4];
   start_solve(packed, undo, d, beta);
-  multiply_registers<dtype::fp16, Square, kTransposed, false>(product, packed, matrix);
+  multiply_registers<dtype::fp16, Triangle, kTransposed, false>(product, packed, matrix);
   if (careful) {
     __syncthreads();  // all warps have read the high part
     copy_inverse_low<kChainThreads>(matrix, record);
     __syncthreads();  // the low part is written
-    multiply_registers<dtype::fp16, Square, kTransposed, true>(product, packed, matrix);
+    multiply_registers<dtype::fp16, Triangle, kTransposed, true>(product, packed, matrix);
   }
   finish_solve(d, product, undo);
 }

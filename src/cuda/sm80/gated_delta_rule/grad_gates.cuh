@@ -1,5 +1,5 @@
-// The last kernels of the backward: gradients of beta and of the gates, a chunk of a head per warp;
-// then the sums over chunks for a_log and dt_bias.
+// The last kernels of the backward: gradients of beta and of the gates; then the sums over chunks
+// for a_log and dt_bias.
 #pragma once
 #include <cstdint>
 
@@ -84,64 +84,98 @@ struct GatesArgs {
   GradWorkspace workspace;
 };
 
-inline constexpr int kGatesThreads = 128;
+// A warp computes a head's gradients, from sums that are contiguous by tokens. Gates are contiguous
+// by heads: through shared memory, a thread then has the same token of the head beside that of the
+// next thread.
+inline constexpr int kGatesThreads = 256, kGatesHeads = kGatesThreads / 32;
 
-// Each warp takes a chunk of a head. Grid: chunks of all sequences x heads, four per block. A
-// template, so that every source of a library may define it.
+struct GateGrads {
+  static constexpr int kRow = kChunk + 4;  // no bank conflicts when read by heads
+  float beta[kGatesHeads][kRow], gate[kGatesHeads][kRow];
+  float a_log[kGatesThreads / 32][kGatesHeads], dt_bias[kGatesThreads / 32][kGatesHeads];
+};
+
+// Gradients of two tokens' beta and gates, per lane of a head's warp.
+__device__ __forceinline__ void find_gate_grads(const FwdProblem& problem, const GradRecord& rows,
+                                                const GateSums& found, float (&of_beta)[2],
+                                                float (&of_gates)[2]) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  float of_sums[2], kept[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int const token = 2 * lane + i;
+    float const column = found.columns[token], beta = rows.beta[token];
+    float const of_state = rows.b[token] * found.kept[token];
+    of_beta[i] = of_state + column;
+    if (problem.beta_sigmoid) of_beta[i] *= beta * (1.f - beta / problem.beta_scale);
+    kept[i] = beta * of_state;
+    of_sums[i] = found.gates[token] - beta * column - kept[i];
+  }
+  // A gate also scales what the state and the tokens before it contribute to the next state.
+  float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
+  float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
+  of_gates[0] = behind + of_sums[1] + of_sums[0];
+  of_gates[1] = behind + of_sums[1];
+}
+
+// Grid: chunks of all sequences x groups of kGatesHeads heads. A template, so that every source of
+// a library may define it.
 template <class Target>
 __global__ void __launch_bounds__(kGatesThreads)
     gates_kernel(const __grid_constant__ GatesArgs args) {
+  __shared__ GateGrads grads;
   const BwdProblem& problem = args.problem;
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  int64_t const record = int64_t{blockIdx.x} * (kGatesThreads / 32) + threadIdx.x / 32;
-  auto const slot = static_cast<uint32_t>(record / problem.heads);
-  if (slot >= problem.rows.tiles(problem.sequences, kChunk)) return;
+  int const thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  uint32_t const groups = (problem.heads + kGatesHeads - 1) / kGatesHeads;
+  uint32_t const slot = blockIdx.x / groups;
+  int32_t const first_head = static_cast<int32_t>(blockIdx.x % groups) * kGatesHeads;
+  int64_t const first_record = int64_t{slot} * problem.heads + first_head;
+  int32_t const heads = min(problem.heads - first_head, kGatesHeads);
   TileCoordinate const chunk = problem.rows.find(slot, problem.sequences, kChunk);
   Span const span = problem.rows.span(chunk.batch);
-  int32_t const count = span.count - chunk.first;
-  int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
+  int32_t const count = min(span.count - chunk.first, kChunk);  // none in a surplus chunk
+  ptx::griddepcontrol_wait();                                   // all sums of rows are written
+
+  if (warp < heads && count > 0) {
+    float of_beta[2], of_gates[2];
+    find_gate_grads(problem, args.workspace.records[first_record + warp],
+                    args.workspace.sums[first_record + warp], of_beta, of_gates);
+    *reinterpret_cast<float2*>(&grads.beta[warp][2 * lane]) = {of_beta[0], of_beta[1]};
+    *reinterpret_cast<float2*>(&grads.gate[warp][2 * lane]) = {of_gates[0], of_gates[1]};
+  }
+  __syncthreads();  // the gradients of all heads are written
+  int32_t const head = thread % kGatesHeads;
   float sum_a_log = 0.f, sum_dt_bias = 0.f;
-  if (count > 0) {  // else a surplus chunk
-    const GradRecord& rows = args.workspace.records[record];
-    const GateSums& found = args.workspace.sums[record];
-    float of_sums[2], kept[2], of_beta[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int const token = 2 * lane + i;
-      float const column = found.columns[token], beta = rows.beta[token];
-      float const of_state = rows.b[token] * found.kept[token];
-      of_beta[i] = of_state + column;
-      kept[i] = beta * of_state;
-      of_sums[i] = found.gates[token] - beta * column - kept[i];
-    }
-    // A gate also scales what the state and the tokens before it contribute to the next state.
-    float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
-    float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
-    float const of_gates[2] = {behind + of_sums[1] + of_sums[0], behind + of_sums[1]};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int const token = 2 * lane + i;
-      if (token >= count) break;
-      GatePlace const place{batch, int64_t{span.first} + chunk.first + token,
-                            record - int64_t{slot} * problem.heads};
-      float beta_grad = of_beta[i];
-      if (problem.beta_sigmoid) {
-        beta_grad *= rows.beta[token] * (1.f - rows.beta[token] / problem.beta_scale);
-      }
-      store(problem.grad_beta, place, beta_grad);
-      if (problem.g.data == nullptr) continue;
-      RawGate const raw = gate_backward(problem, place, of_gates[i]);
-      if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
-      sum_a_log += raw.a_log;
-      sum_dt_bias += raw.g;
-    }
+  for (int32_t token = thread / kGatesHeads; head < heads && token < count;
+       token += kGatesThreads / kGatesHeads) {
+    GatePlace const place{problem.rows.offsets == nullptr ? chunk.batch : 0,
+                          int64_t{span.first} + chunk.first + token, first_head + head};
+    store(problem.grad_beta, place, grads.beta[head][token]);
+    if (problem.g.data == nullptr) continue;
+    RawGate const raw = gate_backward(problem, place, grads.gate[head][token]);
+    if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
+    sum_a_log += raw.a_log;
+    sum_dt_bias += raw.g;
   }
-  sum_a_log = warp_sum(sum_a_log);
-  sum_dt_bias = warp_sum(sum_dt_bias);
-  if (lane == 0) {
-    args.workspace.grad_a_log[record] = sum_a_log;
-    args.workspace.grad_dt_bias[record] = sum_dt_bias;
+#pragma unroll
+  for (int step = kGatesHeads; step < 32; step *= 2) {
+    sum_a_log += __shfl_xor_sync(0xffffffffu, sum_a_log, step);
+    sum_dt_bias += __shfl_xor_sync(0xffffffffu, sum_dt_bias, step);
   }
+  if (lane < kGatesHeads) {
+    grads.a_log[warp][lane] = sum_a_log;
+    grads.dt_bias[warp][lane] = sum_dt_bias;
+  }
+  __syncthreads();  // the sums of all warps are written
+  if (thread >= heads) return;
+  sum_a_log = sum_dt_bias = 0.f;
+#pragma unroll
+  for (int i = 0; i < kGatesThreads / 32; ++i) {
+    sum_a_log += grads.a_log[i][thread];
+    sum_dt_bias += grads.dt_bias[i][thread];
+  }
+  args.workspace.grad_a_log[first_record + thread] = sum_a_log;
+  args.workspace.grad_dt_bias[first_record + thread] = sum_dt_bias;
 }
 
 struct GateSumsArgs {

@@ -19,8 +19,8 @@ struct ReverseConfig {
 
   // A stage: K, X o D, P, dOut, vectors.
   static constexpr int kInverse = Tile::kBytes;
-  static constexpr int kScores = kInverse + kSquareBytes;
-  static constexpr int kGradOut = kScores + kSquareBytes;
+  static constexpr int kScores = kInverse + Triangle::kBytes;
+  static constexpr int kGradOut = kScores + Triangle::kBytes;
   static constexpr int kVectors = kGradOut + kSquareBytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
   // After the two stages: Q.
@@ -64,7 +64,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
       TilePlace const place(problem, work, workspace.tiles, row);
       const GradRecord& record = workspace.records[place.record];
       uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kInverse, record.inverse, 2 * kSquareBytes);
+      copy_async(to + Config::kInverse, record.inverse, 2 * Triangle::kBytes);
       copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
     }
     ptx::cp_async_commit();
@@ -118,7 +118,7 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     TokenFactors(vectors + Vectors::b).scale(d);
     uint32_t packed_out[4][4], packed[4][4];
     load_transposed(packed_out, tile_out);
-    multiply_registers<Dtype, Square, true, true>(d, packed_out, tiles + Config::kScores);
+    multiply_registers<Dtype, Triangle, true, true>(d, packed_out, tiles + Config::kScores);
     solve<true>(d, workspace.records[place.record], tiles + Config::kInverse, vectors + kVectorBeta,
                 growth > kCarefulGrowth);
     TokenFactors(vectors + kVectorBeta).scale(d);

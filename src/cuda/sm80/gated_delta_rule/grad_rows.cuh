@@ -318,6 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     reinterpret_cast<uint32_t*>(shared + Config::kArgs)[i] =
         reinterpret_cast<const uint32_t*>(&args)[i];
   }
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // rows_kernel is complete, and with it the chains
   for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {
     uint32_t const mine = first + warp * gridDim.x;

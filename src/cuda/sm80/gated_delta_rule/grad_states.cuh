@@ -15,7 +15,7 @@ struct StatesConfig {
 
   // A stage: K, X o D, V, vectors.
   static constexpr int kInverse = Tile::kBytes;
-  static constexpr int kV = kInverse + kSquareBytes;
+  static constexpr int kV = kInverse + Triangle::kBytes;
   static constexpr int kVectors = kV + kSquareBytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
   static constexpr int kSharedMemory = 2 * kStageBytes;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
       TilePlace const place(problem, work, workspace.tiles, row);
       const GradRecord& record = workspace.records[place.record];
       uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kInverse, record.inverse, kSquareBytes);
+      copy_async(to + Config::kInverse, record.inverse, Triangle::kBytes);
       copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
     }
     ptx::cp_async_commit();

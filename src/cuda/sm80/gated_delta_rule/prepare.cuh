@@ -146,7 +146,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
-    copy_rows(scores + 8 * m * kChunk, scratch + 1024 * half, m + 1);
+    copy_triangle_rows(scores, scratch + 1024 * half, m, m + 1);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/quad.cuh"
 #include "gated_delta_rule/chunk.h"
+#include "gated_delta_rule/triangle.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
@@ -22,17 +23,6 @@ __device__ __forceinline__ unsigned char* place_of(unsigned char* tiles, const L
 __device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, int n,
                                          uint32_t word) {
   *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
-}
-
-// Copies eight rows of a matrix, with zeros from column 8 * chunks on.
-__device__ __forceinline__ void copy_rows(uint16_t* to, const unsigned char* from, int chunks) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int i = lane; i < 64; i += 32) {
-    uint4 words{};
-    if ((i % 8 ^ i / 8) < chunks) words = reinterpret_cast<const uint4*>(from)[i];
-    reinterpret_cast<uint4*>(to)[i] = words;
-  }
 }
 
 // Computes the first matrix of a head's record in the warp's shared memory. kLow: its low part
@@ -86,7 +76,7 @@ class SolutionWriter {
     __syncwarp();  // all lanes have written the matrix
 #pragma unroll
     for (int m = 0; m < kChunk / 8; ++m) {
-      copy_rows(to + 8 * m * kChunk, matrix + 1024 * m, m / 2 * 2 + 2);
+      copy_triangle_rows(to, matrix + 1024 * m, m, m / 2 * 2 + 2);
     }
     __syncwarp();  // all lanes have read the matrix; its memory may be reused
     if (largest > Of::kLargest) growth = __float_as_uint(infinity());

@@ -6,9 +6,11 @@
 #include <cstdint>
 
 #include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/triangle.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
@@ -74,6 +76,32 @@ __device__ __forceinline__ void store_operand(uint32_t to, const uint32_t (&a)[k
   for (int step = 0; step < kSteps; ++step) {
     ptx::stmatrix_x4((first ^ (step % 4 * 32)) + step / 4 * kRowBlockBytes, a[step]);
   }
+}
+
+// d = A M^T, or with kTransposed d = A M; with kAdd, d += instead. A is in registers, M a Triangle
+// in shared memory. Each half of 32 columns of d skips the k-steps where M is 0. Issues one wgmma
+// group.
+template <class Dtype, bool kTransposed, bool kAdd>
+__device__ __forceinline__ void gemm_triangle(float (&d)[32], const uint32_t (&a)[4][4],
+                                              uint32_t matrix) {
+  uint64_t const base = ptx::wgmma_descriptor_64b(matrix);
+  ptx::wgmma_fence_operand(d);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const first = kTransposed ? 2 * half : 0, last = kTransposed ? 3 : 2 * half + 1;
+#pragma unroll
+    for (int kk = first; kk <= last; ++kk) {
+      // The step's rows of M, in the half's columns; or its columns, in the half's rows.
+      int const bytes = half * Triangle::kColBlockBytes +
+                        (kTransposed ? kk * 16 * Triangle::kRowBytes
+                                     : kk / 2 * Triangle::kColBlockBytes + kk % 2 * 32);
+      ptx::Wgmma<Dtype, 32>::template rs<kTransposed>(reinterpret_cast<float (&)[16]>(d[16 * half]),
+                                                      a[kk], ptx::wgmma_advance(base, bytes),
+                                                      kAdd || kk > first);
+    }
+  }
+  ptx::wgmma_commit();
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

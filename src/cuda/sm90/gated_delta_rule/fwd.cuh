@@ -20,8 +20,8 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// Named barrier of the output warpgroup: all of its warps' GEMMs have read the scores.
-inline constexpr uint32_t kScoresRead = 1;
+// Named barrier of the output warpgroup: all of its warps' GEMMs have read Q.
+inline constexpr uint32_t kQueriesRead = 1;
 
 // Stores a chunk's rows of out, 64 columns at a time, staged through `tile`. Each warp has 16 rows
 // of out and uses the same 16 rows of the tile.
@@ -70,21 +70,21 @@ template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
                                           const Work& work) {
   using Dtype = typename Config::Dtype;
-  using Rows = KMajor<Config::kColBlockBytes>;     // Q and P
+  using Rows = KMajor<Config::kColBlockBytes>;     // Q
   using Columns = KMajor<Config::kRowBlockBytes>;  // the state and the updates, [V] first
   using Offsets = VectorOffsets<ChunkRecord>;
   PipelineState<Config::kOutStages> stage;
-  PipelineState<1> given;
-  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), given.advance()) {
+  PipelineState<1> passed;  // what the state warpgroups pass: smem.state() and smem.updates()
+  for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), passed.advance()) {
     uint32_t const tiles = smem.out_stage(stage.stage());
     uint32_t const vectors = tiles + Config::kOutVectors;
     Handover const operands = smem.of_out(stage.stage());
-    ptx::mbarrier_wait(operands.full, stage.phase());      // Q and the record are loaded
-    ptx::mbarrier_wait(smem.state().full, given.phase());  // the state before the chunk is stored
+    ptx::mbarrier_wait(operands.full, stage.phase());       // Q and the record are loaded
+    ptx::mbarrier_wait(smem.state().full, passed.phase());  // the state before the chunk is stored
     // Of a chunk that is computed token by token the state warpgroups write out.
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       warp_arrive(smem.state().empty());
-      ptx::mbarrier_wait(smem.updates().full, given.phase());  // the state warpgroups have read Q
+      ptx::mbarrier_wait(smem.updates().full, passed.phase());  // the state warpgroups have read Q
       warp_arrive(smem.updates().empty());
       warp_arrive(operands.empty());
       continue;
@@ -99,14 +99,14 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state().empty());
     scale_rows(out, factors);
-    ptx::mbarrier_wait(smem.updates().full, given.phase());  // the chunk's updates are stored
-    gemm_ss<Dtype, Config::kColumns, 4, true>(out, Rows(tiles + Config::kScores),
+    ptx::mbarrier_wait(smem.updates().full, passed.phase());  // the chunk's updates are stored
+    gemm_ss<Dtype, Config::kColumns, 4, true>(out, ScoresTile(tiles + Config::kScores),
                                               Columns(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates().empty());
-    ptx::named_barrier_sync(kScoresRead, 128);  // out is staged where the scores were
-    store_out<Config>(args.problem, work, out, tiles + Config::kScores, row);
+    ptx::named_barrier_sync(kQueriesRead, 128);  // out is staged where Q was
+    store_out<Config>(args.problem, work, out, tiles, row);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
     warp_arrive(operands.empty());
   }
@@ -128,7 +128,7 @@ template <class Config>
 __device__ __forceinline__ void advance_by_tokens(
     const FwdProblem& problem, const FwdSmem<Config>& smem, const Work& work, uint32_t tiles,
     uint32_t tile_v, const PipelineState<Config::kOutStages>& out_stage,
-    const PipelineState<1>& given, int32_t row, int32_t column, float (&state)[Config::kDim / 2]) {
+    const PipelineState<1>& passed, int32_t row, int32_t column, float (&state)[Config::kDim / 2]) {
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
   if constexpr (Config::kOutput) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void advance_by_tokens(
                                 tile_v, row);
     copy_out(problem, problem.out, work, tile_v, row, column);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
-    ptx::mbarrier_wait(smem.updates().empty(), given.phase() ^ 1);  // the last have been read
+    ptx::mbarrier_wait(smem.updates().empty(), passed.phase() ^ 1);  // the last have been read
     warp_arrive(smem.updates().full);
   } else {
     step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
@@ -154,16 +154,16 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
   constexpr bool kOutput = Config::kOutput;
-  using Rows = KMajor<Config::kColBlockBytes>;      // K and update, columns are k
+  using Rows = KMajor<Config::kColBlockBytes>;      // K, columns are k
   using Columns = MnMajor<Config::kColBlockBytes>;  // K, rows (tokens) are k
   using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
 
   PipelineState<Config::kStateStages> stage;
   PipelineState<Config::kOutStages> out_stage;
-  PipelineState<1> given;
+  PipelineState<1> passed;
   for (int32_t row = 0; row < work.span.count;
-       row += kChunk, stage.advance(), out_stage.advance(), given.advance()) {
+       row += kChunk, stage.advance(), out_stage.advance(), passed.advance()) {
     uint32_t const tiles = smem.state_stage(stage.stage());
     uint32_t const tile_v = tiles + Config::kV + warpgroup * Config::kColBlockBytes;
     uint32_t const vectors = tiles + Config::kStateVectors;
@@ -171,12 +171,12 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     if constexpr (kOutput) {
-      pass_operand<Config>(smem.state(), given.phase(), smem.base + Config::kState, packed_state,
+      pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, packed_state,
                            warpgroup);
     }
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
-      advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, given, row, column, state);
+      advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, passed, row, column, state);
       warp_arrive(operands.empty());
       continue;
     }
@@ -190,7 +190,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     float undo[2];
     values.template subtract<Dtype>(known, a);
     pack_scaled(packed, known, undo);
-    gemm_rs<dtype::fp16, 64, 4, Rows, false>(update, packed, Rows(tiles + Config::kUpdate));
+    gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kUpdate);
     // While the GEMM runs, all of whose instructions are issued: decay of the state.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     if constexpr (kOutput) {
       // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);
-      pass_operand<Config>(smem.updates(), given.phase(), smem.base + Config::kUpdates, packed,
+      pass_operand<Config>(smem.updates(), passed.phase(), smem.base + Config::kUpdates, packed,
                            warpgroup);
     }
     ptx::wgmma_wait<0>();
@@ -218,26 +218,27 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   }
 }
 
-// Grid, on one axis: segments (SegmentWork::of_segment) x heads x column tiles of V.
+// Computes the output of a segment, and the state after it. Called by all threads of the block.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    fwd_kernel(const __grid_constant__ FwdArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared[];
+__device__ __forceinline__ void follow_segment(const FwdArgs& args, const SegmentWork& work,
+                                               unsigned char* shared) {
   FwdSmem<Config> const smem{smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
   const FwdProblem& problem = args.problem;
-  auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
-                                            args.column_tiles, Config::kColumns);
-  if (!work.exists) return;
   LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
-  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
+  for (uint32_t i = 0; i < Config::kOutStages; ++i) {
+    ScoresTile::zero(smem.out_stage(i) + Config::kScores);
+  }
+  // After the barrier mbarriers are initialised; column blocks that are never loaded, and what P
+  // has above the diagonal, are zeroed.
+  __syncthreads();
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<24>();
-    FwdLoads<Config> const loads{args, work, ClippedRows(args.problem, work), blocks};
+    ptx::setmaxnreg_dec<Config::kLoadRegisters>();
+    FwdLoads<Config> const loads{args, work, ClippedRows(problem, work), blocks};
     if (threadIdx.x < 64 && ptx::elect_one()) {
       ptx::griddepcontrol_wait();  // prepare and pass 2 are complete
       threadIdx.x < 32 ? load_for_state(loads, smem) : load_for_out(loads, smem);
@@ -252,8 +253,25 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     float state[Config::kDim / 2];
     load_first_state<Config::kDim>(problem, args.between, work, column, state);
     advance_state(args, smem, work, mine, column, state);
+    if (!args.after) store_state_after<Config::kDim>(problem, args.between, work, column, state);
     store_final_state<Config::kDim>(problem, work, column, state);
   }
+}
+
+// Grid, on one axis: segments x heads x column tiles of V. The segments are those that start at a
+// boundary (args.after), or the first of each sequence.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    fwd_kernel(const __grid_constant__ FwdArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdProblem& problem = args.problem;
+  SegmentWork const work =
+      args.after
+          ? SegmentWork::after_boundary(problem, args.segments, args.column_tiles, Config::kColumns)
+          : SegmentWork::of_first(problem, args.segments, args.column_tiles, Config::kColumns);
+  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
+  // complete before the preceding one is.
+  work.exists ? follow_segment<Config>(args, work, shared) : ptx::griddepcontrol_wait();
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

@@ -24,6 +24,10 @@ struct FwdLaunch {
   using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;
   using SegmentConfig = FwdConfig<Target, Dtype, kDim, 2, false>;
   using Scan = ScanConfig<kDim>;
+  static constexpr int kSegmentThreads = SegmentConfig::kThreads;
+  static constexpr int kSegmentMemory = SegmentConfig::kSharedMemory > Config<1>::kSharedMemory
+                                            ? SegmentConfig::kSharedMemory
+                                            : Config<1>::kSharedMemory;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
@@ -39,14 +43,14 @@ struct FwdLaunch {
              chain.make("fwd_kernel, few heads", Config<1>::kThreads, Config<1>::kSharedMemory,
                         kChunk, Config<1>::kColumns),
              prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk),
-             segment.make("segment_kernel", SegmentConfig::kThreads, SegmentConfig::kSharedMemory,
-                          kChunk, SegmentConfig::kColumns),
+             segment.make("segment_kernel", kSegmentThreads, kSegmentMemory, kChunk,
+                          SegmentConfig::kColumns),
              scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
   }
 
  private:
-  // Measured on an H200.
-  static constexpr ChainCosts kCosts{132, 1350, 2050, 1310, 2500, 6000};
+  // In the order of ChainCosts' members; times measured on an H200, which has 132 SMs.
+  static constexpr ChainCosts kCosts{132, 1350, 2050, 1310, 2500, 6000, true};
 
   static uint64_t record_bytes(const FwdProblem& problem) {
     return sm80::gated_delta_rule::record_count(problem) * sizeof(ChunkRecord);
@@ -57,7 +61,6 @@ struct FwdLaunch {
     args.problem = problem;
     args.records = static_cast<const ChunkRecord*>(problem.workspace);
     args.segments = choose_segments(problem, kCosts);
-    args.boundaries = static_cast<uint32_t>(args.segments.boundaries(problem));
     args.between = {problem, args.segments, kDim,
                     static_cast<char*>(problem.workspace) + record_bytes(problem)};
     return args;
@@ -76,9 +79,12 @@ struct FwdLaunch {
     }
     FwdArgs args = make_args(problem);
     if (error == cudaSuccess) error = encode_maps(args);
-    if (error == cudaSuccess) error = launch_segments(args, device, stream);
     if (error != cudaSuccess) return error;
-    int64_t const chains = (args.boundaries + problem.sequences) * problem.heads;
+    int64_t const boundaries = args.segments.boundaries(problem);
+    if (boundaries > 0) error = launch_segments(args, boundaries, device, stream);
+    if (error != cudaSuccess) return error;
+    args.after = boundaries > 0;
+    int64_t const chains = (args.after ? boundaries : problem.sequences) * problem.heads;
     return chains * tiles<Config<1>>(problem.head_dim_v) <= multiprocessors
                ? launch_chains<Config<1>>(args, chains, device, stream)
                : launch_chains<Config<2>>(args, chains, device, stream);
@@ -97,16 +103,20 @@ struct FwdLaunch {
   }
 
   // Passes 1 and 2. Pass 1 may start while prepare writes the last records (PDL).
-  static cudaError_t launch_segments(FwdArgs& args, int device, cudaStream_t stream) {
+  static cudaError_t launch_segments(FwdArgs& args, int64_t boundaries, int device,
+                                     cudaStream_t stream) {
     const FwdProblem& problem = args.problem;
-    int64_t const chains = int64_t{args.boundaries} * problem.heads;
-    if (chains == 0) return cudaSuccess;
-    args.column_tiles =
+    int64_t const chains = boundaries * problem.heads;
+    args.column_tiles = tiles<Config<1>>(problem.head_dim_v);
+    args.inner_tiles =
         tiles<SegmentConfig>(problem.head_dim_v) + tiles<SegmentConfig>(problem.head_dim);
-    LaunchShape const shape{chains * args.column_tiles, SegmentConfig::kThreads,
-                            SegmentConfig::kSharedMemory, true};
+    int64_t const first_blocks = problem.sequences * problem.heads * args.column_tiles;
+    if (first_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    args.first_blocks = static_cast<uint32_t>(first_blocks);
+    LaunchShape const shape{first_blocks + chains * args.inner_tiles, kSegmentThreads,
+                            kSegmentMemory, true};
     cudaError_t const error =
-        launch_kernel<segment_kernel<SegmentConfig>>(args, shape, device, stream);
+        launch_kernel<segment_kernel<Config<1>, SegmentConfig>>(args, shape, device, stream);
     if (error != cudaSuccess) return error;
     ScanArgs const scan{problem, args.segments, args.between, tiles<Scan>(problem.head_dim_v)};
     LaunchShape const of_scan{chains * scan.column_tiles, Scan::kThreads, 0, true};

@@ -19,10 +19,33 @@ struct FwdArgs {
   FwdProblem problem;
   CUtensorMap q, k, v;         // clipped at the end of a sequence
   const ChunkRecord* records;  // [chunk][head]
-  int32_t column_tiles;        // of V; pass 1: and of transitions
+  int32_t column_tiles;        // of V
   Segments segments;
-  uint32_t boundaries;
   SegmentStates between;
+  bool after;  // fwd_kernel: segments that start at a boundary, not first segments
+  // Pass 1: blocks of first segments; column tiles, of V and of transitions, of segments between
+  // others.
+  uint32_t first_blocks;
+  int32_t inner_tiles;
+};
+
+// P in shared memory as operand A, whose rows are tokens and whose columns are k. It is a Triangle,
+// with zeros in place of the rest of columns 32 to 63 between its two column blocks.
+struct ScoresTile {
+  static constexpr int kZeros = kChunk * Triangle::kRowBytes;
+  static constexpr int kLast = kZeros + Triangle::kColBlockBytes;
+  static constexpr int kBytes = kLast + Triangle::kColBlockBytes;
+  uint64_t base;
+
+  explicit __device__ __forceinline__ ScoresTile(uint32_t smem)
+      : base(ptx::wgmma_descriptor_64b(smem)) {}
+  __device__ __forceinline__ uint64_t step(int kk) const {
+    return ptx::wgmma_advance(base, kk / 2 * kZeros + kk % 2 * 32);
+  }
+  // Called by all threads, before the first loads.
+  static __device__ __forceinline__ void zero(uint32_t smem) {
+    zero_shared(smem + kZeros, kLast - kZeros);
+  }
 };
 
 // kWarpgroups: state warpgroups, each of 64 columns of V. kOutput: false for pass 1 of segments.
@@ -35,23 +58,25 @@ struct FwdConfig {
   static constexpr int kColumns = 64 * kWarpgroups;
   // One warpgroup that loads, one for the output, those of the state.
   static constexpr int kThreads = 128 * (kWarpgroups + (kOutput ? 2 : 1));
+  // setmaxnreg split, in registers per thread: 24 + 104 + 2 * 192 = 4 * 128, those at kernel entry;
+  // with three warpgroups 24 + 2 * 240 = 3 * 168, of which an output warpgroup leaves some unused.
+  static constexpr int kLoadRegisters = 24;
   static constexpr int kStateRegisters = kWarpgroups == 1 || !kOutput ? 240 : 192;
   static constexpr int kOutRegisters = 104;
   static constexpr int kColBlockBytes = kChunk * 128;
   static constexpr int kColBlocks = kDim / 64;
   static constexpr int kTileBytes = kColBlocks * kColBlockBytes;
-  static constexpr int kSquareBytes = sizeof(ChunkRecord::update);
   static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
 
   // A stage of the state's ring: K, update, V, vectors.
   static constexpr int kUpdate = kTileBytes;
-  static constexpr int kV = kUpdate + kSquareBytes;
+  static constexpr int kV = kUpdate + Triangle::kBytes;
   static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
   static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
   static constexpr int kStateStages = 3;
   // A stage of the output's ring: Q, scores, vectors.
   static constexpr int kScores = kTileBytes;
-  static constexpr int kOutVectors = kScores + kSquareBytes;
+  static constexpr int kOutVectors = kScores + ScoresTile::kBytes;
   static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
   static constexpr int kOutStages = kOutput ? 2 : 0;
 
@@ -62,6 +87,7 @@ struct FwdConfig {
   static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
   static constexpr int kBarriers = kUpdates + kRowBlockBytes;
   static constexpr int kSharedMemory = kBarriers + (kStateStages + kOutStages + 2) * 16;
+  static_assert(kStateStageBytes % 1024 == 0 && kOutStageBytes % 1024 == 0, "swizzle periods");
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
@@ -142,12 +168,12 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full,
                                 (from.blocks.keys + from.blocks.values) * Config::kColBlockBytes +
-                                    Config::kSquareBytes + Config::kVectorBytes);
+                                    Triangle::kBytes + Config::kVectorBytes);
     const ChunkRecord& record = from.record(row);
     from.rows.load(to, from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
     from.rows.load(to + Config::kV, from.args.v, barrier.full, from.blocks.values, work.column, row,
                    work.head);
-    ptx::bulk_load(to + Config::kUpdate, record.update, Config::kSquareBytes, barrier.full);
+    ptx::bulk_load(to + Config::kUpdate, record.update, Triangle::kBytes, barrier.full);
     ptx::bulk_load(to + Config::kStateVectors, record.a, Config::kVectorBytes, barrier.full);
   }
 }
@@ -163,11 +189,15 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
     uint32_t const to = smem.out_stage(stage.stage());
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +
-                                                  Config::kSquareBytes + Config::kVectorBytes);
+                                                  Triangle::kBytes + Config::kVectorBytes);
     from.rows.load(to, from.args.q, barrier.full, from.blocks.keys, 0, row, work.head_qk);
-    // One copy: in the record the vectors follow the scores.
-    ptx::bulk_load(to + Config::kScores, from.record(row).scores,
-                   Config::kSquareBytes + Config::kVectorBytes, barrier.full);
+    const uint16_t* const scores = from.record(row).scores;
+    constexpr int kFirst = ScoresTile::kZeros;  // bytes of the first column block
+    ptx::bulk_load(to + Config::kScores, scores, kFirst, barrier.full);
+    // One copy of the rest: in the record the vectors follow the scores.
+    static_assert(offsetof(ChunkRecord, a) == offsetof(ChunkRecord, scores) + Triangle::kBytes);
+    ptx::bulk_load(to + Config::kScores + ScoresTile::kLast, scores + kFirst / 2,
+                   Triangle::kBytes - kFirst + Config::kVectorBytes, barrier.full);
   }
 }
 

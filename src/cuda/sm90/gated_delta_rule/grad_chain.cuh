@@ -1,14 +1,14 @@
 // What both chains of the backward share. One warpgroup holds 64 columns of the state of one head,
 // or of its gradient, in registers; one lane of another issues loads; images are staged in shared
-// memory and stored with bulk copies. Two blocks share an SM, so that the GEMMs of one overlap with
-// the arithmetic of the other.
+// memory and stored with bulk copies. With enough blocks two share an SM, so that the GEMMs of one
+// overlap with the arithmetic of the other; otherwise a block has an SM to itself, and loads
+// further ahead.
 #pragma once
 #include <cstdint>
 
 #include "core/smem_layout.cuh"
 #include "gated_delta_rule/grad_chain.cuh"
 #include "ptx/bulk.cuh"
-#include "ptx/grid_dependency.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/gated_delta_rule/chain.cuh"
 #include "sm90/gemm.cuh"
@@ -26,11 +26,15 @@ inline constexpr int kStateThreads = 128;
 inline constexpr uint32_t kStateWarps = kStateThreads / 32;
 inline constexpr int kChainThreads =
     2 * kStateThreads;  // the state warpgroup, and the one that loads
+// setmaxnreg split, in registers per thread: 232 + 24 = 2 * 128, those at kernel entry, where two
+// blocks share an SM.
 inline constexpr int kStateRegisters = 232, kLoadRegisters = 24;
+// Named barrier of the state warpgroup, in solve().
+inline constexpr uint32_t kSolveBarrier = 1;
 
-// Shared memory of each of an SM's two blocks: the system reserves 1 KiB for every block.
-template <class Target>
-constexpr int kHalfSharedMemory = (Target::kSharedMemory + 1024) / 2 - 1024;
+// Shared memory of each of the kBlocks blocks of an SM: the system reserves 1 KiB for every block.
+template <class Target, int kBlocks>
+constexpr int kShareOfMemory = (Target::kSharedMemory + 1024) / kBlocks - 1024;
 
 // What the loading lane needs to locate a chunk's operands.
 struct GradLoads {
@@ -90,20 +94,19 @@ struct ImageStore {
 template <bool kTransposed, class Beside>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful, Beside beside) {
-  using Matrix = typename Select<kTransposed, MnMajor<kSquareBytes>, KMajor<kSquareBytes>>::type;
   float product[32], undo[2];
   uint32_t packed[4][4];
   start_solve(packed, undo, d, beta);
-  gemm_rs<dtype::fp16, 64, 4, Matrix, false>(product, packed, Matrix(matrix));
+  gemm_triangle<dtype::fp16, kTransposed, false>(product, packed, matrix);
   beside();
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(product);
   if (careful) {
-    ptx::named_barrier_sync(1, kStateThreads);  // all warps' products have read the high part
+    ptx::named_barrier_sync(kSolveBarrier, kStateThreads);  // all products have read the high part
     copy_inverse_low<kStateThreads>(matrix, record);
-    ptx::fence_async_proxy();                   // wgmma reads the low part
-    ptx::named_barrier_sync(1, kStateThreads);  // all warps have written the low part
-    gemm_rs<dtype::fp16, 64, 4>(product, packed, Matrix(matrix));
+    ptx::fence_async_proxy();                               // wgmma reads the low part
+    ptx::named_barrier_sync(kSolveBarrier, kStateThreads);  // all warps have written the low part
+    gemm_triangle<dtype::fp16, kTransposed, true>(product, packed, matrix);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
   }

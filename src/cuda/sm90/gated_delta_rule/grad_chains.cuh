@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/grid_dependency.cuh"
 #include "sm90/gated_delta_rule/grad_reverse.cuh"
 #include "sm90/gated_delta_rule/grad_states.cuh"
 
@@ -23,10 +24,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, uint32_t block,
     chain.follow(args, work);
   } else {
     ptx::setmaxnreg_dec<kLoadRegisters>();
-    if (threadIdx.x < kStateThreads + 32 && ptx::elect_one()) {
-      ptx::griddepcontrol_wait();  // prepare has written the records
-      chain.load(loads);
-    }
+    if (threadIdx.x < kStateThreads + 32 && ptx::elect_one()) chain.load(loads);
   }
 }
 
@@ -36,7 +34,7 @@ template <class States, class Reverse>
 __global__ void __launch_bounds__(kChainThreads, 2)
     chains_kernel(const __grid_constant__ ChainArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_launch_dependents();  // PDL: rows_kernel waits for this grid's results
   uint32_t const chains = gridDim.x / 2;
   if (blockIdx.x < chains) {
     run_chain<Reverse>(args, blockIdx.x, shared);

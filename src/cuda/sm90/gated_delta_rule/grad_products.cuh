@@ -222,14 +222,14 @@ __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns
   constexpr int kN = Config::kColumns;
   RowsAsK const q(half_of<Config>(tiles, warpgroup));
   RowsAsK const k(half_of<Config>(tiles + Config::kK, warpgroup));
-  uint32_t const of_kk = squares + kSquareBytes;
+  uint32_t const db = squares + kSquareBytes;  // dQK lies before it
   ptx::wgmma_fence_operand(dq);
   ptx::wgmma_fence_operand(dk);
   ptx::wgmma_fence();
   multiply<Dtype, kN, true>(dq, ColumnsAsK(squares), k);
   multiply<Dtype, kN, true>(dk, RowsAsK(squares), q);
-  multiply<Dtype, kN, true>(dk, ColumnsAsK(of_kk), k);
-  multiply<Dtype, kN, true>(dk, RowsAsK(of_kk), k);
+  multiply<Dtype, kN, true>(dk, ColumnsAsK(db), k);
+  multiply<Dtype, kN, true>(dk, RowsAsK(db), k);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(dq);

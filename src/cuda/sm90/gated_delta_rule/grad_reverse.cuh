@@ -12,7 +12,8 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-template <class Target, class Dtype_, int kDim_>
+// kBlocks: blocks that share an SM.
+template <class Target, class Dtype_, int kDim_, int kBlocks>
 struct ReverseChain {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
@@ -20,21 +21,26 @@ struct ReverseChain {
   static constexpr int kTileBytes = kColBlocks * kSquareBytes;
   // A stage: K, X o D; and the vectors, which lie after all stages.
   static constexpr int kInverse = kTileBytes;
-  static constexpr int kStageBytes = kInverse + kSquareBytes;
-  static constexpr int kStages = 2;
-  // Single buffers with mbarriers of their own: P, dOut and the chunk's growth; Q.
-  static constexpr int kScores = kStages * kStageBytes;
-  static constexpr int kGradOut = kScores + kSquareBytes;
-  static constexpr int kQ = kGradOut + kSquareBytes;
+  static constexpr int kStageBytes = kInverse + Triangle::kBytes;
+  static constexpr int kStages = kBlocks == 1 ? 3 : 2;
+  // Buffers with mbarriers of their own, read at other times than a stage: Q; P, dOut and the
+  // chunk's growth.
+  static constexpr int kBuffers = kBlocks == 1 ? 2 : 1;
+  static constexpr int kQ = kStages * kStageBytes;
+  static constexpr int kScores = kQ + kBuffers * kTileBytes;
+  static constexpr int kGradOut = kScores + kBuffers * Triangle::kBytes;
   // Staging of stores: the image of dS^T, and dV.
-  static constexpr int kGradState = kQ + kTileBytes;
+  static constexpr int kGradState = kGradOut + kBuffers * kSquareBytes;
   static constexpr int kGradValues = kGradState + kTileBytes;
   static constexpr int kVectors = kGradValues + kSquareBytes;
   static constexpr int kGrowth = kVectors + kStages * kChainVectorBytes;
-  static constexpr int kGrowthBytes = 16;  // of the record: decay, growth
-  static constexpr int kBarriers = kGrowth + kGrowthBytes;
-  static constexpr int kSharedMemory = kBarriers + (kStages + 2) * 16;
-  static_assert(kSharedMemory <= kHalfSharedMemory<Target>);
+  static constexpr int kGrowthBytes = 16;  // of the record: decay, growth, and two unused
+  static_assert(offsetof(GradRecord, decay) % 16 == 0, "a bulk copy starts there");
+  static constexpr int kBarriers = kGrowth + kBuffers * kGrowthBytes;
+  static constexpr int kPairs = kStages + 2 * kBuffers;  // of mbarriers
+  static constexpr int kSharedMemory = kBarriers + kPairs * 16;
+  static_assert(kStageBytes % 1024 == 0 && kVectors % 1024 == 0, "swizzle periods");
+  static_assert(kSharedMemory <= kShareOfMemory<Target, kBlocks>);
 
   uint32_t base;
 
@@ -47,12 +53,28 @@ struct ReverseChain {
   __device__ __forceinline__ Handover operands(uint32_t stage) const {
     return {base + kBarriers + 16 * stage};
   }
-  __device__ __forceinline__ Handover out() const { return operands(kStages); }
-  __device__ __forceinline__ Handover queries() const { return operands(kStages + 1); }
+  __device__ __forceinline__ uint32_t queries(uint32_t buffer) const {
+    return base + kQ + buffer * kTileBytes;
+  }
+  __device__ __forceinline__ uint32_t scores(uint32_t buffer) const {
+    return base + kScores + buffer * Triangle::kBytes;
+  }
+  __device__ __forceinline__ uint32_t grad_out(uint32_t buffer) const {
+    return base + kGradOut + buffer * kSquareBytes;
+  }
+  __device__ __forceinline__ uint32_t growth(uint32_t buffer) const {
+    return base + kGrowth + buffer * kGrowthBytes;
+  }
+  __device__ __forceinline__ Handover of_out(uint32_t buffer) const {
+    return operands(kStages + buffer);
+  }
+  __device__ __forceinline__ Handover of_queries(uint32_t buffer) const {
+    return operands(kStages + kBuffers + buffer);
+  }
 
   // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
-    for (uint32_t i = 0; i < kStages + 2; ++i) operands(i).init(1, kStateWarps);
+    for (uint32_t i = 0; i < kPairs; ++i) operands(i).init(1, kStateWarps);
     ptx::mbarrier_init_fence();
   }
 
@@ -65,50 +87,53 @@ struct ReverseChain {
   __device__ __forceinline__ void load(const GradLoads& from) const {
     const Work& work = from.work;
     PipelineState<kStages> stage;
-    PipelineState<1> single;
+    PipelineState<kBuffers> buffer;
     for (int32_t row = last_chunk(work); row >= 0;
-         row -= kChunk, stage.advance(), single.advance()) {
+         row -= kChunk, stage.advance(), buffer.advance()) {
       const GradRecord& record = from.record(row);
-      ptx::mbarrier_wait(out().empty(), single.phase() ^ 1);  // dOut^T P has read both
-      ptx::mbarrier_arrive_expect(out().full, 2 * kSquareBytes + kGrowthBytes);
-      from.rows.load(base + kGradOut, from.args.grad_out, out().full, 1, work.column, row,
-                     work.head);
-      ptx::bulk_load(base + kScores, record.scores, kSquareBytes, out().full);
-      ptx::bulk_load(base + kGrowth, &record.decay, kGrowthBytes, out().full);
+      uint32_t const at = buffer.stage();
+      Handover const out = of_out(at), queries_of = of_queries(at);
+      ptx::mbarrier_wait(out.empty(), buffer.phase() ^ 1);  // dOut^T P has read both
+      ptx::mbarrier_arrive_expect(out.full, kSquareBytes + Triangle::kBytes + kGrowthBytes);
+      from.rows.load(grad_out(at), from.args.grad_out, out.full, 1, work.column, row, work.head);
+      ptx::bulk_load(scores(at), record.scores, Triangle::kBytes, out.full);
+      ptx::bulk_load(growth(at), &record.decay, kGrowthBytes, out.full);
 
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
-      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 1) * kSquareBytes + kChainVectorBytes);
+      ptx::mbarrier_arrive_expect(barrier.full,
+                                  from.keys * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
-      ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
+      ptx::bulk_load(to + kInverse, record.inverse, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
 
-      ptx::mbarrier_wait(queries().empty(), single.phase() ^ 1);  // dOut^T Q has read Q
-      ptx::mbarrier_arrive_expect(queries().full, from.keys * kSquareBytes);
-      from.rows.load(base + kQ, from.args.q, queries().full, from.keys, 0, row, work.head_qk);
+      ptx::mbarrier_wait(queries_of.empty(), buffer.phase() ^ 1);  // dOut^T Q has read Q
+      ptx::mbarrier_arrive_expect(queries_of.full, from.keys * kSquareBytes);
+      from.rows.load(queries(at), from.args.q, queries_of.full, from.keys, 0, row, work.head_qk);
     }
   }
 
   // Issues dOut^T P. Returns whether the chunk is computed token by token, for which dOut must
   // stay.
-  __device__ __forceinline__ bool start_out(float (&of_out)[32],
+  __device__ __forceinline__ bool start_out(uint32_t buffer, float (&product)[32],
                                             uint32_t (&packed_out)[4][4]) const {
-    bool const by_tokens = load_float(base + kGrowth + 4) > kMostGradGrowth;
-    load_transposed(packed_out, base + kGradOut);
-    using Columns = MnMajor<kSquareBytes>;
-    gemm_rs<Dtype, 64, 4, Columns, false>(of_out, packed_out, Columns(base + kScores));
+    bool const by_tokens = load_float(growth(buffer) + 4) > kMostGradGrowth;
+    load_transposed(packed_out, grad_out(buffer));
+    gemm_triangle<Dtype, true, false>(product, packed_out, scores(buffer));
     return by_tokens;
   }
 
   // Computes dOut^T P of a chunk with nothing to overlap it with.
-  __device__ __forceinline__ bool make_out(float (&of_out)[32], uint32_t (&packed_out)[4][4],
-                                           uint32_t phase) const {
-    ptx::mbarrier_wait(out().full, phase);  // dOut is loaded
-    bool const by_tokens = start_out(of_out, packed_out);
+  __device__ __forceinline__ bool make_out(const PipelineState<kBuffers>& buffer,
+                                           float (&product)[32],
+                                           uint32_t (&packed_out)[4][4]) const {
+    Handover const out = of_out(buffer.stage());
+    ptx::mbarrier_wait(out.full, buffer.phase());  // dOut is loaded
+    bool const by_tokens = start_out(buffer.stage(), product, packed_out);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_operand(of_out);
-    if (!by_tokens) warp_arrive(out().empty());
+    ptx::wgmma_fence_operand(product);
+    if (!by_tokens) warp_arrive(out.empty());
     return by_tokens;
   }
 
@@ -137,17 +162,19 @@ struct ReverseChain {
       each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
                           [&](int i, const float* from) { grad[i] = *from; });
     }
-    ptx::griddepcontrol_wait();  // prepare has written the records
     PipelineState<kStages> stage;
-    PipelineState<1> single;
-    float of_out[32];
+    PipelineState<kBuffers> own, next;  // of this chunk, and of the next one
+    float out_product[32];
     uint32_t packed_out[4][4];
     bool by_tokens = false;
     int32_t const last = last_chunk(work);
     if (last >= 0) {
-      by_tokens = make_out(of_out, packed_out, 0);
+      by_tokens = make_out(own, out_product, packed_out);
     }
-    for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), single.advance()) {
+    for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), own.advance()) {
+      next.advance();
+      uint32_t const at = own.stage();
+      Handover const of_next = of_out(next.stage());
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
       TilePlace const place(problem, work, workspace.tiles, row);
       unsigned char* const image = workspace.grad_states + place.tile * workspace.state_bytes;
@@ -159,16 +186,16 @@ struct ReverseChain {
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
         of_state.send(image);
-        ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
-        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, base + kQ, base + kGradOut,
+        ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
+        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at), grad_out(at),
                                          row, [&](int token, int half, float x) {
                                            put_grad_value<Dtype>(tile_v, token, half, x, low);
                                          });
         copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
-        warp_arrive(out().empty());
-        warp_arrive(queries().empty());
+        warp_arrive(of_out(at).empty());
+        warp_arrive(of_queries(at).empty());
         warp_arrive(operands(stage.stage()).empty());
-        if (row > 0) by_tokens = make_out(of_out, packed_out, single.phase() ^ 1);
+        if (row > 0) by_tokens = make_out(next, out_product, packed_out);
         continue;
       }
       float d[32];
@@ -181,24 +208,24 @@ struct ReverseChain {
       scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
       bool const careful = load_float(of_tokens + Vectors::growth) > kCarefulGrowth;
       TokenFactors const b(of_tokens + Vectors::b);
-      ptx::mbarrier_wait(queries().full, single.phase());  // Q is loaded
-      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(base + kQ));
+      ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         float2 const factor = b.pairs[i / 4];
-        d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], of_out[i]);
+        d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);
       }
       solve<true>(d, workspace.records[place.record], tile_k + kInverse, of_tokens + kVectorBeta,
                   careful, [] {});
       ptx::wgmma_fence_operand(grad);
-      warp_arrive(queries().empty());
+      warp_arrive(of_queries(at).empty());
       // Issue dOut^T P of the next chunk, to run during the arithmetic below. After the last one
       // its result is not read.
       bool const more = row > 0;
-      if (more) ptx::mbarrier_wait(out().full, single.phase() ^ 1);  // the next dOut is loaded
-      by_tokens = start_out(of_out, packed_out);
+      if (more) ptx::mbarrier_wait(of_next.full, next.phase());  // the next dOut is loaded
+      by_tokens = start_out(next.stage(), out_product, packed_out);
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
       if (careful) {
@@ -215,8 +242,8 @@ struct ReverseChain {
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
       copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();
-      ptx::wgmma_fence_operand(of_out);
-      if (more && !by_tokens) warp_arrive(out().empty());
+      ptx::wgmma_fence_operand(out_product);
+      if (more && !by_tokens) warp_arrive(of_next.empty());
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(grad);
       warp_arrive(operands(stage.stage()).empty());
@@ -225,7 +252,7 @@ struct ReverseChain {
       each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
                           [&](int i, float* to) { *to = grad[i]; });
     }
-    ptx::bulk_wait();
+    ptx::bulk_wait();  // images are stored: shared memory may go
   }
 };
 

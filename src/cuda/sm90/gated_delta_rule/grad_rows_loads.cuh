@@ -27,6 +27,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   static constexpr int kDim = kDim_;
   static constexpr int kColumns = kDim / 2;  // of a warpgroup
   static constexpr int kThreads = 384;
+  // setmaxnreg split, in registers per thread: 40 + 2 * 232 = 3 * 168, those at kernel entry.
   static constexpr int kLoadRegisters = 40;
   static constexpr int kRegisters = 232;
   using Slot = RowsSlot<SmemLayout<kChunk, kDim>::kBytes>;
@@ -42,13 +43,15 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   static constexpr int kVectors = kSquares + 2 * kSquareBytes;
   static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
   static constexpr int kItems = kSums + static_cast<int>(sizeof(RowSums));
-  static constexpr int kBarriers = kItems + 2 * 32;
+  static constexpr int kItemBytes = 32;
+  static constexpr int kBarriers = kItems + 2 * kItemBytes;
   static constexpr int kSharedMemory = kBarriers + (kSlotCount + 2 + 2 + 1) * 16;
-  static_assert(kItems % 16 == 0 && kSharedMemory <= Target::kSharedMemory);
+  static_assert(kItems % 16 == 0 && sizeof(RowsItem) <= kItemBytes);
+  static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
-// Marks the end of a block's items in their queue.
-inline constexpr int32_t kNoItem = -1;  // as the sequence's length
+// Length of the item that marks the end of a block's queue.
+inline constexpr int32_t kNoItem = -1;
 
 template <class Config>
 struct RowsSmem {
@@ -68,7 +71,7 @@ struct RowsSmem {
     return *reinterpret_cast<RowSums*>(start + Config::kSums);
   }
   __device__ __forceinline__ RowsItem& item(uint32_t i) const {
-    return *reinterpret_cast<RowsItem*>(start + Config::kItems + 32 * i);
+    return *reinterpret_cast<RowsItem*>(start + Config::kItems + Config::kItemBytes * i);
   }
   __device__ __forceinline__ Handover barriers(uint32_t i) const {
     return {base + Config::kBarriers + 16 * i};
@@ -171,14 +174,14 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
   int32_t const blocks = col_blocks_of(problem.head_dim);
   PipelineState<2> of_item, of_vectors;
   PipelineState<1> of_tiles;
-  auto const tell = [&](const RowsItem& item) {
+  auto const publish = [&](const RowsItem& item) {
     Handover const barrier = smem.of_item(of_item.stage());
     ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the slot of the queue is free
     smem.item(of_item.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
   auto const load = [&](const RowsItem& item) {
-    tell(item);
+    publish(item);
     Handover const tiles = smem.of_tiles();
     ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // all warps have released Q and K
     ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
@@ -205,7 +208,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
   if (ptx::elect_one()) {
     RowsItem end{};
     end.length = kNoItem;
-    tell(end);
+    publish(end);
   }
 }
 

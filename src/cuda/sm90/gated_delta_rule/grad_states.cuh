@@ -7,23 +7,25 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-template <class Target, class Dtype_, int kDim_>
+// kBlocks: blocks that share an SM.
+template <class Target, class Dtype_, int kDim_, int kBlocks>
 struct StatesChain {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr int kColBlocks = kDim / 64;
   // A stage: K, X o D, V; and the vectors, which lie after all stages.
   static constexpr int kInverse = kColBlocks * kSquareBytes;
-  static constexpr int kV = kInverse + kSquareBytes;
+  static constexpr int kV = kInverse + Triangle::kBytes;
   static constexpr int kStageBytes = kV + kSquareBytes;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kBlocks == 1 ? 3 : 2;
   // Staging of stores: the images of S^T and R^T.
   static constexpr int kState = kStages * kStageBytes;
   static constexpr int kResiduals = kState + kColBlocks * kSquareBytes;
   static constexpr int kVectors = kResiduals + kSquareBytes;
   static constexpr int kBarriers = kVectors + kStages * kChainVectorBytes;
   static constexpr int kSharedMemory = kBarriers + kStages * 16;
-  static_assert(kSharedMemory <= kHalfSharedMemory<Target>);
+  static_assert(kStageBytes % 1024 == 0 && kVectors % 1024 == 0, "swizzle periods");
+  static_assert(kSharedMemory <= kShareOfMemory<Target, kBlocks>);
 
   uint32_t base;
 
@@ -51,11 +53,12 @@ struct StatesChain {
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
-      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + 2) * kSquareBytes + kChainVectorBytes);
+      ptx::mbarrier_arrive_expect(
+          barrier.full, (from.keys + 1) * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       from.rows.load(to + kV, from.args.v, barrier.full, 1, work.column, row, work.head);
-      ptx::bulk_load(to + kInverse, record.inverse, kSquareBytes, barrier.full);
+      ptx::bulk_load(to + kInverse, record.inverse, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
     }
   }
@@ -74,7 +77,6 @@ struct StatesChain {
       each_of_state<kDim>(problem, problem.initial_state, work, work.column,
                           [&](int i, const float* from) { state[i] = *from; });
     }
-    ptx::griddepcontrol_wait();  // prepare has written the records
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
@@ -126,7 +128,7 @@ struct StatesChain {
       ptx::wgmma_fence_operand(state);
       warp_arrive(operands(stage.stage()).empty());
     }
-    ptx::bulk_wait();
+    ptx::bulk_wait();  // images are stored: shared memory may go
   }
 };
 

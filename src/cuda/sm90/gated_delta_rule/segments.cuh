@@ -1,5 +1,6 @@
-// Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh. A transition is
-// the chain of a state that starts as the identity, with V = 0.
+// Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh. First segments
+// are computed as in the forward; of the segments between others only the state, without the
+// output, and the transition: the chain of a state that starts as the identity, with V = 0.
 #pragma once
 #include <cstdint>
 
@@ -7,30 +8,27 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// Grid, on one axis: boundaries x heads x column tiles, those of V followed by those of the
-// transition.
+// Computes the state, or the transition, of a segment between others. Called by all threads of the
+// block.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    segment_kernel(const __grid_constant__ FwdArgs args) {
+__device__ __forceinline__ void follow_inner(const FwdArgs& args, const InnerWork& work,
+                                             unsigned char* shared) {
   constexpr int kDim = Config::kDim;
-  extern __shared__ __align__(1024) unsigned char shared[];
   FwdSmem<Config> const smem{smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
-  ptx::griddepcontrol_wait();
   const FwdProblem& problem = args.problem;
-  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns);
-  if (!work.exists) return;
   // Tiles of V that are never loaded must be zeros.
   LoadedBlocks<Config> const blocks(problem, work.values(problem));
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
   __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<24>();
+    ptx::setmaxnreg_dec<Config::kLoadRegisters>();
     FwdLoads<Config> const loads{args, work, ClippedRows(problem, work), blocks};
-    if (threadIdx.x < 32 && ptx::elect_one()) load_for_state(loads, smem);
+    if (threadIdx.x < 32 && ptx::elect_one()) {
+      ptx::griddepcontrol_wait();  // prepare has written the records
+      load_for_state(loads, smem);
+    }
   } else {
     ptx::setmaxnreg_inc<Config::kStateRegisters>();
     int const mine = static_cast<int>(warpgroup) - 1;
@@ -39,6 +37,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     load_first_state<kDim>(problem, work, column, state);
     advance_state(args, smem, work, mine, column, state);
     store_last_state<kDim>(problem, args.between, work, column, state);
+  }
+}
+
+// Grid, on one axis: sequences x heads x column tiles of V, for the output of first segments; then
+// boundaries x heads x column tiles, those of V followed by those of the transition, for the
+// segments between others. Blocks of the latter kind without work do not wait for the preceding
+// grid: those of the former kind do, so that this grid is not complete before it is.
+template <class First, class Inner>
+__global__ void __launch_bounds__(First::kThreads, 1)
+    segment_kernel(const __grid_constant__ FwdArgs args) {
+  static_assert(First::kThreads == Inner::kThreads);
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdProblem& problem = args.problem;
+  if (blockIdx.x < args.first_blocks) {
+    follow_segment<First>(
+        args, SegmentWork::of_first(problem, args.segments, args.column_tiles, First::kColumns),
+        shared);
+  } else {
+    InnerWork const work(problem, args.segments, args.inner_tiles, Inner::kColumns, false,
+                         blockIdx.x - args.first_blocks);
+    if (work.exists) follow_inner<Inner>(args, work, shared);
   }
 }
 

@@ -1,0 +1,123 @@
+"""A record's triangular matrix: what the first kernel stores, and what products read of it."""
+
+from __future__ import annotations
+
+import host_program
+import pytest
+import torch
+
+pytestmark = host_program.needs_compiler
+
+CHUNK = 64
+
+# Element (i, j) of the matrix is 64 i + j + 1; what is above the blocks on the diagonal is garbage,
+# as the first kernel leaves it there. Prints the words that are stored, and offsets of chunks.
+PROGRAM = """
+#include <cstdio>
+#include <cstring>
+#include "device.h"
+#include "gated_delta_rule/triangle.cuh"
+
+using namespace flashvar::gated_delta_rule;
+alignas(128) static unsigned char scratch[64 * 128];
+alignas(128) static uint16_t stored[kTriangleElements];
+
+int main() {
+  for (int row = 0; row < 64; ++row) {
+    for (int column = 0; column < 64; ++column) {
+      bool const garbage = column / 16 > row / 16;
+      uint16_t const value = garbage ? 0xdead : column > row ? 0 : 64 * row + column + 1;
+      int const chunk = column / 8 ^ row % 8;
+      std::memcpy(scratch + 128 * row + 16 * chunk + 2 * (column % 8), &value, 2);
+    }
+  }
+  for (uint16_t& word : stored) word = 0xbeef;
+  for (int m = 0; m < 8; ++m) {
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      threadIdx.x = lane;
+      copy_triangle_rows(stored, scratch + 1024 * m, m, CHUNKS);
+    }
+  }
+  for (uint16_t word : stored) std::printf("%d ", word);
+  for (uint32_t row = 0; row < 64; ++row) {
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      std::printf("%u ", Triangle::advance(Triangle::chunk_offset(row, chunk % 2), chunk / 2 * 2));
+    }
+  }
+}
+"""
+
+
+def matrix() -> torch.Tensor:
+    number = torch.arange(CHUNK * CHUNK).view(CHUNK, CHUNK) + 1
+    return number.tril()
+
+
+def permuted(address: int) -> int:
+    """SWIZZLE_64B: bits 7 and 8 of an address are added to bits 4 and 5."""
+    return address ^ (address >> 3 & 0x30)
+
+
+@pytest.fixture(scope="module", params=["m / 2 * 2 + 2", "m + 1"], ids=["solution", "scores"])
+def printed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[int], list[int]]:
+    """The words stored, and the offsets of 64 rows of 8 chunks."""
+    folder = tmp_path_factory.mktemp("triangle")
+    code, text = host_program.run(PROGRAM.replace("CHUNKS", request.param), folder)
+    assert code == 0
+    words = [int(word) for word in text.split()]
+    return words[: CHUNK * CHUNK * 3 // 4], words[CHUNK * CHUNK * 3 // 4 :]
+
+
+def read_block(words: list[int], start: int, rows: int, columns: int) -> torch.Tensor:
+    """What wgmma reads from `start`: rows of 64 bytes, eight after 512, columns of one page."""
+    found = torch.empty(rows, columns, dtype=torch.int64)
+    for row in range(rows):
+        for column in range(columns):
+            address = start + row // 8 * 512 + row % 8 * 64 + 2 * column
+            found[row, column] = words[permuted(address) // 2]
+    return found
+
+
+def test_offsets_of_chunks(printed: tuple[list[int], list[int]]) -> None:
+    """Those of ldmatrix, of what is not above the blocks on the diagonal."""
+    words, offsets = printed
+    expected = matrix()
+    for row in range(CHUNK):
+        for chunk in range(row // 16 * 2 + 2):
+            first = offsets[8 * row + chunk] // 2
+            eight = expected[row, 8 * chunk : 8 * chunk + 8].tolist()
+            assert words[first : first + 8] == eight, (row, chunk)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_rows_as_n(half: int, printed: tuple[list[int], list[int]]) -> None:
+    """gemm_triangle's operand of k-steps of columns: 32 rows of the matrix."""
+    for step in range(2 * half + 2):
+        start = half * 2048 + step // 2 * 2048 + step % 2 * 32
+        rows = slice(32 * half, 32 * half + 32)
+        expected = matrix()[rows, 16 * step : 16 * step + 16]
+        assert torch.equal(read_block(printed[0], start, 32, 16), expected)
+    # What is left out is zeros.
+    assert not matrix()[32 * half : 32 * half + 32, 32 * half + 32 :].any()
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_columns_as_n(half: int, printed: tuple[list[int], list[int]]) -> None:
+    """And of k-steps of rows: 32 columns of the matrix."""
+    for step in range(2 * half, 4):
+        start = half * 2048 + step * 1024
+        expected = matrix()[16 * step : 16 * step + 16, 32 * half : 32 * half + 32]
+        assert torch.equal(read_block(printed[0], start, 16, 32), expected)
+    assert not matrix()[: 32 * half, 32 * half : 32 * half + 32].any()
+
+
+def test_scores_as_a(printed: tuple[list[int], list[int]]) -> None:
+    """ScoresTile: the second half behind 2 KB of zeros."""
+    first, second = printed[0][:2048], printed[0][2048:]
+    words = first + [0] * 1024 + second
+    for step in range(4):
+        start = step // 2 * 4096 + step % 2 * 32
+        expected = matrix()[:, 16 * step : 16 * step + 16]
+        assert torch.equal(read_block(words, start, CHUNK, 16), expected)
