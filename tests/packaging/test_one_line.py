@@ -22,7 +22,7 @@ LINE = """
 [architectures]
 sm_88 = { code = "88", family = "sm80", shared_memory = 101376, distribution = "flashvar-sm88" }"""
 NAME = "attention_fwd_bf16_hdim112"
-WORDS = ("sm88", "hdim=112", "dtype=bf16")
+WORDS = ("sm88", "op=attention_fwd,merge_states_fwd", "hdim=112", "dtype=bf16")
 
 
 @pytest.fixture(scope="module")

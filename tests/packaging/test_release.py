@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkout import committed_copy, git
+from checkout import ROOT, committed_copy, git
+
+from flashvar_factory.build import example
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -172,12 +174,19 @@ def test_two_builds_are_the_same_bytes(factory: Factory, checkout: Path, release
     assert not any(str(checkout.parent).encode() in content for content in contents)
 
 
-def test_a_folder_in_the_library_is_a_difference(factory: Factory, clean: Path) -> None:
+def test_a_folder_in_the_library_is_a_difference(factory: Factory, tmp_path: Path) -> None:
+    """In the small project: whether the comparison finds it does not depend on the kernels."""
+    project = tmp_path / "vecadd"
+    example.write("vecadd", project)
+    toolkit = ROOT / "build" / "toolkit"
+    if toolkit.is_dir():
+        (project / "build").mkdir()
+        (project / "build" / "toolkit").symlink_to(toolkit)
     line = 'target_compile_definitions(${FLASHVAR_LIBRARY} PRIVATE HERE="${CMAKE_SOURCE_DIR}")\n'
-    with (clean / "src" / "cuda" / "CMakeLists.txt").open("a", encoding="utf-8") as file:
+    with (project / "src" / "cuda" / "CMakeLists.txt").open("a", encoding="utf-8") as file:
         file.write(line)
-    with (clean / "src" / "cuda" / "abi" / "info.cc").open("a", encoding="utf-8") as file:
+    with (project / "src" / "cuda" / "abi" / "info.cc").open("a", encoding="utf-8") as file:
         file.write("[[gnu::used]] static const char kHere[] = HERE;\n")
-    done = factory(clean, "reproduce", *WORDS)
+    done = factory(project, "reproduce", "sm_75", "dtype=fp32", "per_thread=1")
     assert done.returncode == 10, done.stdout[-3000:]
-    assert "flashvar_sm80/libflashvar_sm80.so: " in done.stdout
+    assert "vecadd_sm75/libvecadd_sm75.so: " in done.stdout

@@ -52,8 +52,8 @@ MISTAKES = {
         "families.sm80.min: expected a compute capability",
     ),
     "spills as text": (
-        re.sub(r"\nspill_bytes = \d+", '\nspill_bytes = "x"', TEXT),
-        "project.spill_bytes: expected an integer",
+        re.sub(r"\nspill_bytes = \d+", '\nspill_bytes = "x"', TEXT, count=1),
+        "ops.attention_bwd.spill_bytes: expected an integer",
     ),
 }
 

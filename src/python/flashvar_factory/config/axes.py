@@ -102,6 +102,7 @@ class Op:
     name: str
     axes: tuple[Axis, ...]
     launcher: str  # the header in a family's folder that launches it, without its suffix
+    spill_bytes: int = 0  # that a thread of a released kernel may spill
 
     @property
     def camel(self) -> str:
@@ -134,12 +135,14 @@ def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
         if "launcher" in table.rest
         else f"{name}_launch"
     )
-    op = Op(name, tuple(_axis(axis, axes.table(axis), ops) for axis in there), launcher)
+    spill_bytes = table.positive("spill_bytes") if "spill_bytes" in table.rest else 0
+    read = tuple(_axis(axis, axes.table(axis), ops) for axis in there)
+    op = Op(name, read, launcher, spill_bytes)
     for axis in op.axes:
         if axis.pairs and axis.name + SECOND in there:
             expected = f"another name than that of the second integer of {axis.name}'s pairs"
             raise axes.wrong(axis.name + SECOND, expected, axis.name + SECOND)
-    table.end(also=["launcher"])
+    table.end(also=["launcher", "spill_bytes"])
     return op
 
 

@@ -47,7 +47,6 @@ class Project:
     version_file: str  # relative to variants.toml; holds `__version__ = "..."`
     license: str  # SPDX expression of the binary distributions
     smoke: str | None = None  # a script, relative to variants.toml, that tries what is installed
-    spill_bytes: int = 0  # that a thread of a released kernel may spill
     torch: str | None = None  # the oldest whose stable ABI the libraries call; None: they call none
 
 
@@ -62,7 +61,6 @@ class Target:
     platforms: tuple[str, ...]  # the processors that a wheel is made for
     also: tuple[Architecture, ...] = ()  # others that the machine code is for
     ran: str = "never"  # one of RAN: where tests of its kernels have run
-    spill_bytes: int = 0  # that a thread of a released kernel may spill
     toolkit: OlderToolkit | None = None  # that makes the machine code; None: the compiler's own
 
     @property
@@ -161,14 +159,13 @@ def _project(table: Table) -> Project:
         version_file=_path(table, "version_file"),
         license=_license(table),
         smoke=_path(table, "smoke") if "smoke" in table.rest else None,
-        spill_bytes=table.positive("spill_bytes") if "spill_bytes" in table.rest else 0,
         torch=(
             table.text("torch", torch_coupling.VERSION, torch_coupling.VERSION_MEANING)
             if "torch" in table.rest
             else None
         ),
     )
-    table.end(also=["smoke", "spill_bytes", "torch"])
+    table.end(also=["smoke", "torch"])
     return project
 
 
@@ -266,11 +263,6 @@ def _targets(
             platforms=_platforms(table),
             also=_also(table, architecture),
             ran=_ran(table, "ran") if "ran" in table.rest else Target.ran,
-            spill_bytes=(
-                table.positive("spill_bytes")
-                if "spill_bytes" in table.rest
-                else project.spill_bytes
-            ),
         )
         if expected := limits.get(target.family, Family(target.family)).why_not(architecture):
             raise table.wrong("code", expected, code)
@@ -291,7 +283,7 @@ def _targets(
                 ran=where,
             )
             targets[older.kind.name] = older
-        table.end(also=["platforms", "also", "ran", "spill_bytes", "toolkits"])
+        table.end(also=["platforms", "also", "ran", "toolkits"])
     _check_named_once(top, targets.values())
     return targets
 
