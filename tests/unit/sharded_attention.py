@@ -22,12 +22,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn import functional
 
 import flashvar
+from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qkv_
 from flashvar.errors import InvalidInputError
 from flashvar.integrations import torch as ours
 from flashvar.integrations.torch import attribute
 
 BATCH, HEADS, ROWS, DIM = 2, 4, 6, 8
-Attention = Callable[..., torch.Tensor]
+Attention = Callable[..., Any]  # a result or several
 
 
 def made(*shape: int) -> torch.Tensor:
@@ -44,23 +45,25 @@ def qkv(heads_kv: int, layout: str) -> list[torch.Tensor]:
 def compared(
     attention: Attention, tensors: list[torch.Tensor], places: list[Any], whole: Attention
 ) -> dict[str, Any]:
-    """Errors of the output and the gradients, and where they lie."""
+    """Errors of the results and the gradients, and where they lie."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    expected = whole(*leaves)
-    wanted = [expected, *torch.autograd.grad(expected.square().sum(), leaves)]
-    parts = [
-        distribute_tensor(x, mesh, [place]).requires_grad_()
-        for x, place in zip(tensors, places, strict=True)
-    ]
-    out = attention(*parts)
-    found = [out, *torch.autograd.grad(out.square().sum(), parts)]
+    wanted = with_gradients(whole, [x.clone() for x in tensors])
+    parts = [distribute_tensor(x, mesh, [place]) for x, place in zip(tensors, places, strict=True)]
+    found = with_gradients(attention, parts)
     assert all(isinstance(x, DTensor) for x in found)
     pairs = zip(found, wanted, strict=True)
     return {
         "errors": [(have.full_tensor() - want).abs().max().item() for have, want in pairs],
         "places": [str(x.placements[0]) for x in found],
     }
+
+
+def with_gradients(function: Attention, leaves: list[Any]) -> list[Any]:
+    """The results of a function, and the gradients of their squares' sum."""
+    results = function(*(x.requires_grad_() for x in leaves))
+    results = results if isinstance(results, tuple) else (results,)
+    total = sum(x.square().sum() for x in results)
+    return [*results, *torch.autograd.grad(total, leaves)]
 
 
 def sharded(heads_kv: int, layout: str, dim: int, **options: Any) -> dict[str, Any]:
@@ -151,14 +154,60 @@ def merged(layout: str, dim: int, stacked: bool = False) -> dict[str, Any]:
     return compared(attention, tensors, places, attention)
 
 
-def refused() -> str:
+def merged_alike() -> dict[str, Any]:
+    """Two layouts of the same tensors, whose shards are alike too: the sequence, then the heads."""
+    tensors = [made(BATCH, ROWS, ROWS, DIM) for _ in range(2)]
+    tensors += [made(BATCH, ROWS, ROWS) for _ in range(2)]
+
+    def of(layout: str) -> Attention:
+        return lambda *given: flashvar.merge_states(given[:2], given[2:], layout=layout)
+
+    found = {}
+    for layout in ("bshd", "bhsd", "bhsd->bshd"):
+        merge, places = of(layout), [*[Shard(1)] * 2, *[Shard(1 if "bhsd" in layout else 2)] * 2]
+        found[layout] = compared(merge, tensors, places, merge)
+    return {
+        "errors": [error for one in found.values() for error in one["errors"]],
+        "places": found["bhsd->bshd"]["places"],
+    }
+
+
+def only_lse() -> dict[str, Any]:
+    """Gradients of lse alone, without one of the output."""
+
+    def lse(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return flashvar.attention(q, k, v, return_lse=True)[1]
+
+    return compared(lse, qkv(2, "bshd"), [Shard(2)] * 3, lse)
+
+
+def rotated() -> dict[str, Any]:
+    """Queries and keys of packed q, k and v, rotated in place."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    packed, tables = made(BATCH, ROWS, 3, HEADS, DIM), [made(ROWS, DIM // 2) for _ in range(2)]
+    wanted = apply_rotary_emb_qkv_(packed.clone(), *tables)
+    everywhere = [distribute_tensor(x, mesh, [Replicate()]) for x in tables]
+    found = []
+    for place in (Replicate(), *map(Shard, range(4))):
+        shards = distribute_tensor(packed.clone(), mesh, [place])
+        found += [shards, apply_rotary_emb_qkv_(shards, *everywhere)]
+    return {"errors": [(x.full_tensor() - wanted).abs().max().item() for x in found]}
+
+
+def refused() -> list[str]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     q, k, v = qkv(HEADS, "bshd")
-    try:
-        flashvar.attention(distribute_tensor(q, mesh, [Shard(2)]), k, v)
-    except InvalidInputError as error:
-        return str(error)
-    return "nothing"
+    shards, table, said = distribute_tensor(q, mesh, [Shard(2)]), made(ROWS, DIM // 2), []
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: flashvar.attention(shards, k, v),
+        lambda: apply_rotary_emb(shards, table, table),
+    )
+    for call in calls:
+        try:
+            call()
+        except InvalidInputError as error:
+            said.append(str(error))
+    return said
 
 
 def main(folder: Path) -> None:
@@ -183,11 +232,14 @@ def main(folder: Path) -> None:
         "merged, sequence": merged("bhsd->bshd", 2),
         "merged, packed rows": merged("packed", 0),
         "merged, stacked": merged("bshd", 1, stacked=True),
+        "merged, layouts alike": merged_alike(),
+        "lse": only_lse(),
         "mixture": refused(),
     }
     if hasattr(torch.nn.attention, "restore_flash_attention_impl"):
         found["torch's function, heads"] = through_torch(HEADS, 1)
         found["torch's function, batch"] = through_torch(2, 0)
+        found["rotated"] = rotated()
     path = folder / f"found-{dist.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()

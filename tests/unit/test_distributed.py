@@ -1,9 +1,10 @@
-"""Two processes over gloo: torch's context_parallel with flashvar, and attention of DTensors."""
+"""Two processes over gloo: torch's context_parallel with flashvar, DTensors, and sharded layers."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -38,8 +39,43 @@ PLACES = {
     "merged, sequence": "S(2)",
     "merged, packed rows": "S(0)",
     "merged, stacked": "S(2)",
+    "merged, layouts alike": "S(1)",
+    "lse": "S(2)",
 }
 PLACES_OF_TORCHS = {"torch's function, heads": "S(1)", "torch's function, batch": "S(0)"}
+
+# Where the results of linear attention lie, then the gradients of the inputs.
+PLACES_OF_LINEAR = {
+    "heads": "S(2) S(1) S(2) S(2) S(2) S(2) S(2) S(0) S(0) S(1)",
+    "grouped heads": "S(2) S(1) S(2) S(2) S(2) S(2) S(2) S(0) S(0) S(1)",
+    "three heads in groups": "R R R R R R R R R R",
+    "batch": "S(0) S(0) S(0) S(0) S(0) S(0) S(0) P(sum) P(sum) S(0)",
+    "packed, heads": "S(2) S(1) S(2) S(2) S(2) S(2) S(2) S(0) S(0) S(1)",
+    "sequence": "R R R R R R R R R R",
+    "no gate": "S(2) S(2) S(2) S(2) S(2)",
+    "channels": "S(2) S(1) S(2) S(0) S(0) S(2) S(1)",
+    "channels bdt": "S(1) S(1) S(1) S(0) S(0) S(1) S(1)",
+    "channels, packed": "S(2) S(1) S(2) S(0) S(0) S(2) S(1)",
+    "convolved batch": "S(0) S(0) S(0) P(sum) P(sum) S(0) S(0)",
+    "updated heads": "S(2) S(1) S(1) S(1)",
+    "updated whole": "R R R R",
+}
+REFUSALS = {
+    "mixture": "DTensors beside plain k, v, g, beta: ",
+    "shape": r"beta must be \[batch, seqlen, heads of v\], .* got \(4, 6, 2, 8\): ",
+    "copied": r"writes states in place, must be placed as .* got \(states S\(0\), .*redistribute",
+    "fewer channels than ranks": "state of causal_conv1d_update .* 1 in dimension 1 over 2 ranks",
+    "convolution": "all tensors of causal_conv1d must be DTensors, .* beside plain weight: ",
+    "copied columns": r"writes state in place, must be placed as .* got \(x R, state S\(2\), ",
+    "named sequences": "seq_idx must come with plain tensors, got DTensors: pass cu_seqlens",
+    "second derivative": "gated_delta_rule has first derivatives only, got a request for the secon",
+    "parts": r"DTensors beside plain outs\[1\], lses\[0\], lses\[1\]: ",
+}
+REFUSED_LAYERS = {
+    "colwise, local": r"weight must be \[dim, width\] with dim 32 beside x .* got \(64, 4\): ",
+    "colwise, DTensors": "all tensors of causal_conv1d must be DTensors, .* beside plain weight: ",
+    "colwise, no convolutions": r"q must have 2 heads of 8 channels, got \(2, 5, 8\): .* DTensors",
+}
 
 
 def run_ranks(python: str, script: Path, *arguments: str) -> None:
@@ -80,14 +116,32 @@ def test_context_parallel(tmp_path: Path, python_with_models: str) -> None:
         assert case["forwards_of_flashvar"] == case["forwards_expected"] > 0
 
 
+def found_by(python: str, script: str, folder: Path) -> list[dict[str, Any]]:
+    """What each rank of a script beside this file wrote."""
+    run_ranks(python, Path(__file__).with_name(f"{script}.py"), str(folder))
+    files = (folder / f"found-{rank}.json" for rank in range(2))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
 @pytest.fixture(scope="module")
 def sharded(
     python_with_models: str, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("sharded")
-    run_ranks(python_with_models, Path(__file__).with_name("sharded_attention.py"), str(folder))
-    files = (folder / f"found-{rank}.json" for rank in range(2))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return found_by(python_with_models, "sharded_attention", tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.fixture(scope="module")
+def linear(
+    python_with_models: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    return found_by(python_with_models, "sharded_linear", tmp_path_factory.mktemp("linear"))
+
+
+@pytest.fixture(scope="module")
+def layers(
+    python_with_models: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    return found_by(python_with_models, "sharded_layers", tmp_path_factory.mktemp("layers"))
 
 
 @pytest.mark.parametrize("case", PLACES)
@@ -106,6 +160,55 @@ def test_torchs_function_of_dtensors(case: str, sharded: list[dict[str, Any]]) -
         assert found[case]["report"] == {"served by flashvar below torch's dispatcher": 1}
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
+    reason=f"DTensor of torch {torch.__version__} has no whole slices of a tensor",
+)
+def test_rotation_of_dtensors_in_place(sharded: list[dict[str, Any]]) -> None:
+    for found in sharded:
+        assert len(found["rotated"]["errors"]) == 10
+        assert max(found["rotated"]["errors"]) < 1e-12
+
+
 def test_dtensors_beside_plain_tensors(sharded: list[dict[str, Any]]) -> None:
-    words = "all tensors of attention must be DTensors, or none, got DTensors beside plain k, v: "
-    assert all(found["mixture"].startswith(words) for found in sharded)
+    words = "all tensors of {} must be DTensors, or none, got DTensors beside plain {}: "
+    wanted = [words.format("attention", "k, v"), words.format("rotary embeddings", "cos, sin")]
+    for found in sharded:
+        assert [said[: said.index(": ") + 2] for said in found["mixture"]] == wanted
+
+
+@pytest.mark.parametrize("case", PLACES_OF_LINEAR)
+def test_dtensors_of_linear_attention(case: str, linear: list[dict[str, Any]]) -> None:
+    for found in linear:
+        assert max(found[case]["errors"]) < 1e-12
+        assert " ".join(found[case]["places"]) == PLACES_OF_LINEAR[case]
+
+
+def test_dtensors_of_linear_attention_that_lie_anywhere(linear: list[dict[str, Any]]) -> None:
+    for found in linear:
+        cases = {name: one for name, one in found.items() if name.startswith("anywhere")}
+        assert len(cases) == 16
+        for name, one in (*cases.items(), ("two dimensions", found["two dimensions"])):
+            assert max(one["errors"]) < 1e-12, name
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused_dtensors(case: str, linear: list[dict[str, Any]]) -> None:
+    for found in linear:
+        assert re.search(REFUSALS[case], found["refusals"][case])
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["tensor parallel", "tensor parallel, without gate and convolutions", "fully sharded"],
+)
+def test_sharded_layers(case: str, layers: list[dict[str, Any]]) -> None:
+    for found in layers:
+        assert max(found[case]) < 1e-12
+
+
+@pytest.mark.parametrize("case", REFUSED_LAYERS)
+def test_layers_of_which_only_projections_are_sharded(
+    case: str, layers: list[dict[str, Any]]
+) -> None:
+    assert all(re.search(REFUSED_LAYERS[case], found[case]) for found in layers)

@@ -8,15 +8,13 @@ holds for calls with dropout, whose mask depends on the global indices of batch 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.problem import Inputs, Options
-from flashvar.ops.sharding import DTENSORS, partial, register, replicate, shard
+from flashvar.ops.sharding import groups_stay_together, partial, register, replicate, shard
 
 _TENSORS: Final = len(Inputs._fields)
 # grad_out, grad_lse, out, lse and wants_bias.
@@ -40,25 +38,6 @@ def register_sharding_rules() -> None:
 
 # torch.compile calls the function at trace time, instead of tracing it.
 register_sharding_rules._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def refuse_mixed_dtensors(inputs: Inputs) -> None:
-    """Refuse a mix of DTensors and plain tensors: the placement of the plain ones is unknown."""
-    module = sys.modules.get(DTENSORS)
-    if module is None:
-        return
-    found = {
-        name: isinstance(tensor, module.DTensor)
-        for name, tensor in inputs._asdict().items()
-        if tensor is not None
-    }
-    if len(set(found.values())) > 1:
-        plain = ", ".join(name for name, is_dtensor in found.items() if not is_dtensor)
-        raise InvalidInputError(
-            "all tensors of attention must be DTensors, or none, got DTensors beside plain "
-            f"{plain}: "
-            "distribute_tensor() them too, with Replicate() if every rank has the whole tensor"
-        )
 
 
 def _forward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
@@ -96,7 +75,8 @@ def _strategies(arguments: tuple[Any, ...]) -> list[Strategy]:
         heads = 1 if packed or options.layout != "bshd" else 2
         heads_out = 1 if packed or options.layout == "bhsd" else 2
         heads_q, heads_kv = given.q.shape[heads], given.k.shape[heads]
-        if heads_q == heads_kv or heads_kv % given.q.mesh.size() == 0:
+        group = heads_q // heads_kv if heads_kv else 1
+        if groups_stay_together(heads_kv, group, given.q.mesh):
             strategies.append(_by_heads(given, heads, heads_out, 0 if packed else 1))
         if not packed:
             strategies.append(_by_batch(given))

@@ -18,6 +18,7 @@ from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutEr
 from flashvar.ops.arguments import as_bool, check_strided, count
 from flashvar.ops.dispatch_modes import are_plain, is_compiling
 from flashvar.ops.dtypes import DTYPES
+from flashvar.ops.sequences import shares_memory
 
 _INTEGERS: Final = (torch.int32, torch.int64)
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
@@ -78,7 +79,7 @@ def checked(
             f"x must be {form}, got {tuple(x.shape)}: "
             "reshape it, and pass cu_seqlens only for packed sequences"
         )
-    _check_tables(x, cos, sin)
+    check_tables(x, cos, sin)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     longest = None if max_seqlen is None else count("max_seqlen", max_seqlen)
     if cu_seqlens is None:
@@ -93,7 +94,8 @@ def checked(
     return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)
 
 
-def _check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+def check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Refuse tables of other shapes, or on another device."""
     for name, table in (("cos", cos), ("sin", sin)):
         check_strided(name, table)
         if table.dtype not in DTYPES:
@@ -156,8 +158,9 @@ def _split_offsets(
 
 def check_writable(x: torch.Tensor) -> None:
     """Refuse to rotate a tensor in place if its entries share memory."""
-    shared = (size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True))
-    if any(shared):
+    expanded = any(size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True))
+    # The compiler and transforms know no memory.
+    if expanded or (not is_compiling() and _transforms() is None and shares_memory(x)):
         raise LayoutError(
             f"x must not share memory between entries to be rotated in place, got shape "
             f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"

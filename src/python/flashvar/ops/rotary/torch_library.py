@@ -12,11 +12,13 @@ from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.dispatch_modes import can_be_read, is_compiling
 from flashvar.ops.rotary.rotation import (
     Rotation,
+    check_tables,
     check_writable,
     formula,
     needs_formula,
     positions_of_rows,
 )
+from flashvar.ops.sharding import are_dtensors
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
@@ -55,6 +57,7 @@ def _rotary(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
 
 
 def _rotary_fake(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
+    check_tables(x, *arguments[:2])  # it also serves a meta tensor beside others
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -93,15 +96,33 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     del output
-    _, heads, *tensors, offset, interleaved, conjugate = inputs
-    ctx.save_for_backward(*tensors)
+    x, heads, *tensors, offset, interleaved, conjugate = inputs
+    # Only gradients of the tables read x.
+    ctx.save_for_backward(x if any(ctx.needs_input_grad[2:4]) else None, *tensors)
     ctx.rest = heads, offset, interleaved, conjugate
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, *tensors = ctx.saved_tensors
     heads, offset, interleaved, conjugate = ctx.rest
-    back = Rotation._make((*ctx.saved_tensors, offset, interleaved, not conjugate))
-    return torch.ops.flashvar.rotary(grad, heads, *back), *(None,) * (1 + len(back))
+    back = Rotation._make((*tensors, offset, interleaved, not conjugate))
+    of_x = torch.ops.flashvar.rotary(grad, heads, *back)
+    of_tables: tuple[torch.Tensor | None, ...] = (None, None)
+    if x is not None:
+        rotation = back._replace(conjugate=conjugate)
+        of_tables = _gradients_of_tables(grad, x, rotation, heads)
+    return of_x, None, *of_tables, *(None,) * (len(back) - 2)
+
+
+def _gradients_of_tables(
+    grad: torch.Tensor, x: torch.Tensor, rotation: Rotation, heads: int
+) -> tuple[torch.Tensor, ...]:
+    """Those of cos and sin, by the formula, for programs that were traced without them."""
+    with torch.enable_grad():
+        tables = [rotation.cos.detach().requires_grad_(), rotation.sin.detach().requires_grad_()]
+        out = formula(x.detach(), rotation._replace(cos=tables[0], sin=tables[1]), heads)
+    of_cos, of_sin = torch.autograd.grad(out, tables, grad)
+    return of_cos, of_sin
 
 
 _LIBRARY.impl("rotary", _rotary, "CompositeExplicitAutograd")
@@ -114,8 +135,7 @@ torch.library.register_autograd("flashvar::rotary", _backward, setup_context=_ke
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """A new tensor with every head of x rotated."""
     if needs_formula(x, rotation.cos, rotation.sin):
-        _check_positions(x, rotation)
-        return formula(x, rotation, x.shape[-2])
+        return _by_formula(x, [(0, x.shape[-2], rotation)])
     return torch.ops.flashvar.rotary(x, x.shape[-2], *rotation)
 
 
@@ -129,11 +149,8 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     """
     check_writable(x)
     if any(needs_formula(x, rotation.cos, rotation.sin) for _, _, rotation in parts):
-        for begin, count, rotation in parts:
-            for heads in _views(x, begin, count):
-                _check_positions(heads, rotation)
-                heads.copy_(formula(heads.clone(), rotation, heads.shape[-2]))
-        return x
+        # Whole: a view of a DTensor may be a copy, to which a write would be lost.
+        return x.copy_(_by_formula(x.clone(), parts))
     if torch.is_grad_enabled() and x.requires_grad:
         if is_compiling() and not x.is_leaf:
             # The compiler does not see the in-place write of a compiled autograd function. It sees
@@ -196,6 +213,23 @@ def _rotated(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     for begin, count, rotation in others:
         rotate_in_place(out.narrow(-2, begin, count), [(0, count, rotation)])
     return out.view(x.shape)
+
+
+def _by_formula(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """As `_rotated`, in torch's own functions."""
+    # Not flattened: the kinds of a DTensor may be on several ranks.
+    kinds = [one.squeeze(-3) for one in x.split(1, -3)] if x.dim() == 5 else [x]
+    flat = torch.cat(kinds, -2)
+    found, done = [], 0
+    for begin, count, rotation in parts:
+        tensors = {"cos": rotation.cos, "sin": rotation.sin, "seqlen_offsets": rotation.offsets}
+        are_dtensors("rotary embeddings", {"x": x, **tensors, "cu_seqlens": rotation.cu_seqlens})
+        heads = flat.narrow(-2, begin, count)
+        _check_positions(heads, rotation)
+        found += [flat.narrow(-2, done, begin - done), formula(heads, rotation, count)]
+        done = begin + count
+    found.append(flat.narrow(-2, done, flat.shape[-2] - done))
+    return torch.cat(found, -2).reshape(x.shape)
 
 
 def _joined(plain: Any, tensors: tuple[Any, ...], back: bool = False) -> list[Part]:
