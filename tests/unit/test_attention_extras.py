@@ -12,6 +12,7 @@ from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutEr
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.attention.validate import inspect
+from flashvar.ops.plans import Plans
 
 Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 7, 2, 16)
 PACKED = torch.randn(9, 2, 8)
@@ -179,7 +180,7 @@ def test_bad_values_are_found_in_every_call() -> None:
 
 def test_values_are_not_read_where_that_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CUDA device: the kernels clamp; here the reference does."""
-    monkeypatch.setattr(attention_plan, "_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
     monkeypatch.setattr(attention_plan, "check_offsets", lambda *_: None)
     out = flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=offsets(0, 6, 3, 40))
     assert out.isfinite().all()

@@ -13,6 +13,7 @@ from flashvar.backends.reference import attention as reference
 from flashvar.ops.attention import padding as attention_padding
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.problem import Problem
+from flashvar.ops.plans import Plans
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     def wants(problem: Problem, backend: str) -> bool:
         return problem.head_dim % 8 != 0 or problem.head_dim_v % 8 != 0
 
-    monkeypatch.setattr(attention_plan, "_plans", {})
-    monkeypatch.setattr(attention_plan, "_backward_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
+    monkeypatch.setattr(attention_plan, "_backward_plans", Plans())
     monkeypatch.setattr(reference, "prepare_forward", watched)
     for module in (attention_padding, attention_plan):
         monkeypatch.setattr(module, "needs_padding", wants)

@@ -18,6 +18,7 @@ from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention import trace as attention_trace
 from flashvar.ops.attention.problem import Gradients, Inputs, Options
 from flashvar.ops.attention.validate import inspect, inspect_backward
+from flashvar.ops.plans import Plans
 from flashvar.selection.candidates import CandidateResult
 
 KERNEL = sim.kernel(dtype="bf16", head_dim=64)
@@ -29,8 +30,8 @@ BINARY = CandidateResult(
 @pytest.fixture(autouse=True)
 def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of earlier tests were made without the log."""
-    monkeypatch.setattr(attention_plan, "_plans", {})
-    monkeypatch.setattr(attention_plan, "_backward_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
+    monkeypatch.setattr(attention_plan, "_backward_plans", Plans())
 
 
 @pytest.fixture(autouse=True)

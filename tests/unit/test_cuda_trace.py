@@ -64,7 +64,8 @@ def of_gated_delta_rule(function: str) -> None:
     beta, state = torch.zeros(2, 5, 2), torch.zeros(2, 2, 8, 16)
     inputs = Inputs(q, q, v, None, beta, None, None, None, 1.0, False, False, False)
     if function == "bwd":
-        gated_delta_rule.backward(CHOSEN, inputs, state, v, None)
+        back = gated_delta_rule.prepare_backward(CHOSEN, inputs, state, v, None)
+        back(inputs, state, v, None)
         return
     if function == "fwd":
         launch = gated_delta_rule.prepare_forward(CHOSEN, inputs, state, v, state)

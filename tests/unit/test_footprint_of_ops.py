@@ -18,7 +18,7 @@ TABLE_FILE = "src/python/flashvar/ops/__init__.py"
 OPS = [op for op in TABLE if op != "attention"]
 PACKAGE = "src/python/flashvar"
 # What stands in for other packages, and layers, are made of ops.
-USERS = (f"{PACKAGE}/compat/", f"{PACKAGE}/layers/")
+USERS = (f"{PACKAGE}/compat/", f"{PACKAGE}/integrations/xformers/", f"{PACKAGE}/layers/")
 STANDS_IN = ("integrations", "compat", "layers")
 # The public names.
 PUBLIC = {f"{PACKAGE}/__init__.py", f"{PACKAGE}/flash_attn.py", TABLE_FILE}

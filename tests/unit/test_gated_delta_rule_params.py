@@ -16,7 +16,7 @@ from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops import serving
 from flashvar.ops.gated_delta_rule import run
-from flashvar.ops.gated_delta_rule.problem import Inputs
+from flashvar.ops.gated_delta_rule.problem import Gradients, Inputs
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.selection import resolve
 from flashvar.selection.candidates import CandidateResult
@@ -173,10 +173,15 @@ def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
     assert (params.states, params.state_dtype, params.index_bytes) == (0, 2, 0)
 
 
+def backward(*call: Any) -> Gradients:
+    """A launch that was prepared for the call itself."""
+    return cuda.prepare_backward(CHOSEN, *call)(*call)
+
+
 def test_gradients(calls: list[Any]) -> None:
     inputs, before = made(), torch.empty(3, 4, 40, 24).transpose(-1, -2)
     grad_out, after = torch.empty(3, 5, 4, 40).half(), torch.empty(3, 4, 24, 40)
-    grads = cuda.backward(CHOSEN, inputs, before, grad_out, after)
+    grads = backward(inputs, before, grad_out, after)
     (params,) = calls
     assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
     assert params.call.workspace_size == 512
@@ -200,10 +205,35 @@ def test_gradients(calls: list[Any]) -> None:
     assert state(params.problem.initial_state) == (before.data_ptr(), 3840, 960, 1, 24)
 
 
+def test_gradients_of_other_tensors_of_a_kind(calls: list[Any]) -> None:
+    """Each call has addresses of its own, and writes gradients of its own."""
+    inputs, before = made(packed=True), torch.empty(2, 4, 24, 40)
+    grad_out, after = torch.empty(1, 15, 4, 40).half(), torch.empty(2, 4, 24, 40)
+    launch = cuda.prepare_backward(CHOSEN, inputs, before, grad_out, after)
+    first = launch(inputs, before, grad_out, after)
+    other = Inputs(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
+    given = before.clone(), grad_out.clone(), after.clone()
+    second = launch(other, *given)
+    params = calls[1]
+    assert params.grad_out.data == given[1].data_ptr()
+    assert params.grad_final_state.data == given[2].data_ptr()
+    assert params.problem.initial_state.data == given[0].data_ptr()
+    for name in ("q", "k", "v", "g", "beta", "a_log"):
+        assert getattr(params.problem, name).data == getattr(other, name).data_ptr()
+    # Binaries read offsets of 32 bits.
+    assert other.cu_seqlens is not None
+    assert params.problem.cu_seqlens not in (None, other.cu_seqlens.data_ptr())
+    names = ("q", "k", "v", "g", "beta", "a_log", "dt_bias", "initial_state")
+    for name, one, another in zip(names, first, second, strict=True):
+        assert (one is None) is (another is None)
+        if one is not None and another is not None:
+            assert getattr(params, f"grad_{name}").data == another.data_ptr() != one.data_ptr()
+
+
 def test_gradients_of_little(calls: list[Any]) -> None:
     """No gate, no states, packed rows, and no gradient of out but that of the final states."""
     inputs = made(packed=True, g=None, a_log=None, dtype=torch.bfloat16)
-    grads = cuda.backward(CHOSEN, inputs, None, None, torch.empty(2, 4, 24, 40))
+    grads = backward(inputs, None, None, torch.empty(2, 4, 24, 40))
     (params,) = calls
     assert grads.g is None
     assert grads.initial_state is None
@@ -218,7 +248,7 @@ def test_gradients_of_little(calls: list[Any]) -> None:
 def test_a_gradient_whose_rows_start_anywhere_is_copied(calls: list[Any], shifted: bool) -> None:
     inputs, whole = made(), torch.zeros(3 * 5 * 4 * 40 + 1).half()
     grad_out = whole[1:].view(3, 5, 4, 40) if shifted else whole[:1].expand(3, 5, 4, 40)
-    cuda.backward(CHOSEN, inputs, None, grad_out, None)
+    backward(inputs, None, grad_out, None)
     assert tensor(calls[0].grad_out)[0] != grad_out.data_ptr()
     assert tensor(calls[0].grad_out)[1:] == (800, 160, 40)
 

@@ -12,13 +12,14 @@ from flashvar.backends.cuda import gated_delta_rule as cuda
 from flashvar.errors import BackendUnavailableError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
+from flashvar.ops.plans import Plans
 
 
 @pytest.fixture(autouse=True)
 def plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """None yet."""
     torch.manual_seed(0)
-    found: dict[Any, Any] = {}
+    found: Plans[Any] = Plans()
     monkeypatch.setattr(run, "_plans", found)
     return found
 
@@ -141,6 +142,46 @@ def test_what_a_plan_depends_on(plans: dict[Any, Any]) -> None:
         for _ in range(2):
             gated_delta_rule(**call)
         assert len(plans) == count
+
+
+def test_what_a_plan_of_a_backward_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: Plans[Any] = Plans()
+    monkeypatch.setattr(run, "_backward_plans", plans)
+    given = made(seqlen=5, dtype=torch.float32)
+    states, tensors = given["initial_state"], [given[name] for name in ("q", "k", "v", "g", "beta")]
+    out, final = gated_delta_rule(**given, return_final_state=True)
+    assert final is not None
+    grad_out, grad_final = torch.randn_like(out), torch.randn_like(final)
+    room = torch.empty(out.numel() + 1)
+    shifted = room[1:].view(out.shape).copy_(grad_out)
+    turned = grad_out.transpose(1, 2).contiguous().transpose(1, 2)
+    options = (None, False, False, False, "kv", "auto")
+    usual = [grad_out, grad_final, states, *tensors, None, None, None]
+    calls = [
+        (usual, options),
+        ([None, *usual[1:]], options),
+        ([grad_out, None, *usual[2:]], options),
+        ([turned, *usual[1:]], options),
+        ([shifted, *usual[1:]], options),
+        ([grad_out, grad_final.mT.contiguous().mT, *usual[2:]], options),
+        ([grad_out, grad_final, None, *usual[3:]], options),
+        (
+            [*usual[:3], tensors[0].transpose(0, 1).contiguous().transpose(0, 1), *usual[4:]],
+            options,
+        ),
+        (usual, (2.0, *options[1:])),
+        (usual, (None, True, *options[2:])),
+    ]
+    results = []
+    for count, (each, named) in enumerate(calls, 1):
+        results.append([run.gradients(tuple(each), named) for _ in range(2)])
+        assert len(plans) == count
+    for (each, named), twice in zip(calls, results, strict=True):
+        plans.clear()
+        alone = run.gradients(tuple(each), named)
+        for wanted, *found in zip(alone, *twice, strict=True):
+            assert all((grad is None) is (wanted is None) for grad in found)
+            assert all(grad is None or torch.equal(grad, wanted) for grad in found)
 
 
 def test_a_negated_view_goes_through_the_dispatcher(dispatched: list[str]) -> None:

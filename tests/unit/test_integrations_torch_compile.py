@@ -48,6 +48,33 @@ def test_compiles_into_one_graph(dynamic: bool) -> None:
     torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("shape", [(7, 7), (2, 1, 7, 7)], ids=["shared", "per-entry"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=["bool", "added"])
+def test_masks_compile_into_one_graph(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 4, 7, 16, requires_grad=True) for _ in range(3))
+    seen = (torch.rand(shape) > 0.5) | torch.eye(7, dtype=torch.bool)
+    mask = seen if dtype is torch.bool else torch.randn(shape, dtype=dtype)
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        *given, mask = tensors
+        return functional.scaled_dot_product_attention(*given, attn_mask=mask)
+
+    targets = []
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch._dynamo.reset()
+    expected = attend(q, k, v, mask)
+    with ours.activate(backend="reference"):
+        out = torch.compile(attend, backend=backend, fullgraph=True)(q, k, v, mask)
+    assert [name for name in targets if "attention" in name] == ["flashvar.attention_fwd.default"]
+    torch.testing.assert_close(out, expected)
+    found, wanted = (torch.autograd.grad(x.sin().sum(), (q, k, v)) for x in (out, expected))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_compiled_transforms_go_to_torch() -> None:
     q = qkv()[0].detach()
     targets = []

@@ -22,6 +22,7 @@ from flashvar.errors import FlashvarError
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.call import call as attention
 from flashvar.ops.attention.problem import NO_TENSORS, Inputs, Options
+from flashvar.ops.plans import Plans
 
 # Fields of Inputs and of Options, and what is asked of the backward.
 Call = dict[str, Any]
@@ -207,7 +208,7 @@ PARTS = list(parts_of_key())
 PAIRS = {name: pair for name, _, pair in PARTS} | BACKWARD
 
 
-class Forgetful(dict[Any, Any]):
+class Forgetful(Plans[Any]):
     """Plans whose key lacks a part."""
 
     def __init__(self, path: Path) -> None:
@@ -219,6 +220,9 @@ class Forgetful(dict[Any, Any]):
 
     def __setitem__(self, key: Any, made: Any) -> None:
         super().__setitem__(self._lost(key, self.path), made)
+
+    def remember(self, key: Any, tensors: Any, made: Any) -> None:
+        """Nothing: then every call is looked up by its key."""
 
     def _lost(self, key: Any, path: Path) -> Any:
         if not path:
@@ -236,8 +240,8 @@ def binary(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_plan, "_plans", {})
-    monkeypatch.setattr(attention_plan, "_backward_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
+    monkeypatch.setattr(attention_plan, "_backward_plans", Plans())
 
 
 def two_calls(pair: Pair) -> tuple[Call, Call]:

@@ -19,6 +19,7 @@ from flashvar.cli.speed import RECORDED, Cell, Result, Speed
 from flashvar.ops.attention import speed as cells
 from flashvar.ops.attention.speed import CELLS
 from flashvar.selection.request import Overrides
+from flashvar.selection.rules import select
 
 H200 = sim.system(sim.H200)
 
@@ -61,6 +62,13 @@ def test_cells_are_those_of_the_benchmarks() -> None:
         one = theirs[cell.direction, cell.head_dim]
         assert (one.batch, one.heads, one.dtype) == (cell.batch, cell.heads, cells.DTYPE)
         assert one.operations == cell.work
+
+
+def test_every_timed_call_can_be_selected() -> None:
+    for name, op in speed.timed_ops().items():
+        for cell in (*op.CELLS, *op.MORE_CELLS):
+            found = select(cell.request(0), H200, sim.inventory("90a"), Overrides())
+            assert found.chosen is not None, f"{name}: {cell.name}"
 
 
 def test_no_record_for_an_unknown_gpu() -> None:

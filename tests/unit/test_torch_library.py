@@ -20,6 +20,7 @@ from flashvar.ops.attention import call as attention_call
 from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.problem import NO_TENSORS, Options
 from flashvar.ops.attention.torch_library import attention_fwd
+from flashvar.ops.plans import Plans
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # Torch's own opcheck copies the inputs, and reads .grad of the copies.
@@ -248,7 +249,7 @@ def test_training_skips_the_dispatcher_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_second_call_makes_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_plan, "_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
     q, k, v = make()
     for _ in range(3):
         flashvar.attention(q, k, v)
@@ -257,7 +258,7 @@ def test_a_second_call_makes_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_plan, "_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
     monkeypatch.setattr(plans, "PLANS_KEPT", 3)
     for seqlen_k in range(1, 9):
         flashvar.attention(*make(1, seqlen_k))

@@ -16,6 +16,7 @@ from flashvar.ops.attention import plan as attention_plan
 from flashvar.ops.attention.flops import visible_pairs
 from flashvar.ops.attention.problem import NO_TENSORS, BackwardProblem, Inputs, Options
 from flashvar.ops.attention.torch_library import attention_fwd
+from flashvar.ops.plans import Plans
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RNG = torch.tensor([5, 6])
@@ -189,10 +190,10 @@ def test_deterministic_algorithms_reach_the_backward(monkeypatch: pytest.MonkeyP
         return prepare(problem, result)
 
     monkeypatch.setattr(reference, "prepare_backward", watched)
-    monkeypatch.setattr(attention_plan, "_backward_plans", {})
+    monkeypatch.setattr(attention_plan, "_backward_plans", Plans())
     q, k, v = make(grad=True)
     for everywhere, here in [(False, False), (True, False), (False, True)]:
-        monkeypatch.setattr(attention_plan, "_backward_plans", {})
+        monkeypatch.setattr(attention_plan, "_backward_plans", Plans())
         torch.use_deterministic_algorithms(everywhere)
         try:
             flashvar.attention(q, k, v, deterministic=here).sum().backward()

@@ -46,3 +46,9 @@ def unpack(x: torch.Tensor, packing: Packing) -> torch.Tensor:
     rows = x.new_zeros(packing.batch * packing.seqlen, *x.shape[2:])
     rows = rows.index_copy(0, packing.indices, x.squeeze(0))
     return rows.unflatten(0, (packing.batch, packing.seqlen))
+
+
+def get_unpad_data(attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Rows of the tokens that a mask [batch, seqlen] keeps, their cu_seqlens and longest length."""
+    packing = packing_of(attention_mask, *attention_mask.shape)
+    return packing.indices, packing.cu_seqlens, int(packing.cu_seqlens.diff().max())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.dispatch_modes import is_compiling
+
+_is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def fold(x: Any, dim: int | None, size: int, place: int) -> Any:
@@ -37,6 +40,18 @@ def check_same_offsets(dim: int | None, name: str) -> None:
             "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "
             f"sequences into one {name}"
         )
+
+
+def check_unmapped(name: str, x: torch.Tensor) -> None:
+    """Refuse a tensor that torch.vmap maps, at any depth of transforms."""
+    inner = x
+    while not is_compiling() and _is_transformed(inner):
+        if torch._C._functorch.is_batchedtensor(inner):
+            raise InvalidInputError(
+                f"{name} must be the same for all under torch.vmap, got a mapped one: put the "
+                "mapped dimension into the batch, or loop over the calls"
+            )
+        inner = torch._C._functorch.get_unwrapped(inner)
 
 
 def mapped_update(function: str) -> InvalidInputError:

@@ -15,6 +15,9 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.flop_formulas import tell_counters
+from flashvar.ops.sharding import register, rule_of
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _LIBRARY.define(
@@ -73,6 +76,7 @@ def below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
 
     Not in the forward of a Function, where autograd is switched off for those levels too.
     """
+    tell_counters()
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
@@ -83,6 +87,23 @@ def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
+def skips_dispatcher(*tensors: torch.Tensor | None) -> bool:
+    """Whether a backward of these tensors may skip the dispatcher: nothing in torch intercepts it.
+
+    Not while autograd records the backward, for derivatives of higher order.
+    """
+    if is_compiling() or torch.is_grad_enabled() or not no_dispatch_mode_active():
+        return False
+    given = [x for x in tensors if x is not None]
+    try:
+        for x in given:
+            x.data_ptr()
+    # Wrappers of other tensors have no memory.
+    except RuntimeError:
+        return False
+    return are_plain(*given)
+
+
 def attach(function: type[Differentiated], results: tuple[Any, ...], *inputs: Any) -> Any:
     """The results with the derivatives that a function defines."""
     with enable_single_level_autograd_function():
@@ -90,8 +111,8 @@ def attach(function: type[Differentiated], results: tuple[Any, ...], *inputs: An
 
 
 def may_be_differentiated(*inputs: Any) -> bool:
-    """Whether autograd must record results; only `apply` knows of tangents."""
-    if torch._C._is_fwd_grad_enabled():
+    """Whether autograd must record results; only `apply` knows which inputs have tangents."""
+    if torch._C._is_fwd_grad_enabled() and not no_dispatch_mode_active():
         return True
     return torch.is_grad_enabled() and bool(torch._C._any_requires_grad(*inputs))
 
@@ -107,10 +128,21 @@ def _refuse(like: Any, wanted: Any, causes: Any, refusal: str) -> tuple[Any, ...
     if cause is None:
         return (None,) * len(like)
     op = torch.ops.flashvar.no_derivative.default
+    _register_sharding_rule()
     return tuple(
         op(cause, *one, refusal) if want and one is not None else None
         for one, want in zip(like, wanted, strict=True)
     )
+
+
+def _register_sharding_rule() -> None:
+    """Let DTensor call no_derivative, so that the refusal is not in its words."""
+    op = torch.ops.flashvar.no_derivative.default
+    register({op: rule_of(op, lambda arguments: ())})
+
+
+# torch.compile calls the function at trace time, instead of tracing it.
+_register_sharding_rule._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _NoDerivative(Refused):

@@ -40,6 +40,11 @@ def can_be_read(*tensors: torch.Tensor | None) -> bool:
     )
 
 
+def is_faking() -> bool:
+    """Whether operations make tensors without values, also of tensors that have some."""
+    return _infra_mode(_FAKES) is not None
+
+
 # Torch's own modes that handle flashvar's ops as any other op, or that affect only constructors.
 _TRANSPARENT: Final = (
     "torch._dynamo.",
@@ -59,6 +64,7 @@ _function_modes: Final = torch._C._len_torch_function_stack
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
 _infra_mode: Final = torch._C._get_dispatch_mode
 _PROXIES: Final = torch._C._TorchDispatchModeKey.PROXY
+_FAKES: Final = torch._C._TorchDispatchModeKey.FAKE
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _tracer: Final = torch._C._get_tracing_state
 _autocasts: Final = torch._C._is_any_autocast_enabled

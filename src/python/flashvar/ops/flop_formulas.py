@@ -1,4 +1,4 @@
-"""Registers an op's formulas with `torch.utils.flop_counter`."""
+"""The formulas of ops for `torch.utils.flop_counter`, which counts no op without one."""
 
 from __future__ import annotations
 
@@ -6,25 +6,34 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _COUNTER: Final = "torch.utils.flop_counter"
+_formulas: Final[dict[Any, Callable[..., int]]] = {}
 
 
-def register(formulas: Mapping[Any, Callable[..., int]]) -> None:
-    """Register formulas with torch, and with the counters that are already active.
+def add(formulas: Mapping[Any, Callable[..., int]]) -> None:
+    """Add the formulas of an op."""
+    _formulas.update(formulas)
 
-    To be called where a dispatch mode is active. Does not import the counter: that takes 0.1 s,
-    also in programs that never count.
+
+def tell_counters() -> None:
+    """Register all formulas with torch, and with the counters that are already active.
+
+    To be called before each call of an op that modes may see. Does not import the counter: that
+    takes 0.1 s, also in programs that never count.
     """
+    if not torch._C._len_torch_dispatch_stack():
+        return
     counter = sys.modules.get(_COUNTER)
     if counter is None:
         return
-    for op, formula in formulas.items():
+    for op, formula in _formulas.items():
         if op not in counter.flop_registry:
             counter.register_flop_formula(op, get_raw=True)(formula)
     for mode in _get_current_dispatch_mode_stack():
         registry = getattr(getattr(mode, "counter", mode), "flop_registry", None)
         if registry is not None:
-            for op in formulas:
+            for op in _formulas:
                 registry.setdefault(op, counter.flop_registry[op])

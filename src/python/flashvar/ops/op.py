@@ -91,7 +91,8 @@ class OpSpec:
     functions: tuple[str, ...]
     axes: tuple[Axis, ...] = ()  # without the dtype, in the order of manifests
     usual_dtypes: tuple[str, ...] = ("bf16", "fp16")
-    compiled: tuple[str, ...] = ()  # the functions that binaries of a release have kernels for
+    # The functions that binaries of a release have kernels for, each with their dtypes.
+    compiled: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     # The dtypes of its Triton kernels, each with the lowest NVIDIA capability that Triton compiles
     # it for. Empty: the op has no Triton kernel.
     triton: Mapping[str, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))

@@ -82,23 +82,40 @@ def check_integers(name: str, x: Any) -> None:
 
 def check_own_memory(name: str, x: Any) -> None:
     """Refuse a state that is written in place and whose elements share memory."""
-    if _shares_memory(x):
+    if shares_memory(x):
         raise LayoutError(
             f"{name} must have memory of its own for each element to be written in place, got "
             f"strides {x.stride()} of {tuple(x.shape)}: make it contiguous first"
         )
 
 
-def _shares_memory(x: Any) -> bool:
+def shares_memory(x: Any) -> bool:
+    """Whether two elements of a tensor lie at one address."""
     known = torch._debug_has_internal_overlap(x)
     if known != _TOO_HARD:
         return bool(known)
-    reach = 0
-    steps = [(step, size) for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    steps = sorted((step, size) for step, size in zip(x.stride(), x.shape, strict=True) if size > 1)
     if any(isinstance(number, torch.SymInt) for step in steps for number in step):
         return False
-    for step, size in sorted(steps):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
+    # Two elements differ by d[i] in dimension i, and the last d that is not 0 is positive.
+    return any(
+        _lead_to(steps[:place], ahead * step)
+        for place, (step, size) in enumerate(steps)
+        for ahead in range(1, min(size, _reach(steps[:place]) // step + 1))
+    )
+
+
+def _lead_to(steps: list[tuple[int, int]], distance: int) -> bool:
+    """Whether sum(d[i] * step) is a distance for some d[i] between -size and size."""
+    if not steps:
+        return distance == 0
+    *smaller, (step, size) = steps
+    reach = _reach(smaller)
+    least = max(1 - size, -((reach - distance) // step))
+    most = min(size - 1, (distance + reach) // step)
+    return any(_lead_to(smaller, distance - by * step) for by in range(least, most + 1))
+
+
+def _reach(steps: list[tuple[int, int]]) -> int:
+    """How far apart two elements are at most."""
+    return sum(step * (size - 1) for step, size in steps)

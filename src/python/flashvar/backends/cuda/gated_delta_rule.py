@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -23,7 +23,7 @@ from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import prototype
 
 if TYPE_CHECKING:
-    from flashvar.ops.gated_delta_rule.problem import Inputs, Launch
+    from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Inputs, Launch
     from flashvar.selection.candidates import CandidateResult
 
 # flashvar_gate: data, batch, sequence and head stride, dtype, reserved.
@@ -46,6 +46,7 @@ _BACKWARD: Final = struct.Struct(
 _QK_L2NORM, _BETA_SIGMOID, _NEGATIVE_EIGVAL = 1, 2, 4
 _NO_GATE: Final = (0, 0, 0, 0, DTYPES["fp32"], 0)
 _NO_STATE: Final = (0, 0, 0, 0, 0)
+_empty_like: Final = torch.empty_like
 
 
 def prepare_forward(
@@ -61,7 +62,7 @@ def prepare_forward(
     template = Template(_FORWARD, fields)
     size = function.workspace(template.packed)
     workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=out.device))
-    of_call, empty_like = _of_call(template, device), torch.empty_like
+    of_call, empty_like = _of_call(template, device), _empty_like
     run, converts = launch_of(function, FORWARD, chosen), _converts(inputs)
 
     def launch(
@@ -75,7 +76,7 @@ def prepare_forward(
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         workspace = empty_like(workspace_like)
         place = workspace.data_ptr()
-        run(of_call(inputs, states, out, final_state, place, size))
+        run(of_call(inputs, states, (out, final_state), place, size))
 
     return launch
 
@@ -111,41 +112,63 @@ def prepare_update(
         if converts:
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         place = 0 if indices is None else indices.data_ptr()
-        run(of_call(inputs, states, out, final_state, 0, 0, place))
+        run(of_call(inputs, states, (out, final_state), 0, 0, place))
 
     return launch
 
 
-def backward(
+def prepare_backward(
     chosen: CandidateResult,
     inputs: Inputs,
     initial_state: torch.Tensor | None,
     grad_out: torch.Tensor | None,
     grad_final_state: torch.Tensor | None,
-) -> Gradients:
-    """The gradients of all inputs; an absent gradient of a result counts as zeros."""
+) -> BackwardLaunch:
+    """What computes the gradients of all inputs."""
+    function, device = function_of(BACKWARD, chosen, inputs.q.device.index)
     # Binaries write nothing where there is no element of v, and packed rows of no sequence.
     whole = inputs.cu_seqlens is None and inputs.v.numel() > 0
     make = _new_empty if whole else _new_zeros
-    of_state = None if initial_state is None else _new_zeros(initial_state)
-    grads = Gradients._make([*(None if x is None else make(x) for x in inputs[:7]), of_state])
-    grad_out = torch.zeros_like(inputs.v) if grad_out is None else _with_aligned_rows(grad_out)
-    function, device = function_of(BACKWARD, chosen, inputs.q.device.index)
-    cu_seqlens = _offsets(inputs)
-    head = call_head(_BACKWARD, device), _current_stream(device)
-    tail = (
-        *_tensor(grad_out),
+    zeros_like, empty_like = torch.zeros_like, _empty_like
+    results = [None if x is None else make(x) for x in (*inputs[:7], initial_state)]
+    given = zeros_like(inputs.v) if grad_out is None else _with_aligned_rows(grad_out)
+    copies = grad_out is not None and given is not grad_out
+    fields = (
+        *(call_head(_BACKWARD, device), 0, 0, 0),
+        *_tensor(given),
         *_state(grad_final_state),
-        *(field for x in grads[:3] for field in _tensor(x)),
-        *(field for x in grads[3:7] for field in _gate(x)),
-        *_state(grads.initial_state),
-        *_problem(inputs, cu_seqlens, initial_state),
+        *(field for x in results[:3] if x is not None for field in _tensor(x)),
+        *(field for x in results[3:7] for field in _gate(x)),
+        *_state(results[7]),
+        *_problem(inputs, _offsets(inputs), initial_state),
     )
-    size = function.workspace(_BACKWARD.pack(*head, 0, 0, *tail))
-    workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
-    run = launch_of(function, BACKWARD, chosen)
-    run(_BACKWARD.pack(*head, workspace.data_ptr(), size, *tail))
-    return grads
+    template = Template(_BACKWARD, fields)
+    size = function.workspace(template.packed)
+    workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=inputs.q.device))
+    *likes, state_like = [None if x is None else prototype(x) for x in results]
+    of_call, run = _of_call(template, device), launch_of(function, BACKWARD, chosen)
+    converts, make_like = _converts(inputs), empty_like if whole else zeros_like
+
+    def launch(
+        inputs: Inputs,
+        initial_state: torch.Tensor | None,
+        grad_out: torch.Tensor | None,
+        grad_final_state: torch.Tensor | None,
+    ) -> Gradients:
+        if converts:
+            inputs = inputs._replace(cu_seqlens=_offsets(inputs))
+        if grad_out is None:
+            grad_out = zeros_like(inputs.v)
+        elif copies:
+            grad_out = grad_out.clone(memory_format=torch.contiguous_format)
+        grads = [None if x is None else make_like(x) for x in likes]
+        grads.append(None if state_like is None else zeros_like(state_like))
+        workspace = empty_like(workspace_like)
+        results = (grad_out, grad_final_state, *grads)
+        run(of_call(inputs, initial_state, results, workspace.data_ptr(), size))
+        return Gradients._make(grads)
+
+    return launch
 
 
 def _new_empty(x: torch.Tensor) -> torch.Tensor:
@@ -164,11 +187,6 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     return x if aligned and x.stride(3) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _current_stream(device: int) -> int:
-    stream: int = torch._C._cuda_getCurrentRawStream(device)
-    return stream
-
-
 def _offsets(inputs: Inputs) -> torch.Tensor | None:
     """cu_seqlens as binaries read it."""
     offsets = inputs.cu_seqlens
@@ -181,7 +199,7 @@ def _converts(like: Inputs) -> bool:
 
 
 def _of_call(template: Template, device: int) -> Callable[..., bytes]:
-    """Packs the struct of a call: the workspace, other addresses behind it.
+    """Packs the struct of a call: `results` come first in it, other addresses last.
 
     The offsets are as binaries read them.
     """
@@ -190,8 +208,7 @@ def _of_call(template: Template, device: int) -> Callable[..., bytes]:
     def packed(
         inputs: Inputs,
         states: torch.Tensor | None,
-        out: torch.Tensor,
-        final_state: torch.Tensor | None,
+        results: Sequence[torch.Tensor | None],
         workspace: int,
         size: int,
         *others: int,
@@ -201,8 +218,7 @@ def _of_call(template: Template, device: int) -> Callable[..., bytes]:
             stream_of(device),
             workspace,
             size,
-            out.data_ptr(),
-            0 if final_state is None else final_state.data_ptr(),
+            *[0 if x is None else x.data_ptr() for x in results],
             0 if cu_seqlens is None else cu_seqlens.data_ptr(),
             q.data_ptr(),
             k.data_ptr(),

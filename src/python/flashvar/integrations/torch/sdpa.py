@@ -7,21 +7,27 @@ where a key is visible, and masks are broadcast.
 from __future__ import annotations
 
 from operator import index
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
 
 from flashvar.integrations.serving import unserved
 from flashvar.ops.attention.api import BackendName, Layout, attention
-from flashvar.ops.attention.call import call_plain
+from flashvar.ops.attention.call import call_plain, run_plan
 from flashvar.ops.attention.options import plain_scale
+from flashvar.ops.attention.plan import Plan, plan
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
 from flashvar.ops.dispatch_modes import PLAIN, are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.plans import Plans
 
-__all__ = ["attend", "attend_fast", "non_plain_type", "why_not"]
+__all__ = ["attend", "attend_fast", "attend_with_lse", "non_plain_type", "why_not"]
 
 _grad_enabled: Final = torch.is_grad_enabled
+
+# The plan of a call, its options, and whether rows come before heads in memory.
+_Served: TypeAlias = tuple[Plan, tuple[Any, ...], bool]
+_served: Final[Plans[_Served]] = Plans()
 
 
 def attend_fast(
@@ -38,7 +44,15 @@ def attend_fast(
     Dtype and device are the same too. Returns None where `why_not` must decide, and on the CPU
     without `on_cpu`.
     """
-    if is_compiling() or not are_plain(q, k, v):
+    if is_compiling():
+        return None
+    key = (causal, type(causal), scale, type(scale), backend, on_cpu)
+    known = _known(key, q, k, v)
+    if known is not None:
+        (found, options, rows_first), records = known
+        out, _ = run_plan(found, records, q, k, v, NO_TENSORS, options, False)
+        return out.transpose(1, 2) if rows_first else out
+    if not are_plain(q, k, v):
         return None
     if q.is_nested or k.is_nested or v.is_nested or not no_dispatch_mode_active():
         return None
@@ -61,7 +75,16 @@ def attend_fast(
     layout = "bhsd->bshd" if rows_first else "bhsd"
     options = pack_options(causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend)
     out, _ = call_plain(q, k, v, NO_TENSORS, options, False)
+    _served.remember(key, (q, k, v), (plan(q, k, v, NO_TENSORS, options), options, rows_first))
     return out.transpose(1, 2) if rows_first else out
+
+
+def _known(key: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[_Served, bool] | None:
+    """How a recent call like this one was served, and whether autograd records it."""
+    try:
+        return _served.recent(key, tensors)
+    except TypeError:  # an option that cannot be hashed
+        return None
 
 
 def why_not(
@@ -133,9 +156,48 @@ def attend(
     The output has the memory order of q, heads or rows first, because callers view it accordingly.
     Tensors are cast as autocast requires, and copied if their last dimension is not contiguous.
     """
+    q, k, v, options = _arguments(q, k, v, mask, causal, layout)
+    rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
+    out = attention(
+        q,
+        k,
+        v,
+        scale=plain_scale(scale),
+        dropout_p=dropout_p,
+        layout="bhsd->bshd" if rows_first else layout,
+        backend=backend,
+        **options,
+    )
+    return out.transpose(1, 2) if rows_first else out
+
+
+def attend_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend` of [batch, rows, heads, head_dim], and the log-sum-exp [batch, heads, rows]."""
+    q, k, v, options = _arguments(q, k, v, mask, causal, "bshd")
+    return attention(
+        q, k, v, scale=plain_scale(scale), dropout_p=dropout_p, return_lse=True, **options
+    )
+
+
+def _arguments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    layout: Layout,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Arguments of `attention`: the tensors, and mask and causality as options."""
     cast = _autocast_dtype(q.device.type)
     q, k, v = (_prepared(x, cast) for x in (q, k, v))
-    rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
     bias, window = None, (-1, -1)
     if mask is not None:
         bias = _bias(mask.to(_dtype_after(cast, mask)), q, layout)
@@ -145,21 +207,10 @@ def attend(
         # flashvar's diagonal ends in the bottom right corner, torch's begins in the top left.
         if more < 0:  # no query sees the keys after the last query
             k, v = k.narrow(rows, 0, q.shape[rows]), v.narrow(rows, 0, q.shape[rows])
+            bias = None if bias is None else bias.narrow(-1, 0, q.shape[rows])
         elif more > 0:
             causal, window = False, (-1, more)
-    out = attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=plain_scale(scale),
-        window_size=window,
-        bias=bias,
-        dropout_p=dropout_p,
-        layout="bhsd->bshd" if rows_first else layout,
-        backend=backend,
-    )
-    return out.transpose(1, 2) if rows_first else out
+    return q, k, v, {"causal": causal, "window_size": window, "bias": bias}
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
@@ -207,8 +258,8 @@ def _why_not_mask(
     layout: Layout,
     cast: torch.dtype | None,
 ) -> str | None:
-    if not are_plain(mask):
-        return f"attn_mask has the type {type(mask).__name__}"
+    if (kind := non_plain_type(mask)) is not None:
+        return f"attn_mask has the type {kind.__name__}"
     if causal:
         return "is_causal together with an attn_mask"
     if _dtype_after(cast, mask) not in (torch.bool, torch.float32, _dtype_after(cast, q)):

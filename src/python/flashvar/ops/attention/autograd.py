@@ -14,7 +14,7 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.plan import Plan
-from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, make_inputs
+from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options
 from flashvar.ops.attention.spec import BACKWARD
 from flashvar.ops.derivatives import (
     Refused,
@@ -23,8 +23,9 @@ from flashvar.ops.derivatives import (
     likenesses,
     may_be_differentiated,
     plain_apply,
+    skips_dispatcher,
 )
-from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.profiling import recorded
 
 _TENSORS: Final = len(Inputs._fields)
@@ -93,37 +94,38 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     needed = ctx.needs_input_grad
     if grad_out is None and grad_lse is None:
         return (None,) * len(needed)
-    *inputs, out, lse = ctx.saved_tensors
-    inputs = (*inputs, *NO_TENSORS[len(inputs) - 3 :])
+    saved = ctx.saved_tensors
     bias = needed[before + _BIAS] if len(needed) > before + _BIAS else False
-    if (
-        not is_compiling()
-        and not torch.is_grad_enabled()
-        and no_dispatch_mode_active()
-        and _have_memory([x for x in (*inputs, out, grad_out, grad_lse) if x is not None])
-    ):
-        options = Options._make(ctx.options)
-        given = make_inputs(inputs)
-        arguments = (grad_out, grad_lse, given, out, lse, options, bias)
-        grads: Sequence[torch.Tensor | None] = recorded(BACKWARD, plans.backward, *arguments)
-    else:
-        grads = torch.ops.flashvar.attention_bwd.default(
-            grad_out, grad_lse, out, lse, bias, *inputs, *ctx.options
-        )
+    grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, bias)
     results = (*(None,) * before, *grads, *(None,) * len(needed))
     return tuple(
         grad if is_needed else None for grad, is_needed in zip(results, needed, strict=False)
     )
 
 
-def _have_memory(tensors: list[torch.Tensor]) -> bool:
-    """Whether memory holds the tensors' values; torch's wrappers of other tensors have none."""
-    try:
-        for x in tensors:
-            x.data_ptr()
-    except RuntimeError:
-        return False
-    return are_plain(*tensors)
+def _gradients_of(
+    given: tuple[torch.Tensor | None, torch.Tensor | None],
+    saved: tuple[torch.Tensor | None, ...],
+    options: tuple[Any, ...],
+    bias: bool,
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of a backward, without the dispatcher where it may be skipped."""
+    out, lse = saved[-2:]
+    grads: Sequence[torch.Tensor | None]
+    known = None
+    if not is_compiling() and not torch.is_grad_enabled():
+        known = plans.known_backward(given, saved, options, bias)
+    if known is not None:
+        grads = recorded(BACKWARD, known.run, plans.saved_inputs(saved), out, lse, *given)
+    elif skips_dispatcher(*given, *saved):
+        options = Options._make(options)
+        arguments = (*given, plans.saved_inputs(saved), out, lse, options, bias)
+        grads = recorded(BACKWARD, plans.backward, *arguments)
+        plans.remember_backward(given, saved, options, bias)
+    else:
+        backward = torch.ops.flashvar.attention_bwd.default
+        grads = backward(*given, out, lse, bias, *plans.saved_inputs(saved), *options)
+    return grads
 
 
 _apply: Final = plain_apply(_Attention)

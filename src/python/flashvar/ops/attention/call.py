@@ -8,16 +8,17 @@ import torch
 
 from flashvar.ops.arguments import refuse_unknown_kinds
 from flashvar.ops.attention.autograd import differentiable
-from flashvar.ops.attention.flops import register_flop_formulas
 from flashvar.ops.attention.options import check_options, is_number
-from flashvar.ops.attention.plan import plan
+from flashvar.ops.attention.plan import Plan, known, plan, remember
 from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options, make_inputs
-from flashvar.ops.attention.sharding import refuse_mixed_dtensors, register_sharding_rules
+from flashvar.ops.attention.sharding import register_sharding_rules
 from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatched import dispatched
 from flashvar.ops.profiling import recorded
+from flashvar.ops.sharding import are_dtensors
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -43,6 +44,9 @@ def call(
         register_sharding_rules()
         out, lse = attention_fwd(*_cast(q, k, v, optional), *options)
         return out, lse
+    recent = known(q, k, v, optional, options)
+    if recent is not None:
+        return run_plan(*recent, q, k, v, optional, options, with_lse)
     if not (
         are_plain(q, k, v)
         and no_dispatch_mode_active()
@@ -66,12 +70,29 @@ def call_plain(
 ) -> Outputs:
     """`call` for plain tensors while no dispatch mode is active; the caller has checked both."""
     found = plan(q, k, v, optional, options)
-    if (
+    records = _grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or (optional is not NO_TENSORS and any(x is not None and x.requires_grad for x in optional))
-    ) and _grad_enabled():
+    )
+    outputs = run_plan(found, records, q, k, v, optional, options, with_lse)
+    remember(q, k, v, optional, options, found)
+    return outputs
+
+
+def run_plan(
+    found: Plan,
+    records: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
+    with_lse: bool,
+) -> Outputs:
+    """A call by its plan; `records` is whether autograd does."""
+    if records:
         arguments = (found, (q, k, v), optional, options, with_lse)
         return cast("Outputs", recorded(FORWARD, differentiable, *arguments))
     inputs = make_inputs((q, k, v, *optional))
@@ -89,12 +110,11 @@ def _dispatched(
     check_options(Options._make(options))
     given = make_inputs((q, k, v, *optional))
     check_tensors(given)
-    refuse_mixed_dtensors(given)
+    are_dtensors("attention", given._asdict())
     inputs = make_inputs(_cast(q, k, v, optional))
     inspect_symbolic(inputs, Options._make(options))
-    register_flop_formulas()
     register_sharding_rules()
-    out, lse = attention_fwd(*inputs, *options)
+    out, lse = dispatched(attention_fwd, *inputs, *options)
     return out, lse
 
 

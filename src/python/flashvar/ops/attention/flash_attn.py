@@ -8,6 +8,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import as_bool, check_strided, refuses_unknown_kinds
+from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import signed_probabilities
 from flashvar.ops.attention.options import is_number, plain_scale, window_pair, window_side
@@ -62,8 +63,9 @@ def varlen(
     max_seqlen_q: int | torch.Tensor,
     max_seqlen_k: int | torch.Tensor,
     arguments: SharedArguments,
+    block_table: torch.Tensor | None = None,
 ) -> Result:
-    """Attention of packed sequences."""
+    """Attention of packed sequences; with a block_table keys and values are pages."""
     _check(arguments)
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if offsets is None:
@@ -76,9 +78,16 @@ def varlen(
             "the batch must hold at least 1 sequence, got cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"
         )
+    bounds = (_bound(max_seqlen_q), _bound(max_seqlen_k))
+    lengths = None
+    if block_table is not None:
+        k, v, lengths = read(k, v, cu_seqlens_k, bounds[1], block_table=block_table)
     rng_state = rng_state_of(q, arguments.dropout_p)
-    tensors = pack_tensors(None, arguments.alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k)
-    return _attend(q, k, v, tensors, arguments, (_bound(max_seqlen_q), _bound(max_seqlen_k)))
+    tensors = pack_tensors(
+        *(None, arguments.alibi_slopes, rng_state, cu_seqlens_q),
+        *(cu_seqlens_k if lengths is None else None, lengths),
+    )
+    return _attend(q, k, v, tensors, arguments, bounds)
 
 
 @refuses_unknown_kinds

@@ -14,19 +14,9 @@ import torch
 
 from flashvar.ops.attention.problem import Inputs, Options, Problem
 from flashvar.ops.attention.validate import inspect
-from flashvar.ops.flop_formulas import register
+from flashvar.ops.dispatch_modes import PLAIN, is_faking
 
 _TENSORS: Final = len(Inputs._fields)
-
-
-def register_flop_formulas() -> None:
-    """Make the formulas known, where a dispatch mode is active."""
-    register(
-        {
-            torch.ops.flashvar.attention_fwd: forward_flops,
-            torch.ops.flashvar.attention_bwd: backward_flops,
-        }
-    )
 
 
 def forward_flops(*arguments: Any, **_: Any) -> int:
@@ -94,4 +84,4 @@ def _lengths(
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+    return type(tensor) in PLAIN and not tensor.is_meta and not is_faking()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from flashvar.errors import InvalidInputError
 from flashvar.ops.attention.optional_tensors import check_offsets
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.padding import (
@@ -36,7 +37,7 @@ from flashvar.ops.attention.problem import (
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
-from flashvar.ops.plans import keep, prototype
+from flashvar.ops.plans import Plans, prototype
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides
@@ -115,9 +116,58 @@ class BackwardPlan:
 
 
 _empty_like: Final = torch.empty_like
+_are_deterministic: Final = torch.are_deterministic_algorithms_enabled
 
-_plans: dict[tuple[Any, ...], Plan] = {}
-_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
+_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[BackwardPlan] = Plans()
+
+
+def known(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
+) -> tuple[Plan, bool] | None:
+    """The plan of a recent call like this one, and whether autograd records such calls.
+
+    Arguments of any kind. None where a check has to see them, or something in torch the call.
+    """
+    try:
+        return _plans.recent(*_recent_call(q, k, v, optional, options))
+    # What has no shape, or cannot be hashed, is invalid: the checks say why.
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def remember(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
+    found: Plan,
+) -> None:
+    """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
+    _plans.remember(*_recent_call(q, k, v, optional, options), found)
+
+
+def _recent_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+    options: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """What a call must have in common with a recent one, and the tensors that are compared."""
+    kinds = _kinds(options)
+    if optional is NO_TENSORS:
+        return (options, kinds, q.shape), (q, k, v)
+    present = tuple([x is not None for x in optional])
+    return (
+        (options, kinds, q.shape, present),
+        (q, k, v, *[x for x in optional if x is not None]),
+    )
 
 
 def plan(
@@ -145,8 +195,55 @@ def plan(
         raise
     if found is None:
         found = _make(make_inputs((q, k, v, *optional)), Options._make(options))
-        keep(_plans, key, found)
+        _plans.keep(key, found)
     return found
+
+
+def known_backward(
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+    saved: tuple[torch.Tensor | None, ...],
+    options: tuple[Any, ...],
+    wants_bias: bool,
+) -> BackwardPlan | None:
+    """The plan of a recent backward like this one; `saved` is what a forward saved."""
+    found = _backward_plans.recent(*_recent_backward_call(grads, saved, options, wants_bias))
+    return None if found is None else found[0]
+
+
+def remember_backward(
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+    saved: tuple[torch.Tensor | None, ...],
+    options: tuple[Any, ...],
+    wants_bias: bool,
+) -> None:
+    """Let `known_backward` find the plan of a backward that has been computed."""
+    if grads[0] is None:
+        return
+    inputs, named = saved_inputs(saved), _deterministic_if_asked(Options._make(options))
+    found = backward_plan(inputs, _optional(inputs), named, grads[0], wants_bias)
+    if not found.pads:
+        call = _recent_backward_call(grads, saved, options, wants_bias)
+        _backward_plans.remember(*call, found)
+
+
+def _recent_backward_call(
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+    saved: tuple[torch.Tensor | None, ...],
+    options: tuple[Any, ...],
+    wants_bias: bool,
+) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """What a backward must have in common with a recent one, and the tensors that are compared."""
+    given = (*grads, *saved)
+    present = tuple([x is not None for x in given])
+    exact = _are_deterministic()
+    key = (options, _kinds(options), wants_bias, exact, present)
+    return key, tuple([x for x in given if x is not None])
+
+
+def saved_inputs(saved: tuple[torch.Tensor | None, ...]) -> Inputs:
+    """The inputs of a forward, of what it saved: the inputs that it had, out and lse."""
+    inputs = saved[:-2]
+    return make_inputs(inputs + NO_TENSORS[len(inputs) - 3 :])
 
 
 def backward_plan(
@@ -166,7 +263,7 @@ def backward_plan(
     found = _backward_plans.get(key)
     if found is None:
         found = _make_backward(inputs, options, grad_out, wants_bias)
-        keep(_backward_plans, key, found)
+        _backward_plans.keep(key, found)
     return found
 
 
@@ -191,12 +288,12 @@ def backward(
 
     A `grad_out` or `grad_lse` of None stands for zeros.
     """
-    if torch.are_deterministic_algorithms_enabled():
-        options = options._replace(deterministic=True)
+    options = _deterministic_if_asked(options)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    optional = _optional(inputs)
+    q, optional = inputs.q, _optional(inputs)
     chosen = backward_plan(inputs, optional, options, grad_out, wants_bias)
+    _check_results(chosen.problem.forward, q.dtype, grad_out, out, grad_lse, lse)
     if not chosen.pads:
         return chosen.run(inputs, out, lse, grad_out, grad_lse)
     padded = backward(
@@ -211,6 +308,11 @@ def backward(
     return unpad_gradients(padded, inputs)
 
 
+def _deterministic_if_asked(options: Options) -> Options:
+    """The options; deterministic where torch.use_deterministic_algorithms asks for it."""
+    return options._replace(deterministic=True) if _are_deterministic() else options
+
+
 def _optional(inputs: Inputs) -> OptionalTensors:
     optional = inputs[3:]
     return NO_TENSORS if all(x is None for x in optional) else optional
@@ -223,25 +325,6 @@ def _key(
     optional: OptionalTensors,
     options: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    causal, scale, left, right, softcap, dropout_p, exact, layout, backend, max_q, max_k = options
-    kinds = None
-    # Equal options of other types may be invalid: hash(1) == hash(True), so causal=1 would find the
-    # plan of causal=True. One expression, as each call of a function here costs as much as half of
-    # these checks.
-    if not (
-        (causal is False or causal is True)
-        and (scale is None or type(scale) is float)
-        and type(left) is int
-        and type(right) is int
-        and type(softcap) is float
-        and type(dropout_p) is float
-        and (exact is False or exact is True)
-        and type(layout) is str
-        and type(backend) is str
-        and (max_q is None or type(max_q) is int)
-        and (max_k is None or type(max_k) is int)
-    ):
-        kinds = tuple(map(type, options))
     facts = None
     if optional is not NO_TENSORS:
         facts = tuple(
@@ -262,8 +345,33 @@ def _key(
         v.device,
         facts,
         options,
-        kinds,
+        _kinds(options),
     )
+
+
+def _kinds(options: tuple[Any, ...]) -> tuple[type, ...] | None:
+    """The types of options where they are not the usual ones, whose equality says enough.
+
+    Equal options of other types may be invalid: hash(1) == hash(True), so causal=1 would find the
+    plan of causal=True.
+    """
+    causal, scale, left, right, softcap, dropout_p, exact, layout, backend, max_q, max_k = options
+    # One expression, as each call of a function costs as much as half of these checks.
+    if (
+        (causal is False or causal is True)
+        and (scale is None or type(scale) is float)
+        and type(left) is int
+        and type(right) is int
+        and type(softcap) is float
+        and type(dropout_p) is float
+        and (exact is False or exact is True)
+        and type(layout) is str
+        and type(backend) is str
+        and (max_q is None or type(max_q) is int)
+        and (max_k is None or type(max_k) is int)
+    ):
+        return None
+    return tuple(map(type, options))
 
 
 def _make(inputs: Inputs, options: Options) -> Plan:
@@ -311,3 +419,30 @@ def _make_backward(
     grad_q, grad_k, grad_v = (prototype(_empty_like(x)) for x in (q, k, v))
     like = Gradients(grad_q, grad_k, grad_v, grad_bias)
     return BackwardPlan(problem, launch, pads, copies, like)
+
+
+def _check_results(
+    problem: Problem,
+    dtype: torch.dtype,
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    lse: torch.Tensor,
+) -> None:
+    """Refuse results of another forward: hooks of saved tensors may return anything."""
+    shape, lse_shape, lse_dtype = problem.out_shape, problem.lse_shape, problem.lse_dtype
+    if (
+        out.dtype is dtype
+        and grad_out.dtype is dtype
+        and lse.dtype is lse_dtype
+        and out.shape == grad_out.shape == shape
+        and lse.shape == lse_shape
+        and (grad_lse is None or (grad_lse.shape == lse_shape and grad_lse.dtype is lse_dtype))
+    ):
+        return
+    found = [(tuple(x.shape), x.dtype) for x in (out, grad_out, lse, grad_lse) if x is not None]
+    raise InvalidInputError(
+        f"out and lse must be {shape} of {dtype} and {lse_shape} of {lse_dtype} in the backward, "
+        f"and their gradients likewise, got {', '.join(map(str, found))}: return saved tensors "
+        "from their hooks as they were"
+    )

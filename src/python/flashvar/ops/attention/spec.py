@@ -30,7 +30,7 @@ SPEC: Final = OpSpec(
     "attention",
     (FORWARD, BACKWARD),
     (HEAD_DIM,),
-    compiled=(FORWARD, BACKWARD),
+    compiled=MappingProxyType(dict.fromkeys((FORWARD, BACKWARD), ("bf16", "fp16"))),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.attention.warmup",
     tune="flashvar.ops.attention.tune",

@@ -12,9 +12,11 @@ import torch
 
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at_autograd_key
+from flashvar.ops.attention.flops import backward_flops, forward_flops
 from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.attention.validate import inspect_symbolic
 from flashvar.ops.attention.vmap import backward_batched, forward_batched
+from flashvar.ops.flop_formulas import add
 
 _LIBRARY: Final = torch.library.Library("flashvar", "DEF")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
@@ -92,5 +94,11 @@ _LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=
 _LIBRARY.impl("attention_bwd", backward_at_autograd_key, "Autograd", with_keyset=True)
 torch.library.register_vmap("flashvar::attention_fwd", forward_batched, lib=_LIBRARY)
 torch.library.register_vmap("flashvar::attention_bwd", backward_batched, lib=_LIBRARY)
+add(
+    {
+        torch.ops.flashvar.attention_fwd: forward_flops,
+        torch.ops.flashvar.attention_bwd: backward_flops,
+    }
+)
 
 attention_fwd: Final = torch.ops.flashvar.attention_fwd.default

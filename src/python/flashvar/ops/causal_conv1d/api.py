@@ -7,18 +7,24 @@ from typing import Any, Literal, cast
 import torch
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.arguments import refuses_unknown_kinds
 from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import (
     ACTIVATIONS,
+    check,
     check_channels,
     check_kinds,
     check_state_len,
+    check_update,
 )
-from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of
+from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of, pack, unpack
+from flashvar.ops.causal_conv1d.sharding import check_written_shards, register_sharding_rules
 from flashvar.ops.causal_conv1d.spec import UPDATE
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatched import dispatched
 from flashvar.ops.profiling import recorded
+from flashvar.ops.sharding import are_dtensors
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
@@ -97,26 +103,54 @@ def causal_conv1d(
             "them, and the columns as state_len"
         )
     if seq_idx is not None:
+        if plain:
+            check_kinds({**tensors, **others}, activation, layout, backend)
         apart = {**others, "return_final_state": return_final_state, "state_len": state_len}
         check_seq_idx(x, seq_idx, layout, apart)
         check_channels(x, weight, bias, residual, layout)
-        return _of_named_sequences(tensors, seq_idx, activation is not None, layout, backend)
+        _refuse_dtensors({**tensors, "seq_idx": seq_idx})
+        options = (activation is not None, layout, backend)
+        return _of_named_sequences(x, weight, bias, residual, seq_idx, *options)
     columns = 0
-    if return_final_state and weight.dim() == 2:  # of another weight the op says what is wrong
-        default = weight.shape[1] - 1
-        if initial_state is not None and initial_state.dim() > 0:
-            default = initial_state.shape[-1]
-        columns = default if state_len is None else state_len
-        check_state_len(columns, weight, initial_state)
+    if return_final_state:
+        if plain and (weight.is_nested or (initial_state is not None and initial_state.is_nested)):
+            check_kinds({**tensors, **others}, activation, layout, backend)
+        columns = _columns(weight, initial_state, state_len)
     elif state_len is not None:
         raise InvalidInputError(
             f"state_len is that of the final state, got {state_len!r} without it: pass "
             "return_final_state=True, or leave it out"
         )
-    y, final_state = (forward_of_plain if plain else torch_library.causal_conv1d_fwd)(
-        *tensors.values(), *others.values(), activation is not None, columns, layout, backend
-    )
+    given = (*tensors.values(), *others.values(), activation is not None, columns, layout, backend)
+    if plain:
+        y, final_state = forward_of_plain(*given)
+    else:
+        register_sharding_rules()
+        if not is_compiling() and are_dtensors("causal_conv1d", {**tensors, **others}):
+            # So that errors are not those of DTensor.
+            check(x, weight, bias, residual, initial_state, cu_seqlens, layout)
+        y, final_state = dispatched(torch_library.causal_conv1d_fwd, *given)
     return (y, final_state) if return_final_state else y
+
+
+def _refuse_dtensors(tensors: dict[str, Any]) -> None:
+    if not is_compiling() and are_dtensors("causal_conv1d", tensors):
+        raise InvalidInputError(
+            "seq_idx must come with plain tensors, got DTensors: pass cu_seqlens, or call it in "
+            "torch.distributed.tensor.experimental.local_map"
+        )
+
+
+def _columns(weight: torch.Tensor, state: torch.Tensor | None, state_len: int | None) -> int:
+    """Those of the final state."""
+    if weight.dim() != 2:  # the op says what is wrong
+        return 0
+    if state_len is None:
+        if state is None or state.dim() == 0:
+            return cast("int", weight.shape[1] - 1)
+        return cast("int", state.shape[-1])
+    check_state_len(state_len, weight, state)
+    return state_len
 
 
 def _are_plain(x: Any, second: Any, *optional: Any) -> bool:
@@ -132,25 +166,30 @@ def _is_activation(given: Any) -> bool:
     return given is None or (type(given) is str and given in ACTIVATIONS)
 
 
+@refuses_unknown_kinds
 def _of_named_sequences(
-    tensors: dict[str, Any], seq_idx: torch.Tensor, silu: bool, layout: str, backend: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    seq_idx: torch.Tensor,
+    silu: bool,
+    layout: str,
+    backend: str,
 ) -> torch.Tensor:
     """The output where seq_idx names the sequences: all batches are packed into one."""
-    x, residual = (
-        one if one is None or layout == "btd" else one.transpose(1, 2)
-        for one in (tensors["x"], tensors["residual"])
-    )
-    padding = (seq_idx < 0)[..., None]
-    # In the backward 0, the gradient of padding, times NaN would be NaN.
-    x = x.masked_fill(padding, 0)
-    y, _ = torch_library.causal_conv1d_fwd(
-        x.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
-        tensors["weight"],
-        tensors["bias"],
+    if layout == "bdt":
+        x = x.transpose(1, 2)
+        residual = None if residual is None else residual.transpose(1, 2)
+    y, _ = dispatched(
+        torch_library.causal_conv1d_fwd,
+        pack(x, seq_idx),
+        weight,
+        bias,
         None if residual is None else residual.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         *(None, ends_of(seq_idx), silu, 0, "btd", backend),
     )
-    y = y.view(x.shape).masked_fill(padding, 0)
+    y = unpack(y, seq_idx)
     return y if layout == "btd" else y.transpose(1, 2)
 
 
@@ -212,6 +251,10 @@ def causal_conv1d_update(
         "state_positions": state_positions,
     }
     check_kinds(given, activation, layout, backend)
-    return torch_library.causal_conv1d_update(
-        *given.values(), activation is not None, layout, backend
-    )
+    arguments = (*given.values(), activation is not None, layout, backend)
+    register_sharding_rules()
+    if not is_compiling() and are_dtensors("causal_conv1d_update", given):
+        # So that errors are not those of DTensor.
+        check_update(*arguments[:7], layout)
+        check_written_shards(*arguments)
+    return cast("torch.Tensor", dispatched(torch_library.causal_conv1d_update, *arguments))

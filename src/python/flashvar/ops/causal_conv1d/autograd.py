@@ -15,7 +15,7 @@ from flashvar.backends.reference.causal_conv1d import formula
 from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d import run
 from flashvar.ops.causal_conv1d.inputs import check, convolution, rows_first, users_order
-from flashvar.ops.causal_conv1d.spec import FORWARD
+from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD
 from flashvar.ops.derivatives import (
     Differentiated,
     Refused,
@@ -23,6 +23,7 @@ from flashvar.ops.derivatives import (
     below_autograd,
     may_be_differentiated,
     plain_apply,
+    skips_dispatcher,
 )
 from flashvar.ops.profiling import recorded
 
@@ -66,14 +67,17 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any)
     if grad_y is None and grad_final is None:
         return (None,) * len(wanted)
     silu, _, layout, backend = ctx.options
-    op = torch.ops.flashvar.causal_conv1d_bwd.default
     of_residual = None
     if wanted[3] and grad_y is not None:
         of_residual = grad_y.to(ctx.residual)
     if any((*wanted[:3], wanted[4])):
-        of_x, of_weight, of_bias, of_state = op(
-            grad_y, grad_final, *ctx.saved_tensors, silu, layout, backend
-        )
+        given = (grad_y, grad_final, *ctx.saved_tensors)
+        options = (silu, layout, backend)
+        if skips_dispatcher(*given):
+            found = recorded(BACKWARD, run.backward, *given, *options)
+        else:
+            found = torch.ops.flashvar.causal_conv1d_bwd.default(*given, *options)
+        of_x, of_weight, of_bias, of_state = found
     else:
         of_x = of_weight = of_bias = of_state = None
     found = (of_x, of_weight, of_bias, of_residual, of_state, None)

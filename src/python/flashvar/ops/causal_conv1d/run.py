@@ -30,7 +30,7 @@ from flashvar.ops.causal_conv1d.problem import (
     make_convolution,
 )
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
-from flashvar.ops.plans import keep, prototype
+from flashvar.ops.plans import Plans, prototype
 from flashvar.ops.sequences import check_offsets, check_own_memory, check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
@@ -68,9 +68,9 @@ class UpdatePlan:
 
 
 _P = TypeVar("_P", Plan, BackwardPlan, UpdatePlan)
-_plans: dict[tuple[Any, ...], Plan] = {}
-_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
-_update_plans: dict[tuple[Any, ...], UpdatePlan] = {}
+_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[BackwardPlan] = Plans()
+_update_plans: Plans[UpdatePlan] = Plans()
 _empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
 _NAMES: Final = ("x", "weight", "bias", "residual", "initial_state", "cu_seqlens")
@@ -80,7 +80,7 @@ _UPDATE_NAMES: Final = (
 
 
 def _plan(
-    plans: dict[tuple[Any, ...], _P],
+    plans: Plans[_P],
     make: Callable[..., _P],
     names: tuple[str, ...],
     given: tuple[Any, ...],
@@ -102,7 +102,7 @@ def _plan(
     if found is None:
         check_kinds(dict(zip(names, given, strict=True)), None, *options[-2:])
         found = make(*given, *options)
-        keep(plans, key, found)
+        plans.keep(key, found)
     return found
 
 

@@ -8,6 +8,7 @@ import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided
+from flashvar.ops.batching_rules import check_unmapped
 from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.sequences import check_cu_seqlens, check_offsets
 
@@ -19,6 +20,7 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
             f"seq_idx must be a torch.Tensor, got {type(seq_idx).__name__}: convert it with "
             "torch.as_tensor()"
         )
+    check_unmapped("seq_idx", seq_idx)
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise InvalidInputError(
@@ -69,6 +71,17 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
     ends = torch.full((total + 1,), total, device=seq_idx.device)
     # The first row of a sequence is the smallest of its rows.
     return ends.scatter_reduce(0, first.flatten().cumsum(0) - 1, rows, "amin")
+
+
+def pack(x: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
+    """The rows of all batches of x [batch, seqlen, dim] one behind the other, zeros for padding."""
+    # In the backward 0, the gradient of padding, times NaN would be NaN.
+    return x.masked_fill((seq_idx < 0)[..., None], 0).reshape(1, seq_idx.numel(), x.shape[2])
+
+
+def unpack(rows: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
+    """Undo `pack`, with zeros for padding."""
+    return rows.view(*seq_idx.shape, rows.shape[-1]).masked_fill((seq_idx < 0)[..., None], 0)
 
 
 def check_packed(x: Any, cu_seqlens: Any) -> None:

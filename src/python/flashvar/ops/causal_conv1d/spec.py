@@ -15,7 +15,7 @@ SPEC: Final = OpSpec(
     "causal_conv1d",
     (FORWARD, BACKWARD, UPDATE),
     usual_dtypes=("bf16", "fp16", "fp32"),
-    compiled=(FORWARD, BACKWARD, UPDATE),
+    compiled=MappingProxyType(dict.fromkeys((FORWARD, BACKWARD, UPDATE), ("bf16", "fp16", "fp32"))),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.causal_conv1d.warmup",
     speed=MappingProxyType({"causal_conv1d": "flashvar.ops.causal_conv1d.speed"}),

@@ -13,8 +13,10 @@ from flashvar.ops.causal_conv1d.autograd import (
     forward_at_autograd_key,
     update_at_autograd_key,
 )
+from flashvar.ops.causal_conv1d.flops import backward_flops, forward_flops, update_flops
 from flashvar.ops.causal_conv1d.inputs import check, check_update
 from flashvar.ops.causal_conv1d.vmap import backward_batched, forward_batched, update_batched
+from flashvar.ops.flop_formulas import add
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
@@ -36,7 +38,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     "causal_conv1d_update(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, "
     "Tensor? residual, Tensor? state_indices, Tensor? state_positions, bool silu, str layout, "
-    "str backend) -> Tensor",
+    "str backend) -> Tensor y",
     tags=_TAGS,
 )
 
@@ -78,6 +80,13 @@ _LIBRARY.impl("causal_conv1d_bwd", backward_formula, "Batched")
 torch.library.register_vmap("flashvar::causal_conv1d_fwd", forward_batched, lib=_LIBRARY)
 torch.library.register_vmap("flashvar::causal_conv1d_bwd", backward_batched, lib=_LIBRARY)
 torch.library.register_vmap("flashvar::causal_conv1d_update", update_batched, lib=_LIBRARY)
+add(
+    {
+        torch.ops.flashvar.causal_conv1d_fwd: forward_flops,
+        torch.ops.flashvar.causal_conv1d_update: update_flops,
+        torch.ops.flashvar.causal_conv1d_bwd: backward_flops,
+    }
+)
 
 causal_conv1d_fwd: Final = torch.ops.flashvar.causal_conv1d_fwd.default
 causal_conv1d_update: Final = torch.ops.flashvar.causal_conv1d_update.default

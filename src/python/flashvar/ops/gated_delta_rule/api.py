@@ -7,17 +7,19 @@ from typing import Any, Final, Literal
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.dispatched import dispatched
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.autograd import differentiable
-from flashvar.ops.gated_delta_rule.flops import register_flop_formulas
 from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
+from flashvar.ops.gated_delta_rule.sharding import check_written_shards, register_sharding_rules
 from flashvar.ops.gated_delta_rule.spec import FORWARD, UPDATE
 from flashvar.ops.gated_delta_rule.torch_library import (
     gated_delta_rule_fwd,
     gated_delta_rule_update,
 )
 from flashvar.ops.profiling import recorded
+from flashvar.ops.sharding import are_dtensors
 
 _TENSORS: Final = (
     *("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens"),
@@ -103,15 +105,15 @@ def gated_delta_rule(
         *(scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend),
     )
     states = (initial_state, state_indices)
-    if not is_compiling() and no_dispatch_mode_active() and type(return_final_state) is bool:
-        found = run.known(*states, arguments)
-        if found is not None and not _has_gradients(arguments, states):
+    if not is_compiling() and type(return_final_state) is bool:
+        known = run.known(*states, arguments)
+        if known is not None and not known[1]:
             function = FORWARD if state_indices is None else UPDATE
             call = (*states, arguments, return_final_state)
-            out, final_state = recorded(function, found.run, *call)
+            out, final_state = recorded(function, known[0].run, *call)
             return out, final_state if return_final_state else None
-        if found is not None and state_indices is None:
-            call = (found, initial_state, arguments, return_final_state)
+        if known is not None and state_indices is None:
+            call = (known[0], initial_state, arguments, return_final_state)
             out, final_state = recorded(FORWARD, differentiable, *call)
             return out, final_state if return_final_state else None
     return _checked(states, arguments, return_final_state)
@@ -132,10 +134,12 @@ def _checked(
     }
     check_kinds(tensors, switches, scale, backend)
     check_state_layout(state_layout)
-    if not is_compiling() and torch._C._len_torch_dispatch_stack():
-        register_flop_formulas()
+    register_sharding_rules()
+    shards = not is_compiling() and are_dtensors("gated_delta_rule", tensors)
+    if shards:  # so that errors are not those of DTensor
+        run.checked(initial_state, state_indices, arguments)
     if state_indices is None:
-        out, final_state = gated_delta_rule_fwd(initial_state, *arguments)
+        out, final_state = dispatched(gated_delta_rule_fwd, initial_state, *arguments)
         return out, final_state if return_final_state else None
     if initial_state is None:
         raise InvalidInputError(
@@ -147,7 +151,9 @@ def _checked(
             "tensors must require no gradient with state_indices, which updates states in place, "
             "got one that does: call it under torch.no_grad(), or pass the states themselves"
         )
-    out = gated_delta_rule_update(initial_state, state_indices, *arguments)
+    if shards:
+        check_written_shards(initial_state, state_indices, *of_inputs)
+    out = dispatched(gated_delta_rule_update, *states, *arguments)
     return out, initial_state if return_final_state else None
 
 

@@ -18,8 +18,12 @@ from flashvar.ops.derivatives import (
     likenesses,
     may_be_differentiated,
     plain_apply,
+    skips_dispatcher,
 )
+from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.spec import BACKWARD
+from flashvar.ops.profiling import recorded
 
 _INSTEAD: Final = "write the recurrence in torch's own functions there"
 _NO_SECOND: Final = (
@@ -96,8 +100,15 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_final: Any) -> tuple[A
     found: list[Any] = [None] * len(ctx.needs_input_grad)
     if grad_out is None and grad_final is None:
         return tuple(found)
-    backward = torch.ops.flashvar.gated_delta_rule_bwd.default
-    grads = backward(grad_out, grad_final, *ctx.saved_tensors, *ctx.options)
+    given, plan = (grad_out, grad_final, *ctx.saved_tensors), None
+    if not is_compiling() and not torch.is_grad_enabled():
+        plan = run.known_backward(given, ctx.options)
+    if plan is not None:
+        grads = recorded(BACKWARD, plan.run, given)
+    elif skips_dispatcher(*given):
+        grads = recorded(BACKWARD, run.gradients, given, ctx.options)
+    else:
+        grads = torch.ops.flashvar.gated_delta_rule_bwd.default(*given, *ctx.options)
     for place, grad in zip(_DIFFERENTIABLE, grads, strict=True):
         if ctx.needs_input_grad[before + place]:
             found[before + place] = grad

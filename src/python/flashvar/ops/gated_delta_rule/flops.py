@@ -10,21 +10,7 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.flop_formulas import register
-
 _FORWARD, _BACKWARD = 3, 7
-
-
-def register_flop_formulas() -> None:
-    """Make the formulas known, where a dispatch mode is active."""
-    ops = torch.ops.flashvar
-    register(
-        {
-            ops.gated_delta_rule_fwd: forward_flops,
-            ops.gated_delta_rule_update: update_flops,
-            ops.gated_delta_rule_bwd: backward_flops,
-        }
-    )
 
 
 def forward_flops(_state: Any, q: Any, _k: Any, v: Any, *_: Any, **__: Any) -> int:

@@ -100,12 +100,26 @@ class Launch(Protocol):
         ...
 
 
+class BackwardLaunch(Protocol):
+    """Computes backwards of one kind: as a Backend's backward."""
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        initial_state: torch.Tensor | None,
+        grad_out: torch.Tensor | None,
+        grad_final_state: torch.Tensor | None,
+    ) -> Gradients:
+        """The gradients of all inputs; an absent gradient of a result counts as zeros."""
+        ...
+
+
 class Backend(Protocol):
     """What a backend module holds. States are views [sequences, heads, K, V] of any strides.
 
-    Binaries have prepare_forward and prepare_update instead, which take the chosen candidate and a
-    call, and return a Launch of such calls. It may be called without a final state, and in
-    prepare_update indices may be None too. Their backward takes the chosen candidate first.
+    Binaries have prepare_forward, prepare_update and prepare_backward instead. They take the chosen
+    candidate and a call, and return a launch of such calls. It may be called without a final state,
+    and in prepare_update indices may be None too.
     """
 
     def forward(

@@ -6,16 +6,22 @@ dtypes, devices and options alone is in a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
 
 import torch
 
-from flashvar.ops.dispatch_modes import PLAIN
+from flashvar.ops.dispatch_modes import are_plain, no_dispatch_mode_active
 from flashvar.ops.gated_delta_rule import inputs as checks
-from flashvar.ops.gated_delta_rule.problem import Backend, Inputs, Launch, make_inputs
+from flashvar.ops.gated_delta_rule.problem import (
+    Backend,
+    BackwardLaunch,
+    Inputs,
+    Launch,
+    make_inputs,
+)
 from flashvar.ops.gated_delta_rule.spec import (
     BACKWARD,
     FEW_COMPILED,
@@ -24,7 +30,7 @@ from flashvar.ops.gated_delta_rule.spec import (
     STEP,
     UPDATE,
 )
-from flashvar.ops.plans import keep, prototype
+from flashvar.ops.plans import Plans, prototype
 from flashvar.ops.sequences import check_state_indices
 from flashvar.ops.serving import Takeover, serving
 from flashvar.selection.candidates import CandidateResult
@@ -45,6 +51,7 @@ class Plan:
     options: tuple[Any, ...]  # the fields of Inputs behind its tensors
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
+    alignment: int  # of the rows of q, k and v
     make_out: Callable[[torch.Tensor], torch.Tensor]
     # Prototypes of the outputs, without memory.
     out_like: torch.Tensor = field(repr=False)
@@ -74,6 +81,26 @@ class Plan:
         return out, final_state
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """How backwards of one kind are made."""
+
+    launch: BackwardLaunch
+    options: tuple[Any, ...]  # as Plan's
+    state_layout: str
+    alignment: int  # of the rows of the gradient of out, and of q, k and v
+
+    def run(self, tensors: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
+        """The gradients of tensors that come in the order of the schema."""
+        grad_out, grad_final, initial_state, *of_inputs = tensors
+        inputs = make_inputs((*of_inputs, *self.options))
+        states = [_k_first(state, self.state_layout) for state in (initial_state, grad_final)]
+        grads = self.launch(inputs, states[0], grad_out, states[1])
+        if grads.initial_state is None:
+            return grads
+        return *grads[:-1], _view(grads.initial_state, self.state_layout).contiguous()
+
+
 def given(arguments: tuple[Any, ...]) -> Inputs:
     """The inputs of a call, checked; `scale` is None for K ** -0.5.
 
@@ -84,6 +111,23 @@ def given(arguments: tuple[Any, ...]) -> Inputs:
     checks.check(inputs)
     if inputs.scale is None:
         inputs = inputs._replace(scale=inputs.q.shape[-1] ** -0.5)
+    return inputs
+
+
+def checked(
+    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> Inputs:
+    """The inputs of a call, checked beside its states.
+
+    Raises:
+        InvalidInputError: with what was expected, what was found and what to do.
+    """
+    *of_inputs, layout, _ = arguments
+    inputs = given(tuple(of_inputs))
+    if states is not None and indices is not None:
+        checks.check_pool(inputs, states, indices, layout)
+    elif states is not None:
+        checks.check_initial_state(inputs, states, layout)
     return inputs
 
 
@@ -106,21 +150,25 @@ def backward(
     *arguments: Any,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of all tensors that are differentiable; empty where there is no tensor."""
-    *of_inputs, layout, backend = arguments
-    inputs = given(tuple(of_inputs))
-    chosen, serves = _serving(BACKWARD, inputs, backend)
-    launch: Any = serves.backward
-    if chosen.binary is not None:
-        launch = partial(launch, chosen)
-    states = _k_first(initial_state, layout), _k_first(grad_final_state, layout)
-    found = launch(inputs, states[0], grad_out, states[1])
-    grads = list(found)
-    if found.initial_state is not None:
-        grads[-1] = _view(found.initial_state, layout).contiguous()
-    return tuple(inputs.q.new_empty(0) if grad is None else grad for grad in grads)
+    tensors = (grad_out, grad_final_state, initial_state, *arguments[:_TENSORS])
+    grads = gradients(tensors, arguments[_TENSORS:])
+    q: torch.Tensor = arguments[0]
+    return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
+def gradients(
+    tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
+) -> Sequence[torch.Tensor | None]:
+    """As `backward`, of the tensors and the other arguments; None where there is no tensor."""
+    plan = known_backward(tensors, options)
+    if plan is None:
+        plan = _backward_plan(tensors, options)
+        _backward_plans.remember(*_recent_call(tensors, options), plan)
+    return plan.run(tensors)
+
+
+_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[BackwardPlan] = Plans()
 
 
 def _plan(
@@ -138,49 +186,42 @@ def _plan(
     found = _plans.get(key)
     if found is None:
         found = _make(states, indices, arguments)
-        keep(_plans, key, found)
+        _plans.keep(key, found)
     return found
 
 
 def known(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
-) -> Plan | None:
-    """The plan of a call of plain tensors that has been made before; arguments of any kind."""
-    q, k, v, g, beta, a_log, dt_bias, cu_seqlens = arguments[:_TENSORS]
-    # `are_plain`, written out: calls of functions would cost half of its time.
-    if (
-        type(q) not in PLAIN
-        or type(k) not in PLAIN
-        or type(v) not in PLAIN
-        or type(beta) not in PLAIN
-        or q.is_neg()
-        or k.is_neg()
-        or v.is_neg()
-        or beta.is_neg()
-        or q._is_zerotensor()
-        or k._is_zerotensor()
-        or v._is_zerotensor()
-        or beta._is_zerotensor()
-    ):
-        return None
-    for x in (g, a_log, dt_bias, cu_seqlens, states, indices):
-        if x is not None and (type(x) not in PLAIN or x.is_neg() or x._is_zerotensor()):
-            return None
+) -> tuple[Plan, bool] | None:
+    """The plan of a call that has been made before, and whether autograd records the call.
+
+    Arguments of any kind. None where a check has to see them, or something in torch the call.
+    """
+    given = (states, indices, *arguments[:_TENSORS])
+    call, tensors = _recent_call(given, arguments[_TENSORS:])
     try:
-        return _plans.get(_key(states, indices, arguments))
+        recent = _plans.recent(call, tensors)
+        if recent is not None and recent[0].alignment == _alignment(*arguments[:3]):
+            return recent
+        if not (no_dispatch_mode_active() and are_plain(*tensors)):
+            return None
+        found = _plans.get(_key(states, indices, arguments))
     # What has no strides, or cannot be hashed, is invalid: the checks of a first call say why.
     except (AttributeError, RuntimeError, TypeError):
         return None
+    if found is None:
+        return None
+    _plans.remember(call, tensors, found)
+    return found, torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
 
 
-def _key(
-    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """What plans depend on: one expression, as calls of functions cost half of its time."""
-    q, k, v, g, beta, a, b, cu, scale, l2norm, sigmoid, negative, layout, backend = arguments
-    kinds = None
-    # hash(1) == hash(True): equal options of other types may be invalid.
-    if not (
+def _kinds(options: tuple[Any, ...]) -> tuple[type, ...] | None:
+    """The types of options where they are not the usual ones, whose equality says enough.
+
+    hash(1) == hash(True): equal options of other types may be invalid.
+    """
+    scale, l2norm, sigmoid, negative, layout, backend = options
+    if (
         (scale is None or type(scale) is float)
         and (l2norm is False or l2norm is True)
         and (sigmoid is False or sigmoid is True)
@@ -188,13 +229,78 @@ def _key(
         and type(layout) is str
         and type(backend) is str
     ):
-        kinds = tuple(map(type, arguments[8:]))
+        return None
+    return tuple(map(type, options))
+
+
+def _recent_call(
+    tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """What a call must have in common with a recent one, and the tensors that are compared."""
+    call = options, _kinds(options), tuple([x is None for x in tensors])
+    return call, tuple([x for x in tensors if x is not None])
+
+
+def known_backward(
+    tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
+) -> BackwardPlan | None:
+    """The plan of a recent backward like this one."""
+    recent = _backward_plans.recent(*_recent_call(tensors, options))
+    if recent is None or recent[0].alignment != _alignment(tensors[0], *tensors[3:6]):
+        return None
+    return recent[0]
+
+
+def _backward_plan(
+    tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
+) -> BackwardPlan:
+    """The plan of a backward, made at the first of its kind."""
+    grad_out, grad_final, initial_state, *of_inputs = tensors
+    alignment = _alignment(grad_out, *of_inputs[:3])
+    key = (
+        _key(initial_state, None, (*of_inputs, *options)),
+        None if grad_out is None else (grad_out.shape, grad_out.stride(), grad_out.dtype),
+        None if grad_final is None else (grad_final.shape, grad_final.stride(), grad_final.dtype),
+        alignment,
+    )
+    found = _backward_plans.get(key)
+    if found is None:
+        *rest, layout, backend = options
+        inputs = given((*of_inputs, *rest))
+        chosen, serves = _serving(BACKWARD, inputs, backend)
+        launch: BackwardLaunch
+        if chosen.binary is None:
+            launch = serves.backward
+        else:
+            binary: Any = serves
+            states = _k_first(initial_state, layout), _k_first(grad_final, layout)
+            launch = binary.prepare_backward(chosen, inputs, states[0], grad_out, states[1])
+        found = BackwardPlan(launch, inputs[_TENSORS:], layout, alignment)
+        _backward_plans.keep(key, found)
+    return found
+
+
+def _alignment(*rows: torch.Tensor | None) -> int:
+    """How far addresses are from multiples of 16 bytes, their low bits together; 0: no row is."""
+    bits = 0
+    for x in rows:
+        if x is not None:
+            bits |= x.data_ptr()
+    return bits % _ROW_ALIGNMENT
+
+
+def _key(
+    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What plans depend on."""
+    q, k, v, g, beta, a, b, cu, *rest = arguments
+    options = tuple(rest)
     return (
         q.shape, q.stride(), q.dtype, q.device,
         k.shape, k.stride(), k.dtype, k.device,
         v.shape, v.stride(), v.dtype, v.device,
         beta.shape, beta.stride(), beta.dtype, beta.device,
-        (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ROW_ALIGNMENT,
+        _alignment(q, k, v),
         None if g is None else (g.shape, g.stride(), g.dtype, g.device),
         None if a is None else (a.shape, a.stride(), a.dtype, a.device),
         None if b is None else (b.shape, b.stride(), b.dtype, b.device),
@@ -203,19 +309,15 @@ def _key(
         None
         if indices is None
         else (indices.shape, indices.stride(), indices.dtype, indices.device),
-        scale, l2norm, sigmoid, negative, layout, backend, kinds,
+        options, _kinds(options),
     )  # fmt: skip
 
 
 def _make(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> Plan:
-    *of_inputs, layout, backend = arguments
-    inputs = given(tuple(of_inputs))
-    if states is not None and indices is not None:
-        checks.check_pool(inputs, states, indices, layout)
-    elif states is not None:
-        checks.check_initial_state(inputs, states, layout)
+    inputs = checked(states, indices, arguments)
+    *_, layout, backend = arguments
     out, after = like_forward(inputs, layout)
     launch, optional = None, False
     if not out.is_meta and (out.numel() or (indices is None and after.numel())):
@@ -226,6 +328,7 @@ def _make(
         inputs[_TENSORS:],
         out.device.type == "cpu",
         optional,
+        _alignment(*inputs[:3]) if launch is not None else 0,
         _empty_like if inputs.cu_seqlens is None else torch.zeros_like,
         prototype(out),
         prototype(after),

@@ -40,7 +40,7 @@ def _cell(direction: str, heads: tuple[int, int], batch: int, seqlen: int) -> De
     name = f"{direction}, {heads[0]}/{heads[1]} heads, {batch} x {seqlen}"
     function = FORWARD if direction == "forward" else BACKWARD
     work = batch * seqlen * heads[1] * token
-    return DeltaCell(name, function, DTYPE, (), work, direction, heads, batch, seqlen)
+    return DeltaCell(name, function, DTYPE, ((HEAD_DIM,),), work, direction, heads, batch, seqlen)
 
 
 _Shape: TypeAlias = tuple[tuple[int, int], int, int]

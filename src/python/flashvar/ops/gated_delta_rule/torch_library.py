@@ -6,13 +6,14 @@ from typing import Any, Final
 
 import torch
 
+from flashvar.ops.flop_formulas import add
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.autograd import (
     backward_at_autograd_key,
     forward_at_autograd_key,
     update_at_autograd_key,
 )
-from flashvar.ops.gated_delta_rule.inputs import check_initial_state, check_pool
+from flashvar.ops.gated_delta_rule.flops import backward_flops, forward_flops, update_flops
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.gated_delta_rule.vmap import backward_batched, forward_batched, update_batched
 
@@ -42,18 +43,11 @@ _LIBRARY.define(
 def _forward_fake(
     initial_state: torch.Tensor | None, *arguments: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    *of_inputs, layout, _ = arguments
-    inputs = run.given(tuple(of_inputs))
-    if initial_state is not None:
-        check_initial_state(inputs, initial_state, layout)
-    return run.like_forward(inputs, layout)
+    return run.like_forward(run.checked(initial_state, None, arguments), arguments[-2])
 
 
 def _update_fake(pool: torch.Tensor, indices: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    *of_inputs, layout, _ = arguments
-    inputs = run.given(tuple(of_inputs))
-    check_pool(inputs, pool, indices, layout)
-    return run.like_forward(inputs, layout)[0]
+    return run.like_forward(run.checked(pool, indices, arguments), arguments[-2])[0]
 
 
 def _backward_fake(
@@ -76,6 +70,13 @@ _LIBRARY.impl(UPDATE, update_at_autograd_key, "Autograd", with_keyset=True)
 torch.library.register_vmap(f"flashvar::{FORWARD}", forward_batched, lib=_LIBRARY)
 torch.library.register_vmap(f"flashvar::{BACKWARD}", backward_batched, lib=_LIBRARY)
 torch.library.register_vmap(f"flashvar::{UPDATE}", update_batched, lib=_LIBRARY)
+add(
+    {
+        torch.ops.flashvar.gated_delta_rule_fwd: forward_flops,
+        torch.ops.flashvar.gated_delta_rule_update: update_flops,
+        torch.ops.flashvar.gated_delta_rule_bwd: backward_flops,
+    }
+)
 
 gated_delta_rule_fwd: Final = torch.ops.flashvar.gated_delta_rule_fwd.default
 gated_delta_rule_bwd: Final = torch.ops.flashvar.gated_delta_rule_bwd.default

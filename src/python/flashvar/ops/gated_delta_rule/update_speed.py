@@ -41,7 +41,7 @@ class UpdateCell(Cell):
 def _cell(sequences: int, state_dtype: str, layout: Literal["kv", "vk"]) -> UpdateCell:
     name = f"update, {sequences} sequences, states {layout} in {state_dtype}"
     moved = 2.0 * sequences * HEADS[1] * HEAD_DIM**2 * _BYTES[state_dtype]
-    return UpdateCell(name, UPDATE, DTYPE, (), moved, sequences, state_dtype, layout)
+    return UpdateCell(name, UPDATE, DTYPE, ((HEAD_DIM,),), moved, sequences, state_dtype, layout)
 
 
 CELLS: Final = (_cell(64, "fp32", "kv"), _cell(256, "fp32", "kv"))

@@ -8,10 +8,12 @@ from typing import Literal
 import torch
 
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatched import dispatched
 from flashvar.ops.merge_states.autograd import forward_of_plain
-from flashvar.ops.merge_states.inputs import check_kinds, given
+from flashvar.ops.merge_states.inputs import check, check_kinds, given
 from flashvar.ops.merge_states.sharding import register_sharding_rules
 from flashvar.ops.merge_states.torch_library import merge_states_fwd
+from flashvar.ops.sharding import are_dtensors
 
 
 def merge_states(
@@ -71,5 +73,13 @@ def merge_states(
         return forward_of_plain(out_list, lse_list, stacked, layout, backend)
     check_kinds(out_list, lse_list, layout, backend)
     register_sharding_rules()
-    out, lse = merge_states_fwd(out_list, lse_list, stacked, layout, backend)
+    if not is_compiling() and are_dtensors("merge_states", _named(out_list, lse_list)):
+        check(out_list, lse_list, stacked, layout)  # so that errors are not those of DTensor
+    options = (stacked, layout, backend)
+    out, lse = dispatched(merge_states_fwd, out_list, lse_list, *options)
     return out, lse
+
+
+def _named(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    parts = (("outs", outs), ("lses", lses))
+    return {f"{name}[{part}]": x for name, xs in parts for part, x in enumerate(xs)}

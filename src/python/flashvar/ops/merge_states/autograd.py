@@ -13,7 +13,13 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.backends.reference.merge_states import formula
-from flashvar.ops.derivatives import Differentiated, attach, below_autograd, may_be_differentiated
+from flashvar.ops.derivatives import (
+    Differentiated,
+    attach,
+    below_autograd,
+    may_be_differentiated,
+    skips_dispatcher,
+)
 from flashvar.ops.merge_states import run
 from flashvar.ops.merge_states.inputs import (
     batched,
@@ -24,7 +30,7 @@ from flashvar.ops.merge_states.inputs import (
     rows_first,
 )
 from flashvar.ops.merge_states.problem import Wanted
-from flashvar.ops.merge_states.spec import FORWARD
+from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
 from flashvar.ops.profiling import recorded
 
 
@@ -45,23 +51,30 @@ class _Merged(Differentiated):
         tensors = ctx.saved_tensors
         parts = len(tensors) // 2
         outs, lses = list(tensors[:parts]), list(tensors[parts:])
-        of_outs, of_lses = torch.ops.flashvar.merge_states_bwd.default(
-            grad_out, grad_lse, outs, lses, *ctx.options, wanted
-        )
+        given = (grad_out, grad_lse, outs, lses, *ctx.options, wanted)
+        if skips_dispatcher(grad_out, grad_lse, *tensors):
+            of_outs, of_lses = recorded(BACKWARD, run.backward, *given)
+        else:
+            of_outs, of_lses = torch.ops.flashvar.merge_states_bwd.default(*given)
         if ctx.options[0]:
             each = of_outs, of_lses
         else:
             written = Wanted.of(wanted, parts, False)
-            places = iter(of_outs.unbind())
+            places = iter(_unstacked(of_outs))
             each = (
                 *(next(places) if written.writes(part) else None for part in range(parts)),
-                *(of_lses.unbind() if written.lses else (None,) * parts),
+                *(_unstacked(of_lses) if written.lses else (None,) * parts),
             )
         return (
             None,
             None,
             *(one if want else None for one, want in zip(each, wanted, strict=True)),
         )
+
+
+def _unstacked(x: torch.Tensor) -> list[torch.Tensor]:
+    """As unbind, which DTensor does not have in torch 2.8."""
+    return [one.squeeze(0) for one in x.split(1)]
 
 
 def forward_of_plain(

@@ -25,7 +25,7 @@ from flashvar.ops.merge_states.inputs import (
 )
 from flashvar.ops.merge_states.problem import Backend, BackwardLaunch, ForwardLaunch, Wanted
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
-from flashvar.ops.plans import keep, prototype
+from flashvar.ops.plans import Plans, prototype
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
@@ -54,8 +54,8 @@ class BackwardPlan:
     lses_like: torch.Tensor = field(repr=False)
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
-_backward_plans: dict[tuple[Any, ...], BackwardPlan] = {}
+_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[BackwardPlan] = Plans()
 _empty_like = torch.empty_like
 
 
@@ -93,7 +93,7 @@ def backward(
     plan = _backward_plans.get(key)
     if plan is None:
         plan = _make_backward(grad_out, grad_lse, outs, lses, *options)
-        keep(_backward_plans, key, plan)
+        _backward_plans.keep(key, plan)
     grad_outs, grad_lses = _empty_like(plan.outs_like), _empty_like(plan.lses_like)
     if plan.launch is not None:
         plan.launch(
@@ -116,7 +116,7 @@ def _plan(outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str
         raise
     if found is None:
         found = _make(outs, lses, stacked, layout, backend)
-        keep(_plans, key, found)
+        _plans.keep(key, found)
     return found
 
 

@@ -14,7 +14,7 @@ SPEC: Final = OpSpec(
     "merge_states",
     (FORWARD, BACKWARD),
     usual_dtypes=("bf16", "fp16", "fp32"),
-    compiled=(FORWARD, BACKWARD),
+    compiled=MappingProxyType(dict.fromkeys((FORWARD, BACKWARD), ("bf16", "fp16", "fp32"))),
     triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
     warmup="flashvar.ops.merge_states.warmup",
     speed=MappingProxyType({"merge_states": "flashvar.ops.merge_states.speed"}),

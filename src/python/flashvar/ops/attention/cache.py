@@ -1,0 +1,118 @@
+"""Keys and values of sequences in a cache: in pages, in slots of a pool, or anywhere.
+
+The kernels read the keys of a sequence one behind the other, so those that are used are copied.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from flashvar.errors import ShapeError
+from flashvar.ops.arguments import check_strided
+from flashvar.ops.dispatch_modes import can_be_read
+from flashvar.ops.sequences import check_integers
+
+__all__ = ["Cache", "read"]
+
+
+class Cache(NamedTuple):
+    """Keys and values, and the slots that sequences have in them."""
+
+    k: torch.Tensor  # [slots, capacity, heads, head_dim]
+    v: torch.Tensor  # as k
+    slots: torch.Tensor | None = None  # [batch], the slot of each sequence; None: its number
+    table: torch.Tensor | None = None  # [batch, pages]: slots are pages of several for a sequence
+
+    @property
+    def capacity(self) -> int:
+        """How many keys a sequence can have."""
+        pages = 1 if self.table is None else self.table.shape[1]
+        found: int = self.k.shape[1] * pages
+        return found
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor) -> None:
+        """Write k and v [batch, new, heads, head_dim] at the positions from `begins` [batch] on."""
+        positions = begins[:, None] + torch.arange(k.shape[1], device=k.device)
+        places = self._places(positions)
+        self.k[places] = k
+        self.v[places] = v
+
+    def read(
+        self, begins: torch.Tensor, lengths: torch.Tensor, room: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of keys and values, [batch, room, heads, head_dim].
+
+        They are the `lengths` [batch] from `begins` [batch] on, and then other ones up to `room`.
+        """
+        steps = torch.arange(room, device=self.k.device)
+        used = steps < lengths[:, None]
+        slots, rows = self._places(torch.where(used, begins[:, None] + steps, 0))
+        # Tables may hold anything for pages without keys.
+        slots = torch.where(used, slots, 0)
+        return self.k[slots, rows], self.v[slots, rows]
+
+    def _places(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots and rows of the keys at positions [batch, n] of their sequences."""
+        if self.table is not None:
+            size = self.k.shape[1]
+            return self.table.long().gather(1, positions.long() // size), positions % size
+        slots = self.slots
+        if slots is None:
+            slots = torch.arange(len(positions), device=positions.device)
+        return slots.long()[:, None].expand_as(positions), positions.long()
+
+
+def read(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    longest: int,
+    *,
+    block_table: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Copies of the keys and values of packed sequences, and how many each sequence has.
+
+    Args:
+        k: [total, heads, head_dim]; with block_table [pages, page_size, heads, head_dim].
+        v: As k.
+        cu_seqlens_k: The offsets of the sequences; with block_table only their lengths count.
+        longest: An upper bound of the lengths.
+        block_table: [batch, pages], the pages of each sequence.
+        leftpad_k: [batch], how many keys at the begin of each sequence are not used.
+        seqused_k: [batch], the lengths that are used, with those at the begin.
+    """
+    _check(k, cu_seqlens_k, block_table)
+    ends = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+    begins = torch.zeros_like(ends) if leftpad_k is None else leftpad_k
+    lengths = ends - begins
+    if block_table is None:
+        cache = Cache(k[None], v[None], slots=torch.zeros_like(ends))
+        begins = begins + cu_seqlens_k[:-1]
+    else:
+        cache = Cache(k, v, table=block_table)
+        if can_be_read(ends) and len(ends) and int(ends.max()) > cache.capacity:
+            raise ShapeError(
+                f"block_table must have pages for {int(ends.max())} keys of a sequence, got room "
+                f"for {cache.capacity}: add columns"
+            )
+    room = min(longest, cache.capacity)
+    return *cache.read(begins, lengths, room), lengths.int()
+
+
+def _check(k: torch.Tensor, cu_seqlens_k: torch.Tensor, table: torch.Tensor | None) -> None:
+    check_strided("k", k)
+    check_strided("cu_seqlens_k", cu_seqlens_k)
+    if table is None:
+        return
+    check_strided("block_table", table)
+    check_integers("block_table", table)
+    batch = cu_seqlens_k.shape[0] - 1
+    if k.dim() != 4 or table.dim() != 2 or table.shape[0] != batch:
+        raise ShapeError(
+            f"block_table must be [batch, pages] of {batch} sequences beside k [pages, page_size, "
+            f"heads, head_dim], got {tuple(table.shape)} beside {tuple(k.shape)}: reshape them"
+        )

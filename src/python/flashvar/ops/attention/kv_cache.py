@@ -1,0 +1,239 @@
+"""`flash_attn_with_kvcache`: new keys written into a cache, then attention on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from flashvar.errors import (
+    BackendUnavailableError,
+    DtypeError,
+    InvalidInputError,
+    ShapeError,
+)
+from flashvar.ops.arguments import as_bool, check_strided
+from flashvar.ops.attention.cache import Cache
+from flashvar.ops.attention.call import call
+from flashvar.ops.attention.options import plain_scale, window_pair, window_side
+from flashvar.ops.attention.problem import pack_options, pack_tensors
+from flashvar.ops.attention.validate import rows_contiguous
+from flashvar.ops.derivatives import Refused, attach
+from flashvar.ops.dispatch_modes import can_be_read, is_compiling
+from flashvar.ops.sequences import check_integers, check_own_memory
+
+__all__ = ["Arguments", "Rotate", "with_kv_cache"]
+
+
+# x, the tables, the position of the first row of each sequence, and whether pairs are interleaved.
+Rotate: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor
+]
+
+
+class Arguments(NamedTuple):
+    """The arguments of `flash_attn_with_kvcache`, in their order."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    rotary_cos: torch.Tensor | None
+    rotary_sin: torch.Tensor | None
+    cache_seqlens: int | torch.Tensor | None
+    cache_batch_idx: torch.Tensor | None
+    cache_leftpad: torch.Tensor | None
+    block_table: torch.Tensor | None
+    softmax_scale: float | None
+    causal: bool
+    window_size: tuple[int, int]
+    softcap: float
+    rotary_interleaved: bool
+    alibi_slopes: torch.Tensor | None
+
+
+class _WithCache(Refused):
+    """What attention on a cache gives, which has no derivatives."""
+
+    no_reverse_mode = (
+        "flash_attn_with_kvcache has no derivatives, got a request for a gradient: use "
+        "flash_attn_func of all keys, which has them"
+    )
+    no_forward_mode = (
+        "flash_attn_with_kvcache has no derivatives, got an input with a tangent: use "
+        "flash_attn_func of all keys, detached"
+    )
+
+
+def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
+    """The output [batch, seqlen_q, heads_q, head_dim of v], and the log-sum-exp if wanted."""
+    _check(given)
+    with torch.no_grad():
+        out, lse = _computed(given, rotate)
+    results = (out, lse) if as_bool("return_softmax_lse", return_lse) else (out,)
+    inputs = [x for x in (given.q, given.k_cache, given.v_cache, given.k, given.v) if x is not None]
+    if torch.is_grad_enabled() and not is_compiling() and torch._C._any_requires_grad(*inputs):
+        results = attach(_WithCache, results, *inputs)
+    return results if len(results) == 2 else results[0]
+
+
+def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v = (None if x is None else rows_contiguous(x) for x in (given.q, given.k, given.v))
+    assert q is not None
+    batch, rows = q.shape[:2]
+    left, right = (window_side(side) for side in window_pair(given.window_size))
+    causal = as_bool("causal", given.causal)
+    cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
+    used = _as_lengths(given, cache.capacity)
+    if given.rotary_cos is not None:
+        assert given.rotary_sin is not None
+        assert k is not None
+        interleaved = as_bool("rotary_interleaved", given.rotary_interleaved)
+        rotation = (given.rotary_cos, given.rotary_sin, used, interleaved)
+        if not causal and left < 0 and right < 0:  # every query is at the position of the first
+            heads = q.shape[2]
+            q = rotate(q.reshape(batch, 1, rows * heads, -1), *rotation)
+            q = q.view(batch, rows, heads, -1)
+        else:
+            q = rotate(q, *rotation)
+        k = rotate(k, *rotation)
+    if k is not None:
+        _check_lengths(given, used + k.shape[1], cache.capacity)
+        cache.write(k, v, used)
+        used = used + k.shape[1]
+    else:
+        _check_lengths(given, used, cache.capacity)
+    in_order = cache.slots is cache.table is given.cache_leftpad is None
+    keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity
+    if not in_order:
+        begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
+        room = int(used.max()) if can_be_read(used) else cache.capacity
+        used = used - begins
+        keys, values = cache.read(begins, used, room)
+    ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
+    tensors = pack_tensors(None, given.alibi_slopes, None, ends, None, used.int())
+    options = pack_options(
+        *(causal, plain_scale(given.softmax_scale), left, right, given.softcap, 0.0, False),
+        *("bshd", "auto", rows, room),
+    )
+    out, lse = call(q.flatten(0, 1), keys, values, tensors, options, True)
+    assert lse is not None
+    return out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1)
+
+
+def _as_lengths(given: Arguments, capacity: int) -> torch.Tensor:
+    """How many keys of each sequence are in the cache before the call."""
+    lengths = given.cache_seqlens
+    if isinstance(lengths, torch.Tensor):
+        return lengths
+    number = capacity if lengths is None else lengths
+    batch = given.q.shape[0]
+    return torch.full((batch,), number, dtype=torch.int32, device=given.q.device)
+
+
+def _check(given: Arguments) -> None:
+    """Refuse arguments that do not fit together, before anything is written."""
+    tensors = {"q": given.q, "k_cache": given.k_cache, "v_cache": given.v_cache}
+    new = {"k": given.k, "v": given.v}
+    if (given.k is None) is not (given.v is None):
+        raise InvalidInputError("k and v must come together, got one alone: pass both, or none")
+    if given.k is not None:
+        tensors |= {name: one for name, one in new.items() if one is not None}
+        if given.cache_seqlens is None:
+            raise InvalidInputError(
+                "k must come with cache_seqlens, got none: pass how many keys the cache holds"
+            )
+    for name, one in tensors.items():
+        check_strided(name, one)
+        if one.dim() != 4 or one.dtype != given.q.dtype:
+            wrong = ShapeError if one.dim() != 4 else DtypeError
+            raise wrong(
+                f"{name} must be [batch, seqlen, heads, head_dim] in the dtype of q, "
+                f"{given.q.dtype}, got {tuple(one.shape)} in {one.dtype}: reshape or cast it"
+            )
+    if (given.rotary_cos is None) is not (given.rotary_sin is None):
+        raise InvalidInputError("rotary_cos and rotary_sin must come together: pass both, or none")
+    if given.rotary_cos is not None and given.k is None:
+        raise InvalidInputError(
+            "rotary_cos must come with k and v, got none: rotate q with apply_rotary_emb"
+        )
+    if given.block_table is not None and given.cache_batch_idx is not None:
+        raise InvalidInputError(
+            "block_table must come without cache_batch_idx, got both: reorder the rows of the table"
+        )
+    _check_sizes(given)
+
+
+def _check_sizes(given: Arguments) -> None:
+    batch = given.q.shape[0]
+    for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table"):
+        one = getattr(given, name)
+        if one is None or (name == "cache_seqlens" and not isinstance(one, torch.Tensor)):
+            continue
+        check_strided(name, one)
+        check_integers(name, one)
+        rank = 2 if name == "block_table" else 1
+        if one.dim() != rank or one.shape[0] != batch:
+            raise ShapeError(
+                f"{name} must have {rank} dimensions, the first of {batch} sequences, got "
+                f"{tuple(one.shape)}: pass an entry for each sequence of q"
+            )
+    if given.k_cache.shape[:3] != given.v_cache.shape[:3]:
+        raise ShapeError(
+            f"k_cache and v_cache must be of one shape but for the head dim, got "
+            f"{tuple(given.k_cache.shape)} and {tuple(given.v_cache.shape)}: make them alike"
+        )
+    in_order = given.block_table is None and given.cache_batch_idx is None
+    if in_order and given.k_cache.shape[0] < batch:
+        raise ShapeError(
+            f"k_cache must have a slot for each of {batch} sequences, got "
+            f"{given.k_cache.shape[0]}: make it larger, or pass cache_batch_idx"
+        )
+    if given.k is None or given.v is None:
+        return
+    for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
+        if one.shape[0] != batch or one.shape[2:] != cache.shape[2:]:
+            raise ShapeError(
+                f"{name} must have {batch} sequences of the heads and head dim of {name}_cache, "
+                f"{tuple(cache.shape)}, got {tuple(one.shape)}: reshape it"
+            )
+        if not is_compiling():
+            check_own_memory(f"{name}_cache", cache)
+
+
+def _check_lengths(given: Arguments, used: torch.Tensor, capacity: int) -> None:
+    """Refuse more keys than the cache can hold, and slots or pages that it does not have.
+
+    On a GPU only the lengths of pages are read, for which the host waits, as in FlashAttention: a
+    table read beyond its end would give keys of other sequences.
+    """
+    on_host = can_be_read(used)
+    in_pages = given.block_table is not None and not is_compiling()
+    if on_host or (in_pages and not torch.cuda.is_current_stream_capturing()):
+        longest = int(used.max()) if used.numel() else 0
+        if longest > capacity:
+            what = "block_table addresses" if in_pages else "k_cache holds"
+            raise BackendUnavailableError(
+                f"{what} at most {capacity} keys of a sequence, got {longest} with the new ones: "
+                "make it larger"
+            )
+    if not on_host:
+        return
+    begins = 0 if given.cache_leftpad is None else given.cache_leftpad
+    if bool((used < begins).any()):
+        raise ShapeError(
+            "cache_seqlens must not be negative or below cache_leftpad, got "
+            f"{used.tolist()} with new keys: correct it"
+        )
+    slots, size = given.cache_batch_idx, given.k_cache.shape[1]
+    if given.block_table is not None:
+        pages = torch.arange(given.block_table.shape[1]) * size < used[:, None]
+        slots = given.block_table[pages]
+    if slots is not None and bool(((slots < 0) | (slots >= given.k_cache.shape[0])).any()):
+        name = "cache_batch_idx" if given.block_table is None else "block_table"
+        raise ShapeError(
+            f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, got {slots.tolist()}: "
+            "correct it"
+        )
