@@ -19,7 +19,6 @@ from flashvar.compat.flash_attn import flash_attn_interface as interface
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.errors import (
-    BackendUnavailableError,
     ConfigurationError,
     DtypeError,
     InvalidInputError,
@@ -198,14 +197,13 @@ def test_below_autograd_of_packed_sequences() -> None:
     torch.testing.assert_close(dq, torch.autograd.grad(expected, q, out)[0])
 
 
-def test_what_no_kernel_reads_is_refused() -> None:
-    q, cu = torch.randn(9, 2, 16), torch.tensor([0, 9], dtype=torch.int32)
-    with pytest.raises(BackendUnavailableError, match="block_table and leftpad_k"):
-        interface._flash_attn_varlen_forward(
-            q, q, q, cu, cu, 9, 9, 0.0, None, False, leftpad_k=cu[:1]
-        )
-    with pytest.raises(BackendUnavailableError, match=r"not served yet.*seqused_k"):
-        ours.flash_attn_with_kvcache(q, q, q)
+def test_splits_of_the_keys_are_accepted_and_change_nothing() -> None:
+    """FlashAttention 2.8.4 has num_splits, last."""
+    q, cu = torch.randn(9, 2, 16), torch.tensor([0, 4, 9], dtype=torch.int32)
+    arguments = (q, q, q, cu, cu, 5, 5, 0.0, None, True)
+    expected = interface._flash_attn_varlen_forward(*arguments)
+    found = interface._flash_attn_varlen_forward(*arguments, zero_tensors=False, num_splits=0)
+    torch.testing.assert_close(found[:2], expected[:2])
 
 
 MASK = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])

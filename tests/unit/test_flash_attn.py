@@ -10,7 +10,7 @@ import torch
 
 import flashvar
 from flashvar import flash_attn
-from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
+from flashvar.errors import InvalidInputError, ShapeError
 
 _SHARED = (
     "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
@@ -24,6 +24,12 @@ SIGNATURES = {
     "flash_attn_varlen_func": f"q, k, v, {_PACKING}, {_SHARED}, block_table=None",
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {_SHARED}",
     "flash_attn_varlen_kvpacked_func": f"q, kv, {_PACKING}, {_SHARED}",
+    "flash_attn_with_kvcache": (
+        "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, "
+        "cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, block_table=None, "
+        "softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+        "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False"
+    ),
 }
 
 
@@ -218,12 +224,6 @@ def test_empty_sequences(lengths: tuple[int, int]) -> None:
     assert isinstance(out, torch.Tensor)
     assert not out.any()
     assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), leaves))
-
-
-def test_pages_are_refused() -> None:
-    q, cu = torch.randn(9, 2, 16), offsets(0, 9)
-    with pytest.raises(BackendUnavailableError, match="got a block_table"):
-        flash_attn.flash_attn_varlen_func(q, q, q, cu, cu, 9, 9, block_table=offsets(0)[None])
 
 
 def test_packed_shapes_are_checked() -> None:

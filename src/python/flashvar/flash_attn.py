@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import torch
 
-from flashvar.errors import BackendUnavailableError
+from flashvar.ops.arguments import refuses_unknown_kinds
 from flashvar.ops.attention.flash_attn import (
     Result,
     SharedArguments,
@@ -40,6 +40,9 @@ from flashvar.ops.attention.flash_attn import (
     unpacked,
     varlen,
 )
+from flashvar.ops.attention.kv_cache import Arguments, with_kv_cache
+from flashvar.ops.rotary.rotation import checked
+from flashvar.ops.rotary.torch_library import rotate
 
 __all__ = [
     "flash_attn_func",
@@ -48,6 +51,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
 ]
 
 
@@ -158,8 +162,8 @@ def flash_attn_varlen_func(
     are int32 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the lengths.
     Returns out [total_q, heads_q, head_dim of v].
 
-    Raises:
-        BackendUnavailableError: a block_table is given; no kernel reads paged caches yet.
+    With block_table [batch, pages] k and v are pages, [pages of all, page_size, heads_kv, .], of
+    which those that are used are copied; cu_seqlens_k then has the lengths of the sequences.
     """
     arguments = SharedArguments(
         dropout_p,
@@ -171,13 +175,8 @@ def flash_attn_varlen_func(
         deterministic,
         return_attn_probs,
     )
-    if block_table is not None:
-        raise BackendUnavailableError(
-            "flash_attn_varlen_func reads packed keys, got a block_table: gather the pages into "
-            "one tensor first"
-        )
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return varlen(q, k, v, *packing, arguments)
+    return varlen(q, k, v, *packing, arguments, block_table)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -239,3 +238,71 @@ def flash_attn_varlen_kvpacked_func(
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     k, v = unpacked("kv", kv, 4, 2)
     return varlen(q, k, v, *packing, arguments)
+
+
+@refuses_unknown_kinds
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Write new keys into a cache, and attend q [batch, seqlen_q, heads_q, head_dim] to all of it.
+
+    It is a rotation, a write and an attention, not one kernel, and the keys of one sequence are not
+    divided over the GPU. Other caches than those of sequences in order, each from its first row on,
+    are copied first. There are no gradients.
+
+    Args:
+        q: The queries, which are the last tokens of the sequences.
+        k_cache: [slots, capacity, heads_kv, head_dim]; with block_table [pages, page_size, ...] of
+            any page size.
+        v_cache: As k_cache.
+        k: New keys [batch, seqlen_new, heads_kv, head_dim], written after those in the cache.
+        v: As k.
+        rotary_cos: [positions, pairs]: rotate k, and q from the position cache_seqlens on; without
+            causal and window_size all of q is at that position.
+        rotary_sin: As rotary_cos.
+        cache_seqlens: How many keys are in the cache before the call, one number or int32 [batch];
+            all by default.
+        cache_batch_idx: int32 [batch], the slot of each sequence; in order by default.
+        cache_leftpad: int32 [batch], how many rows at the begin of each sequence are not used.
+        block_table: int32 [batch, pages], the pages of each sequence.
+        softmax_scale: As above, like causal, window_size, softcap and alibi_slopes.
+        causal: The last query sees all keys.
+        window_size: As above.
+        softcap: As above.
+        rotary_interleaved: Rotate entries 2 i and 2 i + 1 as a pair, rather than i and i + pairs.
+        alibi_slopes: As above.
+        num_splits: Not used.
+        return_softmax_lse: Also return the log-sum-exp [batch, heads_q, seqlen_q].
+    """
+    given = Arguments(
+        *(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx),
+        *(cache_leftpad, block_table, softmax_scale, causal, window_size, softcap),
+        *(rotary_interleaved, alibi_slopes),
+    )
+    found: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    found = with_kv_cache(given, _rotated, return_softmax_lse)
+    return found
+
+
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, begins: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    return rotate(x, checked(x, cos, sin, interleaved=interleaved, seqlen_offsets=begins))

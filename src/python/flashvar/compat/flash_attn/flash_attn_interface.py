@@ -6,7 +6,7 @@ parallelism: autograd does not record them, and the backward writes into given t
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 
@@ -19,7 +19,9 @@ from flashvar.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
 )
+from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.dropout_mask import block_of_keys, signed_probabilities
 from flashvar.ops.attention.options import plain_scale, window_side
@@ -94,20 +96,28 @@ def _flash_attn_varlen_forward(
     leftpad_k: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     zero_tensors: bool = False,
+    num_splits: int = 0,
 ) -> Forward:
     """The forward of `flash_attn_varlen_func`; `zero_tensors` has no effect."""
-    if block_table is not None or leftpad_k is not None:
-        _refuse("block_table and leftpad_k")
+    if num_splits > 1:
+        raise BackendUnavailableError(
+            f"num_splits > 1 is not supported by packed sequences, got {num_splits}: leave it out"
+        )
     options = _options(
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
     )._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    offsets: torch.Tensor | None = cu_seqlens_k
+    if block_table is not None or leftpad_k is not None:
+        pads = {"block_table": block_table, "leftpad_k": leftpad_k}
+        k, v, seqused_k = read(k, v, cu_seqlens_k, max_seqlen_k, **pads, seqused_k=seqused_k)
+        offsets = None
     inputs = _inputs(
         q,
         k,
         v,
         alibi_slopes=alibi_slopes,
         cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
+        cu_seqlens_k=offsets,
         seqused_k=seqused_k,
     )
     return _forward(inputs, options, return_softmax)
@@ -192,14 +202,6 @@ _wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
 _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 
 
-def flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise: no kernel serves it yet."""
-    raise BackendUnavailableError(
-        "flash_attn_with_kvcache is not served yet, got a call: write the new keys into the cache "
-        "and call flashvar.attention_varlen with seqused_k, which reads it up to that length"
-    )
-
-
 def _options(
     dropout_p: float,
     softmax_scale: float | None,
@@ -274,10 +276,3 @@ def _get_block_size_n(
 def __getattr__(name: str) -> NoReturn:
     """Raise; for names of FlashAttention the error suggests what to use instead."""
     refuse_name(__name__, name)
-
-
-def _refuse(what: str) -> NoReturn:
-    raise BackendUnavailableError(
-        f"flash_attn_varlen_func reads packed keys, got {what}: gather the keys into one tensor "
-        "first"
-    )

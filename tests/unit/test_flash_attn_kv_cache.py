@@ -1,0 +1,232 @@
+"""`flash_attn_with_kvcache` and paged `flash_attn_varlen_func`, beside loops over sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashvar import flash_attn
+from flashvar.compat.flash_attn import flash_attn_interface as interface
+from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
+from flashvar.errors import (
+    BackendUnavailableError,
+    DtypeError,
+    InvalidInputError,
+    LayoutError,
+    ShapeError,
+)
+
+B, M, HEADS, HEADS_K, D = 3, 4, 4, 2, 16
+PAGE, CAPACITY = 8, 24
+SEEN = (5, 0, 17)
+TABLE = torch.tensor([[7, 2, 99], [4, -1, 3], [0, 8, 5]], dtype=torch.int32)
+LAYOUTS = ("in order", "slots", "pages", "left pad")
+
+
+def made(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+class Caches:
+    """Keys and values in one of the layouts, NaN where nothing may be read."""
+
+    def __init__(self, layout: str) -> None:
+        self.layout = layout
+        slots, capacity = (9, PAGE) if layout == "pages" else (5, CAPACITY)
+        self.k, self.v = (made(slots, capacity, HEADS_K, D) for _ in "kv")
+        self.options: dict[str, Any] = {"cache_seqlens": ints(*SEEN)}
+        if layout == "slots":
+            self.options["cache_batch_idx"] = ints(4, 0, 2)
+        if layout == "pages":
+            self.options["block_table"] = TABLE
+        if layout == "left pad":
+            self.options["cache_leftpad"] = ints(2, 0, 16)
+
+    def of(self, cache: torch.Tensor, sequence: int, end: int) -> torch.Tensor:
+        """The keys or values of a sequence up to a position, copied."""
+        if self.layout == "pages":
+            pages = TABLE[sequence, : -(-end // PAGE)].long()
+            return cache[pages].flatten(0, 1)[:end].clone()
+        if self.layout == "slots":
+            sequence = [4, 0, 2][sequence]
+        begin = [2, 0, 16][sequence] if self.layout == "left pad" else 0
+        return cache[sequence, begin:end].clone()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "softmax_scale": 0.3},
+    "window": {"window_size": (3, 1), "softcap": 2.0},
+    "alibi": {"causal": True, "alibi_slopes": torch.linspace(0.1, 0.4, HEADS)},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cache_is_read(layout: str, options: dict[str, Any]) -> None:
+    caches, q = Caches(layout), made(B, M, HEADS, D)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, caches.k, caches.v, **caches.options, **options, return_softmax_lse=True, num_splits=3
+    )
+    for i, end in enumerate(SEEN):
+        k, v = (caches.of(cache, i, end)[None] for cache in (caches.k, caches.v))
+        if not k.shape[1]:
+            assert not out[i].any()
+            assert (lse[i] == -torch.inf).all()
+            continue
+        wanted, of_sums, _ = flash_attn.flash_attn_func(
+            q[i : i + 1], k, v, **options, return_attn_probs=True
+        )
+        torch.testing.assert_close(out[i : i + 1], wanted)
+        torch.testing.assert_close(lse[i : i + 1], of_sums)
+
+
+@pytest.mark.parametrize("rotary", [None, "interleaved", "halves"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_new_keys_are_written(layout: str, options: dict[str, Any], rotary: str | None) -> None:
+    caches, q = Caches(layout), made(B, M, HEADS, D)
+    new, of_values = made(B, 3, HEADS_K, D), made(B, 3, HEADS_K, D)
+    before = caches.k.clone()
+    tables: dict[str, Any] = {}
+    rotated_q, rotated = q, new
+    if rotary is not None:
+        angles = torch.rand(40, 6, dtype=torch.float64)
+        cos, sin = angles.cos(), angles.sin()
+        interleaved = rotary == "interleaved"
+        tables = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+        position = {"interleaved": interleaved, "seqlen_offsets": ints(*SEEN)}
+        rotated = apply_rotary_emb(new, cos, sin, **position)
+        rows = [q] if options else q.split(1, 1)  # all queries at one position
+        rotated_q = torch.cat([apply_rotary_emb(one, cos, sin, **position) for one in rows], 1)
+    if layout == "pages":
+        tables["block_table"] = torch.where(TABLE < 0, 6, TABLE)
+    out = flash_attn.flash_attn_with_kvcache(
+        q, caches.k, caches.v, new, of_values, **{**caches.options, **tables}, **options
+    )
+    changed = (caches.k != before).flatten(2).any(-1)
+    assert int(changed.sum()) == B * 3
+    for i, end in enumerate(SEEN):
+        k, v = (caches.of(cache, i, end + 3)[None] for cache in (caches.k, caches.v))
+        torch.testing.assert_close(k[0, -3:], rotated[i])
+        assert torch.equal(v[0, -3:], of_values[i])
+        wanted = flash_attn.flash_attn_func(rotated_q[i : i + 1], k, v, **options)
+        torch.testing.assert_close(out[i : i + 1], wanted)
+
+
+def test_a_number_of_keys_and_all_of_them() -> None:
+    q, k, v = made(2, 1, HEADS, D), made(3, 9, HEADS_K, D), made(3, 9, HEADS_K, D)
+    for count, kept in ((None, 9), (4, 4)):
+        out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=count)
+        wanted = flash_attn.flash_attn_func(q, k[:2, :kept], v[:2, :kept])
+        torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_compiles_without_a_break(pages: bool) -> None:
+    q, new = made(2, 1, HEADS, D), made(2, 1, HEADS_K, D)
+    table = ints(1, 0)[:, None] if pages else None
+
+    def call(k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flash_attn.flash_attn_with_kvcache(
+            q, k, v, new, new, cache_seqlens=ints(3, 8), block_table=table, causal=True
+        )
+
+    caches = [made(2, 9, HEADS_K, D) for _ in "kv"]
+    others = [one.clone() for one in caches]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*others), call(*caches))
+    assert all(map(torch.equal, caches, others))
+
+
+def test_gradients_are_refused_where_they_are_asked_for() -> None:
+    q, k = made(2, 1, HEADS, D).requires_grad_(), made(2, 9, HEADS_K, D)
+    out = flash_attn.flash_attn_with_kvcache(q, k, k)
+    with pytest.raises(BackendUnavailableError, match="flash_attn_with_kvcache has no derivatives"):
+        out.sum().backward()
+
+
+def test_what_is_refused() -> None:
+    q, k, new = made(2, 1, HEADS, D), made(2, 9, HEADS_K, D), made(2, 1, HEADS_K, D)
+    call = flash_attn.flash_attn_with_kvcache
+    table = ints(0, 1)[:, None]
+    with pytest.raises(InvalidInputError, match="k and v must come together"):
+        call(q, k, k, new, cache_seqlens=1)
+    with pytest.raises(InvalidInputError, match="k must come with cache_seqlens"):
+        call(q, k, k, new, new)
+    with pytest.raises(InvalidInputError, match="rotary_cos must come with k and v"):
+        call(q, k, k, rotary_cos=k, rotary_sin=k)
+    with pytest.raises(InvalidInputError, match="without cache_batch_idx"):
+        call(q, k, k, block_table=table, cache_batch_idx=ints(0, 1))
+    with pytest.raises(DtypeError, match=r"k_cache must be .* in the dtype of q"):
+        call(q, k.float(), k)
+    with pytest.raises(ShapeError, match="cache_leftpad must have 1 dimensions"):
+        call(q, k, k, cache_leftpad=ints(0))
+    with pytest.raises(ShapeError, match="a slot for each of 2 sequences, got 1"):
+        call(q, k[:1], k[:1])
+    with pytest.raises(ShapeError, match="k must have 2 sequences of the heads"):
+        call(q, k, k, made(2, 1, 1, D), new, cache_seqlens=1)
+    with pytest.raises(LayoutError, match="k_cache must have memory of its own"):
+        call(q, k[:1].expand(2, -1, -1, -1), k, new, new, cache_seqlens=1)
+    with pytest.raises(BackendUnavailableError, match=r"k_cache holds at most 9 keys .* got 10"):
+        call(q, k, k, new, new, cache_seqlens=ints(3, 9))
+    with pytest.raises(BackendUnavailableError, match="block_table addresses at most 9 keys"):
+        call(q, k, k, cache_seqlens=ints(3, 10), block_table=table)
+    with pytest.raises(ShapeError, match="below cache_leftpad"):
+        call(q, k, k, cache_seqlens=ints(3, 9), cache_leftpad=ints(4, 0))
+    with pytest.raises(ShapeError, match=r"cache_batch_idx must be from 0 to 1, got \[0, -1\]"):
+        call(q, k, k, cache_batch_idx=ints(0, -1))
+    with pytest.raises(ShapeError, match="block_table must be from 0 to 1"):
+        call(q, k, k, cache_seqlens=4, block_table=ints(0, 2)[:, None])
+
+
+QUERIES = (2, 0, 5)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_packed_queries_beside_pages(options: dict[str, Any]) -> None:
+    caches, q = Caches("pages"), made(sum(QUERIES), HEADS, D).requires_grad_()
+    caches.k.requires_grad_()
+    ends = [ints(0, *sizes).cumsum(0, dtype=torch.int32) for sizes in (QUERIES, SEEN)]
+    out = flash_attn.flash_attn_varlen_func(
+        q, caches.k, caches.v, *ends, max(QUERIES), max(SEEN), **options, block_table=TABLE
+    )
+    parts = []
+    for i, (one, end) in enumerate(zip(q.split(QUERIES), SEEN, strict=True)):
+        k, v = (caches.of(cache, i, end)[None] for cache in (caches.k, caches.v))
+        parts.append(flash_attn.flash_attn_func(one[None], k, v, **options)[0])
+    torch.testing.assert_close(out, torch.cat(parts))
+    wanted = torch.cat(parts)
+    grads = [torch.autograd.grad(x.square().sum(), (q, caches.k)) for x in (out, wanted)]
+    torch.testing.assert_close(*grads)
+    with pytest.raises(ShapeError, match="room for 8: add columns"):
+        flash_attn.flash_attn_varlen_func(
+            q, caches.k, caches.v, *ends, 5, 17, block_table=TABLE[:, :1]
+        )
+
+
+def test_unused_keys_of_packed_sequences() -> None:
+    """Those before the first, and those behind the last that is used."""
+    sizes, pads, used = (4, 6, 5), (1, 0, 3), (3, 6, 4)
+    q, k, v = made(7, HEADS, D), made(15, HEADS_K, D), made(15, HEADS_K, D)
+    ends = [ints(0, *one).cumsum(0, dtype=torch.int32) for one in (QUERIES, sizes)]
+    found = interface._flash_attn_varlen_forward(
+        *(q, k, v, *ends, 5, 6, 0.0, None, True),
+        leftpad_k=ints(*pads),
+        seqused_k=ints(*used),
+    )
+    parts = [
+        flash_attn.flash_attn_func(one[None], x[None, a:b], y[None, a:b], causal=True)[0]
+        for one, x, y, a, b in zip(
+            q.split(QUERIES), k.split(sizes), v.split(sizes), pads, used, strict=True
+        )
+    ]
+    torch.testing.assert_close(found[0], torch.cat(parts))
+    with pytest.raises(BackendUnavailableError, match="num_splits > 1 is not supported"):
+        interface._flash_attn_varlen_forward(q, k, v, *ends, 5, 6, 0.0, None, True, num_splits=2)
