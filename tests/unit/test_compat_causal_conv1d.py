@@ -180,10 +180,95 @@ def test_stands_in() -> None:
     interface = importlib.import_module("causal_conv1d.causal_conv1d_interface")
     assert interface.causal_conv1d_update is ours.causal_conv1d_update
     assert package.__version__ == metadata.version("causal-conv1d") == ours.__version__
-    with pytest.raises(flashvar.NotServedError, match="cpp_functions is not in flashvar's"):
-        importlib.import_module("causal_conv1d.cpp_functions")
+    with pytest.raises(flashvar.NotServedError, match="causal_conv1d_other is not in flashvar's"):
+        importlib.import_module("causal_conv1d.causal_conv1d_other")
     ours.uninstall()
     assert not [name for name in sys.modules if name.split(".")[0] == "causal_conv1d"]
+
+
+@pytest.mark.parametrize("written_by", ["caller", "function"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_below_autograd(packed: bool, written_by: str) -> None:
+    """As mamba-ssm calls them."""
+    below = importlib.import_module("flashvar.compat.causal_conv1d.cpp_functions")
+    x, weight, bias = made(2, 6, 7)
+    states = None if packed else torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
+    names = torch.tensor([[0, 0, 0, 1, 1, 2, -1], [3, 4, 4, 4, 4, -1, -1]]) if packed else None
+    written = None if packed else torch.empty(2, 6, 3, dtype=torch.float64)
+    out = below.causal_conv1d_fwd_function(x, weight, bias, names, states, written, True)
+    assert not out.requires_grad
+    wanted = ours.causal_conv1d_fn(*(x, weight, bias, names, states, not packed), activation="silu")
+    results = (wanted,) if packed else wanted
+    assert torch.equal(out, results[0])
+    assert written is None or torch.equal(written, results[1])
+    grads = [torch.randn_like(one) for one in results]
+    dout, dfinal = (grads[0], None) if packed else grads
+    if packed:
+        dout[names[:, None].expand_as(dout) < 0] = torch.nan
+    leaves = [one for one in (x, weight, bias, states) if one is not None]
+    dx = torch.empty_like(x).mT.contiguous().mT if written_by == "caller" else None
+    found = below.causal_conv1d_bwd_function(
+        *(x, weight, bias, dout, names, states, dfinal, dx, not packed, True)
+    )
+    assert dx is None or found[0] is dx
+    assert (found[3] is None) is packed
+    wanted_grads = torch.autograd.grad(results, leaves, grads)
+    torch.testing.assert_close(found[: len(leaves)], wanted_grads)
+    none = below.causal_conv1d_bwd_function(*(x, weight, None, dout, names, states), *[None] * 4)
+    assert none[2:] == (None, None)
+
+
+def test_update_below_autograd() -> None:
+    below = importlib.import_module("flashvar.compat.causal_conv1d.cpp_functions")
+    x, weight, bias = made(2, 6, 2)
+    pool = torch.randn(4, 6, 5, dtype=torch.float64)
+    other, slots, seen = pool.clone(), torch.tensor([3, 1]), torch.tensor([4, 9])
+    y = below.causal_conv1d_update_function(x, pool, weight, bias, True, seen, slots)
+    plain = [one.detach() for one in (x, weight, bias)]
+    wanted = ours.causal_conv1d_update(plain[0], other, *plain[1:], "silu", seen, slots)
+    assert torch.equal(y, wanted)
+    assert torch.equal(pool, other)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("activation", [None, "swish"])
+def test_written_out(activation: str | None, width: int) -> None:
+    """What tests of the package compare with: another computation, the same results."""
+    ours.provide()
+    interface = importlib.import_module("causal_conv1d.causal_conv1d_interface")
+    varlen = importlib.import_module("causal_conv1d.causal_conv1d_varlen")
+    x, _, bias = made(2, 6, 7)
+    weight = torch.randn(6, width, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(2, 6, width - 1, dtype=torch.float64, requires_grad=True)
+    for state, leaves in ((None, (x, weight, bias)), (states, (x, weight, bias, states))):
+        options = {"initial_states": state, "return_final_states": True, "activation": activation}
+        wanted, after = interface.causal_conv1d_ref(x, weight, bias, **options)
+        found, final = ours.causal_conv1d_fn(x, weight, bias, **options)
+        torch.testing.assert_close(found, wanted)
+        assert torch.equal(final, after)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves)
+        )
+    x, weight, bias = (one.detach() for one in (x, weight, bias))
+    for tokens in (x, x[..., 0]):
+        for seen in (None, torch.tensor([1, 8], dtype=torch.int32)):
+            pools = [torch.randn(2, 6, 5, dtype=torch.float64)]
+            pools.append(pools[0].clone())
+            found, wanted = (
+                update(tokens, pool, weight, bias, activation, seen)
+                for update, pool in zip(
+                    (ours.causal_conv1d_update, interface.causal_conv1d_update_ref),
+                    pools,
+                    strict=True,
+                )
+            )
+            torch.testing.assert_close(found, wanted)
+            assert torch.equal(*pools)
+    ends = torch.tensor([0, 5, 5, 7])
+    assert torch.equal(
+        varlen.causal_conv1d_varlen_states(x[0].T, ends, 3),
+        varlen.causal_conv1d_varlen_states_ref(x[0].T, ends, 3),
+    )
 
 
 def test_over_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,7 +333,7 @@ def test_stands_in() -> None:
         with pytest.raises(NotServedError, match=f"{name} is not in flashvar's stand-in for fla"):
             importlib.import_module(name)
     with pytest.raises(ImportError):
-        exec("from fla.modules import L2Norm", {})
+        exec("from fla.modules import LayerNorm", {})
     ours.uninstall()
     ours.uninstall()
     assert not [name for name in sys.modules if name.split(".")[0] == "fla"]

@@ -62,11 +62,29 @@ def causal_conv1d(
         residual=_residual(residual, x, tokens),
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
-        seq_idx=seq_idx,
+        seq_idx=seq_idx if cu_seqlens is None else None,  # they name the same sequences
         **options,
     )
     y, state = found if isinstance(found, tuple) else (found, None)
     return y.contiguous().view(x.shape), None if state is None else state.to(x.dtype)
+
+
+def fast_causal_conv1d_fn(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool | None = False,
+    activation: Any = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As `causal_conv1d`."""
+    given = (x, weight, bias, residual, initial_state, output_final_state, activation)
+    return causal_conv1d(*given, cu_seqlens=cu_seqlens, seq_idx=seq_idx)
 
 
 def causal_conv1d_update(

@@ -8,7 +8,9 @@ from typing import Any, Final
 from flashvar import layers
 from flashvar.compat.fla import __version__, convolution, delta_rule
 from flashvar.compat.fla.shared_memory import check_shared_mem
+from flashvar.compat.flash_attn import bert_padding
 from flashvar.compat.stand_in import modules_of
+from flashvar.layers import norms, padding
 
 __all__ = ["modules"]
 
@@ -24,20 +26,34 @@ _RECURRENT: Final = _bound(
 )
 _DELTA: Final = _bound(delta_rule.chunk_delta_rule, delta_rule.fused_recurrent_delta_rule)
 _CONVOLUTION: Final = _bound(
-    convolution.causal_conv1d, convolution.causal_conv1d_update, layers.ShortConvolution
+    *(convolution.causal_conv1d, convolution.causal_conv1d_update),
+    *(convolution.fast_causal_conv1d_fn, layers.ShortConvolution),
 )
-_NORMS: Final = _bound(layers.FusedRMSNormGated, layers.RMSNorm)
+_L2: Final = _bound(norms.L2Norm, norms.l2norm, l2_norm=norms.l2norm)
+_RMS: Final = _bound(layers.RMSNorm, norms.rms_norm)
+_GATED: Final = _bound(layers.FusedRMSNormGated, norms.rms_norm_gated)
+_PADDING: Final = _bound(
+    padding.get_unpad_data, bert_padding.index_first_axis, bert_padding.pad_input
+)
 
 CONTENTS: Final[dict[str, dict[str, Any]]] = {
     "fla": {"__version__": __version__},
     "fla.layers": _bound(layers.GatedDeltaNet),
     "fla.layers.gated_deltanet": _bound(layers.GatedDeltaNet),
-    "fla.modules": _NORMS | _bound(layers.ShortConvolution),
+    "fla.layers.utils": _PADDING,
+    "fla.modules": _bound(
+        *(layers.FusedRMSNormGated, layers.RMSNorm, norms.L2Norm, layers.ShortConvolution)
+    ),
     "fla.modules.causal_conv1d": _CONVOLUTION,
     "fla.modules.conv": _CONVOLUTION,
     "fla.modules.convolution": _CONVOLUTION,
+    "fla.modules.fused_norm_gate": _GATED,
+    "fla.modules.l2norm": _L2,
+    "fla.modules.layernorm": _RMS,
     "fla.ops": _CHUNK | _RECURRENT | _DELTA,
     "fla.ops.delta_rule": _DELTA,
+    "fla.ops.delta_rule.chunk": _bound(delta_rule.chunk_delta_rule),
+    "fla.ops.delta_rule.fused_recurrent": _bound(delta_rule.fused_recurrent_delta_rule),
     "fla.ops.gated_delta_rule": _CHUNK | _RECURRENT,
     "fla.ops.gated_delta_rule.chunk": _CHUNK,
     "fla.ops.gated_delta_rule.fused_recurrent": _RECURRENT,

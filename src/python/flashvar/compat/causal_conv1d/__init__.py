@@ -182,12 +182,23 @@ def provide() -> None:
 
 def _modules() -> dict[str, ModuleType]:
     interface: dict[str, Any] = {name: _FUNCTIONS[name] for name in _INTERFACE}
+    varlen: dict[str, Any] = {name: _FUNCTIONS[name] for name in _VARLEN}
+    below = importlib.import_module(f"{__name__}.cpp_functions")
+    written_out = importlib.import_module(f"{__name__}.written_out")
+    of_interface = _of(below) | _of(written_out)
+    of_varlen = of_interface.pop("causal_conv1d_varlen_states_ref")
     contents = {
         _NAME: {**interface, "__version__": __version__},
-        f"{_NAME}.{_NAME}_interface": interface,
-        f"{_NAME}.{_NAME}_varlen": {name: _FUNCTIONS[name] for name in _VARLEN},
+        f"{_NAME}.{_NAME}_interface": interface | of_interface,
+        f"{_NAME}.{_NAME}_varlen": varlen | {of_varlen.__name__: of_varlen},
+        f"{_NAME}.cpp_functions": _of(below),
     }
     return modules_of(contents)
+
+
+def _of(module: ModuleType) -> dict[str, Any]:
+    """The public functions of a module."""
+    return {name: getattr(module, name) for name in module.__all__}
 
 
 def uninstall() -> None:
