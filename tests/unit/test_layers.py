@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import flashvar
 from flashvar.layers import FusedRMSNormGated, GatedDeltaNet, RMSNorm, ShortConvolution, StateCache
+from flashvar.layers.norms import L2Norm, l2norm
 
 SIZES: dict[str, Any] = {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "expand_v": 1.5}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -238,6 +239,38 @@ def test_short_convolution(tokens: int) -> None:
     assert torch.equal(masked, layer(torch.zeros_like(x))[0])
 
 
+def test_hooks_of_the_convolutions_are_called() -> None:
+    """Pruning is a hook: it makes the weight of each call."""
+    from torch.nn.utils import prune
+
+    layer, x = made(), torch.randn(1, 6, 24, dtype=torch.float64)
+    prune.l1_unstructured(layer.k_conv1d, "weight", 0.5)
+    with torch.no_grad():
+        layer.k_conv1d.weight_orig.mul_(3)
+    found = layer(x)[0]
+    layer.k_conv1d(layer.k_proj(x))  # so that the formula reads the new weight
+    torch.testing.assert_close(found[0], formula(layer, x[0]))
+
+
+def test_a_cache_that_is_not_to_be_updated_stays() -> None:
+    layer, x = made(layer_idx=0), torch.randn(1, 6, 24, dtype=torch.float64)
+    cache = StateCache()
+    with torch.no_grad():
+        layer(x[:, :4], past_key_values=cache, use_cache=True)
+        tried = layer(x[:, 4:5], past_key_values=cache)[0]
+        again = layer(x[:, 4:5], past_key_values=cache, use_cache=True)[0]
+    torch.testing.assert_close(again, tried, rtol=0, atol=0)
+    assert cache.get_seq_length() == 5
+
+
+def test_wide_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert GatedDeltaNet(**SIZES)(torch.randn(1, 3, 24))[0].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_norms(dtype: torch.dtype) -> None:
     x, g = torch.randn(2, 3, 5, 8).to(dtype).unbind()
@@ -278,3 +311,61 @@ def test_refusals_of_calls() -> None:
         ShortConvolution(6, 4)(
             torch.randn(1, 4, 6), mask=x[..., 0], cu_seqlens=torch.tensor([0, 4])
         )
+    for refuses in (layer, ShortConvolution(24, 4).double()):
+        with pytest.raises(flashvar.InvalidInputError, match="cp_context must be None, got object"):
+            refuses(x, cp_context=object())
+
+
+def test_short_convolution_of_named_sequences() -> None:
+    layer = ShortConvolution(6, 4, bias=True).double()
+    x = torch.randn(1, 7, 6, dtype=torch.float64)
+    y, state = layer(x, seq_idx=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]))
+    assert state is None
+    expected, _ = layer(x, cu_seqlens=torch.tensor([0, 3, 7]))
+    torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("residual", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_fp32", [False, True])
+def test_norms_of_a_sum(in_fp32: bool, residual: torch.dtype | None) -> None:
+    """The sum is normalised before it is rounded, and returned in the dtype of the residual."""
+    x, g = torch.randn(2, 5, 8).bfloat16(), torch.randn(2, 5, 8).bfloat16()
+    other = None if residual is None else torch.randn(2, 5, 8).to(residual)
+    total = x.float() if other is None else x.float() + other
+    wanted = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    options = {"residual": other, "prenorm": True, "residual_in_fp32": in_fp32}
+    for found, expected in (
+        (RMSNorm(8)(x, **options), wanted),
+        (FusedRMSNormGated(8)(x, g, **options), wanted * torch.nn.functional.silu(g.float())),
+    ):
+        y, after = found
+        assert y.dtype == x.dtype
+        torch.testing.assert_close(y, expected.bfloat16())
+        kept = residual or (torch.float32 if in_fp32 else x.dtype)
+        assert after.dtype == kept
+        assert torch.equal(after, total.to(kept))
+    assert torch.equal(RMSNorm(8)(x, other), RMSNorm(8)(x, **options)[0])
+
+
+def test_l2_norm() -> None:
+    x = torch.randn(3, 8).bfloat16()
+    wanted = x.float() / (x.float().square().sum(-1, keepdim=True) + 0.5).sqrt()
+    torch.testing.assert_close(L2Norm(0.5)(x), wanted.bfloat16())
+    torch.testing.assert_close(l2norm(x, 0.5, torch.float32), wanted)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("given", [False, True], ids=["zeros", "cache"])
+@torch.no_grad()
+def test_a_step_of_a_short_convolution(given: bool, packed: bool) -> None:
+    layer = ShortConvolution(6, 4, bias=True)
+    x, residual, cache = torch.randn(3, 1, 6), torch.randn(3, 1, 6), torch.randn(3, 6, 4)
+    before = cache.clone() if given else None
+    wanted, after = layer(x, residual, cache=before, output_final_state=True)
+    tokens = [one.transpose(0, 1) if packed else one for one in (x, residual)]
+    ends = torch.arange(4, dtype=torch.int32) if packed else None
+    y, final = layer.step(*tokens, cache if given else None, True, cu_seqlens=ends)
+    torch.testing.assert_close(y, wanted.view(tokens[0].shape))
+    assert torch.equal(final, after)
+    assert (final is cache) is given
+    assert layer.step(*tokens, None, cu_seqlens=ends)[1] is None

@@ -105,6 +105,13 @@ def test_keys_selected_by_indices_are_refused(word: str) -> None:
     assert out.shape == (1, 5, 2, 16)
 
 
+def test_keys_that_stay_in_a_paged_cache_are_refused() -> None:
+    """The tensors have the new keys only: attention of these alone would be wrong."""
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(BackendUnavailableError, match=r"paged cache.*max_blocks_per_request=0"):
+        attention(torch.nn.Identity(), q, q, q, None, block_table=torch.zeros((1, 4)))
+
+
 def test_sinks_of_each_query_are_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 2, 5, 16)
     with pytest.raises(BackendUnavailableError, match=r"no eager attention.* sinks"):

@@ -102,6 +102,20 @@ def test_positions_that_a_batch_shares_are_those_of_eager() -> None:
     torch.testing.assert_close(model(ids(2), **given).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_mask_is_obeyed_whatever_the_positions_say(name: str, cached: bool) -> None:
+    model = small_model(name, 12)
+    given = {
+        "position_ids": positions(),
+        "attention_mask": torch.ones((1, TOTAL), dtype=torch.long),
+        "use_cache": cached,
+    }
+    expected = model(ids(), **given).logits
+    model.set_attn_implementation("flashvar")
+    torch.testing.assert_close(model(ids(), **given).logits, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_inference_mode_finds_positions_too() -> None:
     model = small_model("llama", 12)
     with torch.inference_mode():

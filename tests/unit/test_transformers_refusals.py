@@ -66,7 +66,7 @@ def test_weights_come_from_eager_after_one_warning(caplog: pytest.LogCaptureFixt
 
 def test_strict_mode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
-    for name in ("output_attentions", "head_mask", "block_table"):
+    for name in ("output_attentions", "head_mask"):
         with pytest.raises(BackendUnavailableError, match=r"LlamaAttention: .*STRICT=1"):
             attention(layer(), *tensors(), None, **{name: torch.ones(4)})
 

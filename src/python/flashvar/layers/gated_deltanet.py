@@ -8,12 +8,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.module import _has_any_global_hook
 
-from flashvar.errors import InvalidInputError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
 from flashvar.layers.padding import pack, packing_of, unpack
-from flashvar.layers.short_convolution import ShortConvolution
+from flashvar.layers.short_convolution import ShortConvolution, refuse_context_parallel
 from flashvar.ops.causal_conv1d.api import causal_conv1d
+from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
 
@@ -123,6 +125,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         output_attentions: bool | None = False,
         *,
         cu_seqlens: torch.Tensor | None = None,
+        cp_context: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Any]:
         """Return the output, None in place of attention weights, and the cache.
@@ -131,12 +134,16 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             hidden_states: [batch, seqlen, hidden_size].
             attention_mask: [batch, seqlen or more], 0 for padding, whose output is 0. The last
                 seqlen columns are those of hidden_states. Not used with cu_seqlens.
-            past_key_values: A `StateCache` or flash-linear-attention's Cache, which is updated.
-            use_cache: Store the states after the call in the cache.
+            past_key_values: A `StateCache` or flash-linear-attention's Cache, whose states precede
+                hidden_states.
+            use_cache: Store the states after the call in the cache; without it the cache stays as
+                it is.
             output_attentions: Not used: there are none.
             cu_seqlens: The offsets of sequences packed into a batch of 1.
+            cp_context: Refused: a sequence may not be split over processes.
             **kwargs: Not used.
         """
+        refuse_context_parallel(cp_context)
         batch, seqlen, _ = hidden_states.shape
         last = self._states(past_key_values)
         packing = None
@@ -148,9 +155,9 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             hidden_states, last.get("conv_state"), use_cache, cu_seqlens
         )
         out, state = gated_delta_rule(
-            q.unflatten(-1, (self.num_heads, self.head_k_dim)),
-            k.unflatten(-1, (self.num_heads, self.head_k_dim)),
-            v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
+            _by_heads("q", q, self.num_heads, self.head_k_dim),
+            _by_heads("k", k, self.num_heads, self.head_k_dim),
+            _by_heads("v", v, self.num_v_heads, self.head_v_dim),
             self.a_proj(hidden_states),
             self.b_proj(hidden_states),
             initial_state=last.get("recurrent_state"),
@@ -163,7 +170,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             A_log=self.A_log,
             dt_bias=self.dt_bias,
         )
-        if past_key_values is not None:
+        if past_key_values is not None and use_cache:
             past_key_values.update(
                 layer_idx=self.layer_idx,
                 recurrent_state=state,
@@ -203,7 +210,9 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             q, k, v = (functional.silu(one) for one in projected)
             return q, k, v, None
         layers = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        if states is not None or use_cache:
+        if states is not None or use_cache or not all(map(_is_only_a_convolution, layers)):
+            if states is not None and not use_cache:  # one token would be written into them
+                states = [state.clone() for state in states]
             found = [
                 layer(one, cache=state, output_final_state=use_cache, cu_seqlens=cu_seqlens)
                 for layer, one, state in zip(layers, projected, states or (None,) * 3, strict=True)
@@ -223,9 +232,30 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         return q, k, v, None
 
 
+def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
+    if x.shape[-1] != heads * head_dim:
+        raise ShapeError(
+            f"{name} must have {heads} heads of {head_dim} channels, got {tuple(x.shape)}: where "
+            "ranks have some heads each, keep projections DTensors with use_local_output=False"
+        )
+    return x.unflatten(-1, (heads, head_dim))
+
+
+def _is_only_a_convolution(layer: nn.Module) -> bool:
+    """Whether a call of a layer does nothing but convolve: it has no hooks and no other class.
+
+    Shards of DTensors are not joined to those of other layers without communication.
+    """
+    forward = layer._forward_hooks or layer._forward_pre_hooks
+    backward = layer._backward_hooks or layer._backward_pre_hooks
+    hooks = forward or backward or _has_any_global_hook()
+    return type(layer) is ShortConvolution and type(layer.weight) in PLAIN and not hooks
+
+
 def _gate_parameters(heads: int) -> tuple[nn.Parameter, nn.Parameter]:
     """A_log of A in (0, 16), and dt_bias of a softplus in (0.001, 0.1); neither decays."""
-    a_log = nn.Parameter(torch.empty(heads, dtype=torch.float32).uniform_(0, 16).log())
+    dtype = torch.promote_types(torch.float32, torch.get_default_dtype())
+    a_log = nn.Parameter(torch.empty(heads, dtype=dtype).uniform_(0, 16).log())
     low, high = math.log(0.001), math.log(0.1)
     dt = (torch.rand(heads) * (high - low) + low).exp().clamp(min=1e-4)
     dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))

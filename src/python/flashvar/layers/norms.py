@@ -1,6 +1,8 @@
-"""Root-mean-square norms, plain and with an output gate, in float32 inside."""
+"""Root-mean-square norms, plain and with an output gate, and the L2 norm, in float32 inside."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,16 +43,15 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         """What the constructor got."""
         return f"{self.hidden_size}, eps={self.eps}"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The normalised x."""
-        return self._normalised(x).to(x.dtype)
-
-    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.weight is not None:
-            y = y * self.weight.to(y.dtype)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> Any:
+        """As `rms_norm`."""
+        return rms_norm(x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32)
 
 
 class FusedRMSNormGated(RMSNorm):
@@ -65,11 +66,7 @@ class FusedRMSNormGated(RMSNorm):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if activation not in ("swish", "silu", "sigmoid"):
-            raise InvalidInputError(
-                f"activation must be 'swish', 'silu' or 'sigmoid', got {activation!r}: leave it "
-                "out for 'swish'"
-            )
+        _check_activation(activation)
         super().__init__(hidden_size, elementwise_affine, False, eps, device, dtype)
         self.activation = activation
 
@@ -77,9 +74,111 @@ class FusedRMSNormGated(RMSNorm):
         """What the constructor got."""
         return f"{super().extra_repr()}, activation={self.activation}"
 
-    def forward(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """The normalised x, gated by g of its shape."""
-        y = self._normalised(x)
-        gate = g.to(y.dtype)
-        gate = gate.sigmoid() if self.activation == "sigmoid" else functional.silu(gate)
-        return (y * gate).to(x.dtype)
+    def forward(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        g: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> Any:
+        """As `rms_norm_gated`."""
+        return rms_norm_gated(
+            *(x, g, self.weight, self.bias, self.activation),
+            *(residual, prenorm, residual_in_fp32, self.eps),
+        )
+
+
+class L2Norm(nn.Module):  # type: ignore[misc]
+    """As `l2norm`."""
+
+    def __init__(self, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.output_dtype = output_dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The normalised x."""
+        return l2norm(x, self.eps, self.output_dtype)
+
+
+def l2norm(
+    x: torch.Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x / sqrt(sum(x^2) + eps) over the last dimension, in the dtype of x or another one."""
+    wide = _wide(x)
+    y = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
+    return y.to(x.dtype if output_dtype is None else output_dtype)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> Any:
+    """The normalised sum of x and a residual, in the dtype of x.
+
+    With `prenorm` also the sum itself, in the dtype of the residual; without one in float32 if
+    `residual_in_fp32`, else in the dtype of x.
+    """
+    total = _sum(x, residual)
+    y = _normalised(total, weight, bias, eps).to(x.dtype)
+    return (y, _as_residual(total, x, residual, residual_in_fp32)) if prenorm else y
+
+
+def rms_norm_gated(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str = "swish",
+    residual: torch.Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> Any:
+    """As `rms_norm`, times the activation of a gate: "swish" (or "silu"), or "sigmoid"."""
+    _check_activation(activation)
+    total = _sum(x, residual)
+    y = _normalised(total, weight, bias, eps)
+    gate = g.to(y.dtype)
+    gate = gate.sigmoid() if activation == "sigmoid" else functional.silu(gate)
+    y = (y * gate).to(x.dtype)
+    return (y, _as_residual(total, x, residual, residual_in_fp32)) if prenorm else y
+
+
+def _check_activation(activation: str) -> None:
+    if activation not in ("swish", "silu", "sigmoid"):
+        raise InvalidInputError(
+            f"activation must be 'swish', 'silu' or 'sigmoid', got {activation!r}: leave it out "
+            "for 'swish'"
+        )
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _sum(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    return _wide(x) if residual is None else _wide(x) + residual
+
+
+def _normalised(
+    total: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    y = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.to(y.dtype)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _as_residual(
+    total: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, in_fp32: bool
+) -> torch.Tensor:
+    if residual is not None:
+        return total.to(residual.dtype)
+    return total.to(torch.float32) if in_fp32 else x

@@ -11,6 +11,15 @@ from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
 
 
+def refuse_context_parallel(cp_context: Any) -> None:
+    """Refuse a sequence that is split over processes, whose parts would be taken for wholes."""
+    if cp_context is not None:
+        raise InvalidInputError(
+            f"cp_context must be None, got {type(cp_context).__name__}: give each process whole "
+            "sequences, or some of the heads as DTensors"
+        )
+
+
 class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
     """A causal convolution of each channel, with the parameters of a grouped nn.Conv1d.
 
@@ -69,6 +78,9 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
         output_final_state: bool | None = False,
         cu_seqlens: torch.Tensor | None = None,
         chunk_indices: torch.Tensor | None = None,
+        *,
+        seq_idx: torch.Tensor | None = None,
+        cp_context: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output, and the state after it or None.
@@ -82,8 +94,11 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
             output_final_state: Also return the state after x.
             cu_seqlens: The offsets of packed sequences.
             chunk_indices: Not needed.
+            seq_idx: The sequence of each token, [batch, seqlen], in place of cu_seqlens and states.
+            cp_context: Refused: a sequence may not be split over processes.
             **kwargs: Not used.
         """
+        refuse_context_parallel(cp_context)
         if mask is not None:
             if cu_seqlens is not None:
                 raise InvalidInputError(
@@ -91,12 +106,9 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
                 )
             x = x * mask.unsqueeze(-1).to(x.dtype)
         weight = self.weight.squeeze(1)
-        one_token = x.shape[1] == 1 and cu_seqlens is None
+        one_token = x.shape[1] == 1 and cu_seqlens is None and seq_idx is None
         if one_token and cache is not None and not torch.is_grad_enabled():
-            y = causal_conv1d_update(
-                x, cache, weight, self.bias, self._activation, residual=residual
-            )
-            return y, cache if output_final_state else None
+            return self.step(x, residual, cache, bool(output_final_state))
         width = self.kernel_size[0] if output_final_state and cache is None else None
         found = causal_conv1d(
             x,
@@ -108,8 +120,37 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
             return_final_state=bool(output_final_state),
             state_len=width,
             cu_seqlens=cu_seqlens,
+            seq_idx=seq_idx,
         )
         return found if isinstance(found, tuple) else (found, None)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cache: torch.Tensor | None,
+        output_final_state: bool = False,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output of one token of each sequence, without gradients; the cache is updated.
+
+        Args:
+            x: [sequences, 1, hidden_size]; with cu_seqlens [1, sequences, hidden_size].
+            residual: Added after the activation; the shape of x.
+            cache: The state before x, [sequences, hidden_size, kernel_size]; zeros by default.
+            output_final_state: Also return the cache.
+            cu_seqlens: The offsets of packed sequences, of one token each.
+        """
+        rows = x if cu_seqlens is None else x.transpose(0, 1)
+        if cache is None:
+            cache = x.new_zeros(rows.shape[0], self.hidden_size, self.kernel_size[0])
+        if cu_seqlens is not None and residual is not None:
+            residual = residual.transpose(0, 1)
+        weight = self.weight.squeeze(1)
+        y = causal_conv1d_update(
+            rows, cache, weight, self.bias, self._activation, residual=residual
+        )
+        return y.view(x.shape), cache if output_final_state else None
 
     @property
     def _activation(self) -> Any:

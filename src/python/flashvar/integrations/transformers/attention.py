@@ -19,7 +19,7 @@ from flashvar.integrations.transformers.layout import (
     padding_layout,
 )
 from flashvar.integrations.transformers.own_path import Call, own_path
-from flashvar.integrations.transformers.rows import Rows, rows_of_positions
+from flashvar.integrations.transformers.rows import Rows, rows_of_positions, same_sequence
 from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
 from flashvar.ops.attention.api import attention as dense
 from flashvar.ops.attention.validate import rows_contiguous
@@ -99,14 +99,15 @@ def attention(
             call, attention_mask, is_causal, sliding_window, {**others, "position_ids": None}
         )
         return distributed_attention(module, call, layout, others), None
-    causal, plain = is_causal, sliding_window is None
+    causal, plain, by_mask = is_causal, sliding_window is None, False
     if attention_mask is not None:
         known = attached(attention_mask)
         # A mask of fewer keys hides the others.
         made_for = (query.shape[0], 1, query.shape[2], key.shape[2])
         plain = known is not None and known.plain and attention_mask.shape == made_for
-        causal = known.causal if known is not None else is_causal
-    if plain and s_aux is position_bias is None and _is_plain(others, query):
+        if known is not None:
+            causal, by_mask = known.causal, known.by_mask
+    if plain and s_aux is position_bias is None and _is_plain(others, query, by_mask):
         # Fast path: look-ups dominate the time of small calls. Refused calls take the general path.
         try:
             out = dense(
@@ -132,13 +133,13 @@ def attention(
     return own_path(reason, module, call, layout, others)
 
 
-def _is_plain(others: dict[str, Any], query: torch.Tensor) -> bool:
+def _is_plain(others: dict[str, Any], query: torch.Tensor, by_mask: bool) -> bool:
     """Whether the other arguments of a layer certainly have no effect."""
     for name in others:  # a loop: torch.compile cannot trace isdisjoint of dict keys
         if name in _CHANGING:
             return False
     positions = others.get("position_ids")
-    if positions is None:
+    if positions is None or by_mask:
         return True
     shape: tuple[int, ...] = query.shape
     if shape[0] != 1 or shape[2] == 1:
@@ -186,11 +187,15 @@ def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout
     # As in transformers, positions that restart mark sequences only in causal models.
     if (
         positions is not None
+        and not layout.by_mask
         and layout.causal
         and batch == 1
         and 1 < seqlen_q == keys
         and positions.shape == (1, keys)
     ):
+        if torch.compiler.is_compiling():
+            # A bias: the graph must not depend on the number of sequences.
+            return layout._replace(bias=same_sequence(positions))
         return layout._replace(rows=_rows_of_positions(positions))
     return layout
 
@@ -249,8 +254,6 @@ def _rows_of_offsets(call: Call, others: dict[str, Any]) -> Rows:
 
 def _rows_of_positions(positions: torch.Tensor) -> Rows | None:
     """The rows of packed positions, computed once for all layers and kept on the tensor."""
-    if torch.compiler.is_compiling():
-        return None
     # A tensor of inference mode has no version counter, so changes cannot be detected.
     if positions.is_inference():
         return rows_of_positions(positions)

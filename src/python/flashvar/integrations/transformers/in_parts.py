@@ -16,7 +16,7 @@ from flashvar.integrations.transformers.own_path import ONLY_EAGER, ONLY_ITS_OWN
 
 __all__ = ["distributed_attention"]
 
-_NOT_TORCHS: Final = (*ONLY_EAGER, *ONLY_ITS_OWN, "position_bias", "block_table", "cache")
+_NOT_TORCHS: Final = (*ONLY_EAGER, *ONLY_ITS_OWN, "position_bias", "cache")
 
 
 def distributed_attention(

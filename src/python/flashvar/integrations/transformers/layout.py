@@ -26,6 +26,7 @@ class Layout(NamedTuple):
     # [batch or 1, heads or 1, seqlen_q or 1, keys]: bool, or added to the scores.
     bias: torch.Tensor | None = None
     plain: bool = False  # True: only the causal mask, or no mask at all
+    by_mask: bool = False  # True: the caller's mask separates sequences, not their positions
 
     def to(self, device: torch.device) -> Layout:
         """The layout with its tensors on another device."""

@@ -111,7 +111,9 @@ def _layout(pattern: Pattern, requested: dict[str, Any]) -> Layout | None:
     if numbers is not None:
         layout = padding_layout(numbers, q_length, pattern.causal, window)
     whole = keys == kv_length and window == (-1, -1)
-    return layout._replace(plain=whole and layout.rows is layout.bias is None)
+    return layout._replace(
+        plain=whole and layout.rows is layout.bias is None, by_mask=padding is not None
+    )
 
 
 def read(function: Callable[..., Any]) -> Pattern | None:

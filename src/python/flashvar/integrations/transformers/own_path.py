@@ -14,8 +14,19 @@ from flashvar.integrations.transformers.layout import Layout, as_bias
 
 # Arguments that only eager attention supports, not sdpa.
 ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
-# Arguments that a model merges into the mask for the implementations that it knows by name.
-ONLY_ITS_OWN: Final = ("indices", "block_indices")
+# Keys of a call that are not in its tensors or mask, so that no other path sees them either.
+_SELECTED: Final = (
+    "masks the keys that it does not select only for eager and sdpa",
+    "load the model with attn_implementation='sdpa' or 'eager'",
+)
+ONLY_ITS_OWN: Final = {
+    "indices": _SELECTED,
+    "block_indices": _SELECTED,
+    "block_table": (
+        "leaves earlier keys in a paged cache",
+        "set max_blocks_per_request=0 in the ContinuousBatchingConfig",
+    ),
+}
 
 
 class Call(NamedTuple):
@@ -43,11 +54,11 @@ def own_path(
             model's file does not have; or neither eager attention nor sdpa supports the call.
     """
     name = type(module).__name__
-    if any(others.get(argument) is not None for argument in ONLY_ITS_OWN):
-        raise BackendUnavailableError(
-            f"{name} masks the keys that it does not select only for eager and sdpa, got a call "
-            f"of flashvar ({reason}): load the model with attn_implementation='sdpa' or 'eager'"
-        )
+    for argument, (fact, instead) in ONLY_ITS_OWN.items():
+        if others.get(argument) is not None:
+            raise BackendUnavailableError(
+                f"{name} {fact}, got a call of flashvar ({reason}): {instead}"
+            )
     keys = layout.keys
     call = call._replace(key=call.key[:, :, :keys], value=call.value[:, :, :keys])
     if call.position_bias is not None:

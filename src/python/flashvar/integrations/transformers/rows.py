@@ -73,7 +73,18 @@ def rows_of_positions(positions: torch.Tensor) -> Rows | None:
 
     Waits for the device.
     """
-    return rows_of((positions == positions.min()).cumsum(-1) + 1)
+    return rows_of(_restarts(positions) + 1)
+
+
+def same_sequence(positions: torch.Tensor) -> torch.Tensor:
+    """The pairs of positions [1, seqlen] in the same sequence, bool [1, 1, seqlen, seqlen]."""
+    numbers = _restarts(positions)
+    return (numbers[:, :, None] == numbers[:, None])[:, None]
+
+
+def _restarts(positions: torch.Tensor) -> torch.Tensor:
+    """The number of restarts up to each position."""
+    return (positions == positions.min()).cumsum(-1)
 
 
 def numbers_of(
