@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -69,6 +70,47 @@ def test_a_folder_that_torch_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.problem == (
         f"torch is not installed, a folder of its name is left over: {tmp_path / 'torch'}"
     )
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "failure", "words"),
+    [
+        (
+            b"\xff\xfe",
+            UnicodeDecodeError("utf-8", b"", 0, 1, "odd"),
+            r"broken \(.*entry_points.txt",
+        ),
+        (b"[torch.backends]\nx y\n", TypeError("Pair"), r"those of other are broken \(.*Pair.*txt"),
+        (
+            b"[torch.backends]\nnpu = other:load\n",
+            RuntimeError("Failed to load the backend extension: npu. You can"),
+            "the backend npu of other cannot be loaded",
+        ),
+    ],
+    ids=["not UTF-8", "not a pair", "a backend that fails"],
+)
+def test_another_package_breaks_the_import_of_torch(
+    entry_points: bytes,
+    failure: Exception,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> None:
+        raise failure
+
+    folder = tmp_path / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_bytes(entry_points)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(system, "import_module", fail)
+    system.gather.cache_clear()
+    report = diagnosis.examine_this_machine()
+    system.gather.cache_clear()
+    assert report.system.problem is not None
+    assert re.search(words, report.system.problem)
+    assert any("other" in fix for fix in report.fixes)
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,18 @@ def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
     assert found.conclusion == "Compiled kernels serve every request."
 
 
+def test_dtypes_that_no_release_compiles_are_not_missed() -> None:
+    held = {function: dtypes for spec in specs() for function, dtypes in spec.compiled.items()}
+    (full,) = sim.inventory("90a").binaries
+    rows = tuple(row for row in full.manifest.kernels if row.dtype in held[row.op])
+    assert len(rows) < len(full.manifest.kernels)
+    released = replace(full, manifest=replace(full.manifest, kernels=rows))
+    found = report(sim.system(sim.H100), Inventory((released,)))
+    assert found.healthy
+    assert found.shortfalls == ()
+    assert "triton" in found.conclusion
+
+
 def test_one_op_without_any_kernel_is_unhealthy() -> None:
     found = report(sim.system(sim.A100, triton=None), lacking("causal_conv1d_update"))
     assert not found.healthy

@@ -188,7 +188,7 @@ def _why_no_device(system: System) -> str:
 def _fix_of_machine(system: System) -> str | None:
     """The step after which torch sees the device; None if no device seems to be present."""
     if system.torch is None:
-        return "pip install torch"
+        return system.torch_repair or "pip install torch"
     if system.devices or system.torch_hip is not None or system.driver_cuda is None:
         return None
     if system.torch_cuda is None:

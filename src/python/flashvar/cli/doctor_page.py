@@ -47,10 +47,13 @@ def _system(report: Report) -> Table:
     built_for = (
         f"ROCm {system.torch_hip}" if system.torch_hip else f"CUDA {system.torch_cuda or 'none'}"
     )
+    torch = "cannot be imported" if system.torch_repair else None
+    if system.torch:
+        torch = f"{system.torch}, built for {built_for}"
     shortened = system.visible_devices is not None
     facts = [
         ("python", f"{system.python} on {system.platform}"),
-        ("torch", f"{system.torch}, built for {built_for}" if system.torch else None),
+        ("torch", torch),
         ("triton", system.triton),
         ("C compiler", system.compiler),
         ("Python.h", system.python_headers),

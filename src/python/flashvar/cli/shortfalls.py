@@ -95,7 +95,8 @@ def _not_by_binary(decisions: list[Decision]) -> Iterator[tuple[Decision, Candid
 
 def _is_absent(binary: Binary, request: Request) -> bool:
     """Whether the binary of a release has no kernel for calls that every release serves."""
-    expected = request.function in request.spec.compiled and _is_usual(request)
+    dtypes = request.spec.compiled.get(request.function, ())
+    expected = request.dtype in dtypes and _is_usual(request)
     release = binary.skew is None and not is_subset(binary)
     return expected and release and nearest_kernel(request, binary.manifest.kernels) is None
 

@@ -16,7 +16,7 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar.machine import driver
+from flashvar.machine import broken_torch, driver
 
 # Every device gives a block this much without opt-in; used where the device reports nothing else.
 _SHARED_MEMORY_WITHOUT_OPTIN: Final = 48 * 1024
@@ -54,6 +54,7 @@ class System:
     python: str = ""
     platform: str = ""  # as in a wheel tag, e.g. "linux_x86_64"
     problem: str | None = None  # why torch sees no device, in torch's words
+    torch_repair: str | None = None  # what makes a torch work that is there but fails on import
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, possibly ""
 
     def device(self, index: int) -> Device | None:
@@ -67,7 +68,7 @@ def gather() -> System:
 
     Imports torch and queries its devices, which initialises CUDA but makes no context.
     """
-    torch, devices, problem = _ask_torch()
+    torch, devices, problem, repair = _ask_torch()
     version = getattr(torch, "version", None)
     return System(
         devices=devices,
@@ -84,6 +85,7 @@ def gather() -> System:
         python=platform.python_version(),
         platform=platform_tag(),
         problem=problem,
+        torch_repair=repair,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -93,15 +95,16 @@ def gather_for_cpu() -> System:
     return System(triton=_triton_version(), interpreted=_interpreted())
 
 
-def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
-    """The torch module or None, its devices, and its first warning or error."""
+def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None, str | None]:
+    """The torch module or None, its devices, its first warning or error, and `torch_repair`."""
     try:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError
-        return None, (), f"torch cannot be imported: {error}"
+        why, repair = broken_torch.explain(error)
+        return None, (), f"torch cannot be imported: {why}", repair
     if not hasattr(torch, "__version__"):  # Python imports any folder of that name as a package
         where = ", ".join(map(str, getattr(torch, "__path__", ["an unknown place"])))
-        return None, (), f"torch is not installed, a folder of its name is left over: {where}"
+        return None, (), f"torch is not installed, a folder of its name is left over: {where}", None
     # With an old driver torch warns and reports no device; the warning is the reason to show.
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
@@ -109,8 +112,8 @@ def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None]:
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             devices = tuple(_ask_device(torch, index) for index in range(count))
         except Exception as error:  # e.g. CUDA in a forked child, or a device that fell off the bus
-            return torch, (), f"torch cannot use its devices: {error}"
-    return torch, devices, str(complaints[0].message) if complaints else None
+            return torch, (), f"torch cannot use its devices: {error}", None
+    return torch, devices, str(complaints[0].message) if complaints else None, None
 
 
 def _ask_device(torch: Any, index: int) -> Device:
