@@ -20,8 +20,10 @@ class OneBinary:
 
     def __init__(self, architecture: str) -> None:
         """Nothing is decided yet; `architecture` is as FLASHVAR_FORCE_ARCH takes it."""
+        from flashvar.ops.plans import Plans
+
         self._architecture = architecture
-        self._mine: dict[str, Any] = {name: {} for name in _KEPT}
+        self._mine: dict[str, Any] = {name: Plans() for name in _KEPT}
         self._theirs: dict[str, Any] = {}
         self._variable: str | None = None
 

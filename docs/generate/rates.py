@@ -127,10 +127,14 @@ def caption(file: str, environment: dict[str, Any], unit: str = "TFLOP/s") -> st
 def _origin(file: str, environment: dict[str, Any]) -> str:
     """What was measured and when, with the record's file."""
     source = environment["source"]
-    commit = f"commit {source['revision'][:10]}" if source["revision"] else "no commit recorded"
-    changed = " with uncommitted changes" if source.get("dirty") else ""
+    binaries = {(one["revision"], one["dirty"]) for one in environment.get("binaries", ())}
+    if source.get("dirty") and len(binaries) == 1 and not (binary := binaries.pop())[1]:
+        commit = f"kernels of commit {binary[0][:10]}"
+    else:
+        commit = f"commit {source['revision'][:10]}" if source["revision"] else "no commit recorded"
+        commit += " with uncommitted changes" if source.get("dirty") else ""
     day = environment.get("time", "").partition("T")[0]
-    return f"{f'{day}, ' if day else ''}{commit}{changed} (`{RESULTS / file}`)"
+    return f"{f'{day}, ' if day else ''}{commit} (`{RESULTS / file}`)"
 
 
 def host(root: Path) -> str:

@@ -36,7 +36,6 @@ MEANING: Final = {
     "project.version_file": 'Holds `__version__ = "..."`: the version of every wheel.',
     "project.license": "Of the binary wheels.",
     "project.smoke": "A script that `nox -s smoke` runs on what it installed.",
-    "project.spill_bytes": "What a thread of a released kernel may spill; the audit refuses more.",
     "project.torch": "The oldest torch whose stable ABI the libraries call.",
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
@@ -47,6 +46,7 @@ MEANING: Final = {
     "ops.<op>.axes.<axis>.max": "The largest.",
     "ops.<op>.axes.<axis>.step": "From one value to the next.",
     "ops.<op>.axes.<axis>.pairs": 'Whether `"192x128"` is a value too: two template arguments.',
+    "ops.<op>.spill_bytes": "What a thread of a released kernel may spill.",
     "architectures.<architecture>.code": "What nvcc compiles for.",
     "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
     "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
@@ -54,7 +54,6 @@ MEANING: Final = {
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
     "architectures.<architecture>.also": "Other architectures that the wheel is for.",
     "architectures.<architecture>.ran": "Where its tests have run; `doctor` and Support say it.",
-    "architectures.<architecture>.spill_bytes": "As of `[project]`, for this one.",
     "architectures.<architecture>.toolkits.<toolkit>": (
         "A second wheel with that machine code, and where its tests have run."
     ),

@@ -46,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rehearse", action="store_true", help="run on the CPU, with the reference as the backend"
     )
+    group.addoption(
+        "--backend",
+        choices=["cuda", "triton"],
+        help="leave out tests of the other backend's kernels; the record counts for this one",
+    )
     group.addoption("--seed", type=int, default=None, help="of all random inputs; fresh by default")
 
 
@@ -80,6 +85,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     index, _, count = config.getoption("--shard").partition("/")
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, got {index}/{count}")
+    if backend := config.getoption("--backend"):
+        from record import backend_of
+
+        wanted = [item for item in items if backend_of(item.nodeid) in (backend, "other")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        items[:] = wanted
     part, of = int(index) - 1, int(count)
     chosen = [item for item in items if zlib.crc32(_kernel(item).encode()) % of == part]
     others = set(items).difference(chosen)

@@ -29,14 +29,20 @@ def write(target: Path, about: dict[str, Any], record: Record) -> None:
     result_file.write(target, document)
 
 
+def backend_of(case: str) -> str:
+    """The backend that a test is parametrized with, "other" where it is with none."""
+    name = case.rpartition("/")[2].partition("::")[2]
+    words = name.rpartition("[")[2].removesuffix("]").split("-")
+    return next((word for word in ("cuda", "triton") if word in words), "other")
+
+
 def summary(record: Record) -> dict[str, Any]:
     """Counts by outcome, by file and backend, and by reason of what was not run."""
     by_file: dict[str, Counter[str]] = {}
     for case in record:
-        path, _, name = case["case"].rpartition("/")[2].partition("::")
-        words = name.rpartition("[")[2].removesuffix("]").split("-")
-        backend = next((word for word in ("cuda", "triton") if word in words), "other")
-        by_file.setdefault(f"{path} {backend}", Counter())[case["outcome"]] += 1
+        path = case["case"].rpartition("/")[2].partition("::")[0]
+        row = f"{path} {backend_of(case['case'])}"
+        by_file.setdefault(row, Counter())[case["outcome"]] += 1
     return {
         "counts": dict(Counter(case["outcome"] for case in record)),
         "counts_by_file": {name: dict(counts) for name, counts in sorted(by_file.items())},

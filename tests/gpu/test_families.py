@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import flashvar
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention import plan as attention_plan
+from flashvar.ops.plans import Plans
 from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose
 
@@ -86,8 +87,8 @@ def test_the_log_names_what_ran(
 ) -> None:
     make, run = CASES[case]
     # Plans of earlier calls were made without the log.
-    monkeypatch.setattr(attention_plan, "_plans", {})
-    monkeypatch.setattr(attention_plan, "_backward_plans", {})
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
+    monkeypatch.setattr(attention_plan, "_backward_plans", Plans())
     x = make()
     for op in ("attention_fwd", "attention_bwd"):
         skip_unless_compiled("cuda", x.dtype, -(-x.shape[-1] // 8) * 8, op)

@@ -140,11 +140,45 @@ def test_packed_inputs_are_views_and_not_copied(name: str) -> None:
     assert out <= peak < out + call.q.numel(), "a copy of q alone is twice its elements"
 
 
-def test_a_block_table_is_refused_in_words() -> None:
-    tensors, after, _ = problem("flash_attn_varlen_func")
-    table = torch.zeros(4, 1, dtype=torch.int32, device=DEVICE)
-    with pytest.raises(Exception, match="block_table"):
-        function("flash_attn_varlen_func")(*tensors, *after, block_table=table)
+@pytest.mark.parametrize("page", [16, 256])
+def test_keys_in_pages(page: int) -> None:
+    """As packed ones, which stand in the pages in another order."""
+    (q, k, v), after, _ = problem("flash_attn_varlen_func", causal=True)
+    columns = -(-max(LENGTHS) // page)
+    table = torch.randperm(len(LENGTHS) * columns, device=DEVICE).int().view(-1, columns)
+    pages = [x.new_full((table.numel(), page, *x.shape[1:]), torch.nan) for x in (k, v)]
+    for paged, packed_rows in zip(pages, (k, v), strict=True):
+        for row, rows in zip(table.long(), packed_rows.split(LENGTHS), strict=True):
+            for place, part in zip(row, rows.split(page), strict=False):
+                paged[place, : len(part)] = part
+    wanted = function("flash_attn_varlen_func")(q, k, v, *after, causal=True)
+    found = function("flash_attn_varlen_func")(q, *pages, *after, causal=True, block_table=table)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_cache_that_gets_new_keys(paged: bool) -> None:
+    from flashvar.flash_attn import flash_attn_func, flash_attn_with_kvcache
+
+    sizes, page, columns = (70, 1, 130), 64, 3
+    q, new, values = (torch.randn(3, 2, h, 64, device=DEVICE).bfloat16() for h in (4, 2, 2))
+    k, v = torch.randn(2, 3, page * columns, 2, 64, device=DEVICE).bfloat16()
+    seen = torch.tensor(sizes, dtype=torch.int32, device=DEVICE)
+    table, caches = None, [k.clone(), v.clone()]
+    if paged:
+        table = torch.randperm(9, device=DEVICE).int().view(3, columns)
+        caches = [torch.empty(9, page, 2, 64, device=DEVICE).bfloat16() for _ in "kv"]
+        for cache, rows in zip(caches, (k, v), strict=True):
+            cache[table.flatten().long()] = rows.reshape(9, page, 2, 64)
+    out = flash_attn_with_kvcache(
+        q, *caches, new, values, cache_seqlens=seen, block_table=table, causal=True
+    )
+    for i, end in enumerate(sizes):
+        keys, of_values = (
+            torch.cat((x[i : i + 1, :end], y[i : i + 1]), 1) for x, y in ((k, new), (v, values))
+        )
+        wanted = flash_attn_func(q[i : i + 1], keys, of_values, causal=True)
+        torch.testing.assert_close(out[i : i + 1], wanted)
 
 
 def test_the_sign_of_probabilities_says_what_was_dropped() -> None:
