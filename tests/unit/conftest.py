@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +16,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
 
 
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Give each test random inputs of its own: the same alone, in any order and on any worker."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
 @pytest.fixture
 def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what was found, opened and chosen, before and after; and the environment."""
     from flashvar.binaries import loader, registry
     from flashvar.integrations import serving
     from flashvar.ops.attention import plan
+    from flashvar.ops.plans import Plans
     from flashvar.selection import resolve
 
     for name in VARIABLES:
@@ -30,10 +39,13 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (registry, "_missing"),
         (loader, "_libraries"),
         (serving, "_kept"),
-        (plan, "_plans"),
-        (plan, "_backward_plans"),
     ):
         monkeypatch.setattr(module, name, {})
+    for name in ("_plans", "_backward_plans"):
+        monkeypatch.setattr(plan, name, Plans())
+    sdpa = sys.modules.get("flashvar.integrations.torch.sdpa")
+    if sdpa is not None:
+        monkeypatch.setattr(sdpa, "_served", Plans())
     monkeypatch.setattr(resolve, "_logged", set())
     cached = registry.installed, resolve.choose
     for one in cached:

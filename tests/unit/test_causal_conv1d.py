@@ -116,7 +116,8 @@ def test_states_chain_calls(columns: int) -> None:
             activation="silu", return_final_state=True,
         )  # fmt: skip
         parts.append(y)
-    assert torch.equal(torch.cat(parts, 1), whole)
+    # To the last bit or one off: a CPU's vector code for exp is not its code for what is left over.
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-14, atol=1e-14)
     assert torch.equal(state, last)
 
 

@@ -62,7 +62,8 @@ def test_decoding_is_one_long_call() -> None:
         causal_conv1d_update(x[:, t], state, given["weight"], given["bias"], "swish")
         for t in range(8)
     ]
-    assert torch.equal(torch.stack(tokens, 1), whole)
+    # To the last bit or one off: a CPU's vector code for exp is not its code for what is left over.
+    torch.testing.assert_close(torch.stack(tokens, 1), whole, rtol=1e-14, atol=1e-14)
     assert torch.equal(state, last)
 
 

@@ -161,9 +161,9 @@ def test_a_right_kernel_is_within_the_budget(
     ids=["truncates-results", "truncates-weights", "top-left", "wider-window", "other-dropout"],
 )
 def test_a_wrong_output_is_not(feature: str, mistakes: Mistakes, dtype: torch.dtype) -> None:
-    lengths = (150, 150) if mistakes.drops_transposed else (150, 200)
+    lengths = (300, 300) if mistakes.drops_transposed else (300, 400)
     call = make(lengths, dtype, **RIGHT[feature])
-    out, _, _ = run(call, torch.randn_like(call.q), torch.zeros(2, 4, 150), mistakes)
+    out, _, _ = run(call, torch.randn_like(call.q), torch.zeros(2, 4, 300), mistakes)
     with pytest.raises(AssertionError, match=r"error|lean"):
         assert_right(call, out)
 
@@ -183,8 +183,9 @@ def test_a_wrong_output_is_not(feature: str, mistakes: Mistakes, dtype: torch.dt
 def test_a_wrong_gradient_is_not(
     feature: str, mistakes: Mistakes, which: str, dtype: torch.dtype
 ) -> None:
-    call = make((150, 200), dtype, **RIGHT[feature])
-    grad_out, grad_lse = torch.randn_like(call.q), torch.randn(2, 4, 150)
+    # Enough rows for a lean to stand out from chance, whatever the random numbers are.
+    call = make((400, 500), dtype, **RIGHT[feature])
+    grad_out, grad_lse = torch.randn_like(call.q), torch.randn(2, 4, 400)
     _, _, gradients = run(call, grad_out, grad_lse, mistakes)
     with pytest.raises(AssertionError, match=rf"d{which}: .*(error|lean)"):
         assert_gradients_right(call, {which: gradients[which]}, grad_out, grad_lse)
