@@ -28,13 +28,20 @@ def git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def committed_copy(folder: Path, changed: Mapping[str, bytes] | None = None) -> Path:
+def committed_copy(
+    folder: Path, changed: Mapping[str, bytes] | None = None, without: tuple[str, ...] = ()
+) -> Path:
     """Copy the sources into `folder`, but for what is `changed`; commit them; share the toolkit.
 
     Of an earlier copy there, what stays the same keeps its time, so that it is not compiled again.
+    Paths that begin with one of `without` are left out.
     """
     listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    names = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    names = {
+        name
+        for name in listed.split("\0")
+        if name and not name.startswith(without) and (ROOT / name).is_file()
+    }
     if not (folder / ".git").is_dir():
         git(folder.parent, "init", "--quiet", str(folder))
     for name in set(git(folder, "ls-files", "-z").split("\0")) - names - {""}:

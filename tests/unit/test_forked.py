@@ -23,6 +23,13 @@ def run(python: str, code: str, **options: object) -> subprocess.CompletedProces
     [
         "print('out'); import sys; print('err', file=sys.stderr)",
         "raise SystemExit(3)",
+        "raise SystemExit(-1)",
+        "raise SystemExit(None)",
+        "import atexit; atexit.register(print, 'last'); raise SystemExit(3)",
+        "import atexit; atexit.register(lambda: 1 / 0)",
+        "import threading as t; t.Timer(0.2, print, ['later']).start()",
+        "print('lost'); import os; os.close(1)",
+        "import sys; sys.stdout.close()",
         "raise SystemExit('words')",
         "import os; os._exit(200)",
         "raise ValueError(1)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,18 @@ def _compared(
 
 def _compiled(wheel: Wheel) -> Iterator[Finding]:
     for name, content in wheel.files.items():
-        if name.endswith(".py"):
-            try:
-                compile(content, name, "exec", dont_inherit=True)
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                yield Finding("sources", name, f"expected a module that compiles, found: {error}")
+        if name.endswith(".py") and (error := _compile_error(content, name)) is not None:
+            yield Finding("sources", name, f"expected a module that compiles, found: {error}")
+
+
+@cache
+def _compile_error(content: bytes, name: str) -> str | None:
+    """What keeps a module from compiling; cached, as a release has each module several times."""
+    try:
+        compile(content, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return str(error)
+    return None
 
 
 def _packages(root: Path, project: Mapping[str, Any]) -> dict[str, bytes]:
