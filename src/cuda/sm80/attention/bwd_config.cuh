@@ -17,19 +17,21 @@ struct BwdTile {
   int block_q;
   int block_kv;
   int warps;
-  int score_warps;    // warps along the keys, for the scores
-  int grad_kv_warps;  // warps along the keys, for dK and dV
-  int grad_q_warps;   // warps along the queries, for dQ
-  int stages;         // buffers of Q and dO
-  int blocks_per_sm;  // co-resident blocks; one computes while another waits
+  int score_warps;                  // warps along the keys, for the scores
+  int grad_kv_warps;                // warps along the keys, for dK and dV
+  int grad_q_warps;                 // warps along the queries, for dQ
+  int stages;                       // buffers of Q and dO
+  int blocks_per_sm;                // co-resident blocks; one computes while another waits
+  int architectures_before = 1000;  // on newer ones ptxas spills registers of this tile
 };
 
-// In order of preference: the first row whose max_head_dim and shared memory suffice is taken.
+// In order of preference: the first row that the head dims, the shared memory and the architecture
+// allow is taken.
 // Rates of these tiles: docs/kernels/mma-sync.md.
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
     { 64, 32, 128, 4, 4, 4, 2, 2, 2},
-    { 64, 32, 128, 4, 4, 4, 2, 1, 2},
+    { 64, 32, 128, 4, 4, 4, 2, 1, 2, 120},
     { 96, 64,  64, 4, 2, 2, 2, 1, 2},
     { 96, 64,  64, 8, 4, 4, 4, 2, 1},
     {128, 64, 128, 8, 4, 4, 2, 2, 1},
@@ -52,11 +54,14 @@ constexpr int bwd_shared_memory(int head_dim, int head_dim_v, const BwdTile& til
          static_cast<int>(sizeof(KeyTile));
 }
 
-constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, int shared_memory) {
+template <class Target>
+constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
+  constexpr int kSharedMemory = Target::kSharedMemory;
   for (const BwdTile& tile : kBwdTiles) {
     int const block = bwd_shared_memory(head_dim, head_dim_v, tile) + kReservedSharedMemory;
     if (head_dim <= tile.max_head_dim && head_dim_v <= tile.max_head_dim &&
-        tile.blocks_per_sm * block <= shared_memory + kReservedSharedMemory) {
+        Target::kArchitecture < tile.architectures_before &&
+        tile.blocks_per_sm * block <= kSharedMemory + kReservedSharedMemory) {
       return tile;
     }
   }
@@ -69,7 +74,7 @@ template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kM
 struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kModifiers = kModifiers_;
-  static constexpr BwdTile kTile = bwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
+  static constexpr BwdTile kTile = bwd_tile<Target>(kMaxHeadDim, kMaxHeadDimV);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 
   static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
