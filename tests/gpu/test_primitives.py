@@ -140,12 +140,12 @@ def box_of(tensor: torch.Tensor, shape: Sequence[int], at: Sequence[int]) -> tor
 
 # name: (tensor, box, where the box begins), outermost dimension first
 BOXES = {
-    "2d": ((300, 128), (64, 64), (100, 64)),
-    "2d-past-the-end": ((300, 128), (176, 64), (200, 64)),
-    "2d-before-the-start": ((300, 128), (64, 64), (-5, 0)),
-    "2d-nothing-inside": ((300, 128), (64, 64), (300, 0)),
-    "3d": ((4, 90, 64), (1, 80, 64), (3, 0, 0)),
-    "3d-two-heads-at-once": ((4, 90, 64), (2, 32, 64), (3, 64, 0)),
+    "rows": ((1, 1, 300, 128), (1, 1, 64, 64), (0, 0, 100, 64)),
+    "past-the-end": ((1, 1, 300, 128), (1, 1, 176, 64), (0, 0, 200, 64)),
+    "before-the-start": ((1, 1, 300, 128), (1, 1, 64, 64), (0, 0, -5, 0)),
+    "nothing-inside": ((1, 1, 300, 128), (1, 1, 64, 64), (0, 0, 300, 0)),
+    "a-head": ((1, 4, 90, 64), (1, 1, 80, 64), (0, 3, 0, 0)),
+    "two-heads-at-once": ((1, 4, 90, 64), (1, 2, 32, 64), (0, 3, 64, 0)),
     "4d": ((2, 5, 130, 128), (1, 1, 128, 64), (1, 4, 0, 64)),
     "4d-past-the-end": ((2, 5, 130, 128), (1, 1, 128, 64), (1, 4, 128, 64)),
     "4d-columns-beyond": ((2, 3, 70, 72), (1, 1, 64, 64), (1, 2, 10, 64)),
@@ -242,8 +242,8 @@ def test_the_driver_refuses_a_map(
     before: int, row: int, box: tuple[int, int], probes: ctypes.CDLL
 ) -> None:
     storage = torch.zeros(before + 300 * row, dtype=torch.bfloat16, device="cuda")
-    tensor = storage[before:].view(300, row)[:, :128]
-    assert load_box(probes.probe_tma, tensor, box, (0, 0))[0] == INVALID_VALUE
+    tensor = storage[before:].view(1, 1, 300, row)[..., :128]
+    assert load_box(probes.probe_tma, tensor, (1, 1, *box), (0, 0, 0, 0))[0] == INVALID_VALUE
 
 
 def fragments(matrix: torch.Tensor) -> torch.Tensor:
@@ -314,11 +314,10 @@ def test_wgmma(
 
 
 @pytest.mark.parametrize("piece", [4, 128, 8192])
-def test_bulk_reduce_adds(piece: int, seed: int, probes: ctypes.CDLL) -> None:
+def test_bulk_copies_there_and_back(piece: int, seed: int, probes: ctypes.CDLL) -> None:
     blocks, count = 300, 8192
-    data, sums = integers(blocks, count), integers(count)
-    weights = torch.arange(1, blocks + 1, dtype=torch.float32)
-    expected = sums + (data * weights[:, None]).sum(0)
-    on_device, found = data.cuda(), sums.cuda()
-    assert probes.probe_add(pointer(on_device), pointer(found), blocks, count, piece) == 0
+    data = integers(blocks, count)
+    expected = data * torch.arange(1, blocks + 1, dtype=torch.float32)[:, None]
+    on_device, found = data.cuda(), torch.full((blocks, count), torch.nan, device="cuda")
+    assert probes.probe_scale(pointer(on_device), pointer(found), blocks, count, piece) == 0
     assert torch.equal(found.cpu(), expected)

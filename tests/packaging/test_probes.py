@@ -17,9 +17,9 @@ INSTRUCTIONS = {
     "ring": ("SYNCS.PHASECHK.TRANS64.TRYWAIT", "UBLKCP.S.G"),
     "turns": ("BAR.SYNC", "BAR.ARV"),
     "registers": ("USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC", "ELECT"),
-    "load": ("UTMALDG.2D", "UTMALDG.3D", "UTMALDG.4D", "UTMALDG.5D", "UTMACCTL.PF"),
+    "load": ("UTMALDG.4D", "UTMALDG.5D"),
     "multiply": ("HGMMA", "WARPGROUP.ARRIVE"),
-    "add": ("UBLKRED.G.S.ADD.F32", "UTMACMDFLUSH"),
+    "scale": ("UBLKCP.S.G", "UBLKCP.G.S", "UTMACMDFLUSH"),
 }
 
 

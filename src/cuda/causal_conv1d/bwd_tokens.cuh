@@ -54,8 +54,42 @@ __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const 
   }
 }
 
+// Computes the gradients of a thread's x from its gradients and the `next` ones; `counts(e, i)`:
+// whether that of token e + i is one of the same sequence as token e.
+template <int kWidth, int kElements, class Counts>
+__device__ __forceinline__ void convolve_back(const ChannelFilter<kWidth>& filter,
+                                              const float (&grads)[kElements],
+                                              const float (&next)[kWidth - 1],
+                                              float (&results)[kElements], Counts counts) {
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    results[e] = filter.taps[kWidth - 1] * grads[e];
+#pragma unroll
+    for (int i = 1; i < kWidth; ++i) {
+      float const grad = e + i < kElements ? grads[e + i] : next[e + i - kElements];
+      if (counts(e, i)) results[e] = fmaf(filter.taps[kWidth - 1 - i], grad, results[e]);
+    }
+  }
+}
+
+// Adds up the sums of a channel's lanes, in an order that depends on nothing but their number, and
+// stores them as the block's part.
+template <int kSums>
+__device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const TokenPlace& at,
+                                           float (&sums)[kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSums; ++j) {
+    for (int step = 1; step < at.lanes; step *= 2) {
+      sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
+    }
+    if (at.lane != 0 || !at.exists) continue;
+    args.parts[(at.chunk * kSums + j) * args.dim + at.channel] = sums[j];
+  }
+}
+
 // kElements: per thread and tile. kStages: tiles that are loaded ahead. kTiles: per block, at most.
-// With one element, strides are arbitrary.
+// With one element, strides are arbitrary. Over 100 lines, because the steps of a tile share the
+// sums and what is loaded ahead, in registers.
 template <class Dtype, int kWidth, int kElements, int kStages, int kTiles, int kBlocksAtOnce>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
@@ -144,24 +178,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       take_behind<kPast>(grads, behind, at, lane_behind, next);
 #pragma unroll
       for (int i = 0; i < (kElements == 1 ? 1 : kPast); ++i) behind[i] = grads[i];
-      auto convolve_back = [&](auto counts) {
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          results[e] = filter.taps[kPast] * grads[e];
-#pragma unroll
-          for (int i = 1; i <= kPast; ++i) {
-            float const grad = e + i < kElements ? grads[e + i] : next[e + i - kElements];
-            if (counts(e, i)) results[e] = fmaf(filter.taps[kPast - i], grad, results[e]);
-          }
-        }
-      };
       // Terms beyond the end of the sequence are skipped, not multiplied by 0: weights may be inf.
       if (plain) {
         bool const ends = (near & Tiles::kBehindLast) != 0;
-        convolve_back([&](int e, int i) { return e + i < kElements || !ends; });
+        convolve_back(filter, grads, next, results,
+                      [&](int e, int i) { return e + i < kElements || !ends; });
       } else {
-        convolve_back(
-            [&](int e, int i) { return (near & (((1u << i) - 1) << (kPast + e + 1))) == 0; });
+        convolve_back(filter, grads, next, results, [&](int e, int i) {
+          return (near & (((1u << i) - 1) << (kPast + e + 1))) == 0;
+        });
       }
       if ((near & Tiles::kFlag) != 0) {
         add_grad_final<kElements>(args, strip, at, done + stage, results);
@@ -172,15 +197,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     }
   }
 
-  // Sums over the lanes of a channel, in an order that depends on nothing but their number.
-#pragma unroll
-  for (int j = 0; j <= kWidth; ++j) {
-    for (int step = 1; step < at.lanes; step *= 2) {
-      sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
-    }
-    if (at.lane != 0 || !at.exists) continue;
-    args.parts[(at.chunk * (kWidth + 1) + j) * args.dim + at.channel] = sums[j];
-  }
+  store_sums(args, at, sums);
 }
 
 }  // namespace flashvar::causal_conv1d

@@ -17,6 +17,7 @@
 #include "gated_delta_rule/problem.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/special_registers.cuh"
+#include "ptx/vectors.cuh"
 
 namespace flashvar::gated_delta_rule {
 
@@ -101,12 +102,6 @@ __device__ __forceinline__ float load_float(uint32_t address) {
   return value;
 }
 
-__device__ __forceinline__ float2 load_pair(uint32_t address) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
-  return pair;
-}
-
 // A vector with one value per token of the chunk, as factors of accumulator columns: pairs[n] are
 // those of the lane's columns 8 n + 2 t and 8 n + 2 t + 1.
 struct TokenFactors {
@@ -116,7 +111,7 @@ struct TokenFactors {
   explicit __device__ __forceinline__ TokenFactors(uint32_t vector) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      pairs[n] = load_pair(vector + 4 * (8 * n + 2 * (threadIdx.x % 4)));
+      pairs[n] = ptx::shared_load2(vector + 4 * (8 * n + 2 * (threadIdx.x % 4)));
     }
   }
 
@@ -218,10 +213,7 @@ __device__ __forceinline__ void copy_columns(uint16_t* to, int64_t stride, uint3
 #pragma unroll
   for (int first = 0; first < kChunk; first += 16) {
     int const token = first + lane / 2;
-    uint4 words;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "r"(tile + token * 128 + ((chunk ^ (token & 7)) * 16)));
+    uint4 const words = ptx::shared_load_words(tile + token * 128 + ((chunk ^ (token & 7)) * 16));
     if (exists && token < rows) *reinterpret_cast<uint4*>(out + token * stride) = words;
   }
 }

@@ -9,6 +9,7 @@
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_tokens.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/vectors.cuh"
 
 namespace flashvar::gated_delta_rule {
 
@@ -106,10 +107,7 @@ template <int kThreads>
 __device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record) {
   const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
   for (int i = static_cast<int>(threadIdx.x); i < kTriangleBytes / 16; i += kThreads) {
-    uint4 const words = low[i];
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(matrix + 16 * i), "r"(words.x),
-                 "r"(words.y), "r"(words.z), "r"(words.w)
-                 : "memory");
+    ptx::shared_store(matrix + 16 * i, low[i]);
   }
 }
 

@@ -31,6 +31,44 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
   return sum;
 }
 
+// Computes the c_i of some parts and rows, summed over the `lanes` lanes of a row.
+template <class C>
+__device__ __forceinline__ void find_products(const C (&outs)[kPartsAtOnce][kBwdRowsAtOnce],
+                                              const C (&grad_out)[kBwdRowsAtOnce], int lanes,
+                                              float (&sums)[kPartsAtOnce][kBwdRowsAtOnce]) {
+#pragma unroll
+  for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+    float grads[C::kElements], values[C::kElements];
+    grad_out[r].unpack(grads);
+#pragma unroll
+    for (int p = 0; p < kPartsAtOnce; ++p) {
+      outs[p][r].unpack(values);
+      sums[p][r] = dot(grads, values);
+    }
+  }
+  for (int distance = 1; distance < lanes; distance *= 2) {
+#pragma unroll
+    for (int p = 0; p < kPartsAtOnce; ++p) {
+#pragma unroll
+      for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+        sums[p][r] += __shfl_xor_sync(0xffffffffu, sums[p][r], distance);
+      }
+    }
+  }
+}
+
+// grad_outs of a part: w_i grad_out.
+template <class C>
+__device__ __forceinline__ C weighted(const C& grad_out, const Weight& weight) {
+  float grads[C::kElements];
+  grad_out.unpack(grads);
+#pragma unroll
+  for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
+  C chunk;
+  chunk.pack(grads);
+  return chunk;
+}
+
 // Computes grad_lses from the c_i: `products` [part][row] if one window holds all parts, otherwise
 // what is stored in grad_lses itself. `grad_lse`: of each row.
 template <class Args, int kTensors>
@@ -118,25 +156,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           }
           if (of_lses) {
             float sums[kPartsAtOnce][kBwdRowsAtOnce];
-#pragma unroll
-            for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-              float grads[C::kElements], values[C::kElements];
-              grad_out[r].unpack(grads);
-#pragma unroll
-              for (int p = 0; p < kPartsAtOnce; ++p) {
-                chunks[p][r].unpack(values);
-                sums[p][r] = dot(grads, values);
-              }
-            }
-            for (int lanes = 1; lanes < split.lanes(); lanes *= 2) {
-#pragma unroll
-              for (int p = 0; p < kPartsAtOnce; ++p) {
-#pragma unroll
-                for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-                  sums[p][r] += __shfl_xor_sync(0xffffffffu, sums[p][r], lanes);
-                }
-              }
-            }
+            find_products(chunks, grad_out, split.lanes(), sums);
             if (at.lane == 0) {
 #pragma unroll
               for (int p = 0; p < kPartsAtOnce; ++p) {
@@ -164,12 +184,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             for (int r = 0; r < kBwdRowsAtOnce; ++r) {
               int const row = min(row_of(r), rows - 1);
               Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
-              float grads[C::kElements];
-              grad_out[r].unpack(grads);
-#pragma unroll
-              for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
-              C chunk;
-              chunk.pack(grads);
+              C const chunk = weighted(grad_out[r], weight);
               chunk.template store<kAligned>(to + tile.offset[kGradOuts][row], count_of(r));
             }
           }

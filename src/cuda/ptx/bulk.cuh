@@ -1,6 +1,5 @@
-// cp.async.bulk: asynchronous copies of contiguous bytes between global and shared memory, and fp32
-// reductions from shared into global memory (sm_90 and newer). Addresses and sizes are multiples of
-// 16 bytes.
+// cp.async.bulk: asynchronous copies of contiguous bytes between global and shared memory (sm_90
+// and newer). Addresses and sizes are multiples of 16 bytes.
 #pragma once
 #include <cstdint>
 
@@ -22,13 +21,6 @@ __device__ __forceinline__ void bulk_store(void* global, uint32_t smem, uint32_t
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
                "r"(smem), "r"(bytes)
                : "memory");
-}
-// global += smem, element-wise in fp32; belongs to the thread's open bulk group.
-__device__ __forceinline__ void bulk_add(float* global, uint32_t smem, uint32_t bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
-      "r"(smem), "r"(bytes)
-      : "memory");
 }
 // Closes the thread's open bulk group.
 __device__ __forceinline__ void bulk_commit() {

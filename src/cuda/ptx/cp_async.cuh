@@ -2,11 +2,9 @@
 #pragma once
 #include <cstdint>
 
-namespace flashvar::ptx {
+#include "ptx/smem_address.cuh"
 
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace flashvar::ptx {
 
 // Copies 16 bytes; where `valid` is false, writes 16 zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* gmem, bool valid) {

@@ -1,12 +1,10 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of asynchronous
 // copies (sm_90 and newer). A phase completes when all expected arrivals and bytes have arrived.
-// Phases are told apart by their parity, 0 for the first.
+// Phases are told apart by their parity, 0 for the first. A barrier is 8 bytes.
 #pragma once
 #include <cstdint>
 
 namespace flashvar::ptx {
-
-using Mbarrier = uint64_t;
 
 // `arrivals`: how many complete a phase.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/smem_address.cuh"
+
 namespace flashvar::ptx {
 
 template <class Element>
@@ -11,7 +13,7 @@ class SharedPointer {
 
  public:
   __device__ __forceinline__ explicit SharedPointer(const Element* generic)
-      : address_(static_cast<uint32_t>(__cvta_generic_to_shared(generic))) {
+      : address_(smem_address(generic)) {
     asm volatile("" : "+r"(address_));
   }
 

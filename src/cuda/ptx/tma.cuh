@@ -15,29 +15,8 @@ enum class CacheHint : uint64_t {
   kEvictLast = 0x14F0000000000000,
 };
 
-// Prefetches the tensor map itself.
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // Loads complete on the mbarrier `barrier`, whose current phase must expect the bytes of the whole
 // box.
-__device__ __forceinline__ void tma_load_2d(uint32_t smem, const CUtensorMap* map, uint32_t barrier,
-                                            CacheHint hint, int32_t c0, int32_t c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "l"(hint)
-      : "memory");
-}
-__device__ __forceinline__ void tma_load_3d(uint32_t smem, const CUtensorMap* map, uint32_t barrier,
-                                            CacheHint hint, int32_t c0, int32_t c1, int32_t c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(smem),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "l"(hint)
-      : "memory");
-}
 __device__ __forceinline__ void tma_load_4d(uint32_t smem, const CUtensorMap* map, uint32_t barrier,
                                             CacheHint hint, int32_t c0, int32_t c1, int32_t c2,
                                             int32_t c3) {
@@ -55,11 +34,6 @@ __device__ __forceinline__ void tma_load_5d(uint32_t smem, const CUtensorMap* ma
       ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(smem),
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(hint)
       : "memory");
-}
-
-// Writes 16 bytes of zeros to shared memory.
-__device__ __forceinline__ void store_zeros_16(uint32_t smem) {
-  asm volatile("st.shared.v4.b32 [%0], {0, 0, 0, 0};" ::"r"(smem) : "memory");
 }
 
 // Makes this thread's ordinary (generic proxy) writes to shared memory visible to the async proxy,

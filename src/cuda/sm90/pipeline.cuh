@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/smem_address.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -14,10 +15,6 @@ namespace flashvar::sm90 {
 // Tiles in shared memory are stored as column blocks of 64 columns of 16 bits: 128-byte rows,
 // SWIZZLE_128B.
 inline constexpr int kColBlockCols = 64;
-
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // Position in a ring of kStages buffers: the stage, and the parity of the mbarrier phase that fills
 // it. One register. A consumer waits for full[stage] with phase(); the producer waits for

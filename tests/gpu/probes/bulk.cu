@@ -1,4 +1,4 @@
-// Sums into global memory by bulk copies (cp.reduce.async.bulk), from many blocks at once.
+// Bulk copies (cp.async.bulk) to shared memory and back, from many blocks at once.
 #include "probe.h"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -9,10 +9,10 @@ namespace {
 namespace ptx = flashvar::ptx;
 using probe::smem_address;
 
-// Block i adds its `count` values times i + 1 to `sums`, in pieces of `piece` values.
-__global__ void add(const float* data, float* sums, int count, int piece) {
+// Block i stores its `count` values times i + 1 in `out`, in pieces of `piece` values.
+__global__ void scale(const float* data, float* out, int count, int piece) {
   extern __shared__ __align__(1024) float shared[];
-  __shared__ ptx::Mbarrier storage;
+  __shared__ uint64_t storage;
   uint32_t const smem = smem_address(shared), barrier = smem_address(&storage);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(barrier, 1);
@@ -27,18 +27,18 @@ __global__ void add(const float* data, float* sums, int count, int piece) {
   __syncthreads();
   if (threadIdx.x == 0) {
     for (int i = 0; i < count; i += piece) {
-      ptx::bulk_add(sums + i, smem + i * 4, piece * 4);
+      ptx::bulk_store(out + blockIdx.x * count + i, smem + i * 4, piece * 4);
       ptx::bulk_commit();
     }
     ptx::bulk_wait_read();
   }
-  __syncthreads();  // what was read may be written again: no sum may see it
+  __syncthreads();  // what was read may be written again: no copy may see it
   for (int i = threadIdx.x; i < count; i += blockDim.x) shared[i] = 1e30f;
   if (threadIdx.x == 0) ptx::bulk_wait();
 }
 
 }  // namespace
 
-FLASHVAR_PROBE probe_add(const float* data, float* sums, int blocks, int count, int piece) {
-  return probe::run(add, blocks, 128, count * 4, data, sums, count, piece);
+FLASHVAR_PROBE probe_scale(const float* data, float* out, int blocks, int count, int piece) {
+  return probe::run(scale, blocks, 128, count * 4, data, out, count, piece);
 }

@@ -28,7 +28,7 @@ __device__ void pause() {
 
 // seen[]: what was found before and after each event, in the order of the comments.
 __global__ void phases(const int* data, int* seen) {
-  __shared__ ptx::Mbarrier storage;
+  __shared__ uint64_t storage;
   __shared__ __align__(16) int landed[16];
   uint32_t const barrier = smem_address(&storage);
   ptx::mbarrier_init(barrier, 3);
@@ -59,7 +59,7 @@ constexpr int kStages = 3;
 
 // Warp 0 fills a ring of kStages buffers, warp 1 copies each to where it came from in `out`.
 __global__ void ring(const int* data, int* out, int rounds) {
-  __shared__ ptx::Mbarrier full[kStages], empty[kStages];
+  __shared__ uint64_t full[kStages], empty[kStages];
   __shared__ __align__(16) int buffer[kStages][32];
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {

@@ -8,7 +8,7 @@
 
 namespace probe {
 
-using flashvar::sm90::smem_address;
+using flashvar::ptx::smem_address;
 
 // The CUDA error of a launch with `shared` bytes, complete when this returns; 0 is none.
 template <class Kernel, class... Arguments>

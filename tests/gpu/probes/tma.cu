@@ -1,4 +1,4 @@
-// One box of a tensor of 2 to 5 dimensions, as TMA leaves it in shared memory.
+// One box of a tensor of 4 or 5 dimensions, as TMA leaves it in shared memory.
 #include "core/tensor_map.h"
 #include "probe.h"
 #include "ptx/mbarrier.cuh"
@@ -19,7 +19,7 @@ struct Box {
 // Writes the box and the 1024 bytes after it, all of which were 0xff before.
 __global__ void load(const __grid_constant__ CUtensorMap map, Box box, uint32_t* out) {
   extern __shared__ __align__(1024) uint32_t shared[];
-  __shared__ ptx::Mbarrier storage;
+  __shared__ uint64_t storage;
   uint32_t const smem = smem_address(shared), barrier = smem_address(&storage);
   for (int i = threadIdx.x; i < (box.bytes + 1024) / 4; i += blockDim.x) shared[i] = 0xffffffff;
   ptx::fence_async_proxy();
@@ -29,12 +29,9 @@ __global__ void load(const __grid_constant__ CUtensorMap map, Box box, uint32_t*
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    ptx::tma_prefetch(&map);
     ptx::mbarrier_arrive_expect(barrier, box.bytes);
     auto const hint = static_cast<ptx::CacheHint>(box.hint);
     const int (&at)[5] = box.at;
-    if (box.rank == 2) ptx::tma_load_2d(smem, &map, barrier, hint, at[0], at[1]);
-    if (box.rank == 3) ptx::tma_load_3d(smem, &map, barrier, hint, at[0], at[1], at[2]);
     if (box.rank == 4) ptx::tma_load_4d(smem, &map, barrier, hint, at[0], at[1], at[2], at[3]);
     if (box.rank == 5) {
       ptx::tma_load_5d(smem, &map, barrier, hint, at[0], at[1], at[2], at[3], at[4]);

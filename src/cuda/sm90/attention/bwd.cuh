@@ -85,7 +85,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     bwd_kernel(const __grid_constant__ BwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  KeyTileSmem<Config> const smem{smem_address(shared)};
+  KeyTileSmem<Config> const smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) {
     uint32_t const warps = 4 * Config::kConsumers;
     ptx::mbarrier_init(smem.full_k(), 1);

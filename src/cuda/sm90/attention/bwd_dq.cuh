@@ -212,7 +212,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     bwd_dq_kernel(const __grid_constant__ BwdDqArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  QueryTileSmem<Config> const smem{smem_address(shared)};
+  QueryTileSmem<Config> const smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(smem.full_q(), 2);  // Q and dO
     ptx::mbarrier_init(smem.empty_q(), 4 * Config::kConsumers);

@@ -3,7 +3,7 @@
 // Order: preprocess; dK and dV; convert dQ, or the dQ kernel. All but the first are programmatic
 // dependent launches.
 #pragma once
-#include <algorithm>
+#include <optional>
 
 #include "attention/bwd_preprocess.cuh"
 #include "attention/kernel_table.h"
@@ -14,6 +14,7 @@
 #include "sm90/attention/bwd.cuh"
 #include "sm90/attention/bwd_convert.cuh"
 #include "sm90/attention/bwd_dq_launch.cuh"
+#include "sm90/attention/bwd_schedule.h"
 #include "sm90/attention/bwd_support.h"
 #include "sm90/attention/bwd_workspace.cuh"
 #include "sm90/attention/tensor_maps.h"
@@ -79,15 +80,6 @@ struct BwdWgmmaLaunch {
            (Dense::kGradQ && has_short_windows(problem));
   }
 
-  // Whether the windows are short beside the sequences. Key tiles then have equal work, so that
-  // pairs of them are not needed, and those that run together see different queries: the varlen
-  // kernel takes one head of a group after the other, so that what is in use at a time fits L2. The
-  // dense kernel has no registers for this order.
-  static bool has_short_windows(const BwdProblem& problem) {
-    return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&
-           2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
-  }
-
   template <class C>
   static cudaError_t launch_variant(const BwdProblem& problem, int device, cudaStream_t stream) {
     BwdArgs args{problem};
@@ -100,34 +92,18 @@ struct BwdWgmmaLaunch {
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
-    bool const varlen = problem.keys.offsets != nullptr;
-    int64_t const heads = (varlen ? 1 : problem.batch) * (problem.heads_q / problem.group);
-    int64_t const tiles = problem.keys.tiles(varlen ? problem.batch : 1, C::kBlockKV);
-    args.heads_outermost = has_short_windows(problem);
-    args.paired =
-        !C::kVarlen && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
-    int64_t const units_per_head = args.paired ? (tiles + 1) / 2 : tiles;
-    if (heads * units_per_head > INT32_MAX || query_tiles * problem.heads_q > INT32_MAX) {
+    if (error != cudaSuccess) return error;
+    std::optional<int64_t> const ctas = schedule_key_tiles<C>(args, multiprocessors);
+    if (!ctas || query_tiles * problem.heads_q > INT32_MAX) {
       return cudaErrorInvalidConfiguration;
-    }
-    args.units_per_head = static_cast<uint32_t>(units_per_head);
-    args.work_units = static_cast<uint32_t>(heads * units_per_head);
-    int64_t const ctas = std::min<int64_t>(args.work_units, multiprocessors);
-    if (args.paired) {
-      uint32_t const rounds = static_cast<uint32_t>((args.work_units + ctas - 1) / ctas);
-      args.pair_rounds = args.work_units % ctas == 0 ? rounds : rounds > 2 ? rounds - 2 : 0;
-      args.tail = KeyTileTail::make(
-          std::min<uint32_t>(args.pair_rounds * static_cast<uint32_t>(ctas), args.work_units),
-          static_cast<uint32_t>(heads), static_cast<uint32_t>(tiles));
     }
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
     BwdDqArgs dq_args;
-    if (!C::kGradQ && error == cudaSuccess) {
+    if (!C::kGradQ)
       error = make_dq_args<DqConfig>(dq_args, args, args.counters + 1, multiprocessors);
-    }
     if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
     if (error == cudaSuccess) {
-      LaunchShape const shape{ctas, C::kThreads, C::kSharedMemory, true};
+      LaunchShape const shape{*ctas, C::kThreads, C::kSharedMemory, true};
       error = launch_kernel<bwd_kernel<C>>(args, shape, device, stream);
     }
     if (error != cudaSuccess) return error;

@@ -6,6 +6,7 @@
 
 #include "ptx/special_registers.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/vectors.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -128,7 +129,8 @@ __device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
        row += Config::kConsumers * 16) {
 #pragma unroll
     for (int col_block = 0; col_block < kColBlocks; ++col_block) {
-      ptx::store_zeros_16(smem + col_block * Config::kColBlockBytesKV + row * 128 + chunk * 16);
+      ptx::shared_store(smem + col_block * Config::kColBlockBytesKV + row * 128 + chunk * 16,
+                        uint4{});
     }
   }
   ptx::fence_async_proxy();

@@ -10,6 +10,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/vectors.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
@@ -39,7 +40,7 @@ __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
 // threads.
 __device__ __forceinline__ void zero_shared(uint32_t base, uint32_t bytes) {
   for (uint32_t at = threadIdx.x * 16; at < bytes; at += blockDim.x * 16) {
-    ptx::store_zeros_16(base + at);
+    ptx::shared_store(base + at, uint4{});
   }
   ptx::fence_async_proxy();  // orders the zeros before TMA's writes, and before reads of wgmma
 }

@@ -13,6 +13,7 @@
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/vectors.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/gated_delta_rule/fwd_loads.cuh"
 #include "sm90/gemm.cuh"
@@ -53,10 +54,7 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const token = first + 4 * i;
-      uint4 words;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(tile + token * 128 + ((chunk ^ (token & 7)) * 16)));
+      uint4 const words = ptx::shared_load_words(tile + token * 128 + ((chunk ^ (token & 7)) * 16));
       if (row + token < work.span.count && column + 64 * block < problem.head_dim_v) {
         *reinterpret_cast<uint4*>(to + 4 * i * problem.out.seq_stride + 64 * block) = words;
       }
@@ -222,7 +220,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
 template <class Config>
 __device__ __forceinline__ void follow_segment(const FwdArgs& args, const SegmentWork& work,
                                                unsigned char* shared) {
-  FwdSmem<Config> const smem{smem_address(shared)};
+  FwdSmem<Config> const smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
   const FwdProblem& problem = args.problem;
   LoadedBlocks<Config> const blocks(problem, problem.head_dim_v - work.column);

@@ -11,7 +11,7 @@ namespace flashvar::sm90::gated_delta_rule {
 template <class Chain>
 __device__ __forceinline__ void run_chain(const ChainArgs& args, uint32_t block,
                                           unsigned char* shared) {
-  Chain const chain{smem_address(shared)};
+  Chain const chain{ptx::smem_address(shared)};
   if (threadIdx.x == 0) chain.init();
   Work const work(args.problem, args.workspace.tiles, kChainColumns, block);
   GradLoads const loads(args, work);

@@ -59,7 +59,7 @@ struct RowsSmem {
   uint32_t base;
 
   explicit __device__ __forceinline__ RowsSmem(unsigned char* start)
-      : start(start), base(smem_address(start)) {}
+      : start(start), base(ptx::smem_address(start)) {}
 
   __device__ __forceinline__ uint32_t slot(uint32_t i) const {
     return base + Config::kSlots + i * Config::kSlotBytes;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
       Handover const barrier = smem.of_vectors(vectors.stage());
       ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
       ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
-      ptx::bulk_load(smem_address(&smem.vectors(vectors.stage())),
+      ptx::bulk_load(ptx::smem_address(&smem.vectors(vectors.stage())),
                      args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
                      barrier.full);
     }

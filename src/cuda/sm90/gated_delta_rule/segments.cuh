@@ -14,7 +14,7 @@ template <class Config>
 __device__ __forceinline__ void follow_inner(const FwdArgs& args, const InnerWork& work,
                                              unsigned char* shared) {
   constexpr int kDim = Config::kDim;
-  FwdSmem<Config> const smem{smem_address(shared)};
+  FwdSmem<Config> const smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
   const FwdProblem& problem = args.problem;
   // Tiles of V that are never loaded must be zeros.

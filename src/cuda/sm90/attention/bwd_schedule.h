@@ -1,0 +1,46 @@
+// The host's part of the schedule of the dK and dV kernel: what a unit of work is, and how many
+// CTAs take them (key_tile.cuh, bwd_varlen.cuh).
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "attention/problem.h"
+#include "sm90/attention/key_tile.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Whether the windows are short beside the sequences. Key tiles then have equal work, so that pairs
+// of them are not needed, and those that run together see different queries: the varlen kernel
+// takes one head of a group after the other, so that what is in use at a time fits L2. The dense
+// kernel has no registers for this order.
+inline bool has_short_windows(const BwdProblem& problem) {
+  return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&
+         2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
+}
+
+// Sets what the arguments say of units. Returns the number of CTAs, none if units exceed 31 bits.
+template <class Config>
+std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
+  const BwdProblem& problem = args.problem;
+  bool const varlen = problem.keys.offsets != nullptr;
+  int64_t const heads = (varlen ? 1 : problem.batch) * (problem.heads_q / problem.group);
+  int64_t const tiles = problem.keys.tiles(varlen ? problem.batch : 1, Config::kBlockKV);
+  args.heads_outermost = has_short_windows(problem);
+  args.paired =
+      !Config::kVarlen && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
+  int64_t const units_per_head = args.paired ? (tiles + 1) / 2 : tiles;
+  if (heads * units_per_head > INT32_MAX) return std::nullopt;
+  args.units_per_head = static_cast<uint32_t>(units_per_head);
+  args.work_units = static_cast<uint32_t>(heads * units_per_head);
+  uint32_t const ctas = std::min(args.work_units, static_cast<uint32_t>(multiprocessors));
+  if (args.paired) {
+    uint32_t const rounds = (args.work_units + ctas - 1) / ctas;
+    args.pair_rounds = args.work_units % ctas == 0 ? rounds : rounds > 2 ? rounds - 2 : 0;
+    args.tail = KeyTileTail::make(std::min(args.pair_rounds * ctas, args.work_units),
+                                  static_cast<uint32_t>(heads), static_cast<uint32_t>(tiles));
+  }
+  return ctas;
+}
+
+}  // namespace flashvar::sm90::attention
