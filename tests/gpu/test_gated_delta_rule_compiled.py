@@ -249,6 +249,15 @@ def test_lengths_in_a_graph() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("before", [3, 64, 700, 5000])
+@pytest.mark.parametrize("packed", [(100, 28), (3000,), (70, 9000, 200)], ids=str)
+def test_rows_before_the_first_sequence(packed: tuple[int, ...], before: int) -> None:
+    given = made(0, (1, 2), (64, 64), packed=(before, *packed))
+    given["cu_seqlens"] = given["cu_seqlens"][1:].clone()
+    given["initial_state"] = given["initial_state"][1:].clone()
+    compared(given)
+
+
 def test_offsets_outside_the_tensor() -> None:
     """Inconsistent offsets give no access outside of tensors; sequences in order are right."""
     given = made(0, packed=(100, 28, 64), dims=(64, 64))

@@ -194,10 +194,20 @@ def test_training_in_a_graph() -> None:
         assert torch.equal(one, other)
 
 
-def test_offsets_outside_the_tensor() -> None:
+@pytest.mark.parametrize("before", [3, 64, 700])
+@pytest.mark.parametrize("packed", [(100, 28), (70, 1500, 200)], ids=str)
+def test_rows_before_the_first_sequence(packed: tuple[int, ...], before: int) -> None:
+    given = made(0, (1, 2), (64, 64), packed=(before, *packed))
+    given["cu_seqlens"] = given["cu_seqlens"][1:].clone()
+    given["initial_state"] = given["initial_state"][1:].clone()
+    compared(given, "cuda")
+
+
+@pytest.mark.parametrize("offsets", [(-7, 100, 10**6, 50), (150, 0, 192, 192)], ids=str)
+def test_offsets_outside_the_tensor(offsets: tuple[int, ...]) -> None:
     """Inconsistent offsets give no access outside of tensors."""
     given = made(0, packed=(100, 28, 64), dims=(64, 64))
-    given["cu_seqlens"] = torch.tensor([-7, 100, 10**6, 50], device=DEVICE)
+    given["cu_seqlens"] = torch.tensor(offsets, device=DEVICE)
     of_backend(given, "cuda", wide=False)
     torch.cuda.synchronize()
 

@@ -71,7 +71,8 @@ struct Sequences {
     return batch;
   }
 
-  // Coordinate of the tile numbered `tile`; within a sequence, tile numbers ascend with rows.
+  // Coordinate of the tile numbered `tile`, counted from the first sequence's first tile; within a
+  // sequence, tile numbers ascend with rows.
   // Preconditions: the warp is converged; tile numbers fit 31 bits (launchers check).
   __device__ __forceinline__ TileCoordinate find(uint32_t tile, uint32_t batches,
                                                  int32_t rows) const {

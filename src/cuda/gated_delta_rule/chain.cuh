@@ -39,7 +39,7 @@ struct Work {
   uint32_t sequence, head, head_qk;
   int32_t column;  // first of V
   Span span;
-  int64_t first_chunk;  // index of the sequence's first record, in chunks
+  int64_t first_chunk;  // the sequence's first, as Sequences::find() counts: records go by it
   int32_t batch;        // batch index of dense tensors; 0: packed
 
   // `tiles`: tiles of a head, of `columns` columns of V each. `block`: index among a chain's
@@ -59,8 +59,10 @@ struct Work {
         head_qk(head / problem.group),
         column(static_cast<int32_t>(place.tile) * columns),
         span(problem.rows.span(sequence)),
-        first_chunk(problem.rows.first_tile(sequence, kChunk)),
-        batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {}
+        first_chunk(problem.rows.first_tile(sequence, kChunk) - problem.rows.first_tile(0, kChunk)),
+        batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {
+    first_chunk = max(first_chunk, int64_t{0});  // offsets may be inconsistent
+  }
 };
 
 // Coordinates (v, k) in the state of accumulator element i of the thread, whose block starts at

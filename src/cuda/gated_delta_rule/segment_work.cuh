@@ -54,7 +54,8 @@ struct SegmentWork : Work {
                                                                const Segments& segments,
                                                                uint32_t tiles, int columns) {
     SegmentWork work = at_boundary(problem, segments, BlockPlace(problem, tiles), columns, 1);
-    work.exists = work.span.count > 0;
+    // Grids are sized for the most boundaries there may be, also before the first sequence.
+    work.exists = work.before >= 0 && work.span.count > 0;
     return work;
   }
 
