@@ -163,7 +163,7 @@ def flash_attn_varlen_func(
     Returns out [total_q, heads_q, head_dim of v].
 
     With block_table [batch, pages] k and v are pages, [pages of all, page_size, heads_kv, .], of
-    which those that are used are copied; cu_seqlens_k then has the lengths of the sequences.
+    which max_seqlen_k rows of each sequence are copied; cu_seqlens_k then has the lengths.
     """
     arguments = SharedArguments(
         dropout_p,
@@ -265,8 +265,8 @@ def flash_attn_with_kvcache(
     """Write new keys into a KV cache; attention of q [batch, seqlen_q, heads_q, head_dim] on it.
 
     Rotation, write and attention are separate kernels, and there is no split-KV. With
-    cache_batch_idx, cache_leftpad or block_table the keys and values in use are copied first. There
-    are no gradients.
+    cache_batch_idx, cache_leftpad or block_table keys and values are copied first: on a GPU as many
+    of each sequence as the cache has room for. There are no gradients.
 
     Args:
         q: The queries, which are the last tokens of the sequences.
