@@ -8,8 +8,8 @@ from typing import Final
 # What a picture shows, by how the name of its file ends, in the order of the page.
 _SHOWN: Final = {
     "forward": "The forward: rates by length, for each head dim and mask.",
-    "backward": "The backward: the same.",
-    "causal": "Both directions under a causal mask.",
+    "backward": "The backward: rates by length, for each head dim and mask.",
+    "causal": "Forward and backward with a causal mask: rates by length.",
     "best-peer": "Ratios of flashvar's rate to that of the fastest other kernel.",
     "each-peer": "Ratios of flashvar's rate to that of each other kernel.",
     "host": "CPU time of one small call.",

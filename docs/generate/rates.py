@@ -14,6 +14,14 @@ from tables import table
 RESULTS: Final = Path("benchmarks", "results")
 OURS: Final = "flashvar-cuda"
 _NONE: Final = "-"  # not measured
+# Headings of a table with a column per contender, which would otherwise be wider than a page.
+_SHORT: Final = {
+    "sdpa-flash": "SDPA FA 2",
+    "sdpa-efficient": "SDPA mem.-eff.",
+    "flex": "Flex",
+    "flash-attn-3": "FA 3",
+    "flash-attn-4": "FA 4",
+}
 # (head dim, length, causal) -> contender -> row.
 Cells: TypeAlias = dict[tuple[int, int, bool], dict[str, dict[str, Any]]]
 
@@ -73,7 +81,7 @@ def ratios(root: Path) -> str:
         peers = [name for name in named if not name.startswith("flashvar-")]
         rows = [(contender(peer), *(_ratio(cells, peer) for cells in directions)) for peer in peers]
         absent = [name for name, *found in rows if set(found) == {_NONE}]
-        heading = ("contender", "forward: mean (range)", "backward: mean (range)")
+        heading = ("other kernel", "forward: mean (range)", "backward: mean (range)")
         made = table(heading, (row for row in rows if row[0] not in absent))
         missing = f"\n\nNot measured in this run: {', '.join(absent)}." if absent else ""
         measured = caption(file, document["environment"], "Measured")
@@ -106,8 +114,9 @@ def _comparison(cells: Cells) -> str:
                 _NONE if best is None else f"{own / best:.2f}",
             )
         )
-    heading = (*("head dim", "length", "mask", "flashvar"), *map(contender, peers))
-    return table((*heading, "ratio to the fastest other"), rows)
+    heading = ("head dim", "length", "mask", "flashvar")
+    short = (_SHORT.get(name, contender(name)) for name in peers)
+    return table((*heading, *short, "to the fastest other"), rows)
 
 
 def contender(name: str) -> str:

@@ -19,6 +19,14 @@ from flashvar_factory.toolchain import driver
 
 RESULTS: Final = Path("tests", "gpu", "results")
 _NAMED_BACKEND: Final = re.compile(r"\[(?:.*-)?(cuda|triton)\b")
+# The backend that the calls of a file name, if its cases do not; and tests that name none.
+_BACKEND_OF: Final = {
+    "test_gated_delta_rule": "triton",
+    "test_gated_delta_rule_compiled": "cuda",
+    "test_gated_delta_rule_gradients": "cuda",
+    "test_gated_delta_rule_update": "cuda",
+}
+_OF_AUTO: Final = ("test_decoding_in_a_graph", "test_compiled_training")
 _INTERPRETED: Final = "in its interpreter, on the CPU, with every change"
 
 
@@ -88,13 +96,14 @@ def _backends(cases: list[dict[str, Any]]) -> Counter[str]:
 
 
 def _of_ops(cases: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    """Cases that passed of the files `test_<op>*`; those of `*_compiled` need not name cuda."""
+    """Cases of `test_<op>*` that passed, by the backend that the case or its file names."""
     found: Counter[tuple[str, str]] = Counter()
     for case in cases:
         file = Path(case["case"].partition("::")[0]).stem
         op = next((op for op in ops.TABLE if file.startswith(f"test_{op}")), None)
         named = _NAMED_BACKEND.search(case["case"])
-        backend = named[1] if named else "cuda" if file.endswith("_compiled") else None
+        test = case["case"].partition("::")[2].partition("[")[0]
+        backend = named[1] if named else None if test in _OF_AUTO else _BACKEND_OF.get(file)
         if case["outcome"] == "passed" and op is not None and backend is not None:
             found[op, backend] += 1
     return found
@@ -221,7 +230,7 @@ def _pins(entries: tuple[object, ...]) -> dict[str, str]:
 def _window(name: str, whole: dict[str, str], edges: list[dict[str, str]]) -> str:
     """What every test is run with, and the ends of what is served."""
     oldest, newest = (pins[name] for pins in edges)
-    return f"{whole[name]}; attention, compiled and transformed too, also {oldest} and {newest}"
+    return f"{whole[name]}; tests of attention, also compiled, with {oldest} and {newest} too"
 
 
 def drivers(root: Path) -> str:

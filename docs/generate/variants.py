@@ -31,10 +31,10 @@ NAMED: Final = {
 }
 MEANING: Final = {
     "schema": "The version of this format.",
-    "project.name": "Of the C++ namespace, the library files and the entry-point group.",
+    "project.name": "The name of the C++ namespace, the library files and the entry-point group.",
     "project.abi": "What the libraries' `<name>_abi_version()` returns.",
     "project.version_file": 'Holds `__version__ = "..."`: the version of every wheel.',
-    "project.license": "Of the binary wheels.",
+    "project.license": "The license of the binary wheels.",
     "project.smoke": "A script that `nox -s smoke` runs on what it installed.",
     "project.torch": "The oldest torch whose stable ABI the libraries call.",
     "defaults.ops": "The ops that are built where a command names none.",
@@ -46,14 +46,14 @@ MEANING: Final = {
     "ops.<op>.axes.<axis>.max": "The largest.",
     "ops.<op>.axes.<axis>.step": "From one value to the next.",
     "ops.<op>.axes.<axis>.pairs": 'Whether `"192x128"` is a value too: two template arguments.',
-    "ops.<op>.spill_bytes": "What a thread of a released kernel may spill.",
+    "ops.<op>.spill_bytes": "Bytes that a thread of a released kernel may spill; else 0.",
     "architectures.<architecture>.code": "What nvcc compiles for.",
     "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
     "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
     "architectures.<architecture>.distribution": "The wheel.",
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
     "architectures.<architecture>.also": "Other architectures that the wheel is for.",
-    "architectures.<architecture>.ran": "Where its tests have run; `doctor` and Support say it.",
+    "architectures.<architecture>.ran": "Where its tests have run; `doctor` and Support show it.",
     "architectures.<architecture>.toolkits.<toolkit>": (
         "A second wheel with that machine code, and where its tests have run."
     ),
@@ -89,7 +89,7 @@ def keys(root: Path) -> str:
     if differing := set(found).symmetric_difference(MEANING):
         raise ValueError(f"expected a MEANING for each key of the reader: {sorted(differing)}")
     rows = [(f"`{name}`", *found[name], MEANING[name]) for name in MEANING]
-    return table(("key", "must be there", "takes", "meaning"), rows)
+    return table(("key", "required", "value", "meaning"), rows)
 
 
 def _document(root: Path) -> dict[str, Any]:
@@ -188,7 +188,8 @@ def _taken(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
             answers.append(match[1])
     if not answers:
         raise ValueError(f"{dotted}: expected the reader to refuse one of {_IMPOSSIBLE}")
-    return next((answer for answer in answers if answer != answers[0]), answers[0])
+    said = next((answer for answer in answers if answer != answers[0]), answers[0])
+    return re.sub(r" \([^()]*\)$", "", said) if key == "license" else said
 
 
 def _as_toml(document: dict[str, Any]) -> str:
@@ -229,10 +230,11 @@ def kernels(root: Path) -> str:
     config = schema.read(root / schema.FILE_NAME)
     everything = expand.select_all(SelectionArguments(platform="x86_64"), config)
     build = expand.expand(config, everything)[0]
+    axes = list(dict.fromkeys(axis for op in config.default_ops for axis in config.defaults[op]))
     rows = []
     for op in config.default_ops:
         values = config.defaults[op]
         count = sum(kernel.op == op for kernel in build.kernels)
-        rows.append((f"`{op}`", *(", ".join(map(str, values[axis])) for axis in values), count))
-    axes = list(config.defaults[config.default_ops[0]])
+        compiled = (", ".join(map(str, values.get(axis, ()))) or "-" for axis in axes)
+        rows.append((f"`{op}`", *compiled, count))
     return table(("op", *axes, "kernels"), rows)

@@ -8,11 +8,11 @@ float16. Intended differences:
 * With ALiBi the log-sum-exp is exact, also under a causal mask.
 * The log-sum-exp has a gradient.
 * v may have a head dim of its own.
-* Every backend drops the same weights.
+* Dropout zeroes the same elements of P, the softmax of the scores, in every backend.
 
 Arguments of all functions:
 
-* `dropout_p`: Probability, below 1, that a weight becomes 0; cannot be combined with softcap.
+* `dropout_p`: Probability, below 1, that an element of P becomes 0; not together with softcap.
 * `softmax_scale`: Factor of the scores; head_dim ** -0.5 by default.
 * `causal`: Hide keys after the diagonal, which ends in the bottom right corner.
 * `window_size`: (left, right), how many keys beside the diagonal a query sees; negative: all.
@@ -163,7 +163,7 @@ def flash_attn_varlen_func(
     Returns out [total_q, heads_q, head_dim of v].
 
     With block_table [batch, pages] k and v are pages, [pages of all, page_size, heads_kv, .], of
-    which those that are used are copied; cu_seqlens_k then has the lengths of the sequences.
+    which max_seqlen_k rows of each sequence are copied; cu_seqlens_k then has the lengths.
     """
     arguments = SharedArguments(
         dropout_p,
@@ -262,11 +262,11 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Write new keys into a cache, and attend q [batch, seqlen_q, heads_q, head_dim] to all of it.
+    """Write new keys into a KV cache; attention of q [batch, seqlen_q, heads_q, head_dim] on it.
 
-    It is a rotation, a write and an attention, not one kernel, and the keys of one sequence are not
-    divided over the GPU. Other caches than those of sequences in order, each from its first row on,
-    are copied first. There are no gradients.
+    Rotation, write and attention are separate kernels, and there is no split-KV. With
+    cache_batch_idx, cache_leftpad or block_table keys and values are copied first: on a GPU as many
+    of each sequence as the cache has room for. There are no gradients.
 
     Args:
         q: The queries, which are the last tokens of the sequences.
@@ -281,7 +281,7 @@ def flash_attn_with_kvcache(
         cache_seqlens: How many keys are in the cache before the call, one number or int32 [batch];
             all by default.
         cache_batch_idx: int32 [batch], the slot of each sequence; in order by default.
-        cache_leftpad: int32 [batch], how many rows at the begin of each sequence are not used.
+        cache_leftpad: int32 [batch], how many rows at the start of each sequence are not used.
         block_table: int32 [batch, pages], the pages of each sequence.
         softmax_scale: As above, like causal, window_size, softcap and alibi_slopes.
         causal: The last query sees all keys.

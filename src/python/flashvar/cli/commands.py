@@ -194,7 +194,7 @@ def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
         nargs="?",
         default=chosen,
         choices=names,
-        help=f"{' or '.join(names)} (default: {names[0]}); each has its own options",
+        help=f"the op (default: {names[0]}); each has its own options",
     )
     return chosen
 
@@ -208,7 +208,8 @@ def _op_of(arguments: list[str]) -> str:
 _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
-        "Exit code 0 when every op has kernels on every device, else 1; with --bench\n"
+        "Exit code 0 when every op has kernels on every device, and the installed\n"
+        "binaries serve every call that those of a release serve, else 1; with --bench\n"
         "also 1 when nothing could be timed. With --verify 0 when every checked call\n"
         "is right, 1 when one is wrong or raises, or there is no GPU.",
         _doctor,

@@ -135,7 +135,7 @@ def gather(path: Path) -> Wheel:
     A damaged archive is a fact, not an error. Nothing is written anywhere.
     """
     if not path.is_file():
-        raise PackagingError(f"{path}: expected a wheel, found no file")
+        raise PackagingError(f"{path}: expected a wheel, found no file; correct the path")
     name = archive.parse_name(path.name)
     entries: list[Entry] = []
     files: dict[str, bytes] = {}

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print what each check found; the exit code is that of the first fault."""
     missing = [path for path in arguments.wheels if not path.is_file()]
     if missing:
-        raise ConfigurationError(f"expected a file, found none: {missing[0]}")
+        raise ConfigurationError(f"{missing[0]}: expected a file, found none; correct the path")
     file = arguments.root / schema.FILE_NAME
     is_project = file.is_file()
     trusted = Trusted(

@@ -186,8 +186,8 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
         given = [(kind, value) for kind in kinds if (value := kind.parse(part)) is not None]
         if not given:
             raise ConfigurationError(
-                f"{axis}={part}: expected {_limits(kinds)}, or {ALL} that variants.toml lists "
-                f"({listed(config.axes[axis])}){_advice(part, kinds)}"
+                f"{axis}={part}: expected {_limits(kinds)}, or '{ALL}' for the values of "
+                f"variants.toml ({listed(config.axes[axis])}){_advice(part, kinds)}"
             )
         kind, value = given[0]
         ranks[value] = kind.rank(value)
@@ -204,6 +204,9 @@ def _advice(part: str, kinds: Sequence[Axis]) -> str:
 
 
 def _limits(kinds: Sequence[Axis]) -> str:
+    """What an axis takes in one op or another."""
+    if all(kind.choices for kind in kinds):
+        return f"one of {listed(dict.fromkeys(one for kind in kinds for one in kind.choices))}"
     return " or ".join(dict.fromkeys(str(kind) for kind in kinds))
 
 

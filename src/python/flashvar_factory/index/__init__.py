@@ -63,7 +63,9 @@ def _files(folders: Sequence[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise PackagingError(f"{folder}: expected a folder of wheels, found none")
+            raise PackagingError(
+                f"{folder}: expected a folder of wheels, found none; nox -s wheels -- all"
+            )
         for file in sorted(file for pattern in PATTERNS for file in folder.glob(pattern)):
             if not file.is_file():  # a named pipe would be waited for
                 raise PackagingError(f"{file}: expected a regular file, found something else")

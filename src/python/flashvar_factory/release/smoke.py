@@ -123,7 +123,9 @@ def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
         if name.label is None and name.tag.endswith((machine, "-any")):
             newest[canonicalize_name(name.distribution)] = (name, path)
     if not newest:
-        raise PackagingError(f"{wheels}: expected wheels for {machine[1:]}, found none")
+        raise PackagingError(
+            f"{wheels}: expected wheels for {machine[1:]}, found none; nox -s wheels -- all"
+        )
     needs: dict[str, str] = {
         canonicalize_name(one.name): _lowest(one)
         for _, path in newest.values()

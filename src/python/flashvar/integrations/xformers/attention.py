@@ -46,7 +46,7 @@ def memory_efficient_attention(
         value: Like key, with its own head dim.
         attn_bias: None; a tensor that is added to the scores, [batch or 1, heads or 1, seqlen_q or
             1, seqlen_k], without heads if query has 3 dimensions; or a mask of a class of xformers,
-            known by its name. Masks of pages, and of keys anywhere, copy the keys that are used.
+            known by its name. With Gappy and Paged masks keys and values are copied.
         p: Dropout: the probability with which an attention probability becomes 0.
         scale: Factor of the scores; head_dim ** -0.5 by default.
         op: Ignored; flashvar chooses the kernel.

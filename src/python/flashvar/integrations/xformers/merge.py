@@ -29,7 +29,7 @@ def merge_attentions(
             head_dim] each; or one tensor with the parts stacked in dimension 0.
         lse_split: Their log-sum-exps, [batch, heads, seqlen] or [batch, groups, heads, seqlen]
             each; or one tensor with the parts stacked in dimension 0.
-        write_lse: Also return the log-sum-exp; otherwise None stands in its place.
+        write_lse: Also return the log-sum-exp; otherwise None is returned in its place.
         output_dtype: The dtype of the output; that of the parts by default.
 
     Returns:

@@ -66,7 +66,7 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
-    words = "e.g. 64,128, or 192x128 if values differ (default: 64,128)"
+    words = "e.g. 64,128, or 192x128 if v has its own (default: 64,128)"
     add_sizes(parser, "--head-dim", pairs, [(64, 64), (128, 128)], words)
     add_dtype(parser, _DTYPES)
     parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")

@@ -1,0 +1,47 @@
+"""The support page counts cases by the backend that ran them; tables have a cell per column."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from benchmarks import result_file
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "generate"))
+
+
+@pytest.mark.parametrize(
+    ("case", "counted"),
+    [
+        ("test_merge_states.py::test_values[triton-64]", {("merge_states", "triton"): 1}),
+        ("test_gated_delta_rule.py::test_values[64]", {("gated_delta_rule", "triton"): 1}),
+        ("test_gated_delta_rule.py::test_decoding_in_a_graph", {}),
+        ("test_gated_delta_rule_update.py::test_in_a_graph", {("gated_delta_rule", "cuda"): 1}),
+    ],
+)
+def test_a_case_counts_for_the_backend_that_it_or_its_file_names(
+    case: str, counted: dict[tuple[str, str], int], tmp_path: Path
+) -> None:
+    folder = tmp_path / "tests" / "gpu" / "results"
+    folder.mkdir(parents=True)
+    record = {
+        "system": {"devices": [{"name": "GPU", "capability": [9, 0]}]},
+        "binaries": [],
+        "counts": {"passed": 1},
+        "cases": [{"case": f"tests/gpu/{case}", "outcome": "passed"}],
+    }
+    result_file.write(folder / "made.json", record)
+    (read,) = import_module("support").records(tmp_path)
+    assert read.of_ops == counted
+
+
+def test_an_op_without_an_axis_leaves_its_cell_empty() -> None:
+    lines = import_module("variants").kernels(ROOT).splitlines()
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert any(line.startswith("| `merge_states_fwd` |") and " | - | " in line for line in lines)
