@@ -27,8 +27,8 @@ struct UpdateChannel {
   }
 };
 
-template <int kWidth>
-__global__ void __launch_bounds__(kThreads)
+template <int kWidth, int kBlocksAtOnce>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     update_kernel(const __grid_constant__ UpdateProblem args) {
   constexpr int kPast = kWidth - 1;
   ptx::griddepcontrol_launch_dependents();

@@ -56,12 +56,11 @@ constexpr int bwd_shared_memory(int head_dim, int head_dim_v, const BwdTile& til
 
 template <class Target>
 constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
-  constexpr int kSharedMemory = Target::kSharedMemory;
   for (const BwdTile& tile : kBwdTiles) {
     int const block = bwd_shared_memory(head_dim, head_dim_v, tile) + kReservedSharedMemory;
     if (head_dim <= tile.max_head_dim && head_dim_v <= tile.max_head_dim &&
         Target::kArchitecture < tile.architectures_before &&
-        tile.blocks_per_sm * block <= kSharedMemory + kReservedSharedMemory) {
+        tile.blocks_per_sm * block <= Target::kSharedMemory + kReservedSharedMemory) {
       return tile;
     }
   }

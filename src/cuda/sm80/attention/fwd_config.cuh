@@ -7,21 +7,23 @@
 namespace flashvar::sm80::attention {
 
 struct FwdTile {
-  int max_head_dim;        // of V: the output accumulators must fit the registers
-  int block_q;             // query rows of a block
-  int block_kv;            // keys of one main-loop step
-  int block_kv_modifiers;  // the same for kModifiers, which needs registers
-  int warps;               // each owns block_q / warps rows
-  int blocks_per_sm;       // co-resident blocks; one computes while another waits
+  int max_head_dim;                 // of V: the output accumulators must fit the registers
+  int block_q;                      // query rows of a block
+  int block_kv;                     // keys of one main-loop step
+  int block_kv_modifiers;           // the same for kModifiers, which needs registers
+  int warps;                        // each owns block_q / warps rows
+  int blocks_per_sm;                // co-resident blocks; one computes while another waits
+  int architectures_before = 1000;  // on newer ones ptxas spills registers of this tile
 };
 
-// In order of preference: the first row whose max_head_dim and shared memory suffice is taken.
+// In order of preference: the first row that the head dims, the shared memory and the architecture
+// allow is taken.
 // Rates of these tiles: docs/kernels/mma-sync.md.
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
     { 32, 128,  64, 32, 4, 3},
     { 64, 128, 128, 64, 4, 2},
-    { 96, 128,  96, 64, 4, 2},
+    { 96, 128,  96, 64, 4, 2, 100},
     { 96, 128,  64, 64, 4, 2},
     {128, 128,  64, 32, 4, 2},
     {128, 128,  32, 32, 4, 2},
@@ -48,14 +50,15 @@ constexpr int fwd_shared_memory(int head_dim, int head_dim_v, int block_q, int b
   return 2 * (block_q * d + block_kv * (d + dv)) + static_cast<int>(sizeof(SharedQueryTile));
 }
 
-// The first row of the table that fits. `shared_memory`: bytes that one block may have; an SM has
-// kReservedSharedMemory more.
-constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, int shared_memory) {
+// The first row of the table that fits. An SM has kReservedSharedMemory more than one block may
+// have.
+template <class Target>
+constexpr FwdTile fwd_tile(int head_dim, int head_dim_v) {
   for (const FwdTile& tile : kFwdTiles) {
     int const block = fwd_shared_memory(head_dim, head_dim_v, tile.block_q, tile.block_kv) +
                       kReservedSharedMemory;
-    if (head_dim_v <= tile.max_head_dim &&
-        tile.blocks_per_sm * block <= shared_memory + kReservedSharedMemory) {
+    if (head_dim_v <= tile.max_head_dim && Target::kArchitecture < tile.architectures_before &&
+        tile.blocks_per_sm * block <= Target::kSharedMemory + kReservedSharedMemory) {
       return tile;
     }
   }
@@ -67,7 +70,7 @@ template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kM
 struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kModifiers = kModifiers_;
-  static constexpr FwdTile kTile = fwd_tile(kMaxHeadDim, kMaxHeadDimV, Target::kSharedMemory);
+  static constexpr FwdTile kTile = fwd_tile<Target>(kMaxHeadDim, kMaxHeadDimV);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 
   static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
