@@ -19,13 +19,21 @@ class Finding:
     message: str
 
     def __post_init__(self) -> None:
-        """Keep the sentence short, whatever a hostile file has in it."""
-        if len(self.message) > _LONGEST:
-            object.__setattr__(self, "message", f"{self.message[:_LONGEST]} ...")
+        """Keep the sentence short and in one line, whatever a hostile file has in it."""
+        message = self.message
+        if len(message) > _LONGEST:
+            message = f"{message[:_LONGEST]} ..."
+        object.__setattr__(self, "message", plain(message))
+        object.__setattr__(self, "where", plain(self.where))
 
     def __str__(self) -> str:
         """One line."""
         return f"{self.check}: {self.where}: {self.message}"
+
+
+def plain(text: str) -> str:
+    """A text of a hostile file for a terminal: what does not print is written as an escape."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def some(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar_factory.audit.facts import Wheel
-from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.finding import Finding, plain
 from flashvar_factory.audit.ledger import Key, Row
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.inspect.fatbin import SASS
@@ -87,11 +87,11 @@ class Report:
         for library in self.wheel.libraries:
             closed = sum(image.kind == SASS and image.functions is None for image in library.images)
             lines.append(
-                f"  {library.path}: {library.size:,} bytes, {library.dynamic.machine}, "
+                f"  {plain(library.path)}: {library.size:,} bytes, {library.dynamic.machine}, "
                 f"{len(library.images)} images of device code"
                 f"{f' ({closed} not opened: lz4)' if closed else ''}, "
                 f"{len(library.dynamic.exported)} symbols exported, "
-                f"needs {', '.join(library.dynamic.needed) or 'nothing'}"
+                f"needs {plain(', '.join(library.dynamic.needed)) or 'nothing'}"
             )
         if self.ledger:
             lines.append(f"  {'stored':>12} {'code':>12} {'kernels':>8}  of")

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from flashvar_factory.errors import BuildError
 
 _HEAD: Final = re.compile(
-    rb"(?:\s|//[^\n]*\n)*+\.version\s+(?P<major>\d{1,3})\.(?P<minor>\d{1,3})"
+    rb"(?:\s|//[^\n]*\n){0,9999}\.version\s+(?P<major>\d{1,3})\.(?P<minor>\d{1,3})"
     rb"\s+\.target\s+sm_(?P<code>\d{2,3}[af]?)\b"
 )
 _SHOWN: Final = 40
