@@ -380,11 +380,8 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
     name, version, source = described.distribution, described.version, described.source
     toolkit = described.toolkit
     runtime = toolkit.machine_code.rpartition(".")[0]
-    inside = {
-        **_of_nvidia("cudart-static", runtime),
-        "type": "library",
-        "description": sbom.linked("libcudart_static.a"),
-    }
+    words = {"type": "library", "description": sbom.linked("libcudart_static.a")}
+    inside = {**_of_nvidia("cudart-static", runtime), **words}
     del inside["scope"]
     file = described.library.file
     library = {"type": "file", "bom-ref": file, "name": file, "version": version}

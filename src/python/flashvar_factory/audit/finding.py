@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flashvar_factory.inspect.plain_text import plain
+
 _SHOWN: Final = 4
 _LONGEST: Final = 2000
 
@@ -29,11 +31,6 @@ class Finding:
     def __str__(self) -> str:
         """One line."""
         return f"{self.check}: {self.where}: {self.message}"
-
-
-def plain(text: str) -> str:
-    """A text of a hostile file for a terminal: what does not print is written as an escape."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def some(names: Sequence[str]) -> str:

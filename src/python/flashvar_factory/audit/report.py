@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar_factory.audit.facts import Wheel
-from flashvar_factory.audit.finding import Finding, plain
+from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.ledger import Key, Row
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.inspect.fatbin import SASS
+from flashvar_factory.inspect.plain_text import plain
 
 _UNKNOWN = "not known"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError, ToolchainError
 from flashvar_factory.inspect import archive, json_text
+from flashvar_factory.inspect.plain_text import plain
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
@@ -53,6 +55,15 @@ class Link:
     cudart: Part  # the static CUDA runtime
     libstdcxx: Part | None  # the static C++ library; None where the link was a plain one
     glibc: Part | None  # the list of symbols that stubs were made of; None as well
+
+
+class Listed(NamedTuple):
+    """What a list of components shows of one."""
+
+    name: str
+    version: str
+    scope: str
+    sha256: str  # hex; empty where none is stated
 
 
 def file_name(distribution: str) -> str:
@@ -119,6 +130,19 @@ def read(wheel: Path) -> dict[str, str]:
             found = " ".join(str(error).split())[:_SHOWN]
             raise PackagingError(f"{wheel}: {name}: expected CycloneDX 1.6, found: {found}")
     return documents
+
+
+def components(text: str) -> list[Listed]:
+    """The components of a valid document: it may leave out everything but their names."""
+    return [
+        Listed(
+            plain(one["name"]),
+            plain(one.get("version", "")),
+            one.get("scope", "inside"),
+            next((row["content"] for row in one.get("hashes", ()) if row["alg"] == "SHA-256"), ""),
+        )
+        for one in json.loads(text).get("components", ())
+    ]
 
 
 def _documents(files: Mapping[str, bytes]) -> dict[str, str]:
