@@ -17,7 +17,7 @@ import fabricated
 import planted
 import pytest
 from audited import faults
-from fabricated import Image, Segment, Wheel
+from fabricated import Image, Section, Segment, Wheel
 from planted import ENTRIES, MANIFEST, METADATA, RECORD, STEM, described
 
 from flashvar_factory.inspect import archive, elf
@@ -104,6 +104,17 @@ def with_ptx(image: Image) -> Wheel:
     """A development wheel with an image of PTX."""
     one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx")
     return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
+
+
+def debugged() -> Image:
+    """The first image with its PTX, as compilers keep it for debuggers."""
+    whole = elf.parse(planted.own()[0].content, "cubin")
+    parts = [
+        Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
+        for one in whole.sections[1:-1]
+    ]
+    text = Section(".nv_debug_ptx_txt", 1, b".version 9.0\n.target sm_80\n")
+    return Image("80", fabricated.elf(fabricated.CUDA, [*parts, text], whole.flags, 8))
 
 
 def ptx(code: str, text: bytes) -> Image:
@@ -307,6 +318,7 @@ OF_DEVICE: Mapping[str, Fault] = {
         with_ptx(fabricated.ptx("90")),
         "expected PTX for sm_80 alone, found some for sm_90",
     ),
+    "PTX in machine code": (planted.device(debugged(), *planted.own()[1:]), "without PTX in it"),
     "PTX that is no text": (with_ptx(ptx("80", b"\0\1\2" * 9)), "expected PTX that begins with"),
     "cubin as PTX": (
         with_ptx(ptx("80", planted.own()[0].content)),
@@ -340,6 +352,22 @@ OF_LIBRARY: Mapping[str, Fault] = {
     "code that is not executable": (
         planted.library(segments=planted.segments(elf.LOAD, flags=4)),
         "to be a function in code, found something else",
+    ),
+    "facts for debuggers": (
+        planted.library(more=(Section(".debug_info", 1, b"/home/somebody"),)),
+        "expected no facts for debuggers, found .debug_info",
+    ),
+    "another file for debuggers": (
+        planted.library(more=(Section(".gnu_debuglink", 1, b"evil"),)),
+        "expected no facts for debuggers, found .gnu_debuglink",
+    ),
+    "segment of nobody": (
+        planted.library(segments=(*fabricated.LOADED, Segment(0x60000005, 4, ".rodata"))),
+        "expected the usual segments, found one of kind 0x60000005",
+    ),
+    "relocations of another kind": (
+        tags((17, 64), (18, 16), (19, 16)),
+        "expected the usual entries in its dynamic section, found 0x11",
     ),
     "relocated code by a flag": (
         planted.library(tags=((30, 8 | 4),)),

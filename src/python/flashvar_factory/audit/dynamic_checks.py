@@ -17,7 +17,7 @@ from flashvar_factory.inspect import dynamic, elf, symbol_hash
 _TAGS = frozenset(
     {
         *range(1, 15),  # NEEDED to SONAME
-        *(17, 18, 19, 20, 21, 23, 24),  # REL to BIND_NOW, without TEXTREL
+        *(20, 21, 23, 24),  # PLTREL to BIND_NOW, without TEXTREL
         *(25, 26, 27, 28, 30),  # INIT_ARRAY, FINI_ARRAY and their sizes, FLAGS
         *(35, 36, 37),  # RELRSZ, RELR, RELRENT
         *(0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFF9, 0x6FFFFFFA),  # GNU_HASH, VERSYM, RELACOUNT, RELCOUNT

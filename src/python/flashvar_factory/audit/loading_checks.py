@@ -10,16 +10,15 @@ from itertools import pairwise
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.inspect import dynamic, elf, fatbin
+from flashvar_factory.inspect import dynamic, elf, fatbin, ptx
 from flashvar_factory.inspect.cubin import MACHINE as CUDA
 
 _INTERPRETER = 3
+# Those above, notes, headers, data of threads, and what GNU adds: unwinding, properties, tables.
+_SEGMENTS = frozenset({1, 2, _INTERPRETER, 4, 6, 7, *range(0x6474E550, 0x6474E555)})
+_DEBUGGING = (".debug", ".zdebug", ".gnu_debug")
 _SYSTEMS = (0, 3)  # of e_ident: no system's in particular, and Linux's
 _PAGE = 4096
-# Comments may stand where blanks may; all is bounded, as every place in a file is a beginning.
-_TEXT_OF_PTX = re.compile(
-    rb"\.target(?:\s|//[^\n\0]{0,200}\n|/\*[^*\0]{0,200}\*/){1,100}(?:sm|compute)_\d"
-)
 _CUDA_ELF = re.compile(
     re.escape(elf.MAGIC) + rb".{11}" + re.escape(CUDA.to_bytes(2, "little")), re.DOTALL
 )
@@ -67,6 +66,8 @@ def _segments(library: Library) -> Iterator[str]:
                 f"expected room for .bss alone behind the segment at {one.address:#x}, found "
                 f"{one.memory_size - one.file_size:,} bytes"
             )
+        if one.kind not in _SEGMENTS:
+            yield f"expected the usual segments, found one of kind {one.kind:#x}"
         if one.kind == _INTERPRETER:
             yield "expected a library, found a program: it names an interpreter"
     dynamic_section = [(one.address, one.size) for one in file.named(".dynamic")]
@@ -109,6 +110,8 @@ def _sections(library: Library) -> Iterator[str]:
     for one in file.sections:
         if one.allocated and one.size and file.offset_of(one.address, one.size) != one.offset:
             yield f"expected the section {one.name} in a segment at its address, found it elsewhere"
+        if one.name.startswith(_DEBUGGING):
+            yield f"expected no facts for debuggers, found {one.name}; strip the library"
         if one.name in fatbin.SECTIONS and one.size and not one.allocated:
             yield f"expected {one.name} to be loaded, found it in no segment"
     counts = Counter(one.name for one in file.sections if one.name)
@@ -130,7 +133,7 @@ def _hidden(library: Library) -> Iterator[str]:
         for one in file.named(name)
     ]
     for what, pattern in (
-        ("PTX", _TEXT_OF_PTX),
+        ("PTX", ptx.ANYWHERE),
         ("device code", re.compile(re.escape(fatbin.START))),
         ("a cubin", _CUDA_ELF),
     ):
