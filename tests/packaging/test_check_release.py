@@ -534,6 +534,12 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
         lambda case: edit_proof(case, "{", '{"tag": null, '),
         "a key twice in one object",
     ),
+    "proof of pairs": (
+        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
+            '{"tag": "v1", "files": [[1, "' + "0" * 64 + '"]]}', encoding="utf-8"
+        ),
+        "no table of files",
+    ),
     "proof of nothing": (
         lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
             '{"tag": "v1", "files": {}}', encoding="utf-8"

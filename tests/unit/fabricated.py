@@ -20,7 +20,7 @@ from flashvar.binaries.variant import SECOND, Kernel
 from flashvar_factory.build import binary_project, sbom
 from flashvar_factory.config.expand import Selection, expand
 from flashvar_factory.config.schema import Config
-from flashvar_factory.inspect import archive
+from flashvar_factory.inspect import archive, symbol_hash
 
 X86_64, CUDA = 62, 190
 SYMBOL = struct.Struct("<IBBHQQ")
@@ -213,6 +213,7 @@ class Library:
     tags: tuple[tuple[int, int], ...] = ((30, 8),)  # BIND_NOW
     more: tuple[Section, ...] = ()
     exported_kind: int = GLOBAL_FUNCTION
+    hashed: bool = True
 
     def build(self, stem: str = "flashvar_sm80") -> bytes:
         soname = f"lib{stem}.so" if self.soname is None else self.soname
@@ -226,10 +227,11 @@ class Library:
         tags = [(1, at[name]) for name in self.needed]
         tags += [(29, offsets[-2])] if self.run_path else []
         tags += [(14, offsets[-1])] if soname else []
+        tags += [(0x6FFFFEF5, 0)] if self.hashed else []
         tags += [*self.tags, (5, 0), (6, 0), (10, len(strings)), (0x6FFFFFF0, 0)]
         tags += [(0x6FFFFFFE, 0), (0x6FFFFFFF, 1)] if versions else []
-        indices = [0, *(1 for _ in self.exported)]
-        indices += [versions.index(v) + 2 if v else 1 for _, v in self.undefined]
+        indices = [0, *(versions.index(v) + 2 if v else 1 for _, v in self.undefined)]
+        indices += [1 for _ in self.exported]
         rows = {row.name: row for row in (self.described.kernels if self.described else ())}
         records = b"".join(record(name, rows.get(name)) for name in self.kernels)
         loaded = ALLOCATED
@@ -245,11 +247,12 @@ class Library:
             Section(".flashvar.kernels", 1, records, 0, loaded),
             Section(".text", 1, self._code(), 0, loaded | EXECUTABLE),
             Section(".rodata", 1, self._info(), 0, loaded),
+            *([Section(".gnu.hash", 0x6FFFFFF6, self._hashes(), 2, loaded)] if self.hashed else []),
             *self.more,
         ]
         places = addresses(sections, len(self.segments))
         sections[1] = sections[1]._replace(content=self._symbols(at, places[".text"]))
-        homes = {5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
+        homes = {0x6FFFFEF5: ".gnu.hash", 5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
         homes[0x6FFFFFFE] = ".gnu.version_r"
         tags = [
             (tag, value or places[homes[tag]]) if tag in homes else (tag, value)
@@ -260,11 +263,19 @@ class Library:
 
     def _symbols(self, at: Mapping[str, int], text: int) -> bytes:
         table = SYMBOL.pack(0, 0, 0, 0, 0, 0)
-        for name in self.exported:
-            table += SYMBOL.pack(at[name], self.exported_kind, 0, 8, text, len(self._code()))
         for name, _ in self.undefined:
             table += SYMBOL.pack(at[name], GLOBAL_FUNCTION, 0, 0, 0, 0)
+        for name in self.exported:
+            table += SYMBOL.pack(at[name], self.exported_kind, 0, 8, text, len(self._code()))
         return table
+
+    def _hashes(self) -> bytes:
+        """One bucket of all that is exported, and a filter that lets everything through."""
+        first = 1 + len(self.undefined)
+        header = struct.pack("<4IQI", 1, first, 1, 6, (1 << 64) - 1, first if self.exported else 0)
+        hashes = [symbol_hash.gnu(name) & ~1 for name in self.exported]
+        hashes[-1:] = [one | 1 for one in hashes[-1:]]  # the last of its bucket
+        return header + struct.pack(f"<{len(hashes)}I", *hashes)
 
     def _code(self) -> bytes:
         """`return abi`, which every function does here."""
@@ -369,7 +380,9 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
     name, version, source = described.distribution, described.version, described.source
     toolkit = described.toolkit
     runtime = toolkit.machine_code.rpartition(".")[0]
-    inside = {**_of_nvidia("cudart-static", runtime), "type": "library"}
+    words = {"type": "library", "description": sbom.linked("libcudart_static.a")}
+    inside = {**_of_nvidia("cudart-static", runtime), **words}
+    del inside["scope"]
     file = described.library.file
     library = {"type": "file", "bom-ref": file, "name": file, "version": version}
     document: dict[str, Any] = {
@@ -412,13 +425,15 @@ def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
 
 
 def _compiler(name: str, version: str) -> dict[str, Any]:
-    return {"type": "application", "bom-ref": name, "name": name, "version": version}
+    named = {"type": "application", "bom-ref": name, "name": name, "version": version}
+    return {**named, "description": sbom.DESCRIPTIONS["C++"], "scope": "excluded"}
 
 
 def _of_nvidia(name: str, version: str) -> dict[str, Any]:
     licensed = [{"license": {"name": sbom.NVIDIA}}]
     purl = f"pkg:generic/{name}@{version}"
-    return {**_compiler(name, version), "licenses": licensed, "purl": purl}
+    words = sbom.DESCRIPTIONS.get(name, "")
+    return {**_compiler(name, version), "licenses": licensed, "purl": purl, "description": words}
 
 
 def _sha256(digest: str) -> dict[str, str]:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import fabricated
-from fabricated import Image, Library, Wheel
+from fabricated import Image, Library, Segment, Wheel
 
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.config import schema
 from flashvar_factory.inspect import archive
+from flashvar_factory.inspect import elf as elf_file
 
 Plant = Callable[[Path], Path]
 
@@ -233,5 +234,54 @@ def of_part(name: str, **changes: Any) -> Wheel:
         for one in document["components"]:
             if one["name"] == name:
                 one.update(changes)
+
+    return sbom(change)
+
+
+class Built(fabricated.Library):
+    """A library that is changed after it is built."""
+
+    change: Callable[[bytearray], object]
+
+    def build(self, stem: str = STEM) -> bytes:
+        content = bytearray(super().build(stem))
+        self.change(content)
+        return bytes(content)
+
+
+def built(change: Callable[[bytearray], object]) -> Wheel:
+    """The wheel whose library has other bytes, and a manifest that states their hash."""
+    one = Built(**vars(fabricated.library(described())))
+    object.__setattr__(one, "change", change)
+    return Wheel(described(), one)
+
+
+def number(form: str, offset: int, value: int) -> Wheel:
+    """The same with a number in its header."""
+    return built(lambda content: struct.pack_into(form, content, offset, value))
+
+
+def inside(section: str, form: str, offset: int, value: int) -> Wheel:
+    """The same with a number in a section."""
+
+    def change(content: bytearray) -> None:
+        (found,) = elf_file.parse(bytes(content), "library").named(section)
+        struct.pack_into(form, content, found.offset + offset, value)
+
+    return built(change)
+
+
+def segments(kind: int, **changes: Any) -> tuple[Segment, ...]:
+    return tuple(one._replace(**changes) if one.kind == kind else one for one in fabricated.LOADED)
+
+
+def field(path: str, value: object) -> Wheel:
+    """The wheel whose SBOM has one field more, or another value in it."""
+
+    def change(document: Any) -> None:
+        *folders, last = path.split(".")
+        for folder in folders:
+            document = document[int(folder) if folder.isdecimal() else folder]
+        document[last] = value
 
     return sbom(change)

@@ -12,6 +12,7 @@ from audited import faults
 from fabricated import Wheel
 
 from flashvar_factory import audit
+from flashvar_factory.cli import main
 from flashvar_factory.errors import PackagingError
 
 INFO = "flashvar_sm80-0.1.0.dist-info"
@@ -121,6 +122,18 @@ def test_no_record(tmp_path: Path) -> None:
     assert faults(path) == [
         "record: thing-1.0.dist-info/RECORD: expected a RECORD, found none",
     ]
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "\n", "\udcff"], ids=ascii)
+def test_a_file_name_that_does_not_print(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"thing-1.0-py3-none-any{name}.whl"
+    path.write_bytes(b"")
+    assert main(["audit", str(path), "--root", str(tmp_path)]) == 5
+    said = "".join(capsys.readouterr())
+    assert f"any{ascii(name)[1:-1]}.whl: expected the file name of a wheel" in said
+    assert said.removesuffix("\n").isprintable()
 
 
 @pytest.mark.parametrize("name", ["nothing-1.0-py3-none-any.whl", "notes.txt"])

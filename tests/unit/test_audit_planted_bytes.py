@@ -17,7 +17,7 @@ import fabricated
 import planted
 import pytest
 from audited import faults
-from fabricated import Image, Segment, Wheel
+from fabricated import Image, Section, Segment, Wheel
 from planted import ENTRIES, MANIFEST, METADATA, RECORD, STEM, described
 
 from flashvar_factory.inspect import archive, elf
@@ -80,39 +80,6 @@ def internal(content: bytearray) -> None:
     struct.pack_into("<H", content, start + 36, 0xFFFF)
 
 
-class Built(fabricated.Library):
-    """A library that is changed after it is built."""
-
-    change: Callable[[bytearray], object]
-
-    def build(self, stem: str = STEM) -> bytes:
-        content = bytearray(super().build(stem))
-        self.change(content)
-        return bytes(content)
-
-
-def built(change: Callable[[bytearray], object]) -> Wheel:
-    """The wheel whose library has other bytes, and a manifest that states their hash."""
-    one = Built(**vars(fabricated.library(described())))
-    object.__setattr__(one, "change", change)
-    return Wheel(described(), one)
-
-
-def number(form: str, offset: int, value: int) -> Wheel:
-    """The same with a number in its header."""
-    return built(lambda content: struct.pack_into(form, content, offset, value))
-
-
-def inside(section: str, form: str, offset: int, value: int) -> Wheel:
-    """The same with a number in a section."""
-
-    def change(content: bytearray) -> None:
-        (found,) = elf.parse(bytes(content), "library").named(section)
-        struct.pack_into(form, content, found.offset + offset, value)
-
-    return built(change)
-
-
 def many_sections(content: bytearray) -> None:
     """As many as a header counts, of names that differ: all the same table at the end."""
     (start,) = struct.unpack_from("<Q", content, 40)
@@ -120,10 +87,6 @@ def many_sections(content: bytearray) -> None:
     row = content[start : start + 64]
     content += bytes(row) * (0xFFF0 - count)
     struct.pack_into("<H", content, 60, 0xFFF0)
-
-
-def segments(kind: int, **changes: Any) -> tuple[Segment, ...]:
-    return tuple(one._replace(**changes) if one.kind == kind else one for one in fabricated.LOADED)
 
 
 def tags(*more: tuple[int, int]) -> Wheel:
@@ -141,6 +104,17 @@ def with_ptx(image: Image) -> Wheel:
     """A development wheel with an image of PTX."""
     one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx")
     return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
+
+
+def debugged() -> Image:
+    """The first image with its PTX, as compilers keep it for debuggers."""
+    whole = elf.parse(planted.own()[0].content, "cubin")
+    parts = [
+        Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
+        for one in whole.sections[1:-1]
+    ]
+    text = Section(".nv_debug_ptx_txt", 1, b".version 9.0\n.target sm_80\n")
+    return Image("80", fabricated.elf(fabricated.CUDA, [*parts, text], whole.flags, 8))
 
 
 def ptx(code: str, text: bytes) -> Image:
@@ -227,18 +201,6 @@ OF_METADATA: Mapping[str, Fault] = {
 }
 
 
-def field(path: str, value: object) -> Wheel:
-    """The wheel whose SBOM has one field more, or another value in it."""
-
-    def change(document: Any) -> None:
-        *folders, last = path.split(".")
-        for folder in folders:
-            document = document[int(folder) if folder.isdecimal() else folder]
-        document[last] = value
-
-    return planted.sbom(change)
-
-
 def again(*path: str) -> Wheel:
     """The wheel whose SBOM has the first entry of a list twice."""
 
@@ -257,57 +219,63 @@ CUDART = next(
 )
 STRANGE = "expected fields that nobody checks [], found "
 OF_SBOM: Mapping[str, Fault] = {
-    "service": (field("services", [{"name": "x"}]), f"{STRANGE}['services']"),
-    "vulnerability": (field("vulnerabilities", [{"id": "x"}]), f"{STRANGE}['vulnerabilities']"),
-    "address": (field("externalReferences", []), f"{STRANGE}['externalReferences']"),
-    "tools": (field("metadata.tools", []), f"{STRANGE}['metadata.tools']"),
+    "service": (planted.field("services", [{"name": "x"}]), f"{STRANGE}['services']"),
+    "vulnerability": (
+        planted.field("vulnerabilities", [{"id": "x"}]),
+        f"{STRANGE}['vulnerabilities']",
+    ),
+    "address": (planted.field("externalReferences", []), f"{STRANGE}['externalReferences']"),
+    "tools": (planted.field("metadata.tools", []), f"{STRANGE}['metadata.tools']"),
     "supplier": (
-        field("metadata.component.supplier", {"name": "x"}),
+        planted.field("metadata.component.supplier", {"name": "x"}),
         f"{STRANGE}['metadata.component.supplier']",
     ),
     "hash of the wheel": (
-        field("metadata.component.hashes", []),
+        planted.field("metadata.component.hashes", []),
         f"{STRANGE}['metadata.component.hashes']",
     ),
     "component within a component": (
-        field(f"components.{CUDART}.components", [{"name": "openssl"}]),
+        planted.field(f"components.{CUDART}.components", [{"name": "openssl"}]),
         f"{STRANGE}['components.components']",
     ),
     "list in place of a text": (
-        field(f"components.{CUDART}.version", ["13.0"]),
+        planted.field(f"components.{CUDART}.version", ["13.0"]),
         "as this factory writes it",
     ),
     "second hash": (
-        field(
+        planted.field(
             f"components.{CUDART}.hashes",
             [{"alg": "SHA-256", "content": "e" * 64}, {"alg": "MD5", "content": "0" * 32}],
         ),
         "expected one SHA-256 of cudart-static",
     ),
     "second hash of the library": (
-        field(
+        planted.field(
             "metadata.component.components.0.hashes",
             [{"alg": "SHA-256", "content": "e" * 64}, {"alg": "MD5", "content": "0" * 32}],
         ),
         "expected library",
     ),
     "purl of somebody else": (
-        field(f"components.{CUDART}.purl", "pkg:pypi/evil@1"),
+        planted.field(f"components.{CUDART}.purl", "pkg:pypi/evil@1"),
         "expected kind, licence and purl of cudart-static",
     ),
     "licence of somebody else": (
-        field(f"components.{CUDART}.licenses", [{"expression": "MIT"}]),
+        planted.field(f"components.{CUDART}.licenses", [{"expression": "MIT"}]),
         "expected kind, licence and purl of cudart-static",
     ),
     "kind of component": (
-        field(f"components.{CUDART}.type", "application"),
+        planted.field(f"components.{CUDART}.type", "application"),
         "expected kind, licence and purl of cudart-static",
     ),
     "reference": (
-        field("metadata.component.bom-ref", "x"),
+        planted.field("metadata.component.bom-ref", "x"),
         "expected reference to flashvar-sm80",
     ),
-    "version of the document": (field("version", "x"), "expected version of the document 1"),
+    "version of the document": (
+        planted.field("version", "x"),
+        "expected version of the document '1'",
+    ),
     "property twice": (again("metadata", "component", "properties"), "expected each property once"),
     "dependency twice": (again("dependencies"), "expected each dependency once"),
 }
@@ -350,6 +318,7 @@ OF_DEVICE: Mapping[str, Fault] = {
         with_ptx(fabricated.ptx("90")),
         "expected PTX for sm_80 alone, found some for sm_90",
     ),
+    "PTX in machine code": (planted.device(debugged(), *planted.own()[1:]), "without PTX in it"),
     "PTX that is no text": (with_ptx(ptx("80", b"\0\1\2" * 9)), "expected PTX that begins with"),
     "cubin as PTX": (
         with_ptx(ptx("80", planted.own()[0].content)),
@@ -363,11 +332,11 @@ OF_DEVICE: Mapping[str, Fault] = {
 
 OF_LIBRARY: Mapping[str, Fault] = {
     "function outside": (
-        inside(".dynsym", "<Q", 24 * 2 + 8, 0xDEADBEEF),
+        planted.inside(".dynsym", "<Q", 24 * 2 + 8, 0xDEADBEEF),
         "to be a function in code, found something else",
     ),
     "function at zero": (
-        inside(".dynsym", "<Q", 24 * 2 + 8, 0),
+        planted.inside(".dynsym", "<Q", 24 * 2 + 8, 0),
         "to be a function in code, found something else",
     ),
     "function twice": (
@@ -377,12 +346,28 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected one symbol flashvar_abi_version, found 2",
     ),
     "function with a version that is hidden": (
-        inside(".gnu.version", "<H", 2 * 2, 0x8001),
+        planted.inside(".gnu.version", "<H", 2 * 2, 0x8001),
         "without a version, found one: not every loader finds it",
     ),
     "code that is not executable": (
-        planted.library(segments=segments(elf.LOAD, flags=4)),
+        planted.library(segments=planted.segments(elf.LOAD, flags=4)),
         "to be a function in code, found something else",
+    ),
+    "facts for debuggers": (
+        planted.library(more=(Section(".debug_info", 1, b"/home/somebody"),)),
+        "expected no facts for debuggers, found .debug_info",
+    ),
+    "another file for debuggers": (
+        planted.library(more=(Section(".gnu_debuglink", 1, b"evil"),)),
+        "expected no facts for debuggers, found .gnu_debuglink",
+    ),
+    "segment of nobody": (
+        planted.library(segments=(*fabricated.LOADED, Segment(0x60000005, 4, ".rodata"))),
+        "expected the usual segments, found one of kind 0x60000005",
+    ),
+    "relocations of another kind": (
+        tags((17, 64), (18, 16), (19, 16)),
+        "expected the usual entries in its dynamic section, found 0x11",
     ),
     "relocated code by a flag": (
         planted.library(tags=((30, 8 | 4),)),
@@ -416,16 +401,19 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected to need each library once",
     ),
     "versions of what it does not need": (
-        inside(".gnu.version_r", "<I", 4, 1),
+        planted.inside(".gnu.version_r", "<I", 4, 1),
         "expected versions of symbols of what it needs, found",
     ),
-    "another system": (number("<B", 7, 9), "expected the header of a library of Linux"),
-    "another ABI": (number("<B", 8, 9), "expected the header of a library of Linux"),
-    "another version": (number("<I", 20, 7), "expected the header of a library of Linux"),
-    "another version of the header": (number("<B", 6, 7), "expected a 64-bit little-endian ELF"),
-    "flags": (number("<I", 48, 1), "expected the header of a library of Linux"),
+    "another system": (planted.number("<B", 7, 9), "expected the header of a library of Linux"),
+    "another ABI": (planted.number("<B", 8, 9), "expected the header of a library of Linux"),
+    "another version": (planted.number("<I", 20, 7), "expected the header of a library of Linux"),
+    "another version of the header": (
+        planted.number("<B", 6, 7),
+        "expected a 64-bit little-endian ELF",
+    ),
+    "flags": (planted.number("<I", 48, 1), "expected the header of a library of Linux"),
     "relocations that stay writable": (
-        planted.library(segments=segments(elf.GNU_RELRO, section=".rodata")),
+        planted.library(segments=planted.segments(elf.GNU_RELRO, section=".rodata")),
         "RELRO and BIND_NOW",
     ),
     "segment within a segment": (
@@ -433,10 +421,10 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected segments one behind the other",
     ),
     "segment beside its pages": (
-        number("<Q", 64 + 16, 16),
+        planted.number("<Q", 64 + 16, 16),
         "expected the segment at 0x10 in its pages, found it beside them",
     ),
-    "65,520 sections": (built(many_sections), "expected"),
+    "65,520 sections": (planted.built(many_sections), "expected"),
 }
 
 FAULTS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import subprocess
 import tarfile
@@ -193,6 +194,39 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
         edit(METADATA, "Keywords", "Obsoletes-Dist: torch\nKeywords"),
         "expected obsoletes dist None, found ['torch']",
     ),
+    "module that is compiled already": (
+        add("flashvar/__pycache__/cli.cpython-311.pyc"),
+        "found beside them 'flashvar/__pycache__",
+    ),
+    "requirement twice": (
+        edit(METADATA, "Requires-Dist: torch", "Requires-Dist: torch>=2.8\nRequires-Dist: torch"),
+        "found ('', 'torch>=2.8')",
+    ),
+    "requirement of some systems": (
+        edit(METADATA, "torch>=2.8\n", 'torch>=2.8; sys_platform == "linux"\n'),
+        "expected requirements ('', ''), found ('torch>=2.8', 'torch>=2.8; sys_platform",
+    ),
+    "script of an extra": (
+        edit(f"{INFO}/entry_points.txt", "cli:main", "cli:main [evil]"),
+        "expected scripts",
+    ),
+    "script in a window": (
+        edit(f"{INFO}/entry_points.txt", "[console", "[gui_scripts]\n[console"),
+        "expected scripts",
+    ),
+    "script in a group with spaces": (
+        edit(f"{INFO}/entry_points.txt", "[console_scripts]", "[ console_scripts ]"),
+        "expected scripts",
+    ),
+    "dynamic": (edit(METADATA, "Keywords", "Dynamic: Version\nKeywords"), "metadata"),
+    "unknown coding": (
+        add("flashvar/cli.py", b"# coding: evil\nmain = None\n"),
+        "expected a module that compiles",
+    ),
+    "deep module": (
+        add("flashvar/cli.py", b"-" * 100_000 + b"1"),
+        "expected a module that compiles",
+    ),
     "not pure": (edit(f"{INFO}/WHEEL", "true", "false"), "expected lines"),
     "tag": (edit(f"{INFO}/WHEEL", "py3-none-any", "py3-none-linux_x86_64"), "expected tags"),
 }
@@ -308,6 +342,101 @@ SDISTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "absolute": (add("/a"), "elsewhere"),
     "bomb": (add("a", bytes(50_000_000)), "bytes of files"),
 }
+
+
+def member(name: str, content: bytes = b"", **changes: object) -> Callable[[tarfile.TarFile], None]:
+    """A member more, with these fields in its header."""
+
+    def change(opened: tarfile.TarFile) -> None:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        for key, value in changes.items():
+            setattr(info, key, value)
+        opened.addfile(info, io.BytesIO(content))
+
+    return change
+
+
+def headers(name: str, value: str) -> Callable[[tarfile.TarFile], None]:
+    """A member more, with a field of PAX."""
+    return member(f"{STEM}/a", pax_headers={name: value})
+
+
+TARS: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
+    "folder elsewhere": (member(f"{STEM}/../evil", type=tarfile.DIRTYPE), "a path with '..'"),
+    "folder beside": (member("evil", type=tarfile.DIRTYPE), "elsewhere"),
+    "folder that everyone writes to": (
+        member(f"{STEM}/a", type=tarfile.DIRTYPE, mode=0o777),
+        "the mode drwxrwxrwx",
+    ),
+    "program with its owner's rights": (member(f"{STEM}/a", mode=0o4755), "the mode -rwsr-xr-x"),
+    "hard link": (
+        member(f"{STEM}/a", type=tarfile.LNKTYPE, linkname="/etc/passwd"),
+        "no regular file",
+    ),
+    "device": (member(f"{STEM}/a", type=tarfile.CHRTYPE), "no regular file"),
+    "named pipe": (member(f"{STEM}/a", type=tarfile.FIFOTYPE), "no regular file"),
+    "kind of nobody": (member(f"{STEM}/a", type=b"Z"), "no regular file"),
+    "sparse": (headers("GNU.sparse.map", "0,1"), "no regular file"),
+    "path of PAX": (headers("path", "/etc/passwd"), "elsewhere"),
+    "capability of PAX": (
+        headers("SCHILY.xattr.security.capability", "x"),
+        "with the attribute SCHILY.xattr.security.capability",
+    ),
+    "size of PAX": (headers("size", "99999999999"), "bytes of files"),
+    "twice": (member(f"{STEM}/PKG-INFO"), "'flashvar-1.0/PKG-INFO': twice"),
+    "device of Windows": (member(f"{STEM}/aux.py"), "a name that is a device"),
+}
+
+
+@pytest.mark.parametrize(("plant", "sentence"), TARS.values(), ids=TARS)
+def test_fault_of_a_member_of_an_sdist(
+    plant: Callable[[tarfile.TarFile], None], sentence: str, checkout: Path, tmp_path: Path
+) -> None:
+    path = packed(checkout, tmp_path, lambda files: None)
+    content = gzip.decompress(path.read_bytes())
+    target = io.BytesIO(content)
+    with tarfile.open(fileobj=target, mode="a:", format=tarfile.PAX_FORMAT) as opened:
+        plant(opened)
+    path.write_bytes(gzip.compress(target.getvalue()))
+    found = [str(one) for one in source_checks.audit_sdist(path, expected(checkout))]
+    assert any(sentence in fault for fault in found), found
+
+
+def behind(content: bytes) -> bytes:
+    return content + content
+
+
+def damaged(content: bytes) -> bytes:
+    """A header that is none: some readers end here, others go on."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as opened:
+        last = opened.getmembers()[-1].offset
+    return content[:last] + b"x" * 8 + content[last + 8 :]
+
+
+def in_a_gap(content: bytes) -> bytes:
+    """Bytes between the content of a file and the next header."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as opened:
+        first = opened.getmembers()[0]
+    end = first.offset_data + first.size
+    return content[:end] + b"x" + content[end + 1 :]
+
+
+BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "archive behind": (behind, "expected zeros behind its last file"),
+    "damaged header": (damaged, "expected zeros behind its last file"),
+    "bytes in a gap": (in_a_gap, "bytes behind its content"),
+}
+
+
+@pytest.mark.parametrize(("change", "sentence"), BYTES.values(), ids=BYTES)
+def test_fault_of_the_bytes_of_an_sdist(
+    change: Callable[[bytes], bytes], sentence: str, checkout: Path, tmp_path: Path
+) -> None:
+    path = packed(checkout, tmp_path, lambda files: None)
+    path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+    found = [str(one) for one in source_checks.audit_sdist(path, expected(checkout))]
+    assert any(sentence in fault for fault in found), found
 
 
 def test_nothing_against_the_sdist(checkout: Path, tmp_path: Path) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fabricated
+import planted
 import pytest
 from audited import faults
 from fabricated import Wheel
 
-from flashvar_factory.inspect import variant_metadata
+from flashvar_factory.audit import expectations
+from flashvar_factory.inspect import archive, variant_metadata
 
 PAPER = fabricated.manifest()
+BINARY = ("libflashvar_sm80.so", "manifest.json")
 FILE = "flashvar_sm80-0.1.0.dist-info/variant.json"
 Document = dict[str, Any]
 
@@ -74,3 +78,59 @@ def test_fault(plant: Callable[[Document], object], sentence: str, tmp_path: Pat
 )
 def test_no_document_of_the_label(text: bytes | None, label: str, tmp_path: Path) -> None:
     assert found(tmp_path, text, label)
+
+
+def variant(checkout: Path, folder: Path, **more: bytes) -> list[str]:
+    """What the audit has against the project's wheel with a binary and files more in it."""
+    info = "flashvar-0.1.0.dist-info"
+    described = replace(planted.described(), version="0.1.0")
+    binary = Wheel(described).files()
+    tag = "py3-none-manylinux_2_28_x86_64"
+    lines = f"Wheel-Version: 1.0\nGenerator: a 1\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    metadata = "Metadata-Version: 2.4\nName: flashvar\nVersion: 0.1.0\n"
+    properties = variant_metadata.properties_of(described)
+    files = {
+        "flashvar/__init__.py": b"",
+        "flashvar/_version.py": b'__version__ = "0.1.0"\n',
+        f"{info}/METADATA": f"{metadata}License-Expression: Apache-2.0\n\n".encode(),
+        f"{info}/WHEEL": lines.encode(),
+        f"{info}/entry_points.txt": b"",
+        f"{info}/variant.json": variant_metadata.document({"sm80": properties}).encode(),
+        f"{info}/sboms/flashvar-sm80.cdx.json": binary[planted.SBOM],
+        **{f"flashvar/_binaries/sm_80/{f}": binary[f"flashvar_sm80/{f}"] for f in BINARY},
+        **more,
+    }
+    path = folder / f"flashvar-0.1.0-{tag}-sm80.whl"
+    archive.write(path, files, info)
+    return faults(path, expectations.of(planted.CONFIG, root=checkout))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The sources of such a wheel."""
+    root = tmp_path / "checkout"
+    pyproject = (
+        '[project]\nname = "flashvar"\nversion = "0.1.0"\nlicense = "Apache-2.0"\n'
+        '[tool.scikit-build]\nwheel.packages = ["src/python/flashvar"]\n'
+    )
+    files = {
+        "pyproject.toml": pyproject,
+        "src/python/flashvar/__init__.py": "",
+        "src/python/flashvar/_version.py": '__version__ = "0.1.0"\n',
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+def test_files_beside_the_binary(checkout: Path, tmp_path: Path) -> None:
+    assert not any("found beside them" in one for one in variant(checkout, tmp_path))
+    for name in (
+        "flashvar/_binaries/evil.py",
+        "flashvar/_binaries/sm_80/evil.py",
+        "flashvar/_binaries/sm_90/manifest.json",
+        "flashvar-0.1.0.dist-info/sboms/evil.cdx.json",
+    ):
+        found = variant(checkout, tmp_path, **{name: b"{}"})
+        assert any(f"found beside them {name!r}" in one for one in found), found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,34 @@ def test_a_manifest_that_is_no_file(kind: str, tmp_path: Path) -> None:
         path.symlink_to("/dev/zero")
     with pytest.raises(ManifestError, match="expected a readable manifest, found"):
         manifests.read(path)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "endless"])
+def test_a_library_that_is_no_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have no bytes, as the manifest says, and reading them does not end."""
+    folder = put_wheel(tmp_path, sim.manifest("80"))
+    described = manifests.read(folder / manifests.FILE_NAME)
+    library = folder / described.library.file
+    library.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(library)
+    else:
+        library.symlink_to("/dev/zero")
+    empty = replace(described, library=replace(described.library, bytes=0))
+    (folder / manifests.FILE_NAME).write_text(empty.to_json(), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (refusal,) = registry.installed().refusals
+    assert f"expected {library.name} to be a regular file, found something else" in refusal.reason
+
+
+@pytest.mark.parametrize("start", [1 << 20, 1 << 63, (1 << 64) - 1], ids=str)
+def test_segments_that_start_behind_the_library(start: int, tmp_path: Path) -> None:
+    header = struct.pack("<6s26xQ14xHH4x", b"\x7fELF\x02\x01", start, 56, 1)
+    binary = put_binary(tmp_path / "binary", sim.manifest("80"), header)
+    with pytest.raises(BinaryError, match="expected an ELF library, found a part of one"):
+        loader.load(binary)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="makes its libraries with a C compiler")

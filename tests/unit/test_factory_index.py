@@ -15,6 +15,7 @@ import pytest
 
 from flashvar_factory import index
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import variant_metadata
 
 
 class Anchors(HTMLParser):
@@ -115,7 +116,8 @@ def test_earlier_releases_and_variants_lie_beside(tmp_path: Path) -> None:
     wheel(tmp_path / "new", "flashvar", "1.1")
     old = wheel(tmp_path / "old", "flashvar", "1.0")
     wheel(tmp_path / "new", "flashvar", "1.0").write_bytes(old.read_bytes())  # the same once more
-    (tmp_path / "old" / "flashvar-1.0-variants.json").write_text("{}", encoding="utf-8")
+    listed_variants = variant_metadata.document({"null": {}})
+    (tmp_path / "old" / "flashvar-1.0-variants.json").write_text(listed_variants, encoding="utf-8")
     with tarfile.open(tmp_path / "new" / "flashvar-1.1.tar.gz", "w:gz") as archive:
         text = b"Metadata-Version: 2.1\nName: flashvar\nVersion: 1.1\nRequires-Python: >=3.10\n"
         member = tarfile.TarInfo("flashvar-1.1/PKG-INFO")
@@ -187,6 +189,9 @@ def test_a_name_that_no_installer_takes(tmp_path: Path) -> None:
     [
         ("flashvar-1.0-variants.json", b"no JSON", "expected JSON"),
         ("flashvar-1.0-variants.json", b"[" * 100_000, "expected JSON"),
+        ("flashvar-1.0-variants.json", b"[]", "expected a list of variants"),
+        ("flashvar-1.0-variants.json", b"{}", "expected a list of variants"),
+        ("flashvar-1.0-variants.json", b" " * 2_000_000, "expected at most 1,048,576 bytes"),
         ("a b-variants.json", b"{}", "expected the name <project>-<version>-variants.json"),
     ],
 )

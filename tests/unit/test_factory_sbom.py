@@ -134,6 +134,40 @@ def test_a_binary_wheel_without(
     assert "expected .dist-info/sboms/*.cdx.json, found none" in capsys.readouterr().err
 
 
+SHORT = {
+    "nothing": ({}, "CycloneDX 1.6, without a serial number"),
+    "no version": ({"components": [{"type": "library", "name": "a"}]}, "inside    a"),
+    "two hashes": (
+        {
+            "components": [
+                {
+                    "type": "library",
+                    "name": "a",
+                    "hashes": [
+                        {"alg": "MD5", "content": "0" * 32},
+                        {"alg": "SHA-256", "content": "1" * 64},
+                    ],
+                }
+            ]
+        },
+        "1" * 16,
+    ),
+    "control characters": (
+        {"components": [{"type": "library", "name": "a\x1b[2J\nb"}]},
+        r"a\x1b[2J\nb",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "line"), SHORT.values(), ids=SHORT)
+def test_a_valid_document_that_says_little(
+    fields: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.6", **fields})
+    assert main(["sbom", str(put(tmp_path, {PLACE: text.encode()}))]) == 0
+    assert line in capsys.readouterr().out
+
+
 def test_a_pure_wheel_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sbom", str(put(tmp_path, {}, "any"))]) == 0
     assert "no binary in it" in capsys.readouterr().out

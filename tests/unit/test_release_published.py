@@ -108,6 +108,12 @@ UNREADABLE = {
         json.dumps({"files": [{"filename": FILE, "hashes": {"md5": "0"}}]}),
         "no file list with hashes",
     ),
+    "file name that is a number": (
+        200,
+        JSON,
+        json.dumps({"files": [{"filename": 7, "hashes": {"sha256": "0" * 64}}]}),
+        "the file name 7",
+    ),
     "hash that is none": (200, JSON, page((FILE, "0")), "no file list with hashes"),
     "file with two hashes": (
         200,

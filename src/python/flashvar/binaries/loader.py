@@ -195,7 +195,7 @@ def _check_segments(path: Path, content: bytes) -> None:
         for number in range(count):
             offset, length = _ELF_SEGMENT.unpack_from(content, start + number * size)
             ends.append(offset + length)
-    except struct.error:
+    except (struct.error, OverflowError):  # of an offset that no index can be
         raise BinaryError(f"{path.name}: expected an ELF library, found a part of one") from None
     if max(ends, default=0) > len(content):
         raise BinaryError(
@@ -214,7 +214,7 @@ def _check_architecture(path: Path, handle: ctypes.CDLL, expected: str) -> None:
     text: bytes = _symbol(handle, "flashvar_build_info", ctypes.c_char_p)() or b""
     try:
         found = json.loads(text)["architecture"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise BinaryError(f"{path.name}: expected build information, found {text!r}") from None
     if found != expected:
         raise BinaryError(f"{path.name}: expected code for {expected}, found {found}")

@@ -10,6 +10,7 @@ not export a function that its manifest lists, the next candidate that has it is
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,9 +206,12 @@ def _rejection_reason(binary: Binary) -> str | None:
     if manifest.platform != platform_tag():
         return f"expected a library for {platform_tag()}, found one for {manifest.platform}"
     try:
-        size = binary.library.stat().st_size
+        found = binary.library.stat()
     except OSError as error:
         return f"expected {manifest.library.file} beside its manifest, found: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):  # a named pipe would be waited for
+        return f"expected {manifest.library.file} to be a regular file, found something else"
+    size = found.st_size
     if size != manifest.library.bytes:
         expected = manifest.library.bytes
         return f"expected {manifest.library.file} to have {expected} bytes, found {size}"

@@ -6,6 +6,7 @@ import base64
 import csv
 import re
 import unicodedata
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
@@ -39,20 +40,17 @@ def archive(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 name,
                 f"expected one file of this name, found {count}: readers differ in which they take",
             )
-    folders = {_installed(entry.name[:i]) for entry in wheel.entries for i in _slashes(entry.name)}
-    for entry in wheel.entries:
-        if _installed(entry.name) in folders:
-            yield Finding("archive", entry.name, "expected a file or a folder, found both")
+    ordered = sorted(_installed(entry.name) for entry in wheel.entries)
+    for name in ordered:
+        first = bisect_left(ordered, f"{name}/")
+        if first < len(ordered) and ordered[first].startswith(f"{name}/"):
+            yield Finding("archive", name, "expected a file or a folder, found both")
 
 
 def _installed(name: str) -> str:
     """Where a member is installed, as systems see it that fold case and accents."""
     match = _DATA.match(name)
     return unicodedata.normalize("NFKC", name[match.end() :] if match else name).casefold()
-
-
-def _slashes(name: str) -> Iterator[int]:
-    return (i for i, sign in enumerate(name) if sign == "/" and i < len(name) - 1)
 
 
 def record(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -93,6 +91,8 @@ def _entries(wheel: Wheel, rows: dict[str, list[str]]) -> Iterator[Finding]:
     for entry in wheel.entries:
         listed = rows.pop(entry.name, None)
         if entry.name.endswith("/"):
+            if listed is not None:
+                yield Finding("record", entry.name, "expected files in RECORD, found a folder")
             continue
         if entry.name == own or (entry.name in signatures and listed is not None):
             if listed != ["", ""]:

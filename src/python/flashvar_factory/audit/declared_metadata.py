@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,10 +48,8 @@ def differences(
     for extra, of_extra in every.items():
         requirements += [str(_of_extra(one, extra)) for one in of_extra]
     listed = sorted(map(str, read.requires_dist or []))
-    missing, strange = (
-        sorted(set(requirements) - set(listed)),
-        sorted(set(listed) - set(requirements)),
-    )
+    wanted_ones, found_ones = Counter(requirements), Counter(listed)
+    missing, strange = sorted(wanted_ones - found_ones), sorted(found_ones - wanted_ones)
     yield "requirements", ("", ""), (some(missing), some(strange))
 
 

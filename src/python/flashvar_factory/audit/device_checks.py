@@ -139,6 +139,13 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for library, described in pairs(wheel):
         count = sum(image.kind == fatbin.PTX for image in library.images)
         is_release = "+" not in wheel.name.version
+        if is_release and any(image.holds_ptx for image in library.images):
+            yield Finding(
+                "ptx",
+                library.path,
+                "expected machine code without PTX in it, found some; compile without -G and "
+                "--source-in-ptx",
+            )
         if count and (is_release or "ptx" not in described.code_kinds):
             wanted = "no PTX in a release" if is_release else "no PTX, as the manifest says"
             yield Finding(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator
 
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.finding import Finding
-from flashvar_factory.inspect import dynamic, elf
+from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect import dynamic, elf, symbol_hash
 
 # What a linker writes into a library of ours. Other entries make a loader look for other libraries
 # (auxiliary, filter, audit), write into code (TEXTREL), or are of other systems.
 _TAGS = frozenset(
     {
         *range(1, 15),  # NEEDED to SONAME
-        *(17, 18, 19, 20, 21, 23, 24),  # REL to BIND_NOW, without TEXTREL
+        *(20, 21, 23, 24),  # PLTREL to BIND_NOW, without TEXTREL
         *(25, 26, 27, 28, 30),  # INIT_ARRAY, FINI_ARRAY and their sizes, FLAGS
         *(35, 36, 37),  # RELRSZ, RELR, RELRENT
         *(0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFF9, 0x6FFFFFFA),  # GNU_HASH, VERSYM, RELACOUNT, RELCOUNT
@@ -42,16 +44,26 @@ _RELOCATIONS, _RELOCATION_TABLES = 4, ((7, 8), (23, 2))  # RELA and RELASZ, JMPR
 # SYMENT, RELAENT, PLTREL, RELRENT.
 _CONSTANT = {11: 24, 9: 24, 20: 7, 37: 8}
 _RUN = (12, 13)  # INIT and FINI
+_RELOCATION = struct.Struct("<QQq")  # place, symbol and kind, what is added
+_DYNAMIC, _DYNSYM, _SYMBOL_BYTES = 6, 11, 24
+_NAMED = (_DYNAMIC, _DYNSYM, dynamic.VERNEED)  # kinds of sections with names
 _VERSIONS_NEEDED = 0x6FFFFFFF
 _EXECUTABLE = 4  # of sh_flags
-_FUNCTION, _GLOBAL = 2, (1, 2)
+_FUNCTION, _GLOBAL, _VISIBLE = 2, (1, 2), (0, 3)  # default or protected
 
 
 def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The loader finds the tables that the sections show, and no entry that makes it do more."""
     del expected
     for library in wheel.libraries:
-        for message in (*_entries(library), *_places(library), *_symbols(library)):
+        for message in (
+            *_entries(library),
+            *_places(library),
+            *_names(library),
+            *_symbols(library),
+            *_lookups(library),
+            *_relocated(library),
+        ):
             yield Finding("dynamic", library.path, message)
 
 
@@ -81,7 +93,7 @@ def _entries(library: Library) -> Iterator[str]:
 def _places(library: Library) -> Iterator[str]:
     """Each table is where, and as long as, its section is."""
     file = library.file
-    sections = [one for one in file.sections if one.name == ".dynamic"]
+    sections = [one for one in file.sections if one.name == ".dynamic" or one.kind == _DYNAMIC]
     segments = [one for one in file.segments if one.kind == elf.DYNAMIC]
     if [(one.offset, one.address, one.size) for one in sections] != [
         (one.offset, one.address, one.file_size) for one in segments
@@ -123,6 +135,15 @@ def _places(library: Library) -> Iterator[str]:
             yield f"expected the entry {tag:#x} to be code, found {value:#x}"
 
 
+def _names(library: Library) -> Iterator[str]:
+    """The names of every table are those of .dynstr, which the loader takes."""
+    file = library.file
+    strings = [number for number, one in enumerate(file.sections) if one.name == ".dynstr"]
+    for one in file.sections:
+        if one.kind in _NAMED and [one.link] != strings:
+            yield f"expected the names of {one.name} in .dynstr, found them in another section"
+
+
 def _symbols(library: Library) -> Iterator[str]:
     file, found = library.file, library.dynamic
     for symbol in found.symbols:
@@ -133,6 +154,8 @@ def _symbols(library: Library) -> Iterator[str]:
             and home.address <= symbol.value < home.address + home.size
         )
         is_function = symbol.kind == _FUNCTION and symbol.binding in _GLOBAL
+        if symbol.visibility not in _VISIBLE:
+            yield f"expected {symbol.name} to be visible, found it hidden: not all loaders find it"
         if not is_function or not inside or not _is_code(file, symbol.value):
             yield f"expected {symbol.name} to be a function in code, found something else"
     for name, count in Counter(symbol.name for symbol in found.symbols).items():
@@ -140,6 +163,48 @@ def _symbols(library: Library) -> Iterator[str]:
             yield f"expected one symbol {name}, found {count}"
     for name in found.versioned:
         yield f"expected {name} without a version, found one: not every loader finds it"
+
+
+def _lookups(library: Library) -> Iterator[str]:
+    """The loader finds by its hash table what the table of symbols shows, and nothing else."""
+    file = library.file
+    table, hashes = file.of_kind(_DYNSYM), file.of_kind(symbol_hash.GNU)
+    if table is None or hashes is None:
+        yield "expected a GNU hash table of its symbols, found none; link with --hash-style=gnu"
+        return
+    names = [symbol.name for symbol in file.symbols(table)]
+    try:
+        found = symbol_hash.found(hashes, names, library.path)
+    except BuildError as error:
+        yield str(error).removeprefix(f"{library.path}: ")
+        return
+    exported = library.dynamic.exported
+    if tuple(sorted(found)) != exported:
+        differing = some(sorted({*found} ^ {*exported})) or "one twice"
+        yield f"expected a hash table of the exported symbols, found it to differ in {differing}"
+
+
+def _relocated(library: Library) -> Iterator[str]:
+    """The loader writes to data alone, and takes the symbols that the table shows."""
+    file = library.file
+    table = file.of_kind(_DYNSYM)
+    count = len(table.content) // _SYMBOL_BYTES if table is not None else 0
+    data = [
+        (one.address, one.address + one.memory_size)
+        for one in file.segments
+        if one.kind == elf.LOAD and one.flags & elf.WRITE
+    ]
+    for section in file.sections:
+        if section.kind != _RELOCATIONS or not section.allocated:
+            continue
+        whole = len(section.content) // _RELOCATION.size * _RELOCATION.size
+        for place, info, _ in _RELOCATION.iter_unpack(section.content[:whole]):
+            if info >> 32 >= count:
+                yield f"expected {section.name} to take symbols that are there, found others"
+                return
+            if not any(start <= place < stop for start, stop in data):
+                yield f"expected {section.name} to write to data, found it to write to {place:#x}"
+                return
 
 
 def _is_code(file: elf.Elf, address: int) -> bool:

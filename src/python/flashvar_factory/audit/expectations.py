@@ -35,7 +35,7 @@ class Expectations:
 
     def architecture(self, name: Name) -> Architecture | None:
         """What a wheel of this name holds; None when that is not known."""
-        return self.architectures.get(name.distribution.replace("_", "-"))
+        return self.architectures.get(canonicalize_name(name.distribution))
 
     def is_projects_own(self, name: Name) -> bool:
         """Whether this is the name of the wheel that holds the project itself, or a package of it.
@@ -46,6 +46,13 @@ class Expectations:
         return found in self.packages or (
             self.config is not None and found == canonicalize_name(self.config.project.name)
         )
+
+    def is_variant(self, name: Name) -> bool:
+        """Whether this is a wheel of the project itself, with a binary in it, that has a label.
+
+        Labels of other names are believed where the project is not known.
+        """
+        return name.label is not None and (self.config is None or self.is_projects_own(name))
 
     def folder(self, name: Name) -> Path | None:
         """Where the pyproject.toml of a wheel of the project is; None where that is not known."""

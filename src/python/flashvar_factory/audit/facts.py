@@ -57,6 +57,7 @@ class Image:
     functions: tuple[cubin.Function, ...] | None  # None: PTX, or not opened
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
+    holds_ptx: bool = False  # within machine code, as compilers keep it for debuggers
     before_13: bool | None = None  # machine code in the format of CUDA 12; None: not opened
 
 
@@ -233,5 +234,6 @@ def _image(image: fatbin.Image, where: str) -> Image:
         functions=held.functions,
         toolkit=held.toolkit,
         stack=held.stack,
+        holds_ptx=ptx.ANYWHERE.search(opened) is not None,
         before_13=held.before_13,
     )

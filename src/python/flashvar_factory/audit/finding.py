@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flashvar_factory.inspect.plain_text import plain
+
 _SHOWN: Final = 4
 _LONGEST: Final = 2000
 
@@ -19,9 +21,12 @@ class Finding:
     message: str
 
     def __post_init__(self) -> None:
-        """Keep the sentence short, whatever a hostile file has in it."""
-        if len(self.message) > _LONGEST:
-            object.__setattr__(self, "message", f"{self.message[:_LONGEST]} ...")
+        """Keep the sentence short and in one line, whatever a hostile file has in it."""
+        message = self.message
+        if len(message) > _LONGEST:
+            message = f"{message[:_LONGEST]} ..."
+        object.__setattr__(self, "message", plain(message))
+        object.__setattr__(self, "where", plain(self.where))
 
     def __str__(self) -> str:
         """One line."""

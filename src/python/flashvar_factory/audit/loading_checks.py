@@ -10,13 +10,15 @@ from itertools import pairwise
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.inspect import dynamic, elf, fatbin
+from flashvar_factory.inspect import dynamic, elf, fatbin, ptx
 from flashvar_factory.inspect.cubin import MACHINE as CUDA
 
 _INTERPRETER = 3
+# Those above, notes, headers, data of threads, and what GNU adds: unwinding, properties, tables.
+_SEGMENTS = frozenset({1, 2, _INTERPRETER, 4, 6, 7, *range(0x6474E550, 0x6474E555)})
+_DEBUGGING = (".debug", ".zdebug", ".gnu_debug")
 _SYSTEMS = (0, 3)  # of e_ident: no system's in particular, and Linux's
 _PAGE = 4096
-_TEXT_OF_PTX = re.compile(rb"\.version\s+\d+\.\d+\s+\.target\s+(?:sm|compute)_")
 _CUDA_ELF = re.compile(
     re.escape(elf.MAGIC) + rb".{11}" + re.escape(CUDA.to_bytes(2, "little")), re.DOTALL
 )
@@ -40,11 +42,12 @@ def _header(library: Library) -> Iterator[str]:
     file = library.file
     if file.kind != dynamic.SHARED_OBJECT:
         yield f"expected a shared library, found an ELF file of type {file.kind}"
-    found = (file.system in _SYSTEMS, file.abi_version, file.version, file.flags)
-    if found != (True, 0, 1, 0):
+    found = (file.system in _SYSTEMS, file.abi_version, file.version, file.flags, file.entry)
+    if found != (True, 0, 1, 0, 0) or any(file.padding):
         yield (
             "expected the header of a library of Linux, found system "
-            f"{file.system}, ABI {file.abi_version}, version {file.version}, flags {file.flags:#x}"
+            f"{file.system}, ABI {file.abi_version}, version {file.version}, flags "
+            f"{file.flags:#x}, start {file.entry:#x}, padding {file.padding.hex()}"
         )
 
 
@@ -58,6 +61,13 @@ def _segments(library: Library) -> Iterator[str]:
             yield f"expected code that cannot be written to, found a segment at {one.address:#x}"
         if one.kind == elf.LOAD and one.memory_size < one.file_size:
             yield f"expected room for the segment at {one.address:#x}, found less than its bytes"
+        if one.kind == elf.LOAD and one.memory_size > one.file_size + _zeroed(file) + _PAGE:
+            yield (
+                f"expected room for .bss alone behind the segment at {one.address:#x}, found "
+                f"{one.memory_size - one.file_size:,} bytes"
+            )
+        if one.kind not in _SEGMENTS:
+            yield f"expected the usual segments, found one of kind {one.kind:#x}"
         if one.kind == _INTERPRETER:
             yield "expected a library, found a program: it names an interpreter"
     dynamic_section = [(one.address, one.size) for one in file.named(".dynamic")]
@@ -74,6 +84,11 @@ def _segments(library: Library) -> Iterator[str]:
             "expected relocations that are read-only once it is loaded (RELRO and BIND_NOW), found "
             "others; link with -z relro -z now"
         )
+
+
+def _zeroed(file: elf.Elf) -> int:
+    """The bytes of the sections that are loaded as zeros."""
+    return sum(one.size for one in file.sections if one.kind == elf.NO_BITS)
 
 
 def _layout(library: Library) -> Iterator[str]:
@@ -95,6 +110,10 @@ def _sections(library: Library) -> Iterator[str]:
     for one in file.sections:
         if one.allocated and one.size and file.offset_of(one.address, one.size) != one.offset:
             yield f"expected the section {one.name} in a segment at its address, found it elsewhere"
+        if one.name.startswith(_DEBUGGING):
+            yield f"expected no facts for debuggers, found {one.name}; strip the library"
+        if one.name in fatbin.SECTIONS and one.size and not one.allocated:
+            yield f"expected {one.name} to be loaded, found it in no segment"
     counts = Counter(one.name for one in file.sections if one.name)
     for name in sorted(name for name, count in counts.items() if count > 1):
         yield f"expected one section {name}, found {counts[name]}"
@@ -114,7 +133,7 @@ def _hidden(library: Library) -> Iterator[str]:
         for one in file.named(name)
     ]
     for what, pattern in (
-        ("PTX", _TEXT_OF_PTX),
+        ("PTX", ptx.ANYWHERE),
         ("device code", re.compile(re.escape(fatbin.START))),
         ("a cubin", _CUDA_ELF),
     ):

@@ -23,7 +23,6 @@ _TOOLKIT = re.compile(r"[0-9]+(\.[0-9]+){2}", re.ASCII)
 
 def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """One manifest for each library, which describes it and this wheel."""
-    del expected
     found = manifests(wheel)
     if not found and not wheel.libraries:
         yield Finding(
@@ -42,13 +41,13 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding("manifest", where, f"{described}; build it again")
             continue
         beside = [library for library in wheel.libraries if library.folder == folder]
-        for what, wanted, value in _rows(wheel, described, beside):
+        for what, wanted, value in _rows(wheel, described, beside, expected):
             if wanted != value:
                 yield Finding("manifest", where, f"expected {what} {wanted}, found {value}")
 
 
 def _rows(
-    wheel: Wheel, described: Manifest, beside: list[Library]
+    wheel: Wheel, described: Manifest, beside: list[Library], expected: Expectations
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the library (or its name), and of the manifest."""
     library = described.library
@@ -58,7 +57,7 @@ def _rows(
         yield f"bytes of {library.file}", one.size, library.bytes
         yield f"sha256 of {library.file}", one.sha256, library.sha256
         yield "platform", f"linux_{one.dynamic.machine}", described.platform
-    if wheel.name.label is not None:  # a variant of the project has the project's version
+    if expected.is_variant(wheel.name):  # it of the project has the project's version
         yield "version", wheel.name.version, described.version.partition("+")[0]
     else:
         yield "version", wheel.name.version, described.version
@@ -86,9 +85,13 @@ def _derived(
     if toolkits:
         yield "toolkit, as the device code states it,", toolkits, {described.toolkit.machine_code}
     yield "compiler", "nvcc", described.toolkit.compiler
-    toolkit = described.toolkit.machine_code
+    toolkit, compiler = described.toolkit.machine_code, described.toolkit.version
+    if _TOOLKIT.fullmatch(compiler) is None:
+        yield "compiler's version", "three numbers", compiler
+    elif _TOOLKIT.fullmatch(toolkit) and _release(compiler) < _release(toolkit):
+        yield "compiler's version", f"{toolkit} or newer", compiler
     if _TOOLKIT.fullmatch(toolkit):
-        major, minor = (int(part[:6]) for part in toolkit.split(".")[:2])
+        major, minor = _release(toolkit)
         formats = {image.before_13 for image in library.images if image.before_13 is not None}
         if formats:
             yield "device code in the format of CUDA 12", {major < 13}, formats
@@ -113,6 +116,12 @@ def _derived(
         yield "revision and dirty", (expected.revision, False), (revision, dirty)
     if expected.config is not None:
         yield from _configured(described, expected)
+
+
+def _release(toolkit: str) -> tuple[int, int]:
+    """Major and minor of a toolkit's version."""
+    major, minor = (int(part[:6]) for part in toolkit.split(".")[:2])
+    return major, minor
 
 
 def _configured(

@@ -19,7 +19,7 @@ _LICENSE = re.compile(r"licenses/[^/]+")
 
 def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The files of a wheel are those of its kind."""
-    if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
+    if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return  # `source_checks` compares it with the sources
     stem, info = wheel.name.distribution, wheel.info
     wanted = {f"{stem}/lib{stem}.so", f"{stem}/{FILE_NAME}", *(f"{info}/{f}" for f in _METADATA)}
@@ -37,6 +37,13 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         )
     for name in sorted(wanted - found):
         yield Finding("members", name, "expected this file, found none; build the wheel again")
+    if wheel.name.label is not None:
+        yield Finding(
+            "members",
+            wheel.path.name,
+            "expected a label in the name of the project's own wheel alone, found "
+            f"{wheel.name.label}; rename it",
+        )
     if expected.config is not None and expected.architecture(wheel.name) is None:
         known = ", ".join(sorted(expected.architectures))
         yield Finding(
@@ -53,7 +60,7 @@ def _licenses(wheel: Wheel) -> list[str]:
 
 def licenses(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The texts of licences are those that METADATA lists, and those of the sources."""
-    if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
+    if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return
     prefix = f"{wheel.info}/licenses/"
     found = {name.removeprefix(prefix): wheel.files[name] for name in _licenses(wheel)}

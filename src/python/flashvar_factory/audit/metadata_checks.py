@@ -46,18 +46,19 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     except PackagingError as error:
         yield Finding("metadata", where, str(error).removeprefix(f"{where}: "))
         return
+    stated = core_metadata.stated(text.encode())
     rows: list[tuple[str, object, object]] = [
         ("name", canonicalize_name(wheel.name.distribution), canonicalize_name(read.name)),
-        ("version", wheel.name.version, core_metadata.stated(text.encode()).get("version")),
+        ("version", wheel.name.version, stated.get("version")),
     ]
-    if not expected.is_projects_own(wheel.name) and wheel.name.label is None:
+    if not (expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name)):
         rows += _of_a_binary(text)
         for _, described in pairs(wheel):
             rows += _said(described, read)
         torch = next((described.torch for _, described in pairs(wheel)), None)
         required = sorted(map(str, read.requires_dist or []))
         rows.append(("requirements", binary_project.requirements_of(torch), required))
-        rows.append(("Python", binary_project.REQUIRES_PYTHON, str(read.requires_python or "")))
+        rows.append(("Python", binary_project.REQUIRES_PYTHON, stated.get("requires_python")))
     if expected.config is not None:
         rows.append(("license", expected.config.project.license, read.license_expression))
     for what, wanted, found in rows:
@@ -124,7 +125,7 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The entry points are the one that makes the project find a binary, and no others."""
-    if expected.is_projects_own(wheel.name) or wheel.name.label is not None:
+    if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return
     where = f"{wheel.info}/entry_points.txt"
     text = wheel.metadata("entry_points.txt") or ""

@@ -17,9 +17,10 @@ from flashvar_factory.inspect.archive import Name
 
 Version = tuple[int, int]
 
+_PATIENCE: Final = 300  # seconds; the largest wheels take 20
 _LEGACY: Final = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}
 _TAG = re.compile(r"manylinux(?:_(?P<major>\d+)_(?P<minor>\d+)|(?P<legacy>1|2010|2014))_\w+")
-_SYMBOL = re.compile(r"GLIBC_(?P<major>\d+)\.(?P<minor>\d+)(?:\.\d+)?")
+_SYMBOL = re.compile(r"GLIBC_(?P<major>\d{1,4})\.(?P<minor>\d{1,4})(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ def ask(wheel: Path, name: Name, brought: frozenset[str] = frozenset()) -> Polic
         plain = Path(folder, f"{name.distribution}-{name.version}-{name.tag}.whl")
         plain.symlink_to(wheel.resolve())
         command = [sys.executable, "-m", "auditwheel", "show", "--json", str(plain)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"none within {_PATIENCE} s"
     if done.returncode != 0:
         return (done.stderr or done.stdout).strip().rpartition("\n")[2]
     answer = json.loads(done.stdout)

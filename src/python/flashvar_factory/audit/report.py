@@ -11,6 +11,7 @@ from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.ledger import Key, Row
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.inspect.fatbin import SASS
+from flashvar_factory.inspect.plain_text import plain
 
 _UNKNOWN = "not known"
 
@@ -87,11 +88,11 @@ class Report:
         for library in self.wheel.libraries:
             closed = sum(image.kind == SASS and image.functions is None for image in library.images)
             lines.append(
-                f"  {library.path}: {library.size:,} bytes, {library.dynamic.machine}, "
+                f"  {plain(library.path)}: {library.size:,} bytes, {library.dynamic.machine}, "
                 f"{len(library.images)} images of device code"
                 f"{f' ({closed} not opened: lz4)' if closed else ''}, "
                 f"{len(library.dynamic.exported)} symbols exported, "
-                f"needs {', '.join(library.dynamic.needed) or 'nothing'}"
+                f"needs {plain(', '.join(library.dynamic.needed)) or 'nothing'}"
             )
         if self.ledger:
             lines.append(f"  {'stored':>12} {'code':>12} {'kernels':>8}  of")

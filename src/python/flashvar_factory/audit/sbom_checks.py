@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,14 @@ from flashvar_factory.inspect import json_text
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LINKED = ("cudart-static", "glibc-stubs", "libstdc++")
 _DIRTY = {None: "unknown", True: "true", False: "false"}
+_FILES = {"cudart-static": "libcudart_static.a", "libstdc++": "libstdc++.a"}
+_SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
+_SERIAL = re.compile(r"urn:uuid:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\+00:00", re.ASCII)
+_GNU = "GNU-c++"
+_VERSION = re.compile(r"\d+(?:\.\d+)+", re.ASCII)
+# What GCC writes into each object: "GCC: (Debian 12.2.0-14) 12.2.0".
+_GCC = re.compile(rb"GCC: \([^\0]{1,200}\) (\d+\.\d+\.\d+)")
 _SYMBOLS = "glibc-2.28-{platform}.syms"
 
 
@@ -33,6 +42,10 @@ def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding("sbom", where, "expected an SBOM, found none; build the wheel again")
             continue
         try:
+            if len(content) > sbom.LIMIT:
+                raise PackagingError(
+                    f"expected at most {sbom.LIMIT:,} bytes, found {len(content):,}"
+                )
             document = json_text.parse(content, where)
             rows = list(_rows(document, library, described, expected))
         except PackagingError as error:
@@ -53,12 +66,21 @@ def _rows(
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the wheel, and of the document."""
     yield "format", ("CycloneDX", "1.6"), (document["bomFormat"], document["specVersion"])
-    yield "version of the document", 1, document["version"]
+    yield "version of the document", "1", json.dumps(document["version"])
+    yield "schema", _SCHEMA, document.get("$schema", _SCHEMA)
+    for field, place, form in (
+        ("serialNumber", document, _SERIAL),
+        ("timestamp", document["metadata"], _TIME),
+    ):
+        if field in place:
+            yield f"the usual form of {field}", True, form.fullmatch(place[field]) is not None
     yield "fields that nobody checks", [], sorted(sbom_fields.strange(document))
     root = document["metadata"]["component"]
     name, version = described.distribution, described.version
     yield "component", (name, version), (root["name"], root["version"])
     yield "purl", f"pkg:pypi/{name}@{quote(version, safe='')}", root["purl"]
+    kinds = root["type"], [one["type"] for one in root["components"]]
+    yield "kinds", ("library", ["file"]), kinds
     yield (
         "description",
         f"Machine code for {described.architecture.code}, {described.platform}",
@@ -75,7 +97,7 @@ def _rows(
     yield "source", wanted, properties
     files = [(one["name"], one["version"], _hashes(one)) for one in root["components"]]
     yield "library", [(described.library.file, version, [library.sha256])], files
-    yield from _parts({one["name"]: one for one in document["components"]}, described)
+    yield from _parts({one["name"]: one for one in document["components"]}, library, described)
     for one in (root, *root["components"], *document["components"]):
         yield f"reference to {one['name']}", one["name"], one.get("bom-ref")
     names = [one["name"] for one in document["components"]]
@@ -87,7 +109,7 @@ def _rows(
 
 
 def _parts(
-    found: Mapping[str, Mapping[str, Any]], described: Manifest
+    found: Mapping[str, Mapping[str, Any]], library: Library, described: Manifest
 ) -> Iterator[tuple[str, object, object]]:
     """The components: what is linked in, and what compiled and linked it."""
     toolkit = described.toolkit
@@ -97,8 +119,17 @@ def _parts(
     optional = {"libstdc++", "glibc-stubs"} & found.keys()
     yield "components", sorted(wanted | optional), sorted(found)
     yield "one C++ compiler", 1, len(compilers)
+    symbols = _SYMBOLS.format(platform=described.platform.removeprefix("linux_"))
     for name, one in found.items():
         yield f"kind, licence and purl of {name}", _fixed(one), _stated(one)
+        words = one.get("description"), one.get("scope")
+        yield f"description and scope of {name}", _words(name, symbols), words
+    made_by = _GCC.findall(b"\0".join(bytes(one.content) for one in library.file.named(".comment")))
+    for name in compilers:
+        version = found[name]["version"]
+        yield f"version of {name} in numbers", True, _VERSION.fullmatch(version) is not None
+        if made_by and name == _GNU:
+            yield f"{name} of the library's .comment", True, version.encode() in made_by
     yield toolkit.compiler, toolkit.version, found[toolkit.compiler]["version"]
     for name, version in ptxas.items():
         if name in found:
@@ -111,13 +142,9 @@ def _parts(
     if "libstdc++" in found:
         compiler = found[compilers[0]]["version"] if compilers else None
         yield "libstdc++", compiler, found["libstdc++"]["version"]
-    symbols = (
-        source.HOME
-        / source.CMAKE
-        / _SYMBOLS.format(platform=described.platform.removeprefix("linux_"))
-    )
-    if "glibc-stubs" in found and symbols.is_file():
-        digest = hashlib.sha256(symbols.read_bytes()).hexdigest()
+    listed = source.HOME / source.CMAKE / symbols
+    if "glibc-stubs" in found and listed.is_file():
+        digest = hashlib.sha256(listed.read_bytes()).hexdigest()
         yield (
             "glibc-stubs",
             ("2.28", [digest]),
@@ -140,6 +167,15 @@ def _fixed(component: Mapping[str, Any]) -> tuple[object, ...]:
         licensed = [{"expression": sbom.GCC}]
     purl = f"pkg:generic/{quote(name, safe='')}@{quote(version, safe='')}" if licensed else None
     return kind, licensed, purl
+
+
+def _words(name: str, symbols: str) -> tuple[str | None, str | None]:
+    """The description of a component, and its scope; `symbols` is what stubs are made of."""
+    if name == "glibc-stubs":
+        return sbom.stubs(symbols), "excluded"
+    if name in _FILES:
+        return sbom.linked(_FILES[name]), None
+    return sbom.DESCRIPTIONS.get("C++" if name.endswith("-c++") else name), "excluded"
 
 
 def _stated(component: Mapping[str, Any]) -> tuple[object, ...]:

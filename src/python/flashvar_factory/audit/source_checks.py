@@ -9,11 +9,13 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from flashvar.binaries.manifest import FILE_NAME
 from flashvar_factory.audit import declared_metadata
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding, some
-from flashvar_factory.build import source
+from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.build import sbom, source
 from flashvar_factory.config import schema, toml_table
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
@@ -36,7 +38,7 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     if not wanted:
         return
     of_label = wheel.name.label is not None
-    inside = (f"{wheel.name.distribution}/_binaries/", f"{wheel.info}/sboms/")
+    inside = set(_embedded(wheel)) if of_label else set()
     info = {f"{wheel.info}/{name}" for name in (*_METADATA, *(["variant.json"] * of_label))}
     licenses = {
         f"{wheel.info}/licenses/{name}": (folder / name).read_bytes()
@@ -46,12 +48,20 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     found = {
         entry.name: wheel.files.get(entry.name)
         for entry in wheel.entries
-        if not (of_label and entry.name.startswith(inside))
+        if entry.name not in inside
     }
     strange = sorted(found.keys() - wanted.keys() - info)
     missing = sorted((wanted.keys() | info) - found.keys())
     differing = sorted(name for name in wanted.keys() & found.keys() if found[name] != wanted[name])
     yield from _compared(wheel.path.name, "sources", strange, missing, differing)
+
+
+def _embedded(wheel: Wheel) -> Iterator[str]:
+    """The files of the binary in a variant of the project's wheel."""
+    for _, described in pairs(wheel):
+        folder = f"{wheel.name.distribution}/_binaries/{described.kind.name}"
+        yield from (f"{folder}/{file}" for file in (described.library.file, FILE_NAME))
+        yield f"{wheel.info}/sboms/{sbom.file_name(described.distribution)}"
 
 
 def _compared(

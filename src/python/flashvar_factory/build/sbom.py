@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError, ToolchainError
 from flashvar_factory.inspect import archive, json_text
+from flashvar_factory.inspect.plain_text import plain
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
@@ -20,6 +23,16 @@ if TYPE_CHECKING:
 # Names are bom-refs too: one document never holds two of one name.
 NVIDIA: Final = "CUDA Toolkit End User License Agreement"
 GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
+# What a document says of what is not in the library, by the name in it.
+DESCRIPTIONS: Final = MappingProxyType(
+    {
+        "nvcc": "Compiled the device code",
+        "ptxas": "Made the machine code",
+        "C++": "Compiled the host code, and linked",
+    }
+)
+# Bytes of a document; ours has 3,000. Validators take the square of the time for a longer one.
+LIMIT: Final = 1 << 16
 _SHOWN: Final = 300  # letters of an error
 _FOLDER = re.compile(r"[^/]+\.dist-info/sboms/(?P<name>[^/]+\.cdx\.json)")
 
@@ -44,9 +57,28 @@ class Link:
     glibc: Part | None  # the list of symbols that stubs were made of; None as well
 
 
+class Listed(NamedTuple):
+    """What a list of components shows of one."""
+
+    name: str
+    version: str
+    scope: str
+    sha256: str  # hex; empty where none is stated
+
+
 def file_name(distribution: str) -> str:
     """The name of its document in `.dist-info/sboms/`."""
     return f"{distribution}.cdx.json"
+
+
+def linked(file: str) -> str:
+    """The description of a static library."""
+    return f"{file}, linked statically"
+
+
+def stubs(file: str) -> str:
+    """The description of stubs that were made of a list of symbols."""
+    return f"Made of {file}: the oldest glibc that will do"
 
 
 def document(manifest: Manifest, link: Link, license_expression: str, epoch: int) -> str:
@@ -100,9 +132,28 @@ def read(wheel: Path) -> dict[str, str]:
     return documents
 
 
+def components(text: str) -> list[Listed]:
+    """The components of a valid document: it may leave out everything but their names."""
+    return [
+        Listed(
+            plain(one["name"]),
+            plain(one.get("version", "")),
+            one.get("scope", "inside"),
+            next((row["content"] for row in one.get("hashes", ()) if row["alg"] == "SHA-256"), ""),
+        )
+        for one in json.loads(text).get("components", ())
+    ]
+
+
 def _documents(files: Mapping[str, bytes]) -> dict[str, str]:
-    matches = ((_FOLDER.fullmatch(name), data) for name, data in files.items())
-    return {match["name"]: archive.text(data, match[0]) for match, data in matches if match}
+    found = {}
+    for name, data in files.items():
+        match = _FOLDER.fullmatch(name)
+        if match and len(data) > LIMIT:
+            raise PackagingError(f"{name}: expected at most {LIMIT:,} bytes, found {len(data):,}")
+        if match:
+            found[match["name"]] = archive.text(data, name)
+    return found
 
 
 def _wheel(manifest: Manifest, license_expression: str) -> Component:
@@ -145,7 +196,7 @@ def _inside(manifest: Manifest, link: Link) -> list[Component]:
             license_name=NVIDIA,
             sha256=link.cudart.sha256,
             purl=("generic", "cudart-static"),
-            description=f"{link.cudart.name}, linked statically",
+            description=linked(link.cudart.name),
         )
     ]
     if link.libstdcxx is not None:
@@ -157,7 +208,7 @@ def _inside(manifest: Manifest, link: Link) -> list[Component]:
                 license_expression=GCC,
                 sha256=link.libstdcxx.sha256,
                 purl=("generic", "libstdc++"),
-                description=f"{link.libstdcxx.name}, linked statically",
+                description=linked(link.libstdcxx.name),
             )
         )
     return found
@@ -175,14 +226,14 @@ def _outside(manifest: Manifest, link: Link) -> list[Component]:
             ComponentType.APPLICATION,
             license_name=NVIDIA,
             purl=("generic", toolkit.compiler),
-            description="Compiled the device code",
+            description=DESCRIPTIONS["nvcc"],
             scope=ComponentScope.EXCLUDED,
         ),
         _component(
             f"{link.compiler}-c++",
             link.compiler_version,
             ComponentType.APPLICATION,
-            description="Compiled the host code, and linked",
+            description=DESCRIPTIONS["C++"],
             scope=ComponentScope.EXCLUDED,
         ),
     ]
@@ -194,7 +245,7 @@ def _outside(manifest: Manifest, link: Link) -> list[Component]:
                 ComponentType.APPLICATION,
                 license_name=NVIDIA,
                 purl=("generic", "ptxas"),
-                description="Made the machine code",
+                description=DESCRIPTIONS["ptxas"],
                 scope=ComponentScope.EXCLUDED,
             )
         )
@@ -205,7 +256,7 @@ def _outside(manifest: Manifest, link: Link) -> list[Component]:
                 link.glibc.version,
                 ComponentType.LIBRARY,
                 sha256=link.glibc.sha256,
-                description=f"Made of {link.glibc.name}: the oldest glibc that will do",
+                description=stubs(link.glibc.name),
                 scope=ComponentScope.EXCLUDED,
             )
         )

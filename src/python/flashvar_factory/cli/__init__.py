@@ -18,6 +18,7 @@ from typing import Final
 from flashvar.cli import output
 from flashvar.errors import FlashvarError
 from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect.plain_text import plain
 
 COMMANDS: Final = {
     "init": "write_example",
@@ -81,7 +82,8 @@ def _call(command_line: list[str], program: str) -> int:
     try:
         _run(parsed)
     except FlashvarError as error:
-        print(f"{parsed.name}: {error}", file=sys.stderr)
+        lines = (plain(line) for line in str(error).split("\n"))
+        print(f"{parsed.name}: " + "\n".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{parsed.name}: interrupted", file=sys.stderr)

@@ -27,10 +27,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _summary(wheel: str, text: str) -> str:
     document = json.loads(text)
-    lines = [f"{wheel}: CycloneDX {document['specVersion']}, {document['serialNumber']}"]
-    for component in document["components"]:
-        scope = component.get("scope", "inside")
-        (digest,) = component.get("hashes", [{"content": ""}])
-        row = (scope, component["name"], component["version"], digest["content"][:16])
+    number = document.get("serialNumber", "without a serial number")
+    lines = [f"{wheel}: CycloneDX {document['specVersion']}, {number}"]
+    for one in sbom.components(text):
+        row = (one.scope, one.name, one.version, one.sha256[:16])
         lines.append("  {:<9} {:<14} {:<12} {}".format(*row).rstrip())
     return "\n".join(lines)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import archive, core_metadata, json_text, sdist
+from flashvar_factory.inspect import archive, core_metadata, json_text, sdist, variant_metadata
 
+_LIMIT: Final = 1 << 20  # bytes of a list of variants; ours has 5,000
 _VARIANTS = re.compile(r"[a-z0-9_]+-[a-z0-9.!+_]+-variants\.json", re.ASCII)
 
 
@@ -45,7 +46,7 @@ def read(path: Path, content: bytes) -> Entry:
             raise PackagingError(
                 f"{path}: expected the name <project>-<version>-variants.json, found another"
             )
-        json_text.parse(content, str(path))
+        _check_variants(content, path)
         return entry
     wheel = path.suffix == ".whl"
     if wheel:
@@ -65,6 +66,17 @@ def read(path: Path, content: bytes) -> Entry:
         requires_python=core_metadata.requires_python(metadata),
         metadata=metadata if wheel else None,
     )
+
+
+def _check_variants(content: bytes, path: Path) -> None:
+    """PackagingError where a list of variants is not what installers read."""
+    if len(content) > _LIMIT:
+        raise PackagingError(f"{path}: expected at most {_LIMIT:,} bytes, found {len(content):,}")
+    found = json_text.parse(content, str(path))
+    try:
+        variant_metadata.check(found)
+    except PackagingError as error:
+        raise PackagingError(f"{path}: expected a list of variants, found: {error}") from None
 
 
 def _wheel_metadata(path: Path, content: bytes) -> bytes:

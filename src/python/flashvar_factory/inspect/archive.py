@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion
 
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import core_metadata, zip_file
+from flashvar_factory.inspect.plain_text import plain
 
 # The first moment a zip archive can name, for builds that were given no SOURCE_DATE_EPOCH.
 EARLIEST: Final = 315532800
@@ -45,13 +46,15 @@ def parse_name(file: str) -> Name:
     numbered = len(parts) > 5 and parts[2][:1].isdigit()
     label = parts.pop() if len(parts) == 6 + numbered else None
     try:
+        if not file.isprintable():
+            raise InvalidWheelFilename("letters that do not print")
         parse_wheel_filename("-".join(parts) + ".whl" if file.endswith(".whl") else file)
         if label is not None and not _LABEL.fullmatch(label):
             raise InvalidWheelFilename(f"the label {label!r}")
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise PackagingError(
-            f"{file}: expected the file name of a wheel, <name>-<version>-<tags>.whl, found: "
-            f"{error}"
+            f"{plain(file)}: expected the file name of a wheel, <name>-<version>-<tags>.whl, "
+            f"found: {error}"
         ) from None
     return Name(parts[0], parts[1], "-".join(parts[-3:]), label)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect import elf
+
+T = TypeVar("T")
 
 MACHINE: Final = 190  # EM_CUDA
 
@@ -64,17 +66,28 @@ def read(data: memoryview, where: str) -> Cubin:
             f"{where}: expected a cubin of sections alone, found data at byte {file.unclaimed} of "
             f"{len(data)} that is in none"
         )
+    if file.abi_version > _CUDA_13:
+        raise BuildError(
+            f"{where}: expected a cubin of format {_CUDA_13} or older, found {file.abi_version}; "
+            "it is damaged, or of a newer toolkit than this audit knows"
+        )
     # Toolkits before 13 write the lowest byte.
     before_13 = file.abi_version < _CUDA_13
     number = file.flags & 0xFF if before_13 else file.flags >> 8 & 0xFF
     note = b"".join(bytes(one.content) for one in file.named(_TOOL))
-    version, arch = _VERSION.search(note), _ARCH.search(note)
+    version = _once(set(_VERSION.findall(note)), "version of ptxas", where)
+    arch = _once(set(_ARCH.findall(note)), "architecture in the note of ptxas", where)
+    if arch is not None and int(arch.rstrip(b"af")) != number:
+        raise BuildError(
+            f"{where}: expected a cubin for {arch.decode()}, as its note states, found one for "
+            f"{number} by its flags"
+        )
     registers, frames = _per_symbol(file)
     return Cubin(
         number,
         tuple(sorted(_kernels(file, registers), key=lambda one: one.name)),
-        arch["code"].decode() if arch else None,
-        version["version"].decode() if version else None,
+        arch.decode() if arch is not None else None,
+        version.decode() if version is not None else None,
         max(frames) if frames else None,
         file.abi_version,
     )
@@ -84,11 +97,11 @@ def _kernels(file: elf.Elf, registers: Mapping[int, int]) -> Iterator[Function]:
     table = file.of_kind(_SYMTAB)
     if table is None:
         return
-    threads = {
-        one.name.removeprefix(".nv.info."): _max_threads(one, file.where)
-        for one in file.sections
-        if one.name.startswith(".nv.info.")
-    }
+    threads: dict[str, int | None] = {}
+    for one in file.sections:
+        if one.name.startswith(".nv.info."):
+            name, found = one.name.removeprefix(".nv.info."), _max_threads(one, file.where)
+            _once({threads.setdefault(name, found), found}, "largest block", file.where)
     for index, symbol in enumerate(file.symbols(table)):
         if symbol.kind == _FUNCTION and symbol.other & _ENTRY_POINT:
             yield Function(
@@ -107,26 +120,37 @@ def _per_symbol(file: elf.Elf) -> tuple[dict[int, int], list[int]]:
         for kind, value in _attributes(section, file.where):
             if kind in (_REGISTERS, _FRAME) and len(value) == _PAIR.size:
                 symbol, amount = _PAIR.unpack(value)
-                if kind == _REGISTERS:
-                    registers[symbol] = amount
-                else:
+                if kind == _FRAME:
                     frames.append(amount)
+                else:
+                    found = registers.setdefault(symbol, amount)
+                    _once({found, amount}, "number of registers of a kernel", file.where)
     return registers, frames
 
 
 def _max_threads(section: elf.Section, where: str) -> int | None:
-    sizes = [v for kind, v in _attributes(section, where) if kind == _MAX_THREADS]
-    return math.prod(_THREE.unpack(sizes[0])) if sizes and len(sizes[0]) == _THREE.size else None
+    sizes = {bytes(v) for kind, v in _attributes(section, where) if kind == _MAX_THREADS}
+    size = _once(sizes, f"largest block in {section.name}", where)
+    return math.prod(_THREE.unpack(size)) if size and len(size) == _THREE.size else None
+
+
+def _once(found: Collection[T], what: str, where: str) -> T | None:
+    """The one thing that is stated, None where nothing is; of two, readers take either."""
+    if len(found) > 1:
+        raise BuildError(f"{where}: expected one {what} in a cubin, found {len(found)} that differ")
+    return next(iter(found), None)
 
 
 def _attributes(section: elf.Section, where: str) -> Iterator[tuple[int, memoryview]]:
     """Kind and value of each attribute."""
-    content, position = section.content, 0
+    content, position, count = section.content, 0, 0
     while position < len(content):
         if position + _ATTRIBUTE.size > len(content):
             raise BuildError(f"{where}: expected whole attributes in {section.name}, found less")
         form, kind, size = _ATTRIBUTE.unpack_from(content, position)
         position += _ATTRIBUTE.size
+        count += 1
+        elf.limit(count, f"attributes in {section.name}", where)
         if form == _SIZED:
             if position + size > len(content):
                 raise BuildError(

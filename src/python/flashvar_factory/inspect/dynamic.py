@@ -19,11 +19,11 @@ VERSYM, FLAGS_1, VERNEED = 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE
 FILTER, AUXILIARY, AUDIT, DEPAUDIT = 0x7FFFFFFF, 0x7FFFFFFD, 0x6FFFFEFC, 0x6FFFFEFB
 
 _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF  # kinds of sections
+_TAGS: Final = 1 << 14  # ours has 40
 _TAG = struct.Struct("<qQ")
 _NEED = struct.Struct("<HHIII")  # version, entries, library, first entry, next
 _NEED_VERSION = struct.Struct("<IHHII")  # hash, flags, index, name, next
 _LOCAL, _WEAK = 0, 2  # bindings
-_INTERNAL, _HIDDEN = 1, 2  # visibilities
 _NOW, _NOW_1 = 8, 1  # of FLAGS and FLAGS_1
 _PLAIN, _NUMBER = 1, 0x7FFF  # of a symbol's version: the only one of its name; its number
 
@@ -99,6 +99,7 @@ def tags(file: elf.Elf) -> tuple[list[tuple[int, int]], bytes]:
         return [], b""
     if len(table.content) % _TAG.size:
         raise _damaged(file.where)
+    elf.limit(len(table.content) // _TAG.size, "entries in the dynamic section", file.where, _TAGS)
     rows: list[tuple[int, int]] = []
     for tag, value in _TAG.iter_unpack(table.content):
         if tag == 0:  # a loader reads no further
@@ -122,7 +123,7 @@ def _symbols(
         if symbol.section == 0:
             name = names.get(version & _NUMBER)
             undefined.append(Undefined(symbol.name, symbol.binding == _WEAK, name))
-        elif symbol.visibility not in (_INTERNAL, _HIDDEN):
+        else:  # also what is hidden: loaders do not look at that
             exported.append(symbol)
             if version != _PLAIN:
                 versioned.append(symbol.name)

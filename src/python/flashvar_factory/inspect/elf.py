@@ -19,6 +19,8 @@ from flashvar_factory.errors import BuildError
 MAGIC: Final = b"\x7fELF\x02\x01\x01"
 # The first bytes of every ELF file, whatever its class.
 ANY_MAGIC: Final = b"\x7fELF"
+# Of one table of a file; the largest libraries of others have a third of it.
+ENTRIES: Final = 1 << 20
 LOAD, DYNAMIC, GNU_STACK, GNU_RELRO = 1, 2, 0x6474E551, 0x6474E552  # kinds of segments
 EXECUTE, WRITE = 1, 2  # flags of segments
 
@@ -26,11 +28,12 @@ _HEADER = struct.Struct("<16s2HI3QI6H")
 _SECTION = struct.Struct("<2I4Q2I2Q")
 _SEGMENT = struct.Struct("<2I6Q")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
-_SYSTEM, _ABI_VERSION = 7, 8  # their places in e_ident
+_SYSTEM, _ABI_VERSION, _PADDING = 7, 8, 9  # their places in e_ident
 _STRTAB: Final = 3
 _LONGEST_NAME: Final = 8192  # bytes: of a mangled name
 # Kinds of sections without bytes in the file: .bss, and a cubin's own global and shared memory.
-_NO_BITS: Final = frozenset({8, 0x70000007, 0x7000000A, 0x70000015})
+NO_BITS: Final = 8
+_NO_BITS: Final = frozenset({NO_BITS, 0x70000007, 0x7000000A, 0x70000015})
 _ALLOCATED: Final = 2  # of sh_flags
 
 
@@ -89,6 +92,8 @@ class Elf:
     version: int  # e_version
     abi_version: int  # of e_ident
     flags: int  # e_flags
+    entry: int  # e_entry
+    padding: bytes  # of e_ident: zeros
     sections: tuple[Section, ...]
     segments: tuple[Segment, ...]
     tables: tuple[tuple[int, int], ...]  # start and end of the headers and their tables
@@ -127,6 +132,7 @@ class Elf:
         """The symbols of a table."""
         if len(section.content) % _SYMBOL.size:
             raise _damaged(self.where, f"{section.name} cut within a symbol")
+        limit(len(section.content) // _SYMBOL.size, f"symbols in {section.name}", self.where)
         strings = self.strings_of(section)
         for name, info, other, index, value, size in _SYMBOL.iter_unpack(section.content):
             text = text_at(strings, name, self.where) if name else ""
@@ -202,6 +208,8 @@ def parse(data: bytes | memoryview, where: str | Path) -> Elf:
         version=version,
         abi_version=header[0][_ABI_VERSION],
         flags=flags,
+        entry=header[4],
+        padding=header[0][_PADDING:],
         sections=sections,
         segments=tuple(segments),
         tables=tables if segment_count else tables[::2],
@@ -215,6 +223,12 @@ def section(path: Path, name: str) -> bytes | None:
     """
     found = parse(path.read_bytes(), path).named(name)
     return bytes(found[0].content) if found else None
+
+
+def limit(count: int, what: str, where: str | Path, most: int = ENTRIES) -> None:
+    """BuildError where a table has more entries than any of use: each takes time and memory."""
+    if count > most:
+        raise BuildError(f"{where}: expected at most {most:,} {what}, found {count:,}")
 
 
 def text_at(strings: bytes, offset: int, where: str | Path) -> str:

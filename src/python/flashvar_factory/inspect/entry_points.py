@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_BLANKS: Final = " \t\r"
+
 
 def parse(text: str) -> dict[str, list[tuple[str, str]]]:
     """The entries of each group of entry_points.txt; what is outside of a group is of group ""."""
@@ -9,11 +13,11 @@ def parse(text: str) -> dict[str, list[tuple[str, str]]]:
     group = ""
     for line in text.split("\n"):
         if line.startswith("[") and line.endswith("]"):
-            group = line[1:-1].strip()
+            group = line[1:-1]  # spaces are a part of it: readers look for the exact name
             groups.setdefault(group, [])
-        elif line.strip():
+        elif line.strip(_BLANKS):
             name, _, value = line.partition("=")
-            groups.setdefault(group, []).append((name.strip(), value.strip()))
+            groups.setdefault(group, []).append((name.strip(_BLANKS), value.strip(_BLANKS)))
     return groups
 
 

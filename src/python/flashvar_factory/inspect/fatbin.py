@@ -20,6 +20,8 @@ PTX: Final = "ptx"
 START: Final = b"\x50\xed\x55\xba\x01\x00\x10\x00"
 # Bytes of one image, opened; the largest of ours has 0.6 MB.
 IMAGE_BYTES: Final = 1 << 28
+_PIECE: Final = 1024  # compressed bytes at a time: at most 32 MB, opened
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 # Of a library: a hundred images with 100 MB are many.
 IMAGES: Final = 4096
 TOTAL_BYTES: Final = 1 << 30
@@ -61,7 +63,7 @@ class Image:
 def images(section: memoryview, where: str) -> list[Image]:
     """Every image of a section; BuildError when the section is cut short, or is something else."""
     found: list[Image] = []
-    position = 0
+    position, opened = 0, 0
     while position < len(section):
         padding = bytes(section[position : position + 8])
         if not any(padding):
@@ -82,13 +84,15 @@ def images(section: memoryview, where: str) -> list[Image]:
         position = start + size
         if position > len(section):
             raise _cut_short(where, start)
-        found += _entries(section[start:position], where)
-        opened = sum(image.opened_bytes for image in found)
-        if len(found) > IMAGES or opened > TOTAL_BYTES:
-            raise BuildError(
-                f"{where}: expected at most {IMAGES:,} images of device code, of {TOTAL_BYTES:,} "
-                f"bytes when they are opened, found {len(found):,} of {opened:,} bytes"
-            )
+        for image in _entries(section[start:position], where):
+            found.append(image)
+            opened += image.opened_bytes
+            if len(found) > IMAGES or opened > TOTAL_BYTES:
+                raise BuildError(
+                    f"{where}: expected at most {IMAGES:,} images of device code, of "
+                    f"{TOTAL_BYTES:,} bytes when they are opened, found {len(found):,} of "
+                    f"{opened:,} bytes or more"
+                )
     return found
 
 
@@ -146,13 +150,19 @@ def _unpack(data: memoryview, size: int) -> bytes:
         ) from None
     if size > IMAGE_BYTES:
         raise BuildError(f"expected at most {IMAGE_BYTES:,} bytes of device code, found {size:,}")
+    content, position = bytearray(), 0
     try:
-        # As a stream: what a frame states of its own size would be allocated at once.
-        unpacker = zstandard.ZstdDecompressor(max_window_size=IMAGE_BYTES)
-        with unpacker.stream_reader(data, read_across_frames=False) as stream:
-            content: bytes = stream.read(size + 1)
+        # In pieces: what a frame states of its own size would be allocated at once.
+        unpacker = zstandard.ZstdDecompressor(max_window_size=IMAGE_BYTES).decompressobj()
+        while position < len(data) and not unpacker.eof and len(content) <= size:
+            content += unpacker.decompress(data[position : position + _PIECE])
+            position += _PIECE
     except (zstandard.ZstdError, MemoryError) as error:
         raise BuildError(f"expected device code compressed by zstd, found: {error}") from error
     if len(content) != size:
         raise BuildError(f"expected {size} bytes of device code, found {len(content)}")
-    return content
+    if not unpacker.eof or unpacker.unused_data or position < len(data):
+        raise BuildError("expected one frame of zstd in an image, found less, or data behind it")
+    if bytes(data[: len(_ZSTD_MAGIC)]) != _ZSTD_MAGIC:
+        raise BuildError("expected a frame of zstd that has content, found one that is skipped")
+    return bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Final
 
 from flashvar.binaries.manifest import Launch
 from flashvar_factory.errors import BuildError
@@ -11,6 +12,7 @@ from flashvar_factory.inspect import elf
 
 # struct KernelFacts of the CUDA sources: row, kernel, family, when, threads, shared memory, tile.
 _FACTS = struct.Struct("<64s32s16s160s2i4i")
+_MOST: Final = 1 << 14  # ours has a few hundred
 _ALIGNMENT = 4  # of its integers
 
 
@@ -23,6 +25,7 @@ def parse(records: bytes, where: str) -> dict[str, tuple[Launch, ...]]:
     """The records of a section that came from `where`, by row; each row's in their order."""
     facts: dict[str, list[Launch]] = {}
     offset = 0
+    elf.limit(len(records) // _FACTS.size, "records of kernels", where, _MOST)
     while offset < len(records):
         if records[offset] == 0:  # padding: the compiler may align records beyond their size
             offset += _ALIGNMENT

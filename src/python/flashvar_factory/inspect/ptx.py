@@ -8,8 +8,13 @@ from typing import Final, NamedTuple
 from flashvar_factory.errors import BuildError
 
 _HEAD: Final = re.compile(
-    rb"(?:\s|//[^\n]*\n)*+\.version\s+(?P<major>\d{1,3})\.(?P<minor>\d{1,3})"
+    rb"(?:\s|//[^\n]*\n){0,9999}\.version\s+(?P<major>\d{1,3})\.(?P<minor>\d{1,3})"
     rb"\s+\.target\s+sm_(?P<code>\d{2,3}[af]?)\b"
+)
+# PTX within other bytes. Comments may stand where blanks may. All is bounded, as every place in a
+# file may be a beginning.
+ANYWHERE: Final = re.compile(
+    rb"\.target(?:\s|//[^\n\0]{0,200}\n|/\*[^*\0]{0,200}\*/){1,100}(?:sm|compute)_\d"
 )
 _SHOWN: Final = 40
 

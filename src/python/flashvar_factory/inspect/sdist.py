@@ -18,6 +18,10 @@ TOTAL_BYTES: Final = 1 << 28
 RATIO: Final = 100
 _SMALL: Final = 1 << 22
 _GZIP: Final = 16  # for zlib: with the header of gzip
+# Fields of a header that PAX writes once more, for what is long or has fractions.
+_FIELDS: Final = frozenset(
+    {"path", "linkpath", "size", "uid", "gid", "uname", "gname", "mtime", "atime", "ctime"}
+)
 _DAMAGED = (OSError, tarfile.TarError, EOFError, ValueError, zlib.error, OverflowError)
 
 
@@ -47,14 +51,18 @@ def _files(packed: bytes, path: Path) -> dict[str, bytes]:
     limit = min(TOTAL_BYTES, max(_SMALL, RATIO * len(packed)))
     files: dict[str, bytes] = {}
     total = 0
-    with tarfile.open(fileobj=io.BytesIO(_unpacked(packed, limit)), mode="r:") as opened:
+    unpacked = _unpacked(packed, limit)
+    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as opened:
         for member in opened:
             total += member.size
             if total > limit or len(files) >= MEMBERS:
                 raise PackagingError(f"{path}: expected at most {limit:,} bytes of files")
-            if member.isdir() and (member.name + "/").startswith(folder):
-                continue
             why_not = _why_not(member, folder)
+            if member.isdir() and why_not is None:
+                continue
+            end = member.offset_data + member.size
+            if why_not is None and any(unpacked[end : end + -member.size % tarfile.BLOCKSIZE]):
+                why_not = "bytes behind its content"
             name = member.name.removeprefix(folder)
             content = opened.extractfile(member) if why_not is None else None
             if content is None or name in files:
@@ -63,6 +71,11 @@ def _files(packed: bytes, path: Path) -> dict[str, bytes]:
                     f"{why_not or 'twice'}"
                 )
             files[name] = content.read()
+        # Where it ends for one reader, others read on.
+        if unpacked[opened.offset :].strip(b"\0"):
+            raise PackagingError(
+                f"{path}: expected zeros behind its last file, found others at {opened.offset:,}"
+            )
     return files
 
 
@@ -78,11 +91,16 @@ def _unpacked(packed: bytes, limit: int) -> bytes:
 
 
 def _why_not(member: tarfile.TarInfo, folder: str) -> str | None:
-    if not member.isreg() or member.issparse():
+    if not (member.isreg() or member.isdir()) or member.issparse():
         return "no regular file"
-    if not member.name.startswith(folder):
+    name, kind = member.name, stat.S_IFREG
+    if member.isdir():
+        name, kind = f"{name}/", stat.S_IFDIR
+    if not name.startswith(folder):
         return "elsewhere"
-    mode = stat.S_IFREG | member.mode
+    strange = sorted(member.pax_headers.keys() - _FIELDS)
+    if strange:
+        return f"with the attribute {strange[0]}"
     return zip_file.why_not_canonical(
-        zip_file.Member(member.name, mode, member.size, 0, 0, memoryview(b""))
+        zip_file.Member(name, kind | member.mode, member.size, 0, 0, memoryview(b""))
     )

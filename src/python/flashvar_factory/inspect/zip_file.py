@@ -8,6 +8,7 @@ central directory that repeats them, then its end record and nothing more.
 
 from __future__ import annotations
 
+import re
 import stat
 import struct
 import unicodedata
@@ -26,6 +27,8 @@ TOTAL_BYTES: Final = 1 << 30
 # Bytes of content for each byte stored; a library or a text has 2 to 10. Small files may have more.
 RATIO: Final = 100
 _SMALL: Final = 1 << 20
+# Bytes that deflated data may have more than their content, beside 1 in 128: every packer has less.
+_SLACK: Final = 64
 
 _END = struct.Struct("<4s4H2IH")
 # Signature, made by, needed, flags, method, time, date, CRC, stored, size, lengths of name, extra
@@ -35,7 +38,11 @@ _LOCAL = struct.Struct("<4s5H3I2H")  # from "needed" to the length of extra
 _STORED, _DEFLATED = 0, 8
 _UTF8 = 0x800  # the one flag that may be set
 _NEWEST: Final = 45  # the version of the format, times 10, that every reader knows
-_OF_FILES: Final = 0x27  # attributes of DOS that a file may have: not a folder's, not a volume's
+# Attributes of DOS that a file may have: not a folder's, a volume's or a link's; and a folder's.
+_OF_FILES: Final = 0x27
+_FOLDER: Final = 0x10
+# Names that are devices on Windows, whatever the folder and the suffix.
+_DEVICES: Final = re.compile(r"(?:aux|con|nul|prn|(?:com|lpt)[1-9]) *(?:\..*)?", re.IGNORECASE)
 # A part of a name and a name as file systems take them, in bytes.
 _PART: Final = 255
 _LONGEST: Final = 4096
@@ -152,10 +159,13 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
             f"{name!r} with a header that no reader takes: version {needed}, date {date:#x}, time "
             f"{time:#x}, internal attributes {internal:#x}"
         )
-    if attributes & 0xFF & ~_OF_FILES and not name.endswith("/"):
-        raise PackagingError(f"{name!r} with the attributes of a folder, a volume or a device")
+    usual = _OF_FILES | _FOLDER if name.endswith("/") else _OF_FILES
+    if attributes & 0xFFFF & ~usual:
+        raise PackagingError(f"{name!r} with the attributes of a folder, a volume or a link")
     if method == _STORED and stored != size:
         raise PackagingError(f"{name!r} stored in {stored:,} bytes, of which there are {size:,}")
+    if method == _DEFLATED and stored > size + (size >> 7) + _SLACK:
+        raise PackagingError(f"{name!r} of {size:,} bytes deflated to {stored:,}: with other data")
     if size > MEMBER_BYTES or size > max(_SMALL, RATIO * stored):
         raise PackagingError(f"{name!r} of {size:,} bytes in {stored:,}: more than it may grow to")
     if offset != content_end:
@@ -209,6 +219,8 @@ def why_not_canonical(member: Member) -> str | None:
         return "a path with '..'"
     if "" in parts or "." in parts:
         return "a path with empty parts or '.'"
+    if any(map(_DEVICES.fullmatch, parts)):
+        return "a name that is a device on some systems"
     if not name.isprintable() or any(sign in name for sign in '\\:*?"<>|'):
         return "a name that systems read differently"
     if name != unicodedata.normalize("NFC", name) or any(part[-1] in " ." for part in parts):

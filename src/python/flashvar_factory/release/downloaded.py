@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -151,7 +150,7 @@ def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     if not documents:
         yield Outcome("sbom", "none in it, for no binary is")
     for name, text in documents.items():
-        yield Outcome("sbom", f"{name}, {len(json.loads(text)['components'])} components")
+        yield Outcome("sbom", f"{name}, {len(sbom.components(text))} components")
 
 
 def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:

@@ -294,7 +294,9 @@ def read(path: Path) -> dict[str, str]:
     """The hashes of what may be published, by file name; ReleaseError where nothing may be."""
     try:
         document = json_text.parse(toml_table.read(path).encode(), path.name)
-        tagged_as, hashes = document["tag"], dict(document["files"])
+        tagged_as, hashes = document["tag"], document["files"]
+        if not isinstance(hashes, dict):
+            raise ValueError("no table of files")
         if not hashes or not all(_SHA256.fullmatch(digest) for digest in hashes.values()):
             raise ValueError("no files with their SHA-256")
         if tagged_as is not None and not (isinstance(tagged_as, str) and tagged_as):

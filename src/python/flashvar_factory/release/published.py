@@ -86,6 +86,8 @@ def parse(content: bytes, address: str) -> dict[str, str]:
     try:
         for row in json_text.parse(content, address)["files"]:
             name, digest = row["filename"], row["hashes"]["sha256"].lower()
+            if not isinstance(name, str):
+                raise ValueError(f"the file name {name!r}")
             if not _SHA256.fullmatch(digest) or found.setdefault(name, digest) != digest:
                 raise ValueError(f"not one SHA-256 of {name}")
     except (PackagingError, ValueError, LookupError, TypeError, AttributeError) as error:

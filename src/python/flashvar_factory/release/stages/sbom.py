@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,9 @@ def _read(wheel: Path) -> Outcome:
     if not documents:
         raise PackagingError(f"{wheel}: expected .dist-info/sboms/*.cdx.json, found none")
     components = [
-        f"{component['name']} {component.get('version', '')}".strip()
+        f"{one.name} {one.version}".strip()
         for text in documents.values()
-        for component in json.loads(text)["components"]
+        for one in sbom.components(text)
     ]
     return Outcome(
         f"{len(components)} components",
