@@ -344,9 +344,14 @@ def complete(config: Config, name: str) -> Manifest:
 
 
 def images(code: str, described: Manifest) -> list[Image]:
-    """One image per kernel."""
-    older = {"toolkit": None, "abi": 7} if described.toolkit.ptxas else {}
-    return [Image(code, device_code(row, code, **older)) for row in described.kernels]
+    """One image per kernel. For 10.0 and newer CUDA 12 writes the format of CUDA 13, and a note."""
+    ptxas, new = described.toolkit.ptxas, int(code.rstrip("af")) >= 100
+    older = {"toolkit": ptxas if new else None, "abi": 8 if new else 7} if ptxas else {}
+    compression = None if ptxas else Image.compression
+    return [
+        Image(code, device_code(row, code, **older), compression=compression)
+        for row in described.kernels
+    ]
 
 
 def device_code(row: KernelRow, built_for: str, **changes: Any) -> bytes:

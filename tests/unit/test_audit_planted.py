@@ -627,11 +627,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("wheel", [Wheel(described()), older()], ids=["own", "for older drivers"])
-def test_nothing_against_the_wheel_without_a_fault(wheel: Wheel, tmp_path: Path) -> None:
-    assert faults(wheel.write(tmp_path), expected()) == []
-
-
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
 def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
     path = plant.write(tmp_path) if isinstance(plant, Wheel) else plant(tmp_path)

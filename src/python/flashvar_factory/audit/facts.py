@@ -58,7 +58,7 @@ class Image:
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
     holds_ptx: bool = False  # within machine code, as compilers keep it for debuggers
-    before_13: bool | None = None  # machine code in the format of CUDA 12; None: not opened
+    before_13: bool | None = None  # machine code in the format of CUDA 12; None: cannot be told
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ T = TypeVar("T")
 MACHINE: Final = 190  # EM_CUDA
 
 _CUDA_13 = 8  # its version of the format; those before have 7
+_NEW_WITH_12 = 100  # from 10.0 on, CUDA 12 has version 8 too
 _SYMTAB = 2
 _FUNCTION = 2
 _ENTRY_POINT = 0x10  # of st_other: a kernel, not a function that kernels call
@@ -51,9 +52,12 @@ class Cubin(NamedTuple):
     abi: int = 8  # the version of the format
 
     @property
-    def before_13(self) -> bool:
-        """Whether it is in the format of CUDA 12 and before, which older drivers load."""
-        return self.abi < _CUDA_13
+    def before_13(self) -> bool | None:
+        """Whether it is in the format of CUDA 12 and before, which older drivers load.
+
+        None for 10.0 and newer, for which CUDA 12 wrote the format of CUDA 13: their notes tell.
+        """
+        return None if self.number >= _NEW_WITH_12 else self.abi < _CUDA_13
 
 
 def read(data: memoryview, where: str) -> Cubin:
@@ -71,9 +75,8 @@ def read(data: memoryview, where: str) -> Cubin:
             f"{where}: expected a cubin of format {_CUDA_13} or older, found {file.abi_version}; "
             "it is damaged, or of a newer toolkit than this audit knows"
         )
-    # Toolkits before 13 write the lowest byte.
-    before_13 = file.abi_version < _CUDA_13
-    number = file.flags & 0xFF if before_13 else file.flags >> 8 & 0xFF
+    # Format 7 has it in the lowest byte.
+    number = file.flags & 0xFF if file.abi_version < _CUDA_13 else file.flags >> 8 & 0xFF
     note = b"".join(bytes(one.content) for one in file.named(_TOOL))
     version = _once(set(_VERSION.findall(note)), "version of ptxas", where)
     arch = _once(set(_ARCH.findall(note)), "architecture in the note of ptxas", where)

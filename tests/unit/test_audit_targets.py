@@ -1,0 +1,49 @@
+"""Wheels of every architecture and toolkit of variants.toml, on paper, pass the audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fabricated
+import pytest
+from audited import faults
+from fabricated import Image, Wheel
+from planted import CONFIG, expected
+
+from flashvar.binaries.manifest import Manifest
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+TARGETS = [name for name, target in CONFIG.targets.items() if "x86_64" in target.platforms]
+
+
+def found_in(name: str, described: Manifest, images: list[Image], folder: Path) -> list[str]:
+    stem = CONFIG.targets[name].distribution.replace("-", "_")
+    wheel = Wheel(described, fabricated.library(described, *images), stem)
+    return faults(wheel.write(folder), expected())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_against_a_wheel_without_a_fault(name: str, tmp_path: Path) -> None:
+    described = fabricated.complete(CONFIG, name)
+    images = fabricated.images(described.architecture.code, described)
+    assert found_in(name, described, images, tmp_path) == []
+
+
+# From 10.0 on the format of both toolkits is the same.
+@pytest.mark.parametrize(
+    ("architecture", "sentence"),
+    [
+        ("sm_90", "expected device code in the format of CUDA 12"),
+        ("sm_100", "expected toolkit, as the device code states it,"),
+    ],
+)
+@pytest.mark.parametrize(("own", "other"), [("", "-cu12"), ("-cu12", "")])
+def test_machine_code_of_the_other_toolkit(
+    architecture: str, own: str, other: str, sentence: str, tmp_path: Path
+) -> None:
+    described = fabricated.complete(CONFIG, architecture + own)
+    images = fabricated.images(
+        described.architecture.code, fabricated.complete(CONFIG, architecture + other)
+    )
+    found = found_in(architecture + own, described, images, tmp_path)
+    assert any(sentence in fault for fault in found), found
