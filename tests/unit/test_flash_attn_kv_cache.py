@@ -193,6 +193,17 @@ def test_tensors_without_values(layout: str, kind: str) -> None:
     assert out.shape == q.shape
 
 
+@pytest.mark.parametrize(("batch", "rows"), [(0, M), (B, 0)], ids=["no sequence", "no query"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_to_do(layout: str, batch: int, rows: int) -> None:
+    caches, q = Caches(layout), made(batch, rows, HEADS, D)
+    options = {name: one[:batch] for name, one in caches.options.items()}
+    tables = {"rotary_cos": made(CAPACITY, 4), "rotary_sin": made(CAPACITY, 4)}
+    new = made(batch, 1, HEADS_K, D)
+    out = flash_attn.flash_attn_with_kvcache(q, caches.k, caches.v, new, new, **options, **tables)
+    assert out.shape == q.shape
+
+
 def test_what_is_refused() -> None:
     q, k, new = made(2, 1, HEADS, D), made(2, 9, HEADS_K, D), made(2, 1, HEADS_K, D)
     call = flash_attn.flash_attn_with_kvcache
@@ -204,6 +215,13 @@ def test_what_is_refused() -> None:
     for number in (-1, 2.5, True):
         with pytest.raises(InvalidInputError, match="cache_seqlens must be a whole number, not"):
             call(q, k, k, new, new, cache_seqlens=number)
+    with pytest.raises(ShapeError, match="k and v must have as many rows"):
+        call(q, k, k.clone(), torch.cat((new, new), 1), new, cache_seqlens=1)
+    pages, longer = made(3, PAGE, HEADS_K, D), made(3, 2 * PAGE, HEADS_K, D)
+    with pytest.raises(ShapeError, match="k and v must have the same shape but for the head dim"):
+        flash_attn.flash_attn_varlen_func(
+            q.flatten(0, 1), pages, longer, ints(0, 1, 2), ints(0, 5, 9), 1, 5, block_table=table
+        )
     with pytest.raises(ShapeError, match=r"cache_seqlens must not be negative .* \[-1, 4\]"):
         call(q, k, k.clone(), new, new, cache_seqlens=ints(-1, 4))
     with pytest.raises(InvalidInputError, match=r"cache_batch_idx must differ .* got \[1, 1\]"):

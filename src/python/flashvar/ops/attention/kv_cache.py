@@ -125,8 +125,8 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         rotation = (given.rotary_cos, given.rotary_sin, used, interleaved)
         if not causal and left < 0 and right < 0:  # every query is at the position of the first
             heads = q.shape[2]
-            q = rotate(q.reshape(batch, 1, rows * heads, -1), *rotation)
-            q = q.view(batch, rows, heads, -1)
+            q = rotate(q.reshape(batch, 1, rows * heads, q.shape[3]), *rotation)
+            q = q.unflatten(2, (rows, heads)).squeeze(1)
         else:
             q = rotate(q, *rotation)
         k = rotate(k, *rotation)
@@ -139,7 +139,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
-        room = int(used.max()) if can_be_read(used) else cache.capacity
+        room = int(used.max()) if batch and can_be_read(used) else cache.capacity
         used = used - begins
         keys, values = cache.read(begins, used, room)
     ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
@@ -223,6 +223,11 @@ def _check_sizes(given: Arguments) -> None:
         )
     if given.k is None or given.v is None:
         return
+    if given.k.shape[1] != given.v.shape[1]:
+        raise ShapeError(
+            f"k and v must have as many rows, got {tuple(given.k.shape)} and "
+            f"{tuple(given.v.shape)}: pass one value for each key"
+        )
     for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
         if one.shape[0] != batch or one.shape[2:] != cache.shape[2:]:
             raise ShapeError(
