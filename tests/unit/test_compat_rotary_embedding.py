@@ -216,3 +216,12 @@ def test_frequencies_after_the_meta_device() -> None:
     qkv = torch.randn(1, 5, 3, 1, 8)
     found = whole(module.to_empty(device="cpu"), qkv)
     torch.testing.assert_close(found, whole(RotaryEmbedding(8, scale_base=4.0), qkv))
+
+
+@pytest.mark.parametrize("scale_base", [None, 4.0], ids=["plain", "xpos"])
+def test_a_module_that_was_pickled_with_flash_attention(scale_base: float | None) -> None:
+    module, qkv = RotaryEmbedding(8, scale_base=scale_base), torch.randn(1, 5, 3, 1, 8)
+    expected = whole(module, qkv)
+    for name in ("_frequencies", "_can_be_saved", "_center", "_continued"):
+        module.__dict__.pop(name, None)
+    torch.testing.assert_close(whole(module, qkv), expected)

@@ -258,6 +258,14 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         device: Device of the frequencies.
     """
 
+    # Of the class, as modules that were pickled with FlashAttention do not have them.
+    # What the tables were made of, and whether autograd may save them: not in inference mode.
+    _frequencies: torch.Tensor | None = None
+    _can_be_saved = False
+    # The position with xPos scale 1, and whether a cache holds keys scaled with it.
+    _center = 0
+    _continued = False
+
     def __init__(
         self,
         dim: int,
@@ -280,12 +288,6 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         self._sin_cached: torch.Tensor | None = None
         self._cos_k_cached: torch.Tensor | None = None
         self._sin_k_cached: torch.Tensor | None = None
-        # What the tables were made of, and whether autograd may save them: not in inference mode.
-        self._frequencies: torch.Tensor | None = None
-        self._can_be_saved = False
-        # The position with xPos scale 1, and whether a cache holds keys scaled with it.
-        self._center = 0
-        self._continued = False
 
     def _even(self, device: torch.device | str | None) -> torch.Tensor:
         return torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
