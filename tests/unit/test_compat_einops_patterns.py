@@ -87,3 +87,14 @@ def test_what_is_no_pattern_is_said(
 def test_what_is_no_tensor_is_said(given: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"must be a torch.Tensor.*as_tensor"):
         rearrange(given, "a -> a")
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled(dynamic: bool | None) -> None:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rearrange(x, "b s (t h) d -> t (b s) h d", t=2), repeat(x, "b ... -> n b ...", n=3)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for x in (X, torch.randn(3, 3, 4, 6)):
+        torch.testing.assert_close(compiled(x), call(x), rtol=0, atol=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashvar.compat.flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb
 
@@ -151,3 +153,75 @@ def test_compiled(scale_base: float | None) -> None:
         expected = RotaryEmbedding(8, scale_base=scale_base)(qkv.clone(), **options)
         torch.testing.assert_close(compiled(qkv.clone(), **options), expected)
         module._cos_cached = module._cos_k_cached = None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_training_after_inference(backend: str) -> None:
+    torch._dynamo.reset()
+    module = RotaryEmbedding(8)
+    compiled = torch.compile(lambda x: module(x * 1), fullgraph=True, backend=backend)
+    with torch.inference_mode():
+        compiled(torch.randn(1, 5, 3, 1, 8))
+    for rows in (5, 5, 7):
+        x = torch.randn(1, rows, 3, 1, 8, requires_grad=True)
+        grad = torch.autograd.grad(compiled(x).square().sum(), x)[0]
+        torch.testing.assert_close(grad, 2 * x)
+
+
+def test_gradients_in_evaluation_after_inference() -> None:
+    module = RotaryEmbedding(8).eval()
+    with torch.inference_mode():
+        module(torch.randn(1, 5, 3, 1, 8))
+    x = torch.randn(1, 5, 3, 1, 8, requires_grad=True)
+    module(x * 1).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x)
+
+
+def faked(module: RotaryEmbedding, qkv: torch.Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        module(mode.from_tensor(qkv))
+
+
+def exported(module: RotaryEmbedding, qkv: torch.Tensor) -> None:
+    class Caller(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return module(x * 1)
+
+    torch.export.export(Caller(), (qkv,), strict=False)
+
+
+def with_other_frequencies(module: RotaryEmbedding, qkv: torch.Tensor) -> None:
+    torch.func.functional_call(module, {"inv_freq": module.inv_freq * 2}, (qkv.clone(),))
+
+
+@pytest.mark.parametrize("call", [faked, exported, with_other_frequencies])
+def test_tables_of_such_calls_are_not_kept(call: Callable[..., None]) -> None:
+    module, qkv = RotaryEmbedding(8), torch.randn(1, 5, 3, 1, 8)
+    call(module, qkv)
+    torch.testing.assert_close(whole(module, qkv), whole(RotaryEmbedding(8), qkv))
+
+
+def test_other_frequencies_count_although_tables_are_kept() -> None:
+    module, half, qkv = RotaryEmbedding(8), RotaryEmbedding(8), torch.randn(1, 5, 3, 1, 8)
+    half.inv_freq /= 2
+    whole(module, qkv)
+    given = {"inv_freq": half.inv_freq}
+    found = torch.func.functional_call(module, given, (qkv.clone(),))
+    torch.testing.assert_close(found, whole(half, qkv))
+
+
+def test_frequencies_after_the_meta_device() -> None:
+    with torch.device("meta"):
+        module = RotaryEmbedding(8, scale_base=4.0)
+    qkv = torch.randn(1, 5, 3, 1, 8)
+    found = whole(module.to_empty(device="cpu"), qkv)
+    torch.testing.assert_close(found, whole(RotaryEmbedding(8, scale_base=4.0), qkv))
+
+
+@pytest.mark.parametrize("scale_base", [None, 4.0], ids=["plain", "xpos"])
+def test_a_module_that_was_pickled_with_flash_attention(scale_base: float | None) -> None:
+    module, qkv = RotaryEmbedding(8, scale_base=scale_base), torch.randn(1, 5, 3, 1, 8)
+    expected = whole(module, qkv)
+    for name in ("_frequencies", "_can_be_saved", "_center", "_continued"):
+        module.__dict__.pop(name, None)
+    torch.testing.assert_close(whole(module, qkv), expected)

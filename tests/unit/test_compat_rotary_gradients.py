@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from flashvar.compat.flash_attn.layers.rotary import (
     apply_rotary_emb,
@@ -251,3 +252,20 @@ def test_compiled(function: Callable[[torch.Tensor], torch.Tensor], made_by: str
         value = call(x * 2 if made_by == "before" else x)
         results.append((value.detach(), *torch.autograd.grad(value, x)))
     torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["whole", "view"])
+def test_the_input_of_a_checkpoint_is_not_rotated_twice(view: bool) -> None:
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        return in_place(x[:, :2] if view else x).square()
+
+    def of_a_copy(x: torch.Tensor) -> torch.Tensor:
+        return rotated(x.clone())
+
+    start = torch.randn(2, 3, 6, 4, dtype=torch.float64, requires_grad=True)
+    found = [checkpoint(f, start * 2, use_reentrant=True) for f in (of_a_copy, rotated)]
+    expected = torch.autograd.grad(of_a_copy(start * 2).sum(), start)
+    found[0].sum().backward()
+    torch.testing.assert_close(start.grad, *expected)
+    with pytest.raises(InvalidInputError, match="x must not be an input of a function that is"):
+        found[1].sum().backward()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from flashvar import flash_attn
 from flashvar.compat.flash_attn import flash_attn_interface as interface
@@ -152,6 +155,55 @@ def test_gradients_are_refused_where_they_are_asked_for() -> None:
         out.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_gradients_are_refused_by_a_compiled_call(backend: str) -> None:
+    torch._dynamo.reset()
+    call = torch.compile(flash_attn.flash_attn_with_kvcache, backend=backend, fullgraph=True)
+    q, k = made(2, 1, HEADS, D).requires_grad_(), made(2, 9, HEADS_K, D)
+    out, lse = call(q, k, k, return_softmax_lse=True)
+    torch.testing.assert_close(
+        (out, lse), flash_attn.flash_attn_with_kvcache(q, k, k, return_softmax_lse=True)
+    )
+    for one in (out, lse):
+        with pytest.raises(BackendUnavailableError, match="kvcache has no derivatives"):
+            torch.autograd.grad(one.sum() + q.sum(), q, retain_graph=True)
+
+
+@pytest.mark.parametrize("name", ["rotary_cos", "rotary_sin", "alibi_slopes"])
+def test_gradients_of_other_tensors_are_refused(name: str) -> None:
+    q, k, new = made(2, 1, HEADS, D), made(2, 9, HEADS_K, D), made(2, 1, HEADS_K, D)
+    given = {"rotary_cos": made(9, 4), "rotary_sin": made(9, 4), "alibi_slopes": torch.ones(HEADS)}
+    leaf = given[name].requires_grad_()
+    out = flash_attn.flash_attn_with_kvcache(q, k, k.clone(), new, new, cache_seqlens=3, **given)
+    with pytest.raises(BackendUnavailableError, match="kvcache has no derivatives"):
+        torch.autograd.grad(out.sum(), leaf)
+
+
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_without_values(layout: str, kind: str) -> None:
+    caches, q, new = Caches(layout), made(B, M, HEADS, D), made(B, M, HEADS_K, D)
+    given: Any = [q, caches.k, caches.v, new, new, caches.options]
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else nullcontext()
+    make = mode.from_tensor if isinstance(mode, FakeTensorMode) else lambda x: x.to("meta")
+    *tensors, options = tree_map(make, given)
+    with mode:
+        out = flash_attn.flash_attn_with_kvcache(*tensors, **options)
+    assert out.shape == q.shape
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(0, M), (B, 0)], ids=["no sequence", "no query"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_to_do(layout: str, batch: int, rows: int) -> None:
+    caches, q = Caches(layout), made(batch, rows, HEADS, D)
+    options = {name: one[:batch] for name, one in caches.options.items()}
+    tables = {"rotary_cos": made(CAPACITY, 4), "rotary_sin": made(CAPACITY, 4)}
+    new = made(batch, 1, HEADS_K, D)
+    out = flash_attn.flash_attn_with_kvcache(q, caches.k, caches.v, new, new, **options, **tables)
+    assert out.shape == q.shape
+
+
 def test_what_is_refused() -> None:
     q, k, new = made(2, 1, HEADS, D), made(2, 9, HEADS_K, D), made(2, 1, HEADS_K, D)
     call = flash_attn.flash_attn_with_kvcache
@@ -160,6 +212,20 @@ def test_what_is_refused() -> None:
         call(q, k, k, new, cache_seqlens=1)
     with pytest.raises(InvalidInputError, match="k must come with cache_seqlens"):
         call(q, k, k, new, new)
+    for number in (-1, 2.5, True):
+        with pytest.raises(InvalidInputError, match="cache_seqlens must be a whole number, not"):
+            call(q, k, k, new, new, cache_seqlens=number)
+    with pytest.raises(ShapeError, match="k and v must have as many rows"):
+        call(q, k, k.clone(), torch.cat((new, new), 1), new, cache_seqlens=1)
+    pages, longer = made(3, PAGE, HEADS_K, D), made(3, 2 * PAGE, HEADS_K, D)
+    with pytest.raises(ShapeError, match="k and v must have the same shape but for the head dim"):
+        flash_attn.flash_attn_varlen_func(
+            q.flatten(0, 1), pages, longer, ints(0, 1, 2), ints(0, 5, 9), 1, 5, block_table=table
+        )
+    with pytest.raises(ShapeError, match=r"cache_seqlens must not be negative .* \[-1, 4\]"):
+        call(q, k, k.clone(), new, new, cache_seqlens=ints(-1, 4))
+    with pytest.raises(InvalidInputError, match=r"cache_batch_idx must differ .* got \[1, 1\]"):
+        call(q, k, k.clone(), new, new, cache_seqlens=4, cache_batch_idx=ints(1, 1))
     with pytest.raises(InvalidInputError, match="rotary_cos must come with k and v"):
         call(q, k, k, rotary_cos=k, rotary_sin=k)
     with pytest.raises(InvalidInputError, match="without cache_batch_idx"):

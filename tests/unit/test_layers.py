@@ -239,6 +239,32 @@ def test_short_convolution(tokens: int) -> None:
     assert torch.equal(masked, layer(torch.zeros_like(x))[0])
 
 
+def without_activation(layer: ShortConvolution) -> None:
+    layer.activation = None
+
+
+def with_a_forward_of_its_own(layer: ShortConvolution) -> None:
+    """As libraries do that load weights at each call."""
+    convolve = layer.forward
+    layer.forward = lambda x, **options: (2 * convolve(x, **options)[0], None)
+
+
+@pytest.mark.parametrize("change", [without_activation, with_a_forward_of_its_own])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_changed_convolutions_are_called(change: Any, compiled: bool) -> None:
+    torch._dynamo.reset()
+    layer, x = made(), torch.randn(2, 5, 24, dtype=torch.float64)
+    unchanged = layer(x)[0]
+    change(layer.v_conv1d)
+    with_hook = layer.q_conv1d.register_forward_hook(lambda *_: None)
+    expected = layer(x)[0]  # with a hook, all convolutions are called
+    with_hook.remove()
+    call = torch.compile(layer, backend="eager", fullgraph=True) if compiled else layer
+    found = call(x)[0]
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, unchanged)
+
+
 def test_hooks_of_the_convolutions_are_called() -> None:
     """Pruning is a hook: it makes the weight of each call."""
     from torch.nn.utils import prune

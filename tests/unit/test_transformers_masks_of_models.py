@@ -95,6 +95,40 @@ def test_a_pooling_module_of_torchs_gets_a_mask_that_it_knows() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+def joining(implementation: str) -> Any:
+    """A model whose decoder joins its mask to that of cross attention with torch.cat."""
+    text = {**_ENCODER, "hidden_size": 32, "num_key_value_heads": 2, "head_dim": 8}
+    text |= {"layer_types": ["full_attention"] * 2, "dropout_rate": 0.0}
+    images = {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14, "hidden_size": 16}
+    images |= {"intermediate_size": 16, "num_attention_heads": 2}
+    config = upstream.T5Gemma2Config(
+        encoder={"text_config": text, "vision_config": images, "mm_tokens_per_image": 4},
+        decoder=text,
+        vocab_size=97,
+    )
+    torch.manual_seed(0)
+    return upstream.T5Gemma2Model._from_config(config, attn_implementation=implementation).eval()
+
+
+@pytest.mark.parametrize("form", ["one mask", "one mask, compiled", "a mask for each kind"])
+def test_a_bool_mask_is_joined_to_other_masks(form: str) -> None:
+    ids = torch.randint(3, 97, (2, 6), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones((6, 6), dtype=torch.bool).tril().expand(2, 1, 6, 6).clone()
+    seen[1, :, 3:, :2] = False
+    mask: Any = seen
+    if form == "a mask for each kind":
+        mask = {"full_attention": seen, "sliding_attention": seen}
+    found = []
+    for implementation in ("sdpa", "flashvar"):
+        model = joining(implementation)
+        if form.endswith("compiled"):
+            model = torch.compile(model, backend="eager")
+        given = {"input_ids": ids, "decoder_input_ids": ids, "decoder_attention_mask": mask}
+        with torch.no_grad():
+            found.append(model(**given, use_cache=False).last_hidden_state)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("word", ["indices", "block_indices"])
 def test_keys_selected_by_indices_are_refused(word: str) -> None:
     """Their models mask the other keys for eager and sdpa only: no path of ours would."""

@@ -19,7 +19,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from flashvar.errors import BackendUnavailableError, ShapeError
+from flashvar.errors import BackendUnavailableError, DtypeError, ShapeError
 from flashvar.integrations import fallback
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.attention import attention
@@ -107,6 +107,13 @@ def test_a_paged_cache_that_tells_no_lengths() -> None:
 def test_masks_of_other_ranks_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"attention_mask must have 2 .* got shape \(2, 12, 12\)"):
         attention(layer(), *tensors(), torch.ones((2, LENGTH, LENGTH)))
+
+
+def test_masks_of_pairs_in_integers_are_refused() -> None:
+    """Added to the scores, ones and zeros would hide nothing."""
+    seen = torch.ones((2, 1, LENGTH, LENGTH), dtype=torch.long).tril()
+    with pytest.raises(DtypeError, match=r"must be bool, or .* got torch\.int64"):
+        attention(layer(), *tensors(), seen)
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "broadcast", "per head"])

@@ -96,7 +96,7 @@ def _apply(x: torch.Tensor, read: _Pattern) -> torch.Tensor:
         if axis not in names:
             x = x.unsqueeze(i)
     x = x.expand([lengths[axis] for axis in others])
-    return x.reshape([prod(lengths[axis] for axis in group) for group in read.after])
+    return x.reshape([prod([lengths[axis] for axis in group]) for group in read.after])
 
 
 def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
@@ -167,7 +167,7 @@ def _expanded(side: list[list[str] | str], dots: list[str]) -> Side:
 def _measure(size: int, group: list[str], lengths: dict[str, int], pattern: str) -> None:
     """Compute the one unknown length in a dimension, or check that the known lengths fit."""
     unknown = [axis for axis in group if axis not in lengths]
-    known = prod(lengths[axis] for axis in group if axis in lengths)
+    known = prod([lengths[axis] for axis in group if axis in lengths])
     if len(unknown) > 1:
         raise _bad(pattern, f"no lengths of {_list(unknown)}", "pass all but one as keywords")
     fits = known == size if not unknown else known > 0 and size % known == 0

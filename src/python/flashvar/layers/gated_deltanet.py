@@ -242,14 +242,17 @@ def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Te
 
 
 def _is_only_a_convolution(layer: nn.Module) -> bool:
-    """Whether a call of a layer does nothing but convolve: it has no hooks and no other class.
+    """Whether a call of a layer does nothing but convolve and pass the usual activation.
 
+    It has no hooks, no other class and no forward of its own, which others may have given it.
     Shards of DTensors are not joined to those of other layers without communication.
     """
     forward = layer._forward_hooks or layer._forward_pre_hooks
     backward = layer._backward_hooks or layer._backward_pre_hooks
     hooks = forward or backward or _has_any_global_hook()
-    return type(layer) is ShortConvolution and type(layer.weight) in PLAIN and not hooks
+    if type(layer) is not ShortConvolution or hooks or "forward" in layer.__dict__:
+        return False
+    return type(layer.weight) in PLAIN and layer.activation in ("silu", "swish")
 
 
 def _gate_parameters(heads: int) -> tuple[nn.Parameter, nn.Parameter]:

@@ -63,12 +63,12 @@ class Refused(Differentiated):
     @classmethod
     def backward(cls, ctx: Any, *grads: Any) -> Any:
         """Refuse."""
-        return _refuse(ctx.inputs, ctx.needs_input_grad, grads, cls.no_reverse_mode)
+        return refuse(ctx.inputs, ctx.needs_input_grad, grads, cls.no_reverse_mode)
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         """Refuse."""
-        return _refuse(ctx.outputs, (True,) * len(ctx.outputs), tangents, cls.no_forward_mode)
+        return refuse(ctx.outputs, (True,) * len(ctx.outputs), tangents, cls.no_forward_mode)
 
 
 def below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
@@ -122,7 +122,7 @@ def likenesses(values: Any) -> list[Any]:
     return [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else None for x in values]
 
 
-def _refuse(like: Any, wanted: Any, causes: Any, refusal: str) -> tuple[Any, ...]:
+def refuse(like: Any, wanted: Any, causes: Any, refusal: str) -> tuple[Any, ...]:
     """Calls of no_derivative, which depend on a cause: no graph computes them before it."""
     cause = next((x for x in causes if x is not None), None)
     if cause is None:
@@ -155,11 +155,11 @@ class _NoDerivative(Refused):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _refuse(ctx.inputs, ctx.needs_input_grad, grads, ctx.refusal)
+        return refuse(ctx.inputs, ctx.needs_input_grad, grads, ctx.refusal)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _refuse(ctx.outputs, (True,), tangents, ctx.refusal)
+        return refuse(ctx.outputs, (True,), tangents, ctx.refusal)
 
 
 def _raise(cause: Any, shape: Any, dtype: Any, refusal: str) -> torch.Tensor:

@@ -7,7 +7,12 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import BackendUnavailableError, InvalidInputError, ShapeError
+from flashvar.errors import (
+    BackendUnavailableError,
+    DtypeError,
+    InvalidInputError,
+    ShapeError,
+)
 from flashvar.integrations.torch.attribute import splits_sequences
 from flashvar.integrations.transformers.check import called, causal_without_mask
 from flashvar.integrations.transformers.in_parts import distributed_attention
@@ -81,6 +86,7 @@ def attention(
         BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call; or the
             call is inside torch's context_parallel, which does not support it.
         ShapeError: the mask has another rank.
+        DtypeError: a mask of 4 dimensions is of integers.
     """
     if not torch.compiler.is_compiling():
         called()
@@ -206,6 +212,11 @@ def _layout_of_mask(
     """The layout of a plain mask; a mask of 4 dimensions already includes causality."""
     keys = min(mask.shape[-1], call.key.shape[2])
     if mask.dim() == 4:
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise DtypeError(
+                "attention_mask of 4 dimensions must be bool, or of a floating dtype to be added "
+                f"to the scores, got {mask.dtype}: cast a mask of ones and zeros with .bool()"
+            )
         return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
     if mask.dim() == 2:
         window = _window(causal, sliding_window, keys)

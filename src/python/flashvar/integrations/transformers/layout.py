@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -93,9 +93,19 @@ def as_bias(layout: Layout, batch: int, seqlen_q: int, like: torch.Tensor) -> to
     return hidden if bias is None else hidden + additive(bias, like.dtype)
 
 
-def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive(mask: torch.Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> torch.Tensor:
     """A mask of four dimensions as a bias of the scores, in a dtype."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return zeros.masked_fill(~mask, -torch.inf)
+    return zeros.masked_fill(~mask, hidden)
+
+
+def added(mask: Any, dtype: torch.dtype) -> Any:
+    """A mask of a caller, added to the scores if it is bool and of four dimensions.
+
+    It is then like the masks of eager attention: 0 for visible keys, else the lowest number.
+    """
+    if isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.dtype == torch.bool:
+        return additive(mask, dtype, torch.finfo(dtype).min)
+    return mask

@@ -46,6 +46,7 @@ def register(name: str = "flashvar") -> None:
     _names.add(name)
     _offer_kernel(kernels)
     _allow_chunks(masking)
+    _add_masks_of_callers(masking)
     _check_models(modeling.PreTrainedModel)
 
 
@@ -109,6 +110,27 @@ def _allow_chunks(masking: Any) -> None:
 
     requested_of_others.names = _names  # type: ignore[attr-defined]
     masking.is_flash_attention_requested = requested_of_others
+
+
+def _add_masks_of_callers(masking: Any) -> None:
+    """For our names, let a caller's bool mask of 4 dimensions be one that is added to the scores.
+
+    Transformers passes such masks on as they are. Models that join them to masks of our mask
+    function, or add them to scores, would count True as 1.
+    """
+    preprocess = masking._preprocess_mask_arguments
+    if getattr(preprocess, "names", None) is _names:
+        return
+    layout: Any = importlib.import_module("flashvar.integrations.transformers.layout")
+
+    @functools.wraps(preprocess)
+    def preprocess_ours(config: Any, embeds: Any, mask: Any, *others: Any, **options: Any) -> Any:
+        if config._attn_implementation in _names:
+            mask = layout.added(mask, embeds.dtype)
+        return preprocess(config, embeds, mask, *others, **options)
+
+    preprocess_ours.names = _names  # type: ignore[attr-defined]
+    masking._preprocess_mask_arguments = preprocess_ours
 
 
 def _check_models(base: Any) -> None:

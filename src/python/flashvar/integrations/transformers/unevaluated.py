@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map
 
-from flashvar.integrations.transformers.layout import Layout
+from flashvar.integrations.transformers.layout import Layout, added
 
 __all__ = ["UnevaluatedMask", "attach", "attached"]
 
@@ -83,7 +83,12 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
                     dtype,
                     device,
                 )
-        out = func(*tree_map(_values, args), **tree_map(_values, kwargs))
+        args = tree_map(_values, args)
+        if func is _aten.cat.default:
+            # A caller's bool mask beside ours: torch would promote True to 1.
+            dtype = next(x.dtype for x in args[0] if x.is_floating_point())
+            args = ([added(x, dtype) for x in args[0]], *args[1:])
+        out = func(*args, **tree_map(_values, kwargs))
         # An in-place operation returns its argument.
         return mask if isinstance(mask, cls) and out is mask.evaluated else out
 

@@ -213,7 +213,7 @@ def _check_packed(tensors: tuple[torch.Tensor, ...], kind: str) -> None:
 
 
 def _check(query: Any, key: Any, value: Any) -> None:
-    """Refuse arguments that are not tensors of the same rank, 3, 4 or 5."""
+    """Refuse arguments that are not tensors of the same rank, 3, 4 or 5, or do not fit together."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_strided(name, tensor)
         if tensor.dim() not in (3, 4, 5) or tensor.dim() != query.dim():
@@ -222,6 +222,16 @@ def _check(query: Any, key: Any, value: Any) -> None:
                 f"{tuple(tensor.shape)} beside query {tuple(query.shape)}: [batch, seqlen, heads, "
                 "head_dim] is the common form"
             )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ShapeError(
+            f"key and value must have the same shape but for the head dim, got "
+            f"{tuple(key.shape)} and {tuple(value.shape)}: pass one value for each key"
+        )
+    if query.dim() == 5 and query.shape[2:4] != key.shape[2:4]:
+        raise ShapeError(
+            "query, key and value of 5 dimensions must have the same groups and heads, got "
+            f"{tuple(query.shape)} and {tuple(key.shape)}: expand() the heads of key and value"
+        )
 
 
 def _with_heads(

@@ -85,7 +85,7 @@ def read(
         leftpad_k: [batch], how many keys at the begin of each sequence are not used.
         seqused_k: [batch], the lengths that are used, with those at the begin.
     """
-    _check(k, cu_seqlens_k, block_table)
+    _check(k, v, cu_seqlens_k, block_table)
     ends = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     begins = torch.zeros_like(ends) if leftpad_k is None else leftpad_k
     lengths = ends - begins
@@ -103,9 +103,17 @@ def read(
     return *cache.read(begins, lengths, room), lengths.int()
 
 
-def _check(k: torch.Tensor, cu_seqlens_k: torch.Tensor, table: torch.Tensor | None) -> None:
+def _check(
+    k: torch.Tensor, v: torch.Tensor, cu_seqlens_k: torch.Tensor, table: torch.Tensor | None
+) -> None:
     check_strided("k", k)
+    check_strided("v", v)
     check_strided("cu_seqlens_k", cu_seqlens_k)
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ShapeError(
+            f"k and v must have the same shape but for the head dim, got {tuple(k.shape)} and "
+            f"{tuple(v.shape)}: pass one value for each key"
+        )
     if table is None:
         return
     check_strided("block_table", table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,14 +13,14 @@ from flashvar.errors import (
     InvalidInputError,
     ShapeError,
 )
-from flashvar.ops.arguments import as_bool, check_strided
+from flashvar.ops.arguments import as_bool, check_strided, count
 from flashvar.ops.attention.cache import Cache
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 from flashvar.ops.attention.validate import rows_contiguous
-from flashvar.ops.derivatives import Refused, attach
-from flashvar.ops.dispatch_modes import can_be_read, is_compiling
+from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
+from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling, is_faking
 from flashvar.ops.sequences import check_integers, check_own_memory
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
@@ -54,17 +54,34 @@ class Arguments(NamedTuple):
     alibi_slopes: torch.Tensor | None
 
 
+_NO_REVERSE_MODE: Final = (
+    "flash_attn_with_kvcache has no derivatives, got a request for a gradient: use "
+    "flash_attn_func of all keys, which has them"
+)
+
+
 class _WithCache(Refused):
     """What attention on a cache gives, which has no derivatives."""
 
-    no_reverse_mode = (
-        "flash_attn_with_kvcache has no derivatives, got a request for a gradient: use "
-        "flash_attn_func of all keys, which has them"
-    )
+    no_reverse_mode = _NO_REVERSE_MODE
     no_forward_mode = (
         "flash_attn_with_kvcache has no derivatives, got an input with a tangent: use "
         "flash_attn_func of all keys, detached"
     )
+
+
+class _WithCacheInGraph(torch.autograd.Function):  # type: ignore[misc]
+    """As `_WithCache` for one result, in a form that torch.compile traces."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.inputs = likenesses(inputs)
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        return None, *refuse(ctx.inputs, wanted, (grad,), _NO_REVERSE_MODE)
 
 
 def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
@@ -73,10 +90,24 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     with torch.no_grad():
         out, lse = _computed(given, rotate)
     results = (out, lse) if as_bool("return_softmax_lse", return_lse) else (out,)
-    inputs = [x for x in (given.q, given.k_cache, given.v_cache, given.k, given.v) if x is not None]
-    if torch.is_grad_enabled() and not is_compiling() and torch._C._any_requires_grad(*inputs):
-        results = attach(_WithCache, results, *inputs)
+    inputs = [x for x in given if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled():
+        if is_compiling():
+            results = _refusing_in_graph(results, inputs)
+        elif torch._C._any_requires_grad(*inputs):
+            results = attach(_WithCache, results, *inputs)
     return results if len(results) == 2 else results[0]
+
+
+def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> tuple[Any, ...]:
+    """The results, whose gradients are refused if an input requires one."""
+    differentiable: list[torch.Tensor] = []
+    for x in inputs:  # torch.compile refuses an input that is given twice
+        if x.requires_grad and all(x is not other for other in differentiable):
+            differentiable.append(x)
+    if not differentiable:
+        return results
+    return tuple(_WithCacheInGraph.apply(one, *differentiable) for one in results)
 
 
 def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,22 +125,21 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         rotation = (given.rotary_cos, given.rotary_sin, used, interleaved)
         if not causal and left < 0 and right < 0:  # every query is at the position of the first
             heads = q.shape[2]
-            q = rotate(q.reshape(batch, 1, rows * heads, -1), *rotation)
-            q = q.view(batch, rows, heads, -1)
+            q = rotate(q.reshape(batch, 1, rows * heads, q.shape[3]), *rotation)
+            q = q.unflatten(2, (rows, heads)).squeeze(1)
         else:
             q = rotate(q, *rotation)
         k = rotate(k, *rotation)
+    new = 0 if k is None else k.shape[1]
+    _check_lengths(given, used, new, cache.capacity)
     if k is not None:
-        _check_lengths(given, used + k.shape[1], cache.capacity)
         cache.write(k, v, used)
-        used = used + k.shape[1]
-    else:
-        _check_lengths(given, used, cache.capacity)
+        used = used + new
     in_order = cache.slots is cache.table is given.cache_leftpad is None
     keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
-        room = int(used.max()) if can_be_read(used) else cache.capacity
+        room = int(used.max()) if batch and can_be_read(used) else cache.capacity
         used = used - begins
         keys, values = cache.read(begins, used, room)
     ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
@@ -128,7 +158,7 @@ def _as_lengths(given: Arguments, capacity: int) -> torch.Tensor:
     lengths = given.cache_seqlens
     if isinstance(lengths, torch.Tensor):
         return lengths
-    number = capacity if lengths is None else lengths
+    number = capacity if lengths is None else count("cache_seqlens", lengths)
     batch = given.q.shape[0]
     return torch.full((batch,), number, dtype=torch.int32, device=given.q.device)
 
@@ -193,6 +223,11 @@ def _check_sizes(given: Arguments) -> None:
         )
     if given.k is None or given.v is None:
         return
+    if given.k.shape[1] != given.v.shape[1]:
+        raise ShapeError(
+            f"k and v must have as many rows, got {tuple(given.k.shape)} and "
+            f"{tuple(given.v.shape)}: pass one value for each key"
+        )
     for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
         if one.shape[0] != batch or one.shape[2:] != cache.shape[2:]:
             raise ShapeError(
@@ -203,15 +238,16 @@ def _check_sizes(given: Arguments) -> None:
             check_own_memory(f"{name}_cache", cache)
 
 
-def _check_lengths(given: Arguments, used: torch.Tensor, capacity: int) -> None:
+def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: int) -> None:
     """Refuse more keys than the cache can hold, and slots or pages that it does not have.
 
     On a GPU only the lengths of pages are read, for which the host waits, as in FlashAttention: a
     table read beyond its end would give keys of other sequences.
     """
-    on_host = can_be_read(used)
-    in_pages = given.block_table is not None and not is_compiling()
-    if on_host or (in_pages and not torch.cuda.is_current_stream_capturing()):
+    on_host = can_be_read(before)
+    used = before + new
+    in_pages = given.block_table is not None
+    if on_host or (in_pages and _waits_for(used)):
         longest = int(used.max()) if used.numel() else 0
         if longest > capacity:
             what = "block_table addresses" if in_pages else "k_cache holds"
@@ -222,12 +258,17 @@ def _check_lengths(given: Arguments, used: torch.Tensor, capacity: int) -> None:
     if not on_host:
         return
     begins = 0 if given.cache_leftpad is None else given.cache_leftpad
-    if bool((used < begins).any()):
+    if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
-            "cache_seqlens must not be negative or below cache_leftpad, got "
-            f"{used.tolist()} with new keys: correct it"
+            "cache_seqlens must not be negative or, with the new keys, below cache_leftpad, got "
+            f"{before.tolist()}: correct it"
         )
     slots, size = given.cache_batch_idx, given.k_cache.shape[1]
+    if slots is not None and new and len(slots.unique()) < len(slots):
+        raise InvalidInputError(
+            f"cache_batch_idx must differ from each other to write new keys, got {slots.tolist()}: "
+            "give every sequence a slot of its own"
+        )
     if given.block_table is not None:
         pages = torch.arange(given.block_table.shape[1]) * size < used[:, None]
         slots = given.block_table[pages]
@@ -237,3 +278,10 @@ def _check_lengths(given: Arguments, used: torch.Tensor, capacity: int) -> None:
             f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, got {slots.tolist()}: "
             "correct it"
         )
+
+
+def _waits_for(lengths: torch.Tensor) -> bool:
+    """Whether lengths on a GPU are read: not while a graph is traced or captured."""
+    if is_compiling() or is_faking() or not (lengths.is_cuda and are_plain(lengths)):
+        return False
+    return not torch.cuda.is_current_stream_capturing()

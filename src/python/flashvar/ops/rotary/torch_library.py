@@ -156,6 +156,7 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
             # The compiler does not see the in-place write of a compiled autograd function. It sees
             # that of copy_, which it mostly removes.
             return x.copy_(_rotated(x, parts))
+        _refuse_second_rotation(x)
         if _is_one_of_several_views(x):
             return _swapped(x, _rotated(x, parts))
         tensors: list[torch.Tensor | None] = []
@@ -166,6 +167,22 @@ def rotate_in_place(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         return _InPlace.apply(x, plain, *tensors)
     _rotate_parts(x, parts)
     return x
+
+
+def _refuse_second_rotation(x: torch.Tensor) -> None:
+    """Refuse to rotate an input of a function that torch.utils.checkpoint calls again.
+
+    With use_reentrant=True it is called in the backward, with detached inputs, which the first call
+    has rotated. Torch's own in-place functions refuse leaves, and so these inputs.
+    """
+    if is_compiling() or torch._C._current_graph_task_id() == -1:
+        return
+    root = x._base if x._is_view() else x
+    if root.is_leaf and root.requires_grad:
+        raise InvalidInputError(
+            "x must not be an input of a function that is checkpointed, to be rotated in place, "
+            "got a leaf in a backward: rotate x.clone() in that function, or pass inplace=False"
+        )
 
 
 def _swapped(x: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ by autograd, and arguments that do not fit are an error.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
@@ -256,6 +258,14 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         device: Device of the frequencies.
     """
 
+    # Of the class, as modules that were pickled with FlashAttention do not have them.
+    # What the tables were made of, and whether autograd may save them: not in inference mode.
+    _frequencies: torch.Tensor | None = None
+    _can_be_saved = False
+    # The position with xPos scale 1, and whether a cache holds keys scaled with it.
+    _center = 0
+    _continued = False
+
     def __init__(
         self,
         dim: int,
@@ -270,9 +280,7 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         self.interleaved = interleaved
         self.scale_base = scale_base
         self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
-        scale = None
-        if scale_base is not None:
-            scale = (self._even(device) + 0.4 * self.dim) / (1.4 * self.dim)
+        scale = None if scale_base is None else self._compute_scale(device)
         self.register_buffer("scale", scale, persistent=False)
         # Subclasses of FlashAttention's module use these attributes.
         self._seq_len_cached = 0
@@ -280,15 +288,29 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         self._sin_cached: torch.Tensor | None = None
         self._cos_k_cached: torch.Tensor | None = None
         self._sin_k_cached: torch.Tensor | None = None
-        # The position with xPos scale 1, and whether a cache holds keys scaled with it.
-        self._center = 0
-        self._continued = False
 
     def _even(self, device: torch.device | str | None) -> torch.Tensor:
         return torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
 
     def _compute_inv_freq(self, device: torch.device | str | None = None) -> torch.Tensor:
         return 1.0 / self.base ** (self._even(device) / self.dim)
+
+    def _compute_scale(self, device: torch.device | str | None = None) -> torch.Tensor:
+        return (self._even(device) + 0.4 * self.dim) / (1.4 * self.dim)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> RotaryEmbedding:
+        """As of every module; buffers that leave the meta device get their values.
+
+        They are in no state_dict, and to_empty gives them whatever is in memory.
+        """
+        without_values = self.inv_freq.is_meta
+        super()._apply(fn, recurse)
+        if without_values and not self.inv_freq.is_meta:
+            with torch.no_grad():
+                self.inv_freq.copy_(self._compute_inv_freq(self.inv_freq.device))
+                if self.scale is not None:
+                    self.scale.copy_(self._compute_scale(self.scale.device))
+        return self
 
     def _update_cos_sin_cache(
         self,
@@ -300,16 +322,11 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
 
         Angles are computed in float32: 16-bit dtypes cannot represent large positions.
         """
-        cos = self._cos_cached
-        if (
-            cos is not None
-            and seqlen <= self._seq_len_cached
-            and cos.device == device
-            and cos.dtype == dtype
-            and not (self.training and cos.is_inference())
-        ):
+        if self._can_be_kept(seqlen, device, dtype):
             return
         self._seq_len_cached = seqlen
+        self._frequencies = self.inv_freq
+        self._can_be_saved = torch.is_grad_enabled()
         positions = torch.arange(seqlen, device=device, dtype=torch.float32)
         frequencies = self.inv_freq
         if frequencies.dtype != torch.float32:
@@ -326,6 +343,26 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         scale = self.scale.to(positions.device, torch.float32) ** powers[:, None]
         self._cos_cached, self._sin_cached = (cos * scale).to(dtype), (sin * scale).to(dtype)
         self._cos_k_cached, self._sin_k_cached = (cos / scale).to(dtype), (sin / scale).to(dtype)
+
+    def _can_be_kept(
+        self, seqlen: int, device: torch.device | None, dtype: torch.dtype | None
+    ) -> bool:
+        """Whether the tables are those of a call.
+
+        Tables of another call may be fake or mapped tensors, or of frequencies that stood in for
+        the module's own.
+        """
+        cos = self._cos_cached
+        return (
+            cos is not None
+            and type(cos) is torch.Tensor
+            and self._frequencies is self.inv_freq
+            and seqlen <= self._seq_len_cached
+            and cos.device == device
+            and cos.dtype == dtype
+            and not cos.requires_grad
+            and (self._can_be_saved or not torch.is_grad_enabled())
+        )
 
     def forward(
         self,
