@@ -131,7 +131,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
             q = rotate(q, *rotation)
         k = rotate(k, *rotation)
     new = 0 if k is None else k.shape[1]
-    _check_lengths(given, used, new, cache.capacity)
+    longest = _check_lengths(given, used, new, cache.capacity)
     if k is not None:
         cache.write(k, v, used)
         used = used + new
@@ -139,7 +139,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
-        room = int(used.max()) if batch and can_be_read(used) else cache.capacity
+        room = cache.capacity if longest is None else longest
         used = used - begins
         keys, values = cache.read(begins, used, room)
     ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
@@ -238,15 +238,19 @@ def _check_sizes(given: Arguments) -> None:
             check_own_memory(f"{name}_cache", cache)
 
 
-def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: int) -> None:
+def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: int) -> int | None:
     """Refuse more keys than the cache can hold, and slots or pages that it does not have.
 
     On a GPU only the lengths of pages are read, for which the host waits, as in FlashAttention: a
     table read beyond its end would give keys of other sequences.
+
+    Returns:
+        The length of the longest sequence; None where lengths are not read.
     """
     on_host = can_be_read(before)
     used = before + new
     in_pages = given.block_table is not None
+    longest = None
     if on_host or (in_pages and _waits_for(used)):
         longest = int(used.max()) if used.numel() else 0
         if longest > capacity:
@@ -256,7 +260,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
                 "make it larger"
             )
     if not on_host:
-        return
+        return longest
     begins = 0 if given.cache_leftpad is None else given.cache_leftpad
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
@@ -278,6 +282,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
             f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, got {slots.tolist()}: "
             "correct it"
         )
+    return longest
 
 
 def _waits_for(lengths: torch.Tensor) -> bool:
