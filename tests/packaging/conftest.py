@@ -88,9 +88,11 @@ def factory() -> Factory:
 
     def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         home = root if (root / "src" / "python").is_dir() else ROOT
+        environ = {**os.environ, "PYTHONPATH": str(home / "src" / "python")}
+        environ.pop("PYTHONUNBUFFERED", None)  # in what order is said what must not depend on it
         return subprocess.run(
             [sys.executable, "-m", "flashvar_factory", "--root", str(root), *arguments],
-            env={**os.environ, "PYTHONPATH": str(home / "src" / "python")},
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

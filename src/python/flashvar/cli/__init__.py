@@ -33,10 +33,10 @@ def _run(given: list[str]) -> int:
     try:
         return _RUN[chosen.command](chosen)
     except FlashvarError as error:
-        print(f"flashvar: {error}", file=sys.stderr)
+        output.complain(f"flashvar: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        print("flashvar: interrupted", file=sys.stderr)
+        output.complain("flashvar: interrupted")
         return _INTERRUPTED
 
 

@@ -26,6 +26,13 @@ def delivered(program: str, command: Callable[[], int]) -> int:
         return _run(program, command)
 
 
+def complain(message: str) -> None:
+    """Print an error after all output before it, also where both go to one file or pipe."""
+    with contextlib.suppress(OSError):  # delivered() tells
+        sys.stdout.flush()
+    print(message, file=sys.stderr)
+
+
 def _run(program: str, command: Callable[[], int]) -> int:
     try:
         try:

@@ -83,10 +83,10 @@ def _call(command_line: list[str], program: str) -> int:
         _run(parsed)
     except FlashvarError as error:
         lines = (plain(line) for line in str(error).split("\n"))
-        print(f"{parsed.name}: " + "\n".join(lines), file=sys.stderr)
+        output.complain(f"{parsed.name}: " + "\n".join(lines))
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{parsed.name}: interrupted", file=sys.stderr)
+        output.complain(f"{parsed.name}: interrupted")
         return INTERRUPTED
     return 0
 
