@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 
 import paper_wheels
@@ -14,6 +15,7 @@ from simulated import manifest
 from flashvar.errors import ConfigurationError
 from flashvar_factory import index
 from flashvar_factory.cli import main
+from flashvar_factory.release import variants
 
 WHEEL = "flashvar-0.1.0-py3-none-any.whl"
 
@@ -22,9 +24,10 @@ WHEEL = "flashvar-0.1.0-py3-none-any.whl"
 def dist(tmp_path: Path) -> Path:
     folder = tmp_path / "dist"
     paper_wheels.plain(folder, "0.1.0")
-    paper_wheels.plain(folder, "0.2.0")
     paper_wheels.binary(folder, manifest("90a"))
-    (folder / "flashvar-0.1.0-variants.json").write_text("{}", encoding="utf-8")
+    variants.write(folder, tmp_path / "variants", "flashvar")
+    shutil.copy(tmp_path / "variants" / "flashvar-0.1.0-variants.json", folder)
+    paper_wheels.plain(folder, "0.2.0")
     return folder
 
 

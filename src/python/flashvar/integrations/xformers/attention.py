@@ -222,9 +222,9 @@ def _check(query: Any, key: Any, value: Any) -> None:
                 f"{tuple(tensor.shape)} beside query {tuple(query.shape)}: [batch, seqlen, heads, "
                 "head_dim] is the common form"
             )
-    if key.shape[:-1] != value.shape[:-1]:
+    if key.shape[1:-1] != value.shape[1:-1]:
         raise ShapeError(
-            f"key and value must have the same shape but for the head dim, got "
+            f"key and value must have the same sequence length and heads, got "
             f"{tuple(key.shape)} and {tuple(value.shape)}: pass one value for each key"
         )
     if query.dim() == 5 and query.shape[2:4] != key.shape[2:4]:
