@@ -1,4 +1,7 @@
-"""ELF files, device code and wheels that no compiler made, for tests of what reads them."""
+"""ELF files, device code and wheels that no compiler made, for tests of what reads them.
+
+One file, since each part of a wheel states facts of the others.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fabricated
 import pytest
-from audited import faults
+from audited import Fault, faults, rows
 from fabricated import Image, Section, Segment, Wheel
 from planted import (
     ENTRIES,
@@ -93,7 +93,6 @@ EXECUTABLE_STACK = tuple(
     for segment in fabricated.LOADED
 )
 
-Fault = tuple[Wheel | Callable[[Path], Path], str]
 
 MEMBERS: Mapping[str, Fault] = {
     "path file": (added("evil.pth"), "found this file too"),
@@ -611,20 +610,16 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
 }
 
-FAULTS = {
-    f"{table}: {name}": fault
-    for table, rows in {
-        "members": MEMBERS,
-        "archive": ARCHIVE,
-        "record": RECORDS,
-        "metadata": OF_METADATA,
-        "sbom": OF_SBOM,
-        "manifest": OF_MANIFEST,
-        "kernels": OF_KERNELS,
-        "library": OF_LIBRARY,
-    }.items()
-    for name, fault in rows.items()
-}
+FAULTS = rows(
+    members=MEMBERS,
+    archive=ARCHIVE,
+    record=RECORDS,
+    metadata=OF_METADATA,
+    sbom=OF_SBOM,
+    manifest=OF_MANIFEST,
+    kernels=OF_KERNELS,
+    library=OF_LIBRARY,
+)
 
 
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)

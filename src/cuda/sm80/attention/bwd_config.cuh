@@ -22,7 +22,7 @@ struct BwdTile {
   int grad_q_warps;                 // warps along the queries, for dQ
   int stages;                       // buffers of Q and dO
   int blocks_per_sm;                // co-resident blocks; one computes while another waits
-  int architectures_before = 1000;  // on newer ones ptxas spills registers of this tile
+  int architectures_before = 1000;  // 10 * major + minor; from there on ptxas spills
 };
 
 // In order of preference: the first row that the head dims, the shared memory and the architecture

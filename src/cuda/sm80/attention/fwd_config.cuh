@@ -13,7 +13,7 @@ struct FwdTile {
   int block_kv_modifiers;           // the same for kModifiers, which needs registers
   int warps;                        // each owns block_q / warps rows
   int blocks_per_sm;                // co-resident blocks; one computes while another waits
-  int architectures_before = 1000;  // on newer ones ptxas spills registers of this tile
+  int architectures_before = 1000;  // 10 * major + minor; from there on ptxas spills
 };
 
 // In order of preference: the first row that the head dims, the shared memory and the architecture
