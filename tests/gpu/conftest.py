@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write every case, run or skipped, as JSON",
     )
     group.addoption(
-        "--shard", metavar="I/N", default="1/1", help="run the I-th of N parts, kernel by kernel"
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="run the I-th of N parts; the last has the tests marked large",
     )
     group.addoption(
         "--require-device",
@@ -56,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "large: takes much of a device's memory; shards.py runs these one by one"
+        "markers", "large: takes much of a device's memory; the last part of --shard has these"
     )
     seed = config.getoption("--seed")
     config.stash[_SEED] = random.SystemRandom().getrandbits(32) if seed is None else seed
@@ -91,17 +93,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wanted = [item for item in items if backend_of(item.nodeid) in (backend, "other")]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
-    part, of = int(index) - 1, int(count)
-    chosen = [item for item in items if zlib.crc32(_kernel(item).encode()) % of == part]
-    others = set(items).difference(chosen)
+    chosen = _part(items, int(index) - 1, int(count))
+    others = [item for item in items if item not in chosen]
     config.stash[_LEFT_OUT] = len(others)
-    config.hook.pytest_deselected(items=list(others))
-    items[:] = chosen
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item in chosen]
     if config.getoption("--require-device") and (lacking := _lacking()):
         raise pytest.UsageError(f"--require-device: {lacking}")
     if not (torch.cuda.is_available() or config.getoption("--rehearse")):
         for item in items:
             item.add_marker(pytest.mark.skip(reason=_NO_DEVICE))
+
+
+def _part(items: list[pytest.Item], part: int, count: int) -> set[pytest.Item]:
+    """The tests of one of `count` parts."""
+    if count == 1:
+        return set(items)
+    from shares import seconds_before, shares
+
+    large = {item for item in items if item.get_closest_marker("large")}
+    if part == count - 1:
+        return large
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item not in large:
+            groups.setdefault(_kernel(item), []).append(item)
+    cases = {kernel: [item.nodeid for item in group] for kernel, group in groups.items()}
+    share_of = shares(cases, seconds_before(), count - 1)
+    return {item for kernel, group in groups.items() if share_of[kernel] == part for item in group}
 
 
 def _kernel(item: pytest.Item) -> str:

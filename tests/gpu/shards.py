@@ -2,8 +2,8 @@
 
     python tests/gpu/shards.py -j 14 --results results.json -- -k "not sizes"
 
-Most of the time goes into Triton's compiler, which the processes share out; the tests marked
-`large`, which fill the device's memory, have a process of their own. Words after `--` go to pytest.
+Most of the time goes into Triton's compiler, which the processes share out (shares.py); the tests
+marked `large`, which fill the device's memory, run after the others. Words after `--` go to pytest.
 Ends with 1 where a test failed.
 """
 
@@ -33,29 +33,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("pytest", nargs="*", help="words for pytest")
     options = parser.parse_args()
-    start = time.monotonic()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        shards = [
-            ["-m", "not large", f"--shard={index}/{options.processes}"]
-            for index in range(1, options.processes + 1)
-        ]
-        running = [
-            _start(
-                Path(folder, str(number)),
-                [str(_HERE), *words, f"--seed={options.seed}", *options.pytest],
-            )
-            for number, words in enumerate([*shards, ["-m", "large"]])
-        ]
+        count = options.processes + 1
+        given = [f"--seed={options.seed}", *options.pytest]
+
+        def start(part: int) -> subprocess.Popen[str]:
+            return _start(Path(folder, str(part)), [str(_HERE), f"--shard={part}/{count}", *given])
+
+        running = [start(part) for part in range(1, count)]
         codes = [process.wait() for process in running]
-        for number, code in enumerate(codes):
+        codes.append(start(count).wait())  # the tests marked large, alone on the device
+        for part, code in enumerate(codes, start=1):
             if code not in (0, _FAILED, _NO_TESTS):
-                log = Path(folder, f"{number}.log").read_text(encoding="utf-8")
-                print(f"--- process {number}: exit code {code}", *log.splitlines()[-40:], sep="\n")
+                log = Path(folder, f"{part}.log").read_text(encoding="utf-8")
+                print(f"--- process {part}: exit code {code}", *log.splitlines()[-40:], sep="\n")
         target = options.results or Path(folder, "all.json")
         parts = sorted(Path(folder).glob("*.json"))
         merged = merge(target, parts) if parts else {"cases": [], "counts": {}}
     print(failures(merged["cases"]))
-    print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - start:.0f} s")
+    print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - began:.0f} s")
     return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1
 
 

@@ -50,3 +50,28 @@ def test_shards_together_are_the_whole(tmp_path: Path, python: str) -> None:
     assert list(document["not_run"].values()) == [len(cases)]
     assert document["seed"] == 5
     assert any(one.startswith("-k test_forward") for one in document["chosen"])
+
+
+def test_shares_take_equally_long() -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    from shares import shares
+
+    seconds = {"a": 100.0, "b": 60.0, "c": 30.0, "d1": 5.0, "d2": 4.0}
+    groups = {"first": ["a"], "second": ["b"], "third": ["c"], "fourth": ["d1", "d2"]}
+    assert shares(groups, seconds, 2) == {"first": 0, "second": 1, "third": 1, "fourth": 1}
+    assert set(shares({str(i): ["unknown"] for i in range(9)}, {}, 3).values()) == {0, 1, 2}
+
+
+def test_large_tests_are_the_last_part(python: str) -> None:
+    collected = [
+        set(_collected(python, f"--shard={part}/3", "tests/gpu/test_attention_sizes.py"))
+        for part in (1, 2, 3)
+    ]
+    assert not collected[0] | collected[1]
+    assert collected[2] == set(_collected(python, "tests/gpu/test_attention_sizes.py"))
+    assert collected[2]
+
+
+def _collected(python: str, *words: str) -> list[str]:
+    command = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words)
+    return [line for line in run(python, *command).stdout.splitlines() if "::" in line]
