@@ -2,14 +2,17 @@
 
 The card slows down as it warms up, so contenders that run one after the other are not compared on
 the same card. Here every round calls each contender once, in an order that rotates from round to
-round.
+round. Before each call the device writes memory for longer than the host takes to enqueue the call:
+a figure is time of the device, also where the host is slower (`host` measures that).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median, quantiles
+from time import perf_counter
 from typing import Final
 
 import torch
@@ -18,6 +21,7 @@ from benchmarks.environment import clocks
 
 _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
+_MOST_WRITES: Final = 32  # of the cache before a call: a call that waits for the device needs none
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,17 @@ def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     # Twice the cache: writing it leaves nothing of the inputs there.
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
-    rounds = rounds_for([_warm_up(call) for call in contenders.values()], seconds)
+    spent = [_warm_up(call) for call in contenders.values()]
+    rounds = rounds_for([device for device, _ in spent], seconds)
+    writes = writes_for(max(host for _, host in spent), _warm_up(flush.zero_)[0])
 
     names = list(contenders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
     for index in range(rounds):
         first = index % len(names)
         for name in names[first:] + names[:first]:
-            flush.zero_()
+            for _ in range(writes):
+                flush.zero_()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             contenders[name]()
@@ -83,12 +90,24 @@ def rounds_for(milliseconds: Sequence[float], seconds: float) -> int:
     return min(max(wanted, _ROUNDS[0]), _ROUNDS[1])
 
 
-def _warm_up(call: Callable[[], object]) -> float:
-    """Runs the call a few times; milliseconds of the last one."""
+def writes_for(host: float, write: float) -> int:
+    """How many writes of the cache take the device longer than the host needs to enqueue a call.
+
+    Args:
+        host: milliseconds of the host for a call.
+        write: milliseconds of the device for a write.
+    """
+    return min(1 + ceil(host / max(write, 1e-3)), _MOST_WRITES)
+
+
+def _warm_up(call: Callable[[], object]) -> tuple[float, float]:
+    """Runs the call a few times; milliseconds of the last one, of the device and of the host."""
     for _ in range(_WARM_UP_CALLS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
+        began = perf_counter()
         call()
+        host = 1000 * (perf_counter() - began)
         end.record()
         torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
+    return float(start.elapsed_time(end)), host

@@ -80,6 +80,14 @@ def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], ro
     assert import_module("benchmarks.timing").rounds_for(milliseconds, seconds=0.25) == rounds
 
 
+@pytest.mark.parametrize(
+    ("host", "write", "writes"),
+    [(0.0, 0.04, 1), (0.03, 0.04, 2), (0.2, 0.04, 6), (5000.0, 0.04, 32), (0.1, 0.0, 32)],
+)
+def test_the_device_is_busy_while_the_host_enqueues(host: float, write: float, writes: int) -> None:
+    assert import_module("benchmarks.timing").writes_for(host, write) == writes
+
+
 def rates(direction: str, **tflops: list[float]) -> list[dict[str, Any]]:
     return [
         {"cell": f"c{i}", "direction": direction, "contender": name.replace("_", "-"), "tflops": r}
