@@ -1,7 +1,7 @@
 """Run a representative set of calls under NVIDIA's compute-sanitizer: all of its four tools.
 
-    python tests/gpu/sanitized.py                        # cuda and triton, every tool
-    python tests/gpu/sanitized.py --tool racecheck --backend cuda
+    python tests/gpu/sanitized.py                        # every op, cuda and triton, every tool
+    python tests/gpu/sanitized.py --tool racecheck --backend cuda --op gated_delta_rule
 
 Forward and backward of each call, on memory that torch's allocator does not cache, so that an
 access beyond a tensor is one beyond an allocation. Results are not compared here. Ends with 1 where
@@ -16,7 +16,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 _HERE = Path(__file__).parent
 _TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -44,19 +46,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tool", action="append", choices=_TOOLS, help="all four by default")
     parser.add_argument("--backend", action="append", help="cuda and triton by default")
-    parser.add_argument("--head-dim", type=int, action="append", help=f"{_HEAD_DIMS} by default")
+    parser.add_argument("--op", action="append", choices=_CALLS, help="all by default")
+    parser.add_argument(
+        "--head-dim", type=int, action="append", help=f"of attention: {_HEAD_DIMS} by default"
+    )
     parser.add_argument("--calls", action="store_true", help="make the calls, without a sanitizer")
     options = parser.parse_args()
     backends = options.backend or ["cuda", "triton"]
     head_dims = options.head_dim or list(_HEAD_DIMS)
+    ops = options.op or list(_CALLS)
     if options.calls:
-        _make_calls(backends, head_dims)
+        _make_calls(ops, backends, head_dims)
         return 0
     if shutil.which("compute-sanitizer") is None:
         print("expected compute-sanitizer of the CUDA toolkit on the PATH, found none: install it")
         return 2
     again = [sys.executable, __file__, "--calls", *(f"--backend={name}" for name in backends)]
     again += [f"--head-dim={head_dim}" for head_dim in head_dims]
+    again += [f"--op={op}" for op in ops]
     subprocess.run(again, check=True)  # Triton compiles outside of the sanitizer
     return max([_run(tool, again) for tool in options.tool or _TOOLS])
 
@@ -77,8 +84,21 @@ def _run(tool: str, command: list[str]) -> int:
     return int(done.returncode != 0)
 
 
-def _make_calls(backends: list[str], head_dims: list[int]) -> None:
+def _make_calls(ops: list[str], backends: list[str], head_dims: list[int]) -> None:
     sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+    import torch
+    from device_call import DEVICE
+
+    torch.manual_seed(0)
+    for op in ops:
+        for backend in backends:
+            _CALLS[op](backend, head_dims)
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+
+
+def _attend(backend: str, head_dims: list[int]) -> None:
+    """Calls of attention: features, and blocks that take several tiles."""
     import torch
     from device_call import DEVICE, replace_inputs, run
     from features import FEATURES, Case, many_sequences
@@ -94,32 +114,86 @@ def _make_calls(backends: list[str], head_dims: list[int]) -> None:
                 many_sequences(d, t, 2 * blocks + 1, causal=True), deterministic=deterministic
             )
         )
-    for backend in backends:
-        _convolve(backend)
-        for number, kind in enumerate(kinds):
-            for head_dim in head_dims:
-                dtype = (torch.bfloat16, torch.float16)[number % 2]
-                case = kind(head_dim, dtype)
-                named = {n: getattr(case.call, n) for n in ("q", "k", "v", "bias")}
-                leaves = {
-                    n: tensor.detach().requires_grad_()
-                    for n, tensor in named.items()
-                    if tensor is not None
-                }
-                out, lse = run(
-                    replace_inputs(case.call, leaves),
-                    backend,
-                    case.layout,
-                    case.max_seqlen,
-                    case.deterministic,
-                )
-                ones = (torch.ones_like(out), torch.ones_like(lse))
-                torch.autograd.grad((out, lse), list(leaves.values()), ones)
-                if DEVICE == "cuda":
-                    torch.cuda.synchronize()
+    for number, kind in enumerate(kinds):
+        for head_dim in head_dims:
+            dtype = (torch.bfloat16, torch.float16)[number % 2]
+            case = kind(head_dim, dtype)
+            named = {n: getattr(case.call, n) for n in ("q", "k", "v", "bias")}
+            leaves = {
+                n: tensor.detach().requires_grad_()
+                for n, tensor in named.items()
+                if tensor is not None
+            }
+            out, lse = run(
+                replace_inputs(case.call, leaves),
+                backend,
+                case.layout,
+                case.max_seqlen,
+                case.deterministic,
+            )
+            ones = (torch.ones_like(out), torch.ones_like(lse))
+            torch.autograd.grad((out, lse), list(leaves.values()), ones)
 
 
-def _convolve(backend: str) -> None:
+def _merge(backend: str, head_dims: list[int]) -> None:
+    """Calls of merge_states: rows without keys among the others."""
+    import torch
+    from test_merge_states import made
+
+    import flashvar
+
+    for head_dim in head_dims:
+        outs, lses = made(3, (2, 37, 3), head_dim, torch.bfloat16)
+        lses[0][:, :, ::5] = -torch.inf
+        leaves = [one.requires_grad_() for one in (*outs, *lses)]
+        merged = flashvar.merge_states(outs, lses, backend=backend)
+        torch.autograd.grad(merged, leaves, [torch.ones_like(one) for one in merged])
+
+
+def _follow_states(backend: str, _: list[int]) -> None:
+    """Calls of gated_delta_rule: chunks of every kind, packed, in segments, and of few tokens."""
+    import torch
+    from device_call import DEVICE
+    from test_gated_delta_rule import made
+
+    from flashvar import gated_delta_rule
+
+    packed = (0, 100, 1, 0, 640, 65, 0)
+    for dims in ((64, 64), (128, 128), (40, 24)):
+        of_tokens, careful = made(200, (1, 2), dims, fused=False), made(200, (1, 2), dims)
+        for given, beta in ((of_tokens, 2.0), (careful, 1.6)):  # equal keys: updates grow
+            given["k"] = given["k"][:, :1].expand_as(given["q"]).contiguous()
+            given.update(beta=torch.full_like(given["beta"], beta), beta_sigmoid=False)
+            given["allow_neg_eigval"] = False
+        long = made(2000, (1, 1), dims, batch=1)  # in segments
+        for given in (made(300, (2, 6), dims), made(0, (1, 2), dims, packed=packed)):
+            _differentiate(given, backend)
+        for given in (of_tokens, careful, long):
+            _differentiate(given, backend)
+        if backend == "cuda" and any(dim % 32 for dim in dims):
+            continue
+        for tokens in (1, 3):
+            given = made(tokens, (2, 4), dims)
+            pool = torch.randn(9, *given.pop("initial_state").shape[1:], device=DEVICE)
+            slots = torch.tensor([8, -1], device=DEVICE)
+            gated_delta_rule(**given, initial_state=pool, state_indices=slots, backend=backend)
+
+
+def _differentiate(given: dict[str, Any], backend: str) -> None:
+    import torch
+
+    from flashvar import gated_delta_rule
+
+    leaves = {
+        name: x.detach().requires_grad_()
+        for name, x in given.items()
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+    }
+    found = gated_delta_rule(**{**given, **leaves}, return_final_state=True, backend=backend)
+    torch.autograd.grad(found, list(leaves.values()), [torch.ones_like(one) for one in found])
+
+
+def _convolve(backend: str, _: list[int]) -> None:
     """Calls of causal_conv1d: packed and not, along channels and tokens, aligned and not."""
     import torch
     from device_call import DEVICE
@@ -152,8 +226,14 @@ def _convolve(backend: str) -> None:
         flashvar.causal_conv1d_update(
             tokens, pool, weight, activation="silu", state_indices=slots, backend=backend
         )
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+
+
+_CALLS: Final[dict[str, Callable[[str, list[int]], None]]] = {
+    "attention": _attend,
+    "merge_states": _merge,
+    "gated_delta_rule": _follow_states,
+    "causal_conv1d": _convolve,
+}
 
 
 if __name__ == "__main__":
