@@ -71,6 +71,14 @@ def test_bias_off_16_bytes(offset: int, dtype: torch.dtype, backend: str) -> Non
     check_both(Call(**{**vars(call), "bias": bias}), backend)
 
 
+def test_addresses_that_change_between_calls(backend: str) -> None:
+    """Calls of one kind whose bias is on 16 bytes, or not."""
+    call = dense(64, torch.bfloat16, (150, 201))
+    bias = torch.randn(2, 4, 150, 201, device=DEVICE).bfloat16()
+    for offset in (0, 1, 0, 2, 1, 8):
+        check_both(Call(**{**vars(call), "bias": moved(bias, offset)}), backend)
+
+
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 1), (2,)], ids=str)
 def test_expanded_bias(dims: tuple[int, ...], backend: str) -> None:
     call = dense(64, torch.bfloat16)

@@ -15,6 +15,7 @@ from flashvar.backends.triton.attention.bwd_bias import attention_bwd_bias_kerne
 from flashvar.backends.triton.attention.bwd_kv import attention_bwd_kv_kernel
 from flashvar.backends.triton.attention.bwd_q import attention_bwd_q_kernel
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT, attention_fwd_kernel
+from flashvar.backends.triton.repeated import RepeatedLaunch
 from flashvar.machine.system import gather
 from flashvar.ops.attention.problem import Strides
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     )
     from flashvar.selection.candidates import CandidateResult
 
-# Makes of a kernel and a grid the function that takes the kernel's arguments.
-Bind = Callable[[Any, "tuple[int, ...]"], Any]
+# Makes of a kernel, a grid and all arguments but the tensors the function that takes the tensors.
+Bind = Callable[[Any, "tuple[int, ...]", "dict[str, Any]"], Callable[..., object]]
 
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
 _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
@@ -89,21 +90,16 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
     return launch
 
 
-def bind_grid(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """The function that takes a kernel's arguments and launches it on a grid."""
-    return kernel[grid]
-
-
-def forward(problem: Problem, tile: Tile, bind: Bind = bind_grid) -> Launch:
+def forward(problem: Problem, tile: Tile, bind: Bind = RepeatedLaunch) -> Launch:
     """The launch with a given tile; rows must be 16-byte aligned."""
     arguments = forward_arguments(problem, tile, attention_fwd_kernel)
-    run = bind(attention_fwd_kernel, (_programs(problem, tile),))
+    run = bind(attention_fwd_kernel, (_programs(problem, tile),), arguments)
     device = problem.device
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         q, k, v, *optional = inputs
         with _current_device(device):
-            run(q, k, v, out, lse, *optional, **arguments)
+            run(q, k, v, out, lse, *optional)
 
     return launch
 
@@ -113,21 +109,21 @@ def backward(
     tile_q: Tile,
     tile_kv: Tile,
     tile_bias: Tile | None = None,
-    bind: Bind = bind_grid,
+    bind: Bind = RepeatedLaunch,
 ) -> BackwardLaunch:
     """The launch of all kernels with given tiles; rows must be 16-byte aligned."""
     forward = problem.forward
-    run_q = bind(attention_bwd_q_kernel, (_programs(forward, tile_q),))
-    run_kv = bind(attention_bwd_kv_kernel, (_programs_kv(forward, tile_kv),))
     arguments_q = backward_arguments(problem, tile_q, attention_bwd_q_kernel)
     arguments_kv = backward_arguments(problem, tile_kv, attention_bwd_kv_kernel)
-    run_bias, arguments_bias = None, {}
+    run_q = bind(attention_bwd_q_kernel, (_programs(forward, tile_q),), arguments_q)
+    run_kv = bind(attention_bwd_kv_kernel, (_programs_kv(forward, tile_kv),), arguments_kv)
+    run_bias = None
     if problem.grad_bias is not None:
         tile = tile_bias or best_tile(forward, "backward_bias")
-        arguments_bias = backward_arguments(problem, tile, attention_bwd_bias_kernel)
-        matrices = arguments_bias["bias_batches"] * arguments_bias["bias_heads"]
+        of_bias = backward_arguments(problem, tile, attention_bwd_bias_kernel)
+        matrices = of_bias["bias_batches"] * of_bias["bias_heads"]
         rows, columns = -(-forward.seqlen_q // tile.block_q), -(-forward.seqlen_k // tile.block_kv)
-        run_bias = bind(attention_bwd_bias_kernel, (matrices * rows * columns,))
+        run_bias = bind(attention_bwd_bias_kernel, (matrices * rows * columns,), of_bias)
     device = forward.device
 
     def launch(
@@ -143,11 +139,11 @@ def backward(
         lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
         given = (out, lse, grad_out, grad_lse)
         with _current_device(device):
-            run_q(q, k, v, *given, grads.q, lse_log2, delta, *optional, *sequences, **arguments_q)
+            run_q(q, k, v, *given, grads.q, lse_log2, delta, *optional, *sequences)
             shared = (q, k, v, grad_out, lse_log2, delta)
-            run_kv(*shared, grads.k, grads.v, *optional, *sequences, **arguments_kv)
+            run_kv(*shared, grads.k, grads.v, *optional, *sequences)
             if run_bias is not None and grads.bias is not None:
-                run_bias(*shared, grads.bias, *optional, **arguments_bias)
+                run_bias(*shared, grads.bias, *optional)
 
     return launch
 

@@ -102,8 +102,8 @@ def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     run(inputs, out, lse, out, None, grads)
 
 
-def _compile(kernel: Any, grid: tuple[int, ...]) -> Any:
-    return partial(kernel.warmup, grid=grid)
+def _compile(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> Any:
+    return partial(kernel.warmup, grid=grid, **arguments)
 
 
 def _chooser(kind: Kind, inputs: Inputs, capability: tuple[int, int]) -> Callable[[str], Tile]:

@@ -1,0 +1,47 @@
+"""Launches that are repeated: the compiled kernel is found by what can differ among them.
+
+Triton looks a kernel up by every argument of every launch, which takes most of the host time of a
+small call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+# Triton compiles pointers to multiples of this, in bytes, apart from others.
+_ALIGNMENT: Final = 16
+
+
+class RepeatedLaunch:
+    """A kernel of `triton.jit` on a grid, with all arguments but the tensors."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> None:
+        """
+        Args:
+            kernel: Its first parameters are tensors or None.
+            grid: Number of programs, of up to three axes.
+            arguments: All other parameters by name, and options of the compiler.
+        """
+        self._kernel, self._grid, self._arguments = kernel, grid, arguments
+        self._compiled: dict[tuple[Any, ...], Callable[..., object]] = {}
+        self._rest: list[Any] = []
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        """Launch on the current device, the same at each call, and its current stream."""
+        # For None, a constant of the compiled kernel, any pointer will do.
+        pointers = [0 if x is None else x.data_ptr() for x in tensors]
+        dtypes = [None if x is None else x.dtype for x in tensors]
+        key = (*dtypes, *[at % _ALIGNMENT == 0 for at in pointers])
+        run = self._compiled.get(key)
+        if run is not None:
+            run(*pointers, *self._rest)
+            return
+        compiled = self._kernel[self._grid](*tensors, **self._arguments)
+        if compiled is None:  # Triton's interpreter
+            return
+        names = self._kernel.arg_names[len(tensors) :]
+        self._rest = [self._arguments[name] for name in names]
+        self._compiled[key] = compiled[(*self._grid, 1, 1)[:3]]
