@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+_BACKENDS = ["cuda", "triton"]
 _NO_DEVICE = "torch sees no CUDA device"
 _SEED = pytest.StashKey[int]()
 _RECORD = pytest.StashKey[list[dict[str, Any]]]()
@@ -50,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--backend",
-        choices=["cuda", "triton"],
+        choices=_BACKENDS,
         help="leave out tests of the other backend's kernels; the record counts for this one",
     )
     group.addoption("--seed", type=int, default=None, help="of all random inputs; fresh by default")
@@ -59,6 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "large: takes much of a device's memory; the last part of --shard has these"
+    )
+    config.addinivalue_line(
+        "markers", "kernels_of(backend): runs this backend's kernels, and no other's"
     )
     seed = config.getoption("--seed")
     config.stash[_SEED] = random.SystemRandom().getrandbits(32) if seed is None else seed
@@ -79,7 +83,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("random_case", cases, ids=str)
     if "backend" in metafunc.fixturenames:
         rehearsed = metafunc.config.getoption("--rehearse")
-        backends = ["reference"] if rehearsed else ["cuda", "triton"]
+        backends = ["reference"] if rehearsed else _BACKENDS
         metafunc.parametrize("backend", backends, indirect=True)
 
 
@@ -88,9 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, got {index}/{count}")
     if backend := config.getoption("--backend"):
-        from record import backend_of
-
-        wanted = [item for item in items if backend_of(item.nodeid) in (backend, "other")]
+        wanted = [item for item in items if _backend(item) in (backend, "other")]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
     chosen = _part(items, int(index) - 1, int(count))
@@ -103,6 +105,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (torch.cuda.is_available() or config.getoption("--rehearse")):
         for item in items:
             item.add_marker(pytest.mark.skip(reason=_NO_DEVICE))
+
+
+def _backend(item: pytest.Item) -> str:
+    """The backend that a test asks for: by its fixture, or by the mark `kernels_of`."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    mark = item.get_closest_marker("kernels_of")
+    name = str(mark.args[0] if mark else params.get("backend", "other"))
+    return name if name in _BACKENDS else "other"
 
 
 def _part(items: list[pytest.Item], part: int, count: int) -> set[pytest.Item]:
@@ -192,6 +202,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
         item.config.stash[_RECORD].append(
             {
                 "case": item.nodeid,
+                "backend": _backend(item),
                 "outcome": report.outcome,
                 "seconds": round(report.duration, 4),
                 "reason": _reason(report),

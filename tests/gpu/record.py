@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ def write(target: Path, about: dict[str, Any], record: Record) -> None:
     result_file.write(target, document)
 
 
-def backend_of(case: str) -> str:
-    """The backend that a test is parametrized with, "other" where it is with none."""
-    name = case.rpartition("/")[2].partition("::")[2]
+def backend_of(case: Mapping[str, Any]) -> str:
+    """The backend whose kernels a case is about; "other" where it is about none alone."""
+    if "backend" in case:
+        return str(case["backend"])
+    # Older records say it in the names of parametrized cases alone.
+    name = case["case"].rpartition("/")[2].partition("::")[2]
     words = name.rpartition("[")[2].removesuffix("]").split("-")
     return next((word for word in ("cuda", "triton") if word in words), "other")
 
@@ -41,7 +45,7 @@ def summary(record: Record) -> dict[str, Any]:
     by_file: dict[str, Counter[str]] = {}
     for case in record:
         path = case["case"].rpartition("/")[2].partition("::")[0]
-        row = f"{path} {backend_of(case['case'])}"
+        row = f"{path} {backend_of(case)}"
         by_file.setdefault(row, Counter())[case["outcome"]] += 1
     return {
         "counts": dict(Counter(case["outcome"] for case in record)),

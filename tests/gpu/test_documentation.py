@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,9 +13,19 @@ import pytest
 from documented import ROOT, Block, blocks, pages, program, shown_after
 from shell import Shell, why_wrong
 
+_OF_TRITON = re.compile(r"^flashvar (warmup|tune) ", re.MULTILINE)
 FOR_A_GPU = [block for page in pages() for block in blocks(page) if block.needs == "gpu"]
 PAGES = list(dict.fromkeys(block.page for block in FOR_A_GPU if block.language == "python"))
-COMMANDS = [block for block in FOR_A_GPU if block.language == "sh"]
+COMMANDS = [
+    pytest.param(
+        block,
+        # Commands that compile Triton's kernels, and nothing else.
+        marks=pytest.mark.kernels_of("triton") if _OF_TRITON.search(block.text) else (),
+        id=str(block),
+    )
+    for block in FOR_A_GPU
+    if block.language == "sh"
+]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +55,7 @@ def test_python_of_a_page(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("block", COMMANDS, ids=str)
+@pytest.mark.parametrize("block", COMMANDS)
 def test_commands_do_what_the_page_says(block: Block, tmp_path: Path) -> None:
     scripts, folder = tmp_path / "bin", tmp_path / "here"
     scripts.mkdir()

@@ -14,6 +14,7 @@ from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
 pytestmark = [
     pytest.mark.usefixtures("seed"),
+    pytest.mark.kernels_of("triton"),
     pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernels"),
 ]
 # Parameters of tests that no kernel is compiled for: their values run in one process.

@@ -15,6 +15,7 @@ from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
 pytestmark = [
     pytest.mark.usefixtures("seed"),
+    pytest.mark.kernels_of("cuda"),
     pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernels"),
 ]
 # Sums are float32 and results are rounded once.

@@ -18,7 +18,7 @@ from flashvar.compat.flash_attn.layers.rotary import (
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
 from flashvar.ops.rotary import torch_library as rotary_library
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.kernels_of("triton")]
 ON_DEVICE = pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernel or its allocator")
 BOTH = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 POSITIONS = 400

@@ -13,6 +13,7 @@ import torch
 import flashvar
 from flashvar.binaries.variant import Architecture
 
+pytestmark = pytest.mark.kernels_of("triton")
 SOURCES = Path(flashvar.__file__).parents[1]
 CALLS = """
 import torch, flashvar
