@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from flashvar.backends.triton.repeated import RepeatedLaunch
+
+STREAM = 77
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current stream of the tensors' device."""
+
+    def current(device: int) -> int:
+        assert device == torch.zeros(1).get_device()
+        return STREAM
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", current, raising=False)
 
 
 class Compiled:
@@ -18,7 +32,12 @@ class Compiled:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         assert grid == (7, 1, 1)
-        return lambda *given: self.launched.append(given)
+
+        def run(*given: Any, stream: int) -> None:
+            assert stream == STREAM
+            self.launched.append(given)
+
+        return run
 
 
 class Kernel:

@@ -28,6 +28,7 @@ class RepeatedLaunch:
         self._kernel, self._grid, self._arguments = kernel, grid, arguments
         self._compiled: dict[tuple[Any, ...], Callable[..., object]] = {}
         self._rest: list[Any] = []
+        self._device = 0
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current device, the same at each call, and its current stream."""
@@ -37,11 +38,12 @@ class RepeatedLaunch:
         key = (*dtypes, *[at % _ALIGNMENT == 0 for at in pointers])
         run = self._compiled.get(key)
         if run is not None:
-            run(*pointers, *self._rest)
+            run(*pointers, *self._rest, stream=torch._C._cuda_getCurrentRawStream(self._device))
             return
         compiled = self._kernel[self._grid](*tensors, **self._arguments)
         if compiled is None:  # Triton's interpreter
             return
         names = self._kernel.arg_names[len(tensors) :]
         self._rest = [self._arguments[name] for name in names]
+        self._device = next(x.get_device() for x in tensors if x is not None)
         self._compiled[key] = compiled[(*self._grid, 1, 1)[:3]]

@@ -39,6 +39,7 @@ _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
 _LOAD_BYTES: Final = 2 * _LOAD_ELEMENTS
 # Capability and shared memory that the interpreter uses, which has no device.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
+_NO_CONTEXT: Final = contextlib.nullcontext()
 BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -185,8 +186,8 @@ def _programs_kv(problem: Problem, tile: Tile) -> int:
 
 def _current_device(device: int | None) -> Any:
     """A context in which `device` is the current device, on which Triton launches."""
-    other_device = device is not None and device != torch.cuda.current_device()
-    return torch.cuda.device(device) if other_device else contextlib.nullcontext()
+    other_device = device is not None and device != torch._C._cuda_getDevice()
+    return torch.cuda.device(device) if other_device else _NO_CONTEXT
 
 
 def _strides_aligned(*tensors: Strides) -> bool:
