@@ -168,18 +168,22 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     Handover const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
-    if constexpr (kOutput) {
-      pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, packed_state,
-                           warpgroup);
-    }
+    auto const pass_state = [&] {
+      if constexpr (kOutput) {
+        pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, packed_state,
+                             warpgroup);
+      }
+    };
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+      pass_state();
       advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, passed, row, column, state);
       warp_arrive(operands.empty());
       continue;
     }
     float known[32], update[32];
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
+    pass_state();  // while the GEMM runs
     ValueTile const values(tile_v);
     TokenFactors const a(vectors);
     ptx::wgmma_wait<0>();
