@@ -329,10 +329,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     if (threadIdx.x % 32 == 0) careful[warp] = found;
     __syncthreads();  // all flags and the arguments are written
+    uint32_t const lane = threadIdx.x % 32;
+    uint32_t flags = __ballot_sync(0xffffffffu, lane < kWarps && careful[lane]);
 #pragma unroll 1
-    for (uint32_t i = 0; i < kWarps; ++i) {
-      if (!careful[i]) continue;
-      call_make_rows<Config>(first + i * gridDim.x);
+    for (; flags != 0; flags &= flags - 1) {
+      call_make_rows<Config>(first + (__ffs(flags) - 1) * gridDim.x);
       __syncthreads();  // all warps have read the last item's tiles and sums
     }
     __syncthreads();  // all warps have read the flags

@@ -63,6 +63,12 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
   }
 }
 
+// Waits until the state warpgroups have stored an operand that wgmma is to read.
+__device__ __forceinline__ void await_operand(const Handover& handover, uint32_t phase) {
+  ptx::mbarrier_wait(handover.full, phase);
+  ptx::fence_async_proxy();  // orders their stores, which the barrier made visible, before wgmma
+}
+
 // The output warpgroup: computes out = c o (Q S) + P U for every chunk.
 template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
@@ -77,8 +83,8 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     uint32_t const tiles = smem.out_stage(stage.stage());
     uint32_t const vectors = tiles + Config::kOutVectors;
     Handover const operands = smem.of_out(stage.stage());
-    ptx::mbarrier_wait(operands.full, stage.phase());       // Q and the record are loaded
-    ptx::mbarrier_wait(smem.state().full, passed.phase());  // the state before the chunk is stored
+    ptx::mbarrier_wait(operands.full, stage.phase());  // Q and the record are loaded
+    await_operand(smem.state(), passed.phase());       // the state before the chunk
     // Of a chunk that is computed token by token the state warpgroups write out.
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       warp_arrive(smem.state().empty());
@@ -97,7 +103,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state().empty());
     scale_rows(out, factors);
-    ptx::mbarrier_wait(smem.updates().full, passed.phase());  // the chunk's updates are stored
+    await_operand(smem.updates(), passed.phase());  // the chunk's updates
     gemm_ss<Dtype, Config::kColumns, 4, true>(out, ScoresTile(tiles + Config::kScores),
                                               Columns(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
@@ -110,13 +116,13 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
   }
 }
 
-// Passes an operand of 64 rows to the output warpgroup through shared memory.
+// Passes an operand of 64 rows to the output warpgroup through shared memory. The proxy fence is
+// the reader's (await_operand): the chain does not wait for it.
 template <class Config, int kSteps>
 __device__ __forceinline__ void pass_operand(const Handover& handover, uint32_t phase, uint32_t to,
                                              const uint32_t (&a)[kSteps][4], int warpgroup) {
   ptx::mbarrier_wait(handover.empty(), phase ^ 1);  // the last chunk's has been read
   store_operand<Config::kRowBlockBytes>(to, a, warpgroup);
-  ptx::fence_async_proxy();  // the output's wgmma reads it
   warp_arrive(handover.full);
 }
 
@@ -168,18 +174,22 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     Handover const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
-    if constexpr (kOutput) {
-      pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, packed_state,
-                           warpgroup);
-    }
+    auto const pass_state = [&] {
+      if constexpr (kOutput) {
+        pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, packed_state,
+                             warpgroup);
+      }
+    };
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+      pass_state();
       advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, passed, row, column, state);
       warp_arrive(operands.empty());
       continue;
     }
     float known[32], update[32];
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
+    pass_state();  // while the GEMM runs
     ValueTile const values(tile_v);
     TokenFactors const a(vectors);
     ptx::wgmma_wait<0>();
