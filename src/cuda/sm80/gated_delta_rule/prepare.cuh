@@ -55,28 +55,60 @@ __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
 
 using SquareRows = Accumulator<16, kChunk>;
 
-// Writes the normalisation factors of the warp's 16 rows of a tile, 1 / sqrt(sum of squares +
-// 1e-6).
-template <class Config>
-__device__ __forceinline__ void find_norms(uint32_t tile, float* norms) {
-  using Layout = typename Config::Layout;
-  auto const rows = rows_address<Layout>(tile);
-  float products[2][4] = {};
+// The warp's 16 rows of products of Q and K, before they are normalised.
+struct RowProducts {
+  SquareRows qk, kk;
+  Accumulator<16, 16> qq;  // of its own rows only: the squares are on the diagonal
+
+  // `q`, `k`: the tiles' addresses. One loop, so that each operand is loaded once.
+  template <class Config>
+  __device__ __forceinline__ void multiply(uint32_t q, uint32_t k) {
+    using Dtype = typename Config::Dtype;
+    using Layout = typename Config::Layout;
+    auto const rows_q = rows_address<Layout>(q), rows_k = rows_address<Layout>(k);
+    FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
+    qk.clear();
+    kk.clear();
+    qq.clear();
 #pragma unroll
-  for (int kk = 0; kk < Config::kDim / 16; ++kk) {
-    uint32_t a[4];
-    ptx::ldmatrix_x4(a, rows.chunk(2 * kk));
+    for (int step = 0; step < Config::kDim / 16; ++step) {
+      uint32_t of_q[4], of_k[4];
+      ptx::ldmatrix_x4(of_q, rows_q.chunk(2 * step));
+      ptx::ldmatrix_x4(of_k, rows_k.chunk(2 * step));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B: A A^T
-      ptx::mma_m16n8k16<typename Config::Dtype>(products[half], a, a[half], a[half + 2]);
+      for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B
+        ptx::mma_m16n8k16<Dtype>(qq.tile[0][half], of_q, of_q[half], of_q[half + 2]);
+      }
+#pragma unroll
+      for (int n = 0; n < kChunk / 8; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, columns.chunk(2 * step) + n * 8 * Layout::kRowBytes);
+        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n], of_q, b[0], b[1]);
+        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n + 1], of_q, b[2], b[3]);
+        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n], of_k, b[0], b[1]);
+        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n + 1], of_k, b[2], b[3]);
+      }
     }
   }
+};
+
+// Writes the normalisation factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
+__device__ __forceinline__ void find_norms(const RowProducts& products, ChunkRows& rows) {
   Lane const at;
   if (at.t != at.g / 2) return;  // not a lane that holds diagonal elements
+  bool const odd = at.g % 2 != 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float const even = products[half][2 * half], odd = products[half][2 * half + 1];
-    norms[8 * tile_row_of(at, half) + at.g] = rsqrtf((at.g % 2 == 0 ? even : odd) + 1e-6f);
+    int const m = tile_row_of(at, half), row = 8 * m + at.g;
+    const float (&squares_q)[4] = products.qq.tile[0][half];
+    float square_k = 0.f;
+#pragma unroll
+    for (int n = 4 * half; n < 4 * half + 4; ++n) {
+      const float (&tile)[4] = products.kk.tile[0][n];
+      if (n == m) square_k = odd ? tile[2 * half + 1] : tile[2 * half];
+    }
+    rows.norm_q[row] = rsqrtf((odd ? squares_q[2 * half + 1] : squares_q[2 * half]) + 1e-6f);
+    rows.norm_k[row] = rsqrtf(square_k + 1e-6f);
   }
 }
 
@@ -191,19 +223,16 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   ptx::cp_async_wait<0>();
   __syncthreads();  // Q and K are loaded
 
-  SquareRows qk, kk;
-  uint32_t const q = ptx::smem_address(shared), k = q + Layout::kBytes;
+  RowProducts products;
+  uint32_t const q = ptx::smem_address(shared);
+  products.template multiply<Config>(q, q + Layout::kBytes);
   if (problem.qk_l2norm) {
-    find_norms<Config>(q, rows.norm_q);
-    find_norms<Config>(k, rows.norm_k);
+    find_norms(products, rows);
   } else if (threadIdx.x < kChunk) {
     rows.norm_q[threadIdx.x] = rows.norm_k[threadIdx.x] = 1.f;
   }
-  FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
-  gemm_nt<Dtype, Config::kDim>(qk, rows_address<Layout>(q), columns);
-  gemm_nt<Dtype, Config::kDim>(kk, rows_address<Layout>(k), columns);
   __syncthreads();  // all norms are written; all warps have read Q and K
-  store_products(kk, rows);
+  store_products(products.kk, rows);
   typename Config::Record* const records =
       args.records + int64_t{slot} * problem.heads + first_head;
   if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
@@ -213,10 +242,10 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
     if (is_wide(head)) {
-      write_scores<Dtype, true>(qk, problem.scale, rows, head, matrix + 2048 * i,
+      write_scores<Dtype, true>(products.qk, problem.scale, rows, head, matrix + 2048 * i,
                                 records[i].scores);
     } else {
-      write_scores<Dtype, false>(qk, problem.scale, rows, head, matrix + 2048 * i,
+      write_scores<Dtype, false>(products.qk, problem.scale, rows, head, matrix + 2048 * i,
                                  records[i].scores);
     }
   }
