@@ -132,15 +132,14 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
 
 // Writes the warp's 16 rows of P of a head. `scratch`: 2 KB of shared memory for the warp.
 template <class Dtype, bool kWide>
-__device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
-                                             const ChunkRows& rows, const HeadRows& head,
+__device__ __forceinline__ void write_scores(const SquareRows& qk, const HeadRows& head,
                                              unsigned char* scratch, uint16_t* scores) {
   Lane const at;
   float factors[2], row_sums[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = 8 * tile_row_of(at, half) + at.g;
-    factors[half] = scale * rows.norm_q[i] * head.decay[i];
+    factors[half] = head.score_rows[i];
     row_sums[half] = head.sums[i];
   }
   float2 columns[kChunk / 8];
@@ -208,7 +207,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   int32_t const first_of_group = static_cast<int32_t>(part) * kHeadsAtOnce;
   int32_t const first_head = head_qk * problem.group + first_of_group;
   int32_t const heads = min(problem.group - first_of_group, kHeadsAtOnce);
-  LaneGates const gates(problem, {batch, row, first_head + min(warp, heads - 1)}, count);
+  ThreadGates gates(problem, {batch, row, first_head}, heads, count);
   auto load = [&](const Tensor& from, unsigned char* tile) {
     load_tile<Layout, Config::kThreads, true>(
         tile,
@@ -219,9 +218,9 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  find_gates(problem, gates, rows.heads[warp]);  // while Q and K are loaded
+  gates.store(problem, rows.heads);  // while Q and K are loaded
   ptx::cp_async_wait<0>();
-  __syncthreads();  // Q and K are loaded
+  __syncthreads();  // Q and K are loaded, and all gates are written
 
   RowProducts products;
   uint32_t const q = ptx::smem_address(shared);
@@ -242,11 +241,9 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
     if (is_wide(head)) {
-      write_scores<Dtype, true>(products.qk, problem.scale, rows, head, matrix + 2048 * i,
-                                records[i].scores);
+      write_scores<Dtype, true>(products.qk, head, matrix + 2048 * i, records[i].scores);
     } else {
-      write_scores<Dtype, false>(products.qk, problem.scale, rows, head, matrix + 2048 * i,
-                                 records[i].scores);
+      write_scores<Dtype, false>(products.qk, head, matrix + 2048 * i, records[i].scores);
     }
   }
   __syncwarp();  // all lanes have read the scores, whose scratch is reused

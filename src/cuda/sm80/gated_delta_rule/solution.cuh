@@ -101,7 +101,7 @@ class SolutionWriter {
   template <int kCount>
   __device__ __forceinline__ void put_row(const float (&x)[kCount], int below) {
     int const row = below + lane % 8, block = lane / 8, i = kBlock * block + row;
-    float const beta = head.beta[i], factor = Of::row(beta) * head.decay[i], sum = head.sums[i];
+    float const beta = head.beta[i], factor = head.rows[i], sum = head.sums[i];
     float total = Of::diagonal_size(beta);
     unsigned char* const to = matrix + 128 * i;
 #pragma unroll
@@ -149,7 +149,7 @@ class SolutionWriter {
       int const column = kBlock * j + 8 * n + 2 * at.t, row = kBlock * i + 8 * n + at.g;
       columns[n] = pair_of(head.columns, column);
       betas[n] = pair_of(head.beta, column);
-      factors[n] = Of::row(head.beta[row]) * head.decay[row];
+      factors[n] = head.rows[row];
       if (wide) {
         sums[n] = pair_of(head.sums, column);
         row_sums[n] = head.sums[row];
