@@ -15,6 +15,7 @@
 #include "gated_delta_rule/chunk.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
+#include "ptx/smem_address.cuh"
 #include "ptx/vectors.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -24,40 +25,45 @@ using namespace flashvar::gated_delta_rule;  // what all architectures share
 inline constexpr int kBlock = 16;  // rows and columns of a block
 inline constexpr int kBlocks = kChunk / kBlock;
 
-// N in shared memory, in the order in which lanes read it.
+// The lower triangle of N in shared memory.
 struct KeyProducts {
-  // Strides in floats between rows and between blocks, such that eight rows of a block, and one row
-  // of each of four blocks, lie in different banks.
-  static constexpr int kRow = kBlock + 4;
-  static constexpr int kStride = kBlock * kRow + 8;
-  static constexpr int kBelow = kBlocks * (kBlocks - 1) / 2;
+  // Stride in floats between blocks on the diagonal, such that the same row of each of them lies in
+  // different banks.
+  static constexpr int kStride = kBlock * kBlock + 8;
 
   float diagonal[kBlocks][kStride];
-  float4 below[kBelow][2][32];  // as accumulators, two tiles of 8 columns
-  uint4 operands[kBelow][32];   // the same in fp16, as operand B
+  // Blocks below the diagonal, in fp16, each as four 8 x 8 tiles in the order of operand B's
+  // registers.
+  uint32_t below[kBlocks * (kBlocks - 1) / 2][4][32];
 
-  // Index of block (i, j) below the diagonal, i > j.
+  // Offset in a block on the diagonal of four elements of a row. They are permuted so that four
+  // rows of eight elements, and eight rows of four, lie in different banks.
+  static __device__ __forceinline__ constexpr int offset(int row, int four) {
+    return kBlock * row + 4 * (four ^ (row / 2 % 2 * 2 + row / 4 % 2));
+  }
   static __device__ __forceinline__ constexpr int index(int i, int j) {
     return i * (i - 1) / 2 + j;
   }
 
-  // Stores the lane's two elements, row g of the 8 x 8 tile (m, n). N is a triangle of a symmetric
-  // matrix: tiles above the diagonal are the transposes that operand B needs.
+  // Stores the lane's two elements, row g of the 8 x 8 tile (m, n), n <= m.
   __device__ __forceinline__ void put(int m, int n, float first, float second) {
     using fp16 = dtype::fp16;
     Lane const at;
-    int const i = m / 2, j = n / 2, lane = 4 * at.g + at.t;
+    int const i = m / 2, j = n / 2;
     uint32_t const word = fp16::pack(first, second);
-    float2 const rounded = {fp16::unpack(static_cast<uint16_t>(word)),
-                            fp16::unpack(static_cast<uint16_t>(word >> 16))};
     if (i > j) {
-      reinterpret_cast<float2*>(&below[index(i, j)][n % 2][lane])[m % 2] = rounded;
-    } else if (i < j) {
-      reinterpret_cast<uint32_t*>(&operands[index(j, i)][lane])[m % 2 * 2 + n % 2] = word;
+      below[index(i, j)][n % 2 * 2 + m % 2][4 * at.g + at.t] = word;
     } else {
-      float* const row = diagonal[i] + (m % 2 * 8 + at.g) * kRow;
-      *reinterpret_cast<float2*>(row + n % 2 * 8 + 2 * at.t) = rounded;
+      float* const to = diagonal[i] + offset(m % 2 * 8 + at.g, n % 2 * 2 + at.t / 2);
+      *reinterpret_cast<float2*>(to + at.t % 2 * 2) = {
+          fp16::unpack(static_cast<uint16_t>(word)),
+          fp16::unpack(static_cast<uint16_t>(word >> 16))};
     }
+  }
+
+  // Loads block (i, j), i > j, as operand B.
+  __device__ __forceinline__ void load(uint32_t (&b)[4], int i, int j, int lane) const {
+    ptx::ldmatrix_x4_trans(b, ptx::smem_address(&below[index(i, j)][0][4 * lane]));
   }
 };
 
@@ -92,8 +98,8 @@ struct DiagonalRows {
     const float* const n = products.diagonal[block];
     float beta[kBlock];
     load_floats(beta, betas + kBlock * block);
-    load_floats(upper, n + row * KeyProducts::kRow);
-    load_floats(lower, n + (row + 8) * KeyProducts::kRow);
+    load_row(upper, n, row);
+    load_row(lower, n, row + 8);
 #pragma unroll
     for (int column = 0; column < 8; ++column) {
       if (column >= row) upper[column] = lower[column + 8] = 0.f;
@@ -105,7 +111,7 @@ struct DiagonalRows {
 #pragma unroll
       for (int first = 0; first < known; first += 4) {
         float four[4];
-        load_floats(four, n + known * KeyProducts::kRow + first);
+        load_floats(four, n + KeyProducts::offset(known, first / 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           int const column = first + i;
@@ -114,6 +120,19 @@ struct DiagonalRows {
           if (known < 8) upper[column % 8] = fmaf(of_upper, four[i], upper[column % 8]);
         }
       }
+    }
+  }
+
+ private:
+  template <int kCount>
+  static __device__ __forceinline__ void load_row(float (&to)[kCount], const float* block,
+                                                  int row) {
+#pragma unroll
+    for (int first = 0; first < kCount; first += 4) {
+      float four[4];
+      load_floats(four, block + KeyProducts::offset(row, first / 4));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[first + i] = four[i];
     }
   }
 };
@@ -125,8 +144,8 @@ struct SolutionMatrix {
   using Layout = SmemLayout<kChunk, kChunk>;
   uint32_t smem;
 
-  // The lane's ldmatrix addresses of block (i, i) times -diag(beta), i > 0, as operand A, and of
-  // its low part; and its ldmatrix.trans address of block (j, j), j < 3, as operand B.
+  // The lane's ldmatrix addresses of I - X_ii diag(beta), i > 0, as operand A, and of its low part;
+  // and its ldmatrix.trans address of X_jj, j < 3, as operand B.
   __device__ __forceinline__ uint32_t left(int i, int lane) const {
     return i < 3 ? fragment(i - 1, i + 1, lane) : fragment(0, 3, lane);
   }
@@ -153,7 +172,7 @@ struct SolutionMatrix {
     if (i == 0) return;
     float scaled[8];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) scaled[e] = -beta[e] * x[e];
+    for (int e = 0; e < 8; ++e) scaled[e] = column + e == row ? 1.f : -beta[e] * x[e];
     store(i < 3 ? i - 1 : 0, i < 3 ? i + 1 : 3,
           {fp16::pack(scaled[0], scaled[1]), fp16::pack(scaled[2], scaled[3]),
            fp16::pack(scaled[4], scaled[5]), fp16::pack(scaled[6], scaled[7])});
@@ -189,45 +208,40 @@ __device__ __forceinline__ void multiply_block(float (&x)[2][4], const uint32_t 
   ptx::mma_m16n8k16<dtype::fp16>(x[1], left, right[2], right[3]);
 }
 
-// Computes the blocks of X below the diagonal and passes their accumulators to finish(i, j, x), one
-// row of blocks after the other. Precondition: `matrix` holds the operands.
-//   X_ij = Y - Y diag(beta) X_jj,  Y = N_ij - sum over k in (j, i] of X_ik diag(beta) N_kj
-template <class Finish>
+// Computes the blocks of X below the diagonal, one column of blocks after the other, last column
+// first, and passes their accumulators to finish(i, j, x, column). `column` is load_column(j),
+// whose member `betas` is of the lane's columns. Precondition: `matrix` holds the operands.
+//   X_ij = Y - Y diag(beta) X_jj,
+//   Y = (I - X_ii diag(beta)) N_ij - sum over k in (j, i) of X_ik diag(beta) N_kj
+template <class LoadColumn, class Finish>
 __device__ __forceinline__ void solve_below(const KeyProducts& products,
-                                            const SolutionMatrix& matrix, const float* beta,
-                                            int lane, Finish&& finish) {
+                                            const SolutionMatrix& matrix, int lane,
+                                            LoadColumn&& load_column, Finish&& finish) {
+  uint32_t left[kBlocks][kBlocks][4], left_rest[kBlocks][4];
 #pragma unroll
   for (int i = 1; i < kBlocks; ++i) {
-    uint32_t left[kBlocks][4], left_rest[4];
-    ptx::ldmatrix_x4(left[i], matrix.left(i, lane));
-    ptx::ldmatrix_x4(left_rest, matrix.left_rest(i, lane));
-    __syncwarp();  // all lanes have read the operands in the last row of blocks
+    ptx::ldmatrix_x4(left[i][i], matrix.left(i, lane));
+    ptx::ldmatrix_x4(left_rest[i], matrix.left_rest(i, lane));
+  }
+  __syncwarp();  // all lanes have read the operands in the last row of blocks
 #pragma unroll
-    for (int j = i - 1; j >= 0; --j) {
-      float x[2][4];
-      float2 betas[2];
-      uint32_t right[kBlocks][4];
+  for (int j = kBlocks - 2; j >= 0; --j) {
+    auto const column = load_column(j);
+    uint32_t right[kBlocks][4];
+    ptx::ldmatrix_x4_trans(right[j], matrix.right(j, lane));
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float4 const of = products.below[KeyProducts::index(i, j)][n][lane];
-        x[n][0] = of.x, x[n][1] = of.y, x[n][2] = of.z, x[n][3] = of.w;
-        betas[n] = *reinterpret_cast<const float2*>(beta + kBlock * j + 8 * n + lane % 4 * 2);
-      }
+    for (int i = j + 1; i < kBlocks; ++i) {
+      products.load(right[i], i, j, lane);
+      float x[2][4] = {};
+      multiply_block(x, left_rest[i], right[i]);
 #pragma unroll
-      for (int k = i; k > j; --k) {
-        uint4 const of = products.operands[KeyProducts::index(k, j)][lane];
-        right[k][0] = of.x, right[k][1] = of.y, right[k][2] = of.z, right[k][3] = of.w;
-      }
-      ptx::ldmatrix_x4_trans(right[j], matrix.right(j, lane));
-      multiply_block(x, left_rest, right[i]);
-#pragma unroll
-      for (int k = i; k > j; --k) multiply_block(x, left[k], right[k]);
+      for (int k = i; k > j; --k) multiply_block(x, left[i][k], right[k]);
       uint32_t rest[4];
-      pack_left(left[j], x, betas, rest);
+      pack_left(left[i][j], x, column.betas, rest);
       multiply_block(x, rest, right[j]);
-      multiply_block(x, left[j], right[j]);
-      finish(i, j, x);
-      if (j > 0) pack_left(left[j], x, betas);
+      multiply_block(x, left[i][j], right[j]);
+      finish(i, j, x, column);
+      if (j > 0) pack_left(left[i][j], x, column.betas);
     }
   }
 }

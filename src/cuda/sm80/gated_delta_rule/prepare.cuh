@@ -115,17 +115,19 @@ __device__ __forceinline__ void find_norms(const RowProducts& products, ChunkRow
 // Stores the warp's 16 rows of N: K K^T, of normalised rows.
 __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& rows) {
   Lane const at;
+  float2 norms[kChunk / 8];
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) norms[n] = pair_of(rows.norm_k, 8 * n + 2 * at.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
     float const factor = rows.norm_k[8 * m + at.g];
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      float2 const norm = pair_of(rows.norm_k, 8 * n + 2 * at.t);
+      if (n > m) break;
       const float (&tile)[4] = kk.tile[0][n];
-      // The two factors are multiplied first, so that N_ij and N_ji round to the same value.
-      rows.products.put(m, n, tile[2 * half] * (factor * norm.x),
-                        tile[2 * half + 1] * (factor * norm.y));
+      rows.products.put(m, n, tile[2 * half] * (factor * norms[n].x),
+                        tile[2 * half + 1] * (factor * norms[n].y));
     }
   }
 }

@@ -25,6 +25,20 @@ __device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, i
   *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
 }
 
+// Vectors of the lane's columns in a column of blocks: `first` and the next, and the same eight
+// columns further on.
+struct BlockColumn {
+  float2 betas[2], factors[2];
+
+  __device__ __forceinline__ BlockColumn(const HeadRows& head, int first) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      betas[n] = pair_of(head.beta, first + 8 * n);
+      factors[n] = pair_of(head.columns, first + 8 * n);
+    }
+  }
+};
+
 // Computes the first matrix of a head's record in the warp's shared memory. kLow: its low part
 // instead.
 template <class Record, bool kLow>
@@ -65,9 +79,19 @@ class SolutionWriter {
         totals[i][half] = at.t == 0 ? row_totals[kBlock * i + 8 * half + at.g] : 0.f;
       }
     }
+    float factors[kBlocks][2];
+#pragma unroll
+    for (int i = 1; i < kBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        factors[i][half] = head.rows[kBlock * i + 8 * half + at.g];
+      }
+    }
     solve_below(
-        products, operands(), head.beta, lane,
-        [&](int i, int j, const float (&block)[2][4]) { put_block(i, j, block, totals[i]); });
+        products, operands(), lane, [&](int j) { return BlockColumn(head, kBlock * j + 2 * at.t); },
+        [&](int i, int j, const float (&block)[2][4], const BlockColumn& column) {
+          put_block(i, j, block, column, factors[i], totals[i]);
+        });
 #pragma unroll
     for (int i = 1; i < kBlocks; ++i) {
 #pragma unroll
@@ -141,31 +165,22 @@ class SolutionWriter {
 
   // Stores the lane's elements of a block of X below the diagonal.
   __device__ __forceinline__ void put_block(int i, int j, const float (&x)[2][4],
+                                            const BlockColumn& column, const float (&factors)[2],
                                             float (&totals)[2]) {
-    float2 columns[2], betas[2], sums[2];
-    float factors[2], row_sums[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      int const column = kBlock * j + 8 * n + 2 * at.t, row = kBlock * i + 8 * n + at.g;
-      columns[n] = pair_of(head.columns, column);
-      betas[n] = pair_of(head.beta, column);
-      factors[n] = head.rows[row];
-      if (wide) {
-        sums[n] = pair_of(head.sums, column);
-        row_sums[n] = head.sums[row];
-      }
-    }
     float elements[2][4];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       int const n = e / 4, half = e / 2 % 2;
-      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? columns[n].x : columns[n].y);
+      float2 const of = column.factors[n];
+      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? of.x : of.y);
     }
     if (wide) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         int const n = e / 4, half = e / 2 % 2;
-        elements[n][e % 4] *= exp2_approx(row_sums[half] - (e % 2 == 0 ? sums[n].x : sums[n].y));
+        float const of_row = head.sums[kBlock * i + 8 * half + at.g];
+        float const of_column = head.sums[kBlock * j + 8 * n + 2 * at.t + e % 2];
+        elements[n][e % 4] *= exp2_approx(of_row - of_column);
       }
     }
 #pragma unroll
@@ -174,7 +189,7 @@ class SolutionWriter {
       for (int half = 0; half < 2; ++half) {
         float const first = elements[n][2 * half] * x[n][2 * half];
         float const second = elements[n][2 * half + 1] * x[n][2 * half + 1];
-        totals[half] += add(first, betas[n].x) + add(second, betas[n].y);
+        totals[half] += add(first, column.betas[n].x) + add(second, column.betas[n].y);
         put_word(matrix + 1024 * (2 * i + half), at, 2 * j + n, pack(first, second));
       }
     }
