@@ -9,6 +9,7 @@
 #include "core/quad.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/problem.h"
+#include "gated_delta_rule/triangle.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
@@ -132,54 +133,61 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
   }
 }
 
-// Writes the warp's 16 rows of P of a head. `scratch`: 2 KB of shared memory for the warp.
-template <class Dtype, bool kWide>
-__device__ __forceinline__ void write_scores(const SquareRows& qk, const HeadRows& head,
-                                             unsigned char* scratch, uint16_t* scores) {
-  Lane const at;
-  float factors[2], row_sums[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int const i = 8 * tile_row_of(at, half) + at.g;
-    factors[half] = head.score_rows[i];
-    row_sums[half] = head.sums[i];
-  }
-  float2 columns[kChunk / 8];
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
-  }
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    if (n > tile_row_of(at, 1)) break;
-    float2 const column = columns[n];
-    float2 const sums = kWide ? pair_of(head.sums, 8 * n + 2 * at.t) : float2{};
+// Masks of the lane's packed words of P where a tile may lie on the diagonal or above it: tiles 0
+// to 3 of the warp's rows from the top, 4 to 7 of those from the bottom.
+struct ScoreMasks {
+  uint32_t words[2][4];
+
+  __device__ __forceinline__ ScoreMasks() {
+    Lane const at;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const m = tile_row_of(at, half);
-      if (n > m) continue;
-      float first = factors[half] * column.x, second = factors[half] * column.y;
-      if constexpr (kWide) {
-        first *= exp2_approx(row_sums[half] - sums.x);
-        second *= exp2_approx(row_sums[half] - sums.y);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const n = 4 * half + i, below = 8 * (tile_row_of(at, half) - n) + at.g - 2 * at.t;
+        words[half][i] = below > 0 ? 0xffffffffu : below == 0 ? 0xffffu : 0u;
       }
-      first *= qk.tile[0][n][2 * half];
-      second *= qk.tile[0][n][2 * half + 1];
-      put_word(scratch + 1024 * half, at, n, Dtype::pack(first, second));
     }
   }
-  // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
+};
+
+// Writes the warp's 16 rows of P of a head.
+template <class Dtype, bool kWide>
+__device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMasks& masks,
+                                             const HeadRows& head, uint16_t* scores) {
+  Lane const at;
+  float2 columns[kChunk / 8] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    unsigned char* const word = place_of(scratch + 1024 * half, at, tile_row_of(at, half));
-    if (2 * at.t > at.g) *reinterpret_cast<uint32_t*>(word) = 0;
-    if (2 * at.t == at.g) ptx::shared_store(ptx::smem_address(word) + 2, uint16_t{0});
+  for (int n = 0; n < kChunk / 8; ++n) {
+    if (n <= tile_row_of(at, 1)) columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
   }
-  __syncwarp();  // all lanes have written the rows
+  unsigned char* const to =
+      reinterpret_cast<unsigned char*>(scores) + Triangle::chunk_offset(at.g, at.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
-    copy_triangle_rows(scores, scratch + 1024 * half, m, m + 1);
+    float const factor = head.score_rows[8 * m + at.g];
+    float const row_sum = kWide ? head.sums[8 * m + at.g] : 0.f;
+#pragma unroll
+    for (int block = 0; block <= half; ++block) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const n = 4 * block + i;
+        float first = factor * columns[n].x, second = factor * columns[n].y;
+        if constexpr (kWide) {
+          float2 const sums = pair_of(head.sums, 8 * n + 2 * at.t);
+          first *= exp2_approx(row_sum - sums.x);
+          second *= exp2_approx(row_sum - sums.y);
+        }
+        words[i] =
+            Dtype::pack(first * qk.tile[0][n][2 * half], second * qk.tile[0][n][2 * half + 1]);
+        // 0 is selected, not multiplied by: the factors may be inf above the diagonal.
+        if (block == half) words[i] &= masks.words[half][i];
+      }
+      *reinterpret_cast<uint4*>(to + 8 * m * Triangle::kRowBytes +
+                                block * Triangle::kColBlockBytes) = transpose_quad(words);
+    }
   }
 }
 
@@ -239,18 +247,18 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
-  unsigned char* const matrix = shared + warp * kMatrixBytes;
+  ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
     if (is_wide(head)) {
-      write_scores<Dtype, true>(products.qk, head, matrix + 2048 * i, records[i].scores);
+      write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
     } else {
-      write_scores<Dtype, false>(products.qk, head, matrix + 2048 * i, records[i].scores);
+      write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
     }
   }
-  __syncwarp();  // all lanes have read the scores, whose scratch is reused
   if (warp < heads)
-    write_solution(rows.products, rows.heads[warp], rows.totals[warp], matrix, records[warp]);
+    write_solution(rows.products, rows.heads[warp], rows.totals[warp], shared + warp * kMatrixBytes,
+                   records[warp]);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

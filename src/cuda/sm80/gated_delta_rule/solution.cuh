@@ -12,7 +12,7 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// Shared memory of a warp: the matrix that it computes, and scratch until then.
+// Shared memory of a warp: the matrix that it computes.
 inline constexpr int kMatrixBytes = kChunk * kChunk * 2;
 
 // Address of the lane's word of tile n in a row of 8 x 8 tiles of a matrix with rows of 128 bytes,
