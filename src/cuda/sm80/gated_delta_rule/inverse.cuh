@@ -11,8 +11,8 @@
 
 #include "core/dtype.cuh"
 #include "core/quad.cuh"
-#include "core/smem_layout.cuh"
 #include "gated_delta_rule/chunk.h"
+#include "gated_delta_rule/triangle.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/smem_address.cuh"
@@ -137,12 +137,18 @@ struct DiagonalRows {
   }
 };
 
-// The result matrix in shared memory. Parts of it that are not written yet hold the diagonal blocks
-// of X as mma operands: above the diagonal, where the result is 0 (readers substitute the zeros),
-// and in the last row of blocks.
+// The result matrix in shared memory: a Triangle, followed by the quarter that a Triangle leaves
+// out. That quarter, blocks above the diagonal and, until the result is written there, the last row
+// of blocks hold the diagonal blocks of X as mma operands.
 struct SolutionMatrix {
-  using Layout = SmemLayout<kChunk, kChunk>;
+  static constexpr int kBytes = 2 * kChunk * kChunk;
   uint32_t smem;
+
+  // Byte offset of a chunk.
+  static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
+    uint32_t const of_half = row < kChunk / 2 ? Triangle::kBytes : Triangle::kColBlockBytes;
+    return Triangle::chunk_offset(row, chunk % 4) + chunk / 4 * of_half;
+  }
 
   // The lane's ldmatrix addresses of I - X_ii diag(beta), i > 0, as operand A, and of its low part;
   // and its ldmatrix.trans address of X_jj, j < 3, as operand B.
@@ -161,8 +167,8 @@ struct SolutionMatrix {
                                                const float (&beta)[8]) const {
     using fp16 = dtype::fp16;
     auto store = [&](int of_rows, int of_columns, uint4 words) {
-      ptx::shared_store(
-          smem + Layout::chunk_offset(kBlock * of_rows + row, 2 * of_columns + column / 8), words);
+      ptx::shared_store(smem + chunk_offset(kBlock * of_rows + row, 2 * of_columns + column / 8),
+                        words);
     };
     if (i < 3) {
       store(i, i + 1,
@@ -181,9 +187,15 @@ struct SolutionMatrix {
            pack_rest(scaled[4], scaled[5]), pack_rest(scaled[6], scaled[7])});
   }
 
+  // Writes the zeros of a Triangle over the operands above the diagonal.
+  __device__ __forceinline__ void clear_operands(int lane) const {
+    ptx::shared_store(fragment(0, 1, lane), uint4{});
+    ptx::shared_store(fragment(2, 3, lane), uint4{});
+  }
+
  private:
   __device__ __forceinline__ uint32_t fragment(int i, int j, int lane) const {
-    return smem + Layout::chunk_offset(kBlock * i + lane % 16, 2 * j + lane / 16);
+    return smem + chunk_offset(kBlock * i + lane % 16, 2 * j + lane / 16);
   }
 };
 

@@ -36,7 +36,7 @@ struct PrepareConfig {
   static constexpr int kThreads = 128;
   // Q and K; later overwritten with a matrix per warp.
   static constexpr int kTiles = 2 * Layout::kBytes;
-  static constexpr int kMatrices = kThreads / 32 * kMatrixBytes;
+  static constexpr int kMatrices = kThreads / 32 * SolutionMatrix::kBytes;
   static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
   static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(ChunkRows));
 };
@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
     }
   }
   if (warp < heads)
-    write_solution(rows.products, rows.heads[warp], rows.totals[warp], shared + warp * kMatrixBytes,
-                   records[warp]);
+    write_solution(rows.products, rows.heads[warp], rows.totals[warp],
+                   shared + warp * SolutionMatrix::kBytes, records[warp]);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

@@ -3,27 +3,15 @@
 #include <cstdint>
 
 #include "core/quad.cuh"
+#include "core/warp_copy.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/triangle.cuh"
-#include "ptx/cp_async.cuh"
+#include "ptx/smem_address.cuh"
 #include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
-
-// Shared memory of a warp: the matrix that it computes.
-inline constexpr int kMatrixBytes = kChunk * kChunk * 2;
-
-// Address of the lane's word of tile n in a row of 8 x 8 tiles of a matrix with rows of 128 bytes,
-// swizzled as by SWIZZLE_128B.
-__device__ __forceinline__ unsigned char* place_of(unsigned char* tiles, const Lane& at, int n) {
-  return tiles + ((128 * at.g + 16 * at.g + 4 * at.t) ^ (16 * n));
-}
-__device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, int n,
-                                         uint32_t word) {
-  *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
-}
 
 // Vectors of the lane's columns in a column of blocks: `first` and the next, and the same eight
 // columns further on.
@@ -48,8 +36,8 @@ class SolutionWriter {
   const HeadRows& head;
   float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
   unsigned char* const matrix;
-  Lane const at;
   int const lane;
+  Lane const at;
   bool const wide;
   uint32_t growth = 0;  // bits of a float: integer order is that of positive floats, NaN last
   float largest = 0.f;
@@ -61,8 +49,8 @@ class SolutionWriter {
         head(head),
         row_totals(row_totals),
         matrix(matrix),
-        at(ptx::thread_index()),
-        lane(4 * at.g + at.t),
+        lane(static_cast<int>(ptx::thread_index() % 32)),
+        at(lane),
         wide(is_wide(head)) {}
 
   // Writes the matrix, and returns its growth.
@@ -97,14 +85,12 @@ class SolutionWriter {
 #pragma unroll
       for (int half = 0; half < 2; ++half) add_total(quad_sum(totals[i][half]));
     }
-    __syncwarp();  // all lanes have written the matrix
-#pragma unroll
-    for (int m = 0; m < kChunk / 8; ++m) {
-      copy_triangle_rows(to, matrix + 1024 * m, m, m / 2 * 2 + 2);
-    }
-    __syncwarp();  // all lanes have read the matrix; its memory may be reused
+    __syncwarp();  // all lanes have read the operands
+    operands().clear_operands(lane);
+    start_warp_copy<Triangle::kBytes>(to, matrix);
     if (largest > Of::kLargest) growth = __float_as_uint(infinity());
     growth = __reduce_max_sync(0xffffffffu, growth);
+    finish_warp_copies();  // the matrix's memory may be reused
     return growth > __float_as_uint(infinity()) ? infinity() : __uint_as_float(growth);
   }
 
@@ -127,7 +113,6 @@ class SolutionWriter {
     int const row = below + lane % 8, block = lane / 8, i = kBlock * block + row;
     float const beta = head.beta[i], factor = head.rows[i], sum = head.sums[i];
     float total = Of::diagonal_size(beta);
-    unsigned char* const to = matrix + 128 * i;
 #pragma unroll
     for (int first = 0; first < kBlock; first += 8) {
       float eight[8] = {}, elements[8] = {}, of[8] = {};
@@ -152,13 +137,13 @@ class SolutionWriter {
         }
       }
       operands().put_operands(block, row, first, eight, of);
-      *reinterpret_cast<uint4*>(to + (((2 * block + first / 8) ^ (i & 7)) * 16)) = {
+      *reinterpret_cast<uint4*>(matrix + SolutionMatrix::chunk_offset(i, 2 * block + first / 8)) = {
           pack(elements[0], elements[1]), pack(elements[2], elements[3]),
           pack(elements[4], elements[5]), pack(elements[6], elements[7])};
     }
     add_total(total);
     row_totals[i] = total;
-    unsigned char* const diagonal = to + (((i / 8) ^ (i & 7)) * 16) + i % 8 * 2;
+    unsigned char* const diagonal = matrix + SolutionMatrix::chunk_offset(i, i / 8) + i % 8 * 2;
     ptx::shared_store(ptx::smem_address(diagonal),
                       static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f)));
   }
@@ -190,7 +175,9 @@ class SolutionWriter {
         float const first = elements[n][2 * half] * x[n][2 * half];
         float const second = elements[n][2 * half + 1] * x[n][2 * half + 1];
         totals[half] += add(first, column.betas[n].x) + add(second, column.betas[n].y);
-        put_word(matrix + 1024 * (2 * i + half), at, 2 * j + n, pack(first, second));
+        uint32_t const offset =
+            SolutionMatrix::chunk_offset(kBlock * i + 8 * half + at.g, 2 * j + n) + 4 * at.t;
+        *reinterpret_cast<uint32_t*>(matrix + offset) = pack(first, second);
       }
     }
   }
