@@ -159,7 +159,8 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
   float2 columns[kChunk / 8] = {};
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n <= tile_row_of(at, 1)) columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
+    if (n < 5 || n <= tile_row_of(at, 1))
+      columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
   }
   unsigned char* const to =
       reinterpret_cast<unsigned char*>(scores) + Triangle::chunk_offset(at.g, at.t);
@@ -188,6 +189,37 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
       *reinterpret_cast<uint4*>(to + 8 * m * Triangle::kRowBytes +
                                 block * Triangle::kColBlockBytes) = transpose_quad(words);
     }
+  }
+}
+
+// Writes the first matrix of the warp's head, or with kLow its low part. Returns its growth.
+template <class Config, bool kLow>
+__device__ __forceinline__ float write_matrix(unsigned char* shared, uint16_t* to) {
+  int const warp = static_cast<int>(threadIdx.x / 32);
+  auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
+  return SolutionWriter<typename Config::Record, kLow>(rows.products, rows.heads[warp],
+                                                       rows.totals[warp],
+                                                       shared + warp * SolutionMatrix::kBytes)
+      .write(to);
+}
+
+// A call, because few chunks are careful and the code is long.
+template <class Config>
+__device__ __noinline__ void call_write_low(uint16_t* to) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  write_matrix<Config, true>(shared, to);
+}
+
+// Writes the first matrix of the warp's head and its growth to the record; in careful chunks the
+// low part too.
+template <class Config>
+__device__ __forceinline__ void write_solution(unsigned char* shared,
+                                               typename Config::Record& record) {
+  using Of = Solution<typename Config::Record>;
+  float const growth = write_matrix<Config, false>(shared, Of::matrix(record));
+  if (threadIdx.x % 32 == 0) record.growth = growth;
+  if constexpr (Of::kCareful < __builtin_huge_valf()) {
+    if (growth > Of::kCareful) call_write_low<Config>(Of::low(record));
   }
 }
 
@@ -250,15 +282,13 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
-    if (is_wide(head)) {
+    if (__builtin_expect(is_wide(head), false)) {
       write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
     } else {
       write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
     }
   }
-  if (warp < heads)
-    write_solution(rows.products, rows.heads[warp], rows.totals[warp],
-                   shared + warp * SolutionMatrix::kBytes, records[warp]);
+  if (warp < heads) write_solution<Config>(shared, records[warp]);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

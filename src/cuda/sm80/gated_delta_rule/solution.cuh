@@ -59,14 +59,7 @@ class SolutionWriter {
     put_row(x.upper, 0);
     put_row(x.lower, 8);
     __syncwarp();  // all lanes have written operands and totals of the diagonal blocks
-    float totals[kBlocks][2];
-#pragma unroll
-    for (int i = 1; i < kBlocks; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        totals[i][half] = at.t == 0 ? row_totals[kBlock * i + 8 * half + at.g] : 0.f;
-      }
-    }
+    float totals[kBlocks][2] = {};
     float factors[kBlocks][2];
 #pragma unroll
     for (int i = 1; i < kBlocks; ++i) {
@@ -83,7 +76,9 @@ class SolutionWriter {
 #pragma unroll
     for (int i = 1; i < kBlocks; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) add_total(quad_sum(totals[i][half]));
+      for (int half = 0; half < 2; ++half) {
+        add_total(quad_sum(totals[i][half]) + row_totals[kBlock * i + 8 * half + at.g]);
+      }
     }
     __syncwarp();  // all lanes have read the operands
     operands().clear_operands(lane);
@@ -121,7 +116,7 @@ class SolutionWriter {
         load_floats(elements, head.columns + column);
 #pragma unroll
         for (int e = 0; e < 8; ++e) elements[e] *= factor;
-        if (wide) {
+        if (__builtin_expect(wide, false)) {
           load_floats(of, head.sums + column);
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
@@ -159,7 +154,7 @@ class SolutionWriter {
       float2 const of = column.factors[n];
       elements[n][e % 4] = factors[half] * (e % 2 == 0 ? of.x : of.y);
     }
-    if (wide) {
+    if (__builtin_expect(wide, false)) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         int const n = e / 4, half = e / 2 % 2;
@@ -182,22 +177,5 @@ class SolutionWriter {
     }
   }
 };
-
-// Writes a head's first matrix and its growth to the record; in careful chunks the low part too. By
-// one warp.
-template <class Record>
-__device__ __forceinline__ void write_solution(const KeyProducts& products, const HeadRows& head,
-                                               float* row_totals, unsigned char* matrix,
-                                               Record& record) {
-  using Of = Solution<Record>;
-  float const growth =
-      SolutionWriter<Record, false>(products, head, row_totals, matrix).write(Of::matrix(record));
-  if (threadIdx.x % 32 == 0) record.growth = growth;
-  if constexpr (Of::kCareful < __builtin_huge_valf()) {
-    if (growth > Of::kCareful) {
-      SolutionWriter<Record, true>(products, head, row_totals, matrix).write(Of::low(record));
-    }
-  }
-}
 
 }  // namespace flashvar::sm80::gated_delta_rule
