@@ -19,7 +19,7 @@ inline constexpr int kHeadsAtOnce = 4;
 // computed element by element.
 struct HeadRows {
   float sums[kChunk];           // G, in log2 units; before find_vectors() the gates themselves
-  float beta[kChunk];           // 0 beyond the sequence, as all other rows are
+  float minus_beta[kChunk];     // 0 beyond the sequence, as all other rows are
   float rows[kChunk];           // factors of rows of the first matrix, with those of D
   float columns[kChunk];        // likewise of its columns
   float score_rows[kChunk];     // likewise of P, the scores
@@ -52,7 +52,9 @@ struct Solution<ChunkRecord> {
   static __device__ __forceinline__ float column(float beta) { return beta; }
   static __device__ __forceinline__ float diagonal(float beta) { return beta; }
   // What an element of a row, and the diagonal, contribute to the growth.
-  static __device__ __forceinline__ float size(float element, float) { return fabsf(element); }
+  static __device__ __forceinline__ float size(float element, float /* minus_beta */) {
+    return fabsf(element);
+  }
   static __device__ __forceinline__ float diagonal_size(float beta) { return fabsf(beta); }
   // Writes the vectors that this type of record alone has.
   static __device__ __forceinline__ void write_more(ChunkRecord&, int, float2, float2, float2,
@@ -96,7 +98,7 @@ class ThreadGates {
 #pragma unroll 1  // the conversions are long code
     for (int i = token; i < token + 2 * kStep; i += kStep) {
       to.sums[i] = exists[0] ? bits[0].decay_log(problem) * (1.f / kLn2) : 0.f;
-      to.beta[i] = exists[0] ? bits[0].beta_of(problem) : 0.f;
+      to.minus_beta[i] = exists[0] ? -bits[0].beta_of(problem) : 0.f;
       exists[0] = exists[1];
       bits[0] = bits[1];
     }
@@ -117,7 +119,8 @@ __device__ __forceinline__ void find_vectors(const ChunkRows& rows, HeadRows& he
   // Range of D's factors: 2^-60 to 2^60.
   constexpr float kFarthest = 60.f;
   int const first = static_cast<int>(threadIdx.x) % 32 * 2;
-  float2 const gates = pair_of(head.sums, first), beta = pair_of(head.beta, first);
+  float2 const gates = pair_of(head.sums, first), minus_beta = pair_of(head.minus_beta, first);
+  float2 const beta = {-minus_beta.x, -minus_beta.y};
   float2 const norm_q = pair_of(rows.norm_q, first), norm_k = pair_of(rows.norm_k, first);
   float const before = sum_before(gates.x + gates.y);
   float2 const sums = {before + gates.x, before + (gates.x + gates.y)};

@@ -17,8 +17,8 @@ struct Solution<GradRecord> {
   static __device__ __forceinline__ float row(float) { return 1.f; }
   static __device__ __forceinline__ float column(float) { return 1.f; }
   static __device__ __forceinline__ float diagonal(float) { return 0.f; }
-  static __device__ __forceinline__ float size(float element, float beta) {
-    return fabsf(element * beta);
+  static __device__ __forceinline__ float size(float element, float minus_beta) {
+    return fabsf(element * minus_beta);
   }
   static __device__ __forceinline__ float diagonal_size(float) { return 1.f; }
   static __device__ __forceinline__ void write_more(GradRecord& record, int first, float2 beta,

@@ -92,12 +92,12 @@ struct DiagonalRows {
   float upper[kBlock / 2], lower[kBlock];
 
   // Solves X = N - X diag(beta) N by substitution, last column first.
-  __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* betas,
+  __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* minus_betas,
                                           int lane) {
     int const block = lane / 8, row = lane % 8;
     const float* const n = products.diagonal[block];
-    float beta[kBlock];
-    load_floats(beta, betas + kBlock * block);
+    float minus_beta[kBlock];
+    load_floats(minus_beta, minus_betas + kBlock * block);
     load_row(upper, n, row);
     load_row(lower, n, row + 8);
 #pragma unroll
@@ -105,9 +105,10 @@ struct DiagonalRows {
       if (column >= row) upper[column] = lower[column + 8] = 0.f;
     }
 #pragma unroll
-    for (int known = kBlock - 1; known > 0; --known) {
-      float const of_upper = known < 8 ? -beta[known] * upper[known % 8] : 0.f;
-      float const of_lower = -beta[known] * lower[known];
+    for (int known = kBlock - 2; known > 0; --known) {  // the last column is 0
+      bool const of_both = known < kBlock / 2 - 1;      // likewise of the upper row
+      float const of_upper = of_both ? minus_beta[known] * upper[known % 8] : 0.f;
+      float const of_lower = minus_beta[known] * lower[known];
 #pragma unroll
       for (int first = 0; first < known; first += 4) {
         float four[4];
@@ -117,7 +118,7 @@ struct DiagonalRows {
           int const column = first + i;
           if (column >= known) break;
           lower[column] = fmaf(of_lower, four[i], lower[column]);
-          if (known < 8) upper[column % 8] = fmaf(of_upper, four[i], upper[column % 8]);
+          if (of_both) upper[column % 8] = fmaf(of_upper, four[i], upper[column % 8]);
         }
       }
     }
@@ -139,7 +140,8 @@ struct DiagonalRows {
 
 // The result matrix in shared memory: a Triangle, followed by the quarter that a Triangle leaves
 // out. That quarter, blocks above the diagonal and, until the result is written there, the last row
-// of blocks hold the diagonal blocks of X as mma operands.
+// of blocks hold the diagonal blocks of X as mma operands: I - X_ii diag(beta), i > 0, as operand
+// A, split into a high part (left) and a low part (left_rest); X_jj, j < 3, as operand B (right).
 struct SolutionMatrix {
   static constexpr int kBytes = 2 * kChunk * kChunk;
   uint32_t smem;
@@ -150,64 +152,111 @@ struct SolutionMatrix {
     return Triangle::chunk_offset(row, chunk % 4) + chunk / 4 * of_half;
   }
 
-  // The lane's ldmatrix addresses of I - X_ii diag(beta), i > 0, as operand A, and of its low part;
-  // and its ldmatrix.trans address of X_jj, j < 3, as operand B.
-  __device__ __forceinline__ uint32_t left(int i, int lane) const {
-    return i < 3 ? fragment(i - 1, i + 1, lane) : fragment(0, 3, lane);
+  // Blocks of operands.
+  struct Block {
+    int i, j;
+  };
+  static __device__ __forceinline__ constexpr Block left(int i) { return {0, i}; }
+  static __device__ __forceinline__ constexpr Block left_rest(int i) {
+    return {i < 3 ? 1 : 2, i < 3 ? i + 1 : 3};
   }
-  __device__ __forceinline__ uint32_t left_rest(int i, int lane) const {
-    return fragment(3, i - 1, lane);
-  }
-  __device__ __forceinline__ uint32_t right(int j, int lane) const {
-    return fragment(j, j + 1, lane);
-  }
+  static __device__ __forceinline__ constexpr Block right(int j) { return {3, j}; }
 
-  // Stores eight elements of a row of block (i, i) as operands.
-  __device__ __forceinline__ void put_operands(int i, int row, int column, const float (&x)[8],
-                                               const float (&beta)[8]) const {
-    using fp16 = dtype::fp16;
-    auto store = [&](int of_rows, int of_columns, uint4 words) {
-      ptx::shared_store(smem + chunk_offset(kBlock * of_rows + row, 2 * of_columns + column / 8),
-                        words);
-    };
-    if (i < 3) {
-      store(i, i + 1,
-            {fp16::pack(x[0], x[1]), fp16::pack(x[2], x[3]), fp16::pack(x[4], x[5]),
-             fp16::pack(x[6], x[7])});
-    }
-    if (i == 0) return;
-    float scaled[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) scaled[e] = column + e == row ? 1.f : -beta[e] * x[e];
-    store(i < 3 ? i - 1 : 0, i < 3 ? i + 1 : 3,
-          {fp16::pack(scaled[0], scaled[1]), fp16::pack(scaled[2], scaled[3]),
-           fp16::pack(scaled[4], scaled[5]), fp16::pack(scaled[6], scaled[7])});
-    store(3, i - 1,
-          {pack_rest(scaled[0], scaled[1]), pack_rest(scaled[2], scaled[3]),
-           pack_rest(scaled[4], scaled[5]), pack_rest(scaled[6], scaled[7])});
+  // The lane's ldmatrix address of a block.
+  __device__ __forceinline__ uint32_t fragment(const Block& block, int lane) const {
+    return smem + chunk_offset(kBlock * block.i + lane % 16, 2 * block.j + lane / 16);
   }
 
   // Writes the zeros of a Triangle over the operands above the diagonal.
   __device__ __forceinline__ void clear_operands(int lane) const {
-    ptx::shared_store(fragment(0, 1, lane), uint4{});
-    ptx::shared_store(fragment(2, 3, lane), uint4{});
-  }
-
- private:
-  __device__ __forceinline__ uint32_t fragment(int i, int j, int lane) const {
-    return smem + chunk_offset(kBlock * i + lane % 16, 2 * j + lane / 16);
+    ptx::shared_store(fragment({0, 1}, lane), uint4{});
+    ptx::shared_store(fragment({2, 3}, lane), uint4{});
   }
 };
 
-// Packs a block's accumulators times -diag(beta) as operand A, and its low part. `beta`: of the
-// lane's columns.
+// Where a lane stores its rows of diagonal block lane / 8: addresses of the first eight elements of
+// the upper row, in the result and in the operands.
+class DiagonalPlaces {
+  uint32_t result, right, left, left_rest;
+  int row;
+  bool has_right, has_left;
+
+ public:
+  __device__ __forceinline__ DiagonalPlaces(const SolutionMatrix& matrix, int lane)
+      : row(lane % 8), has_right(lane / 8 < kBlocks - 1), has_left(lane / 8 > 0) {
+    int const block = lane / 8;
+    auto place = [&](const SolutionMatrix::Block& of) {
+      return matrix.smem + SolutionMatrix::chunk_offset(kBlock * of.i + row, 2 * of.j);
+    };
+    result = place({block, block});
+    right = place(SolutionMatrix::right(block));
+    left = place(SolutionMatrix::left(block));
+    left_rest = place(SolutionMatrix::left_rest(block));
+  }
+
+  // Stores eight elements as operands: columns 8 * chunk to 8 * chunk + 7 of the upper or the lower
+  // row. `minus_beta`: of these columns.
+  __device__ __forceinline__ void put_operands(bool lower, int chunk, const float (&x)[8],
+                                               const float (&minus_beta)[8]) const {
+    using fp16 = dtype::fp16;
+    float scaled[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      bool const on_diagonal = lower == (chunk != 0) && e == row;
+      scaled[e] = on_diagonal ? 1.f : minus_beta[e] * x[e];
+    }
+    if (has_right) {
+      put(right, lower, chunk,
+          {fp16::pack(x[0], x[1]), fp16::pack(x[2], x[3]), fp16::pack(x[4], x[5]),
+           fp16::pack(x[6], x[7])});
+    }
+    if (has_left) {
+      put(left, lower, chunk,
+          {fp16::pack(scaled[0], scaled[1]), fp16::pack(scaled[2], scaled[3]),
+           fp16::pack(scaled[4], scaled[5]), fp16::pack(scaled[6], scaled[7])});
+      put(left_rest, lower, chunk,
+          {pack_rest(scaled[0], scaled[1]), pack_rest(scaled[2], scaled[3]),
+           pack_rest(scaled[4], scaled[5]), pack_rest(scaled[6], scaled[7])});
+    }
+  }
+
+  // Likewise zeros.
+  __device__ __forceinline__ void put_zeros(bool lower, int chunk) const {
+    put(result, lower, chunk, uint4{});
+    if (has_right) put(right, lower, chunk, uint4{});
+    if (has_left) {
+      put(left, lower, chunk, uint4{});
+      put(left_rest, lower, chunk, uint4{});
+    }
+  }
+
+  __device__ __forceinline__ void put_result(bool lower, int chunk, uint4 words) const {
+    put(result, lower, chunk, words);
+  }
+  // Stores the result's element on the diagonal.
+  __device__ __forceinline__ void put_diagonal(bool lower, uint16_t word) const {
+    ptx::shared_store(address(result, lower, lower ? 1 : 0) + 2 * row, word);
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t address(uint32_t place, bool lower, int chunk) {
+    return (place ^ chunk * kChunkBytes) + (lower ? 8 * Triangle::kRowBytes : 0);
+  }
+  static __device__ __forceinline__ void put(uint32_t place, bool lower, int chunk, uint4 words) {
+    ptx::shared_store(address(place, lower, chunk), words);
+  }
+};
+
+// Packs a block's accumulators times -diag(beta) as operand A, and its low part. `minus_beta`: of
+// the lane's columns.
 __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][4],
-                                          const float2 (&beta)[2], uint32_t* rest = nullptr) {
+                                          const float2 (&minus_beta)[2], uint32_t* rest = nullptr) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const first = -beta[n].x * x[n][2 * half], second = -beta[n].y * x[n][2 * half + 1];
+      float const first = minus_beta[n].x * x[n][2 * half];
+      float const second = minus_beta[n].y * x[n][2 * half + 1];
       a[2 * n + half] = dtype::fp16::pack(first, second);
       if (rest != nullptr) rest[2 * n + half] = pack_rest(first, second);
     }
@@ -222,7 +271,7 @@ __device__ __forceinline__ void multiply_block(float (&x)[2][4], const uint32_t 
 
 // Computes the blocks of X below the diagonal, one column of blocks after the other, last column
 // first, and passes their accumulators to finish(i, j, x, column). `column` is load_column(j),
-// whose member `betas` is of the lane's columns. Precondition: `matrix` holds the operands.
+// whose member `minus_betas` is of the lane's columns. Precondition: `matrix` holds the operands.
 //   X_ij = Y - Y diag(beta) X_jj,
 //   Y = (I - X_ii diag(beta)) N_ij - sum over k in (j, i) of X_ik diag(beta) N_kj
 template <class LoadColumn, class Finish>
@@ -231,16 +280,14 @@ __device__ __forceinline__ void solve_below(const KeyProducts& products,
                                             LoadColumn&& load_column, Finish&& finish) {
   uint32_t left[kBlocks][kBlocks][4], left_rest[kBlocks][4];
 #pragma unroll
-  for (int i = 1; i < kBlocks; ++i) {
-    ptx::ldmatrix_x4(left[i][i], matrix.left(i, lane));
-    ptx::ldmatrix_x4(left_rest[i], matrix.left_rest(i, lane));
-  }
-  __syncwarp();  // all lanes have read the operands in the last row of blocks
-#pragma unroll
   for (int j = kBlocks - 2; j >= 0; --j) {
     auto const column = load_column(j);
     uint32_t right[kBlocks][4];
-    ptx::ldmatrix_x4_trans(right[j], matrix.right(j, lane));
+    ptx::ldmatrix_x4_trans(right[j], matrix.fragment(SolutionMatrix::right(j), lane));
+    // Used from now on.
+    ptx::ldmatrix_x4(left[j + 1][j + 1], matrix.fragment(SolutionMatrix::left(j + 1), lane));
+    ptx::ldmatrix_x4(left_rest[j + 1], matrix.fragment(SolutionMatrix::left_rest(j + 1), lane));
+    __syncwarp();  // all lanes have read X_jj, which block (3, j) of the result overwrites
 #pragma unroll
     for (int i = j + 1; i < kBlocks; ++i) {
       products.load(right[i], i, j, lane);
@@ -249,11 +296,11 @@ __device__ __forceinline__ void solve_below(const KeyProducts& products,
 #pragma unroll
       for (int k = i; k > j; --k) multiply_block(x, left[i][k], right[k]);
       uint32_t rest[4];
-      pack_left(left[i][j], x, column.betas, rest);
+      pack_left(left[i][j], x, column.minus_betas, rest);
       multiply_block(x, rest, right[j]);
       multiply_block(x, left[i][j], right[j]);
       finish(i, j, x, column);
-      if (j > 0) pack_left(left[i][j], x, column.betas);
+      if (j > 0) pack_left(left[i][j], x, column.minus_betas);
     }
   }
 }

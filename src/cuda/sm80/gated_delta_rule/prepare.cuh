@@ -7,10 +7,12 @@
 #include <cstdint>
 
 #include "core/quad.cuh"
+#include "core/warp_copy.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/problem.h"
 #include "gated_delta_rule/triangle.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/kept.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 #include "sm80/gated_delta_rule/solution.cuh"
@@ -192,34 +194,43 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
   }
 }
 
-// Writes the first matrix of the warp's head, or with kLow its low part. Returns its growth.
-template <class Config, bool kLow>
-__device__ __forceinline__ float write_matrix(unsigned char* shared, uint16_t* to) {
+// Computes the first matrix of the warp's head in shared memory. Returns its growth.
+template <class Config, bool kRare>
+__device__ __forceinline__ float solve(unsigned char* shared, bool low = false) {
   int const warp = static_cast<int>(threadIdx.x / 32);
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  return SolutionWriter<typename Config::Record, kLow>(rows.products, rows.heads[warp],
-                                                       rows.totals[warp],
-                                                       shared + warp * SolutionMatrix::kBytes)
-      .write(to);
+  return SolutionWriter<typename Config::Record, kRare>(rows.products, rows.heads[warp],
+                                                        rows.totals[warp],
+                                                        shared + warp * SolutionMatrix::kBytes, low)
+      .write();
 }
 
-// A call, because few chunks are careful and the code is long.
+// The same of a wide chunk, or the low part. A call: such chunks are few, and the code is long.
 template <class Config>
-__device__ __noinline__ void call_write_low(uint16_t* to) {
+__device__ __noinline__ float call_solve(bool low) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  write_matrix<Config, true>(shared, to);
+  return solve<Config, true>(shared, low);
 }
 
-// Writes the first matrix of the warp's head and its growth to the record; in careful chunks the
-// low part too.
+// Writes the first matrix of the warp's head and its growth to its record; in careful chunks the
+// low part too. `shared`: the block's shared memory.
 template <class Config>
-__device__ __forceinline__ void write_solution(unsigned char* shared,
-                                               typename Config::Record& record) {
+__device__ __forceinline__ void write_solution(unsigned char* shared, bool wide,
+                                               typename Config::Record* records, uint32_t index) {
   using Of = Solution<typename Config::Record>;
-  float const growth = write_matrix<Config, false>(shared, Of::matrix(record));
+  unsigned char* const matrix = shared + threadIdx.x / 32 * SolutionMatrix::kBytes;
+  float const growth = wide ? call_solve<Config>(false) : solve<Config, false>(shared);
+  // Computed only now, the address takes no registers until here.
+  typename Config::Record& record = records[ptx::kept(index)];
+  start_warp_copy<Triangle::kBytes>(Of::matrix(record), matrix);
   if (threadIdx.x % 32 == 0) record.growth = growth;
+  finish_warp_copies();
   if constexpr (Of::kCareful < __builtin_huge_valf()) {
-    if (growth > Of::kCareful) call_write_low<Config>(Of::low(record));
+    if (growth > Of::kCareful) {
+      call_solve<Config>(true);
+      start_warp_copy<Triangle::kBytes>(Of::low(record), matrix);
+      finish_warp_copies();
+    }
   }
 }
 
@@ -274,21 +285,22 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   }
   __syncthreads();  // all norms are written; all warps have read Q and K
   store_products(products.kk, rows);
-  typename Config::Record* const records =
-      args.records + int64_t{slot} * problem.heads + first_head;
+  uint32_t const first_record = slot * problem.heads + first_head;
+  typename Config::Record* const records = args.records + first_record;
   if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
   ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
-    if (__builtin_expect(is_wide(head), false)) {
+    if (is_wide(head)) {
       write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
     } else {
       write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
     }
   }
-  if (warp < heads) write_solution<Config>(shared, records[warp]);
+  if (warp < heads)
+    write_solution<Config>(shared, is_wide(rows.heads[warp]), args.records, first_record + warp);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule
