@@ -45,25 +45,39 @@ struct KeyProducts {
     return i * (i - 1) / 2 + j;
   }
 
-  // Stores the lane's two elements, row g of the 8 x 8 tile (m, n), n <= m.
-  __device__ __forceinline__ void put(int m, int n, float first, float second) {
-    using fp16 = dtype::fp16;
-    Lane const at;
-    int const i = m / 2, j = n / 2;
-    uint32_t const word = fp16::pack(first, second);
-    if (i > j) {
-      below[index(i, j)][n % 2 * 2 + m % 2][4 * at.g + at.t] = word;
-    } else {
-      float* const to = diagonal[i] + offset(m % 2 * 8 + at.g, n % 2 * 2 + at.t / 2);
-      *reinterpret_cast<float2*>(to + at.t % 2 * 2) = {
-          fp16::unpack(static_cast<uint16_t>(word)),
-          fp16::unpack(static_cast<uint16_t>(word >> 16))};
-    }
-  }
-
   // Loads block (i, j), i > j, as operand B.
   __device__ __forceinline__ void load(uint32_t (&b)[4], int i, int j, int lane) const {
     ptx::ldmatrix_x4_trans(b, ptx::smem_address(&below[index(i, j)][0][4 * lane]));
+  }
+};
+
+// Where a lane stores its elements, those of row g, of the 8 x 8 tiles (m, n) of N, n <= m.
+class TileRowPlaces {
+  int of_diagonal;     // first of the tiles in the block on the diagonal
+  uint32_t* below;     // tile (m, 0)
+  float* diagonal[2];  // its two tiles
+
+ public:
+  __device__ __forceinline__ TileRowPlaces(KeyProducts& products, int m, const Lane& at)
+      : of_diagonal(m / 2 * 2),
+        below(&products.below[KeyProducts::index(m / 2, 0)][m % 2][4 * at.g + at.t]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      diagonal[n] = products.diagonal[m / 2] +
+                    KeyProducts::offset(m % 2 * 8 + at.g, 2 * n + at.t / 2) + at.t % 2 * 2;
+    }
+  }
+
+  __device__ __forceinline__ void put(int n, float first, float second) const {
+    using fp16 = dtype::fp16;
+    uint32_t const word = fp16::pack(first, second);
+    if (n < of_diagonal) {
+      below[2 * 32 * n] = word;
+    } else {
+      *reinterpret_cast<float2*>(diagonal[n % 2]) = {
+          fp16::unpack(static_cast<uint16_t>(word)),
+          fp16::unpack(static_cast<uint16_t>(word >> 16))};
+    }
   }
 };
 

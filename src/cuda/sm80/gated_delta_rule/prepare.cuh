@@ -124,13 +124,14 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
+    TileRowPlaces const places(rows.products, m, at);
     float const factor = rows.norm_k[8 * m + at.g];
 #pragma unroll
-    for (int n = 0; n < kChunk / 8; ++n) {
+    for (int n = 0; n < 4 * half + 4; ++n) {
       if (n > m) break;
       const float (&tile)[4] = kk.tile[0][n];
-      rows.products.put(m, n, tile[2 * half] * (factor * norms[n].x),
-                        tile[2 * half + 1] * (factor * norms[n].y));
+      places.put(n, tile[2 * half] * (factor * norms[n].x),
+                 tile[2 * half + 1] * (factor * norms[n].y));
     }
   }
 }
