@@ -38,6 +38,7 @@ class SolutionWriter {
   unsigned char* const bytes;  // of the matrix
   int const lane;
   Lane const at;
+  uint32_t const word;  // offset of the lane's elements in a tile of the matrix
   bool const wide, low;
   float largest = 0.f;
 
@@ -52,6 +53,7 @@ class SolutionWriter {
         bytes(matrix),
         lane(static_cast<int>(ptx::thread_index() % 32)),
         at(lane),
+        word(Triangle::chunk_offset(at.g, 0) + 4 * at.t),
         wide(kRare && is_wide(head)),
         low(kRare && low) {}
 
@@ -179,8 +181,9 @@ class SolutionWriter {
         float const first = elements[n][2 * half] * x[n][2 * half];
         float const second = elements[n][2 * half + 1] * x[n][2 * half + 1];
         totals[half] += add(first, column.minus_betas[n].x) + add(second, column.minus_betas[n].y);
-        uint32_t const offset =
-            SolutionMatrix::chunk_offset(kBlock * i + 8 * half + at.g, 2 * j + n) + 4 * at.t;
+        uint32_t const offset = Triangle::advance(word, (2 * j + n) % 4) +
+                                (2 * i + half) * 8 * Triangle::kRowBytes +
+                                j / 2 * Triangle::kColBlockBytes;
         *reinterpret_cast<uint32_t*>(bytes + offset) = pack(first, second);
       }
     }
