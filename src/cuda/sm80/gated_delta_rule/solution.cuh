@@ -40,7 +40,7 @@ class SolutionWriter {
   Lane const at;
   uint32_t const word;  // offset of the lane's elements in a tile of the matrix
   bool const wide, low;
-  float largest = 0.f;
+  bool too_large = false;  // an element is
 
  public:
   __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadRows& head,
@@ -86,7 +86,7 @@ class SolutionWriter {
     }
     __syncwarp();  // all lanes have read the operands
     matrix.clear_operands(lane);
-    if (largest > Of::kLargest) growth = __float_as_uint(infinity());
+    if (too_large) growth = __float_as_uint(infinity());
     growth = __reduce_max_sync(0xffffffffu, growth);
     return growth > __float_as_uint(infinity()) ? infinity() : __uint_as_float(growth);
   }
@@ -96,7 +96,7 @@ class SolutionWriter {
     return low ? pack_rest(first, second) : dtype::fp16::pack(first, second);
   }
   __device__ __forceinline__ float add(float element, float minus_beta) {
-    if constexpr (Of::kLargest < __builtin_huge_valf()) largest = fmaxf(largest, fabsf(element));
+    too_large |= fabsf(element) > Of::kLargest;
     return Of::size(element, minus_beta);
   }
 
