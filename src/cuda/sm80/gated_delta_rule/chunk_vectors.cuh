@@ -80,16 +80,22 @@ class ThreadGates {
   // `first`: the first head's first token.
   __device__ __forceinline__ ThreadGates(const FwdProblem& problem, const GatePlace& first,
                                          int32_t heads, int32_t count)
-      : head(static_cast<int>(threadIdx.x) % kHeadsAtOnce),
-        token(static_cast<int>(threadIdx.x) / 32 * 2 * kStep +
-              static_cast<int>(threadIdx.x) % 32 / kHeadsAtOnce) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int const loaded = token + i * kStep;
-      exists[i] = loaded < count;
-      bits[i] = GateBits(problem, {first.batch, first.row + (exists[i] ? loaded : 0),
-                                   first.head + min(head, heads - 1)});
-    }
+      : head(static_cast<int>(threadIdx.x % kHeadsAtOnce)),
+        token(static_cast<int>(threadIdx.x / 32 * 2 * kStep + threadIdx.x % 32 / kHeadsAtOnce)),
+        exists{token < count, token + kStep < count} {
+    GatePlace const place{first.batch, first.row + (exists[0] ? token : 0),
+                          first.head + min(head, heads - 1)};
+    auto load = [&](const Gate& gate, uint32_t GateBits::* of) {
+      bits[0].*of = bits[1].*of = 0;
+      if (gate.data == nullptr) return;
+      int64_t const index = place.index(gate);
+      bits[0].*of = load_bits(gate, index);
+      bits[1].*of = load_bits(gate, index + (exists[1] ? kStep * gate.seq_stride : 0));
+    };
+    load(problem.g, &GateBits::g);
+    load(problem.beta, &GateBits::beta);
+    load(problem.a_log, &GateBits::a_log);
+    load(problem.dt_bias, &GateBits::dt_bias);
   }
 
   // Converts and stores them.
