@@ -111,9 +111,10 @@ class ThreadGates {
   }
 };
 
-// The vote tells the compiler that the result is warp-uniform.
-__device__ __forceinline__ bool is_wide(const HeadRows& head) {
-  return __any_sync(0xffffffffu, head.wide != 0) != 0;
+// Which of a block's heads are wide, as bits.
+__device__ __forceinline__ uint32_t find_wide(const ChunkRows& rows, int32_t heads) {
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  return __ballot_sync(0xffffffffu, lane < heads && rows.heads[lane].wide != 0);
 }
 
 // Computes the vectors of a head from its gates, and writes those of the record. By one warp, each

@@ -293,17 +293,18 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
+  uint32_t const wide = find_wide(rows, heads);
   ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
-    if (is_wide(head)) {
-      write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
-    } else {
+    if ((wide >> i & 1) == 0) {
       write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
+    } else {
+      write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
     }
   }
   if (warp < heads)
-    write_solution<Config>(shared, is_wide(rows.heads[warp]), args.records, first_record + warp);
+    write_solution<Config>(shared, (wide >> warp & 1) != 0, args.records, first_record + warp);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

@@ -54,7 +54,7 @@ class SolutionWriter {
         lane(static_cast<int>(ptx::thread_index() % 32)),
         at(lane),
         word(Triangle::chunk_offset(at.g, 0) + 4 * at.t),
-        wide(kRare && is_wide(head)),
+        wide(kRare && head.wide != 0),
         low(kRare && low) {}
 
   // Writes the matrix, and returns its growth.
