@@ -1,4 +1,4 @@
-"""A record's triangular matrix: what the first kernel stores, and what products read of it."""
+"""A record's triangular matrix: where its chunks are stored, and what products read of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ pytestmark = host_program.needs_compiler
 
 CHUNK = 64
 
-# Element (i, j) of the matrix is 64 i + j + 1; what is above the blocks on the diagonal is garbage,
-# as the first kernel leaves it there. Prints the words that are stored, and offsets of chunks.
+# Element (i, j) of the matrix is 64 i + j + 1, or 0 above the diagonal. Prints the words that are
+# stored, and offsets of chunks.
 PROGRAM = """
 #include <cstdio>
 #include <cstring>
@@ -19,26 +19,27 @@ PROGRAM = """
 #include "gated_delta_rule/triangle.cuh"
 
 using namespace flashvar::gated_delta_rule;
-alignas(128) static unsigned char scratch[64 * 128];
-alignas(128) static uint16_t stored[kTriangleElements];
+alignas(128) static unsigned char stored[kTriangleBytes];
 
 int main() {
-  for (int row = 0; row < 64; ++row) {
-    for (int column = 0; column < 64; ++column) {
-      bool const garbage = column / 16 > row / 16;
-      uint16_t const value = garbage ? 0xdead : column > row ? 0 : 64 * row + column + 1;
-      int const chunk = column / 8 ^ row % 8;
-      std::memcpy(scratch + 128 * row + 16 * chunk + 2 * (column % 8), &value, 2);
+  std::memset(stored, 0xee, sizeof stored);
+  for (uint32_t row = 0; row < 64; ++row) {
+    for (uint32_t chunk = 0; chunk < (row < 32 ? 4 : 8); ++chunk) {
+      uint16_t elements[8];
+      for (uint32_t i = 0; i < 8; ++i) {
+        uint32_t const column = 8 * chunk + i;
+        elements[i] = column > row ? 0 : 64 * row + column + 1;
+      }
+      uint32_t const offset =
+          Triangle::chunk_offset(row, chunk % 4) + chunk / 4 * Triangle::kColBlockBytes;
+      std::memcpy(stored + offset, elements, 16);
     }
   }
-  for (uint16_t& word : stored) word = 0xbeef;
-  for (int m = 0; m < 8; ++m) {
-    for (uint32_t lane = 0; lane < 32; ++lane) {
-      threadIdx.x = lane;
-      copy_triangle_rows(stored, scratch + 1024 * m, m, CHUNKS);
-    }
+  for (int i = 0; i < kTriangleElements; ++i) {
+    uint16_t word;
+    std::memcpy(&word, stored + 2 * i, 2);
+    std::printf("%d ", word);
   }
-  for (uint16_t word : stored) std::printf("%d ", word);
   for (uint32_t row = 0; row < 64; ++row) {
     for (int chunk = 0; chunk < 8; ++chunk) {
       std::printf("%u ", Triangle::advance(Triangle::chunk_offset(row, chunk % 2), chunk / 2 * 2));
@@ -58,13 +59,10 @@ def permuted(address: int) -> int:
     return address ^ (address >> 3 & 0x30)
 
 
-@pytest.fixture(scope="module", params=["m / 2 * 2 + 2", "m + 1"], ids=["solution", "scores"])
-def printed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[int], list[int]]:
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[int]]:
     """The words stored, and the offsets of 64 rows of 8 chunks."""
-    folder = tmp_path_factory.mktemp("triangle")
-    code, text = host_program.run(PROGRAM.replace("CHUNKS", request.param), folder)
+    code, text = host_program.run(PROGRAM, tmp_path_factory.mktemp("triangle"))
     assert code == 0
     words = [int(word) for word in text.split()]
     return words[: CHUNK * CHUNK * 3 // 4], words[CHUNK * CHUNK * 3 // 4 :]

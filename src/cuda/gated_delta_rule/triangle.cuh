@@ -27,24 +27,4 @@ struct Triangle {
   }
 };
 
-// Copies rows 8 m to 8 m + 7 of a matrix, with zeros from column 8 * chunks on. `from`: those rows,
-// swizzled as by SWIZZLE_128B (rows of 128 bytes). Called by one warp.
-__device__ __forceinline__ void copy_triangle_rows(uint16_t* triangle, const unsigned char* from,
-                                                   int m, int chunks) {
-  // Eight consecutive lanes have two rows, four apart, so that they read from all banks.
-  int const lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4 % 2 * 4 + lane / 8;
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    if (8 * m < kChunk / 2 * block) break;  // the rows' last 32 columns are not stored
-    int const chunk = 4 * block + (lane % 4 ^ static_cast<int>(Triangle::Swizzle::permute(row)));
-    uint4 words{};
-    if (chunk < chunks) {
-      words = *reinterpret_cast<const uint4*>(from + row * 128 + (chunk ^ row) * kChunkBytes);
-    }
-    *reinterpret_cast<uint4*>(reinterpret_cast<unsigned char*>(triangle) +
-                              block * Triangle::kColBlockBytes +
-                              (8 * m + row) * Triangle::kRowBytes + lane % 4 * kChunkBytes) = words;
-  }
-}
-
 }  // namespace flashvar::gated_delta_rule

@@ -21,5 +21,9 @@ __device__ __forceinline__ float kept(float value) {
   asm volatile("" : "+f"(value));
   return value;
 }
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 }  // namespace flashvar::ptx

@@ -18,14 +18,14 @@ inline constexpr int kHeadsAtOnce = 4;
 // Where the gates of the chunk are `wide`, these would overflow: they are 1 then, and D_ij is
 // computed element by element.
 struct HeadRows {
-  float sums[kChunk];           // G, in log2 units
-  float beta[kChunk];           // 0 beyond the sequence, as all other rows are
-  float decay[kChunk];          // the factor of D's row
-  float columns[kChunk];        // factors of columns of the first matrix, with those of D
-  float score_columns[kChunk];  // likewise of P, the scores
-  float middle;                 // subtracted from G in D's factors
+  float sums[kChunk];           // G, in log2 units; before find_vectors() the gates themselves
+  float minus_beta[kChunk];     // 0 beyond the sequence, as all other rows are
+  float rows[kChunk];           // factors of rows of the first matrix, with those of D
+  float columns[kChunk];        // likewise of its columns
+  float score_rows[kChunk];     // likewise of P, the scores
+  float score_columns[kChunk];  // likewise
   int wide;
-  int unused[2];
+  int unused[7];  // the same token of four heads, and of eight tokens, lies in different banks
 };
 
 // Shared memory of the prepare kernel after the tiles.
@@ -52,88 +52,112 @@ struct Solution<ChunkRecord> {
   static __device__ __forceinline__ float column(float beta) { return beta; }
   static __device__ __forceinline__ float diagonal(float beta) { return beta; }
   // What an element of a row, and the diagonal, contribute to the growth.
-  static __device__ __forceinline__ float size(float element, float) { return fabsf(element); }
+  static __device__ __forceinline__ float size(float element, float /* minus_beta */) {
+    return fabsf(element);
+  }
   static __device__ __forceinline__ float diagonal_size(float beta) { return fabsf(beta); }
   // Writes the vectors that this type of record alone has.
-  static __device__ __forceinline__ void write_more(ChunkRecord&, int, float, float, float, float) {
-  }
+  static __device__ __forceinline__ void write_more(ChunkRecord&, int, float2, float2, float2,
+                                                    float2) {}
 };
 
-// The gates of a head's chunk as a lane loads them: of two consecutive tokens.
-struct LaneGates {
+__device__ __forceinline__ float2 pair_of(const float* vector, int first) {
+  return *reinterpret_cast<const float2*>(vector + first);
+}
+__device__ __forceinline__ void put_pair(float* vector, int first, float2 pair) {
+  *reinterpret_cast<float2*>(vector + first) = pair;
+}
+
+// The gates of a block's heads as a thread loads them: of two tokens of a head. Neighbours have the
+// same token of the next head, which usually is the next in memory.
+class ThreadGates {
+  static constexpr int kStep = 32 / kHeadsAtOnce;  // tokens that a warp loads at once
+  int head, token;
   bool exists[2];
   GateBits bits[2];
 
-  __device__ __forceinline__ LaneGates(const FwdProblem& problem, const GatePlace& first,
-                                       int32_t count) {
-    int const token = static_cast<int>(threadIdx.x) % 32 * 2;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      exists[i] = token + i < count;
-      bits[i] =
-          GateBits(problem, {first.batch, first.row + (exists[i] ? token + i : 0), first.head});
+ public:
+  // `first`: the first head's first token.
+  __device__ __forceinline__ ThreadGates(const FwdProblem& problem, const GatePlace& first,
+                                         int32_t heads, int32_t count)
+      : head(static_cast<int>(threadIdx.x % kHeadsAtOnce)),
+        token(static_cast<int>(threadIdx.x / 32 * 2 * kStep + threadIdx.x % 32 / kHeadsAtOnce)),
+        exists{token < count, token + kStep < count} {
+    GatePlace const place{first.batch, first.row + (exists[0] ? token : 0),
+                          first.head + min(head, heads - 1)};
+    auto load = [&](const Gate& gate, uint32_t GateBits::* of) {
+      bits[0].*of = bits[1].*of = 0;
+      if (gate.data == nullptr) return;
+      int64_t const index = place.index(gate);
+      bits[0].*of = load_bits(gate, index);
+      bits[1].*of = load_bits(gate, index + (exists[1] ? kStep * gate.seq_stride : 0));
+    };
+    load(problem.g, &GateBits::g);
+    load(problem.beta, &GateBits::beta);
+    load(problem.a_log, &GateBits::a_log);
+    load(problem.dt_bias, &GateBits::dt_bias);
+  }
+
+  // Converts and stores them.
+  __device__ __forceinline__ void store(const FwdProblem& problem, HeadRows* heads) {
+    HeadRows& to = heads[head];
+#pragma unroll 1  // the conversions are long code
+    for (int i = token; i < token + 2 * kStep; i += kStep) {
+      to.sums[i] = exists[0] ? bits[0].decay_log(problem) * (1.f / kLn2) : 0.f;
+      to.minus_beta[i] = exists[0] ? -bits[0].beta_of(problem) : 0.f;
+      exists[0] = exists[1];
+      bits[0] = bits[1];
     }
   }
 };
 
-// Computes G and beta of a head, by one warp.
-__device__ __forceinline__ void find_gates(const FwdProblem& problem, const LaneGates& gates,
-                                           HeadRows& rows) {
-  // Range of D's factors: 2^-60 to 2^60.
-  constexpr float kFarthest = 60.f;
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  float decay[2], beta[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    decay[i] = gates.exists[i] ? gates.bits[i].decay_log(problem) * (1.f / kLn2) : 0.f;
-    beta[i] = gates.exists[i] ? gates.bits[i].beta_of(problem) : 0.f;
-  }
-  float const before = sum_before(decay[0] + decay[1]);
-  float const sums[2] = {before + decay[0], before + (decay[0] + decay[1])};
-  float const middle =
-      0.5f * (__shfl_sync(0xffffffffu, sums[0], 0) + __shfl_sync(0xffffffffu, sums[1], 31));
-  bool const near = fabsf(sums[0] - middle) <= kFarthest && fabsf(sums[1] - middle) <= kFarthest;
-  bool const wide = !__all_sync(0xffffffffu, near);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    rows.sums[2 * lane + i] = sums[i];
-    rows.beta[2 * lane + i] = beta[i];
-  }
-  if (lane == 0) {
-    rows.middle = middle;
-    rows.wide = wide;
-  }
+// Which of a block's heads are wide, as bits.
+__device__ __forceinline__ uint32_t find_wide(const ChunkRows& rows, int32_t heads) {
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  return __ballot_sync(0xffffffffu, lane < heads && rows.heads[lane].wide != 0);
 }
 
-// The vote tells the compiler that the result is warp-uniform.
-__device__ __forceinline__ bool is_wide(const HeadRows& head) {
-  return __any_sync(0xffffffffu, head.wide != 0) != 0;
-}
-
-// Computes the other vectors of a head and writes those of the record, by one warp.
+// Computes the vectors of a head from its gates, and writes those of the record. By one warp, each
+// lane two tokens.
 template <class Record>
 __device__ __forceinline__ void find_vectors(const ChunkRows& rows, HeadRows& head, float scale,
                                              Record& record) {
-  float const last = head.sums[kChunk - 1];
-  bool const wide = head.wide != 0;
-#pragma unroll
-  for (int row = static_cast<int>(threadIdx.x) % 32; row < kChunk; row += 32) {
-    float const sum = head.sums[row], decay = exp2_approx(sum);
-    float const norm_q = rows.norm_q[row], norm_k = rows.norm_k[row];
-    record.a[row] = decay * norm_k;
-    record.b[row] = exp2_approx(last - sum) * norm_k;
-    record.c[row] = scale * decay * norm_q;
-    Solution<Record>::write_more(record, row, head.beta[row], sum, norm_q, norm_k);
-    float const of_column = wide ? 1.f : exp2_approx(head.middle - sum);
-    head.decay[row] = wide ? 1.f : exp2_approx(sum - head.middle);
-    head.columns[row] = Solution<Record>::column(head.beta[row]) * of_column;
-    head.score_columns[row] = norm_k * of_column;
-  }
-  if (threadIdx.x % 32 == 0) record.decay = exp2_approx(last);
-}
+  using Of = Solution<Record>;
+  // Range of D's factors: 2^-60 to 2^60.
+  constexpr float kFarthest = 60.f;
+  int const first = static_cast<int>(threadIdx.x) % 32 * 2;
+  float2 const gates = pair_of(head.sums, first), minus_beta = pair_of(head.minus_beta, first);
+  float2 const beta = {-minus_beta.x, -minus_beta.y};
+  float2 const norm_q = pair_of(rows.norm_q, first), norm_k = pair_of(rows.norm_k, first);
+  float const before = sum_before(gates.x + gates.y);
+  float2 const sums = {before + gates.x, before + (gates.x + gates.y)};
+  float const last = __shfl_sync(0xffffffffu, sums.y, 31);
+  float const middle = 0.5f * (__shfl_sync(0xffffffffu, sums.x, 0) + last);
+  bool const near = fabsf(sums.x - middle) <= kFarthest && fabsf(sums.y - middle) <= kFarthest;
+  bool const wide = !__all_sync(0xffffffffu, near);
 
-__device__ __forceinline__ float2 pair_of(const float* vector, int first) {
-  return *reinterpret_cast<const float2*>(vector + first);
+  float2 const decay = {exp2_approx(sums.x), exp2_approx(sums.y)};
+  put_pair(record.a, first, {decay.x * norm_k.x, decay.y * norm_k.y});
+  put_pair(record.b, first,
+           {exp2_approx(last - sums.x) * norm_k.x, exp2_approx(last - sums.y) * norm_k.y});
+  put_pair(record.c, first, {scale * decay.x * norm_q.x, scale * decay.y * norm_q.y});
+  Of::write_more(record, first, beta, sums, norm_q, norm_k);
+
+  float2 of_row = {1.f, 1.f}, of_column = {1.f, 1.f};
+  if (!wide) {
+    of_row = {exp2_approx(sums.x - middle), exp2_approx(sums.y - middle)};
+    of_column = {exp2_approx(middle - sums.x), exp2_approx(middle - sums.y)};
+  }
+  put_pair(head.sums, first, sums);
+  put_pair(head.rows, first, {Of::row(beta.x) * of_row.x, Of::row(beta.y) * of_row.y});
+  put_pair(head.columns, first,
+           {Of::column(beta.x) * of_column.x, Of::column(beta.y) * of_column.y});
+  put_pair(head.score_rows, first, {scale * norm_q.x * of_row.x, scale * norm_q.y * of_row.y});
+  put_pair(head.score_columns, first, {norm_k.x * of_column.x, norm_k.y * of_column.y});
+  if (first == 0) {
+    head.wide = wide;
+    record.decay = exp2_approx(last);
+  }
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

@@ -17,16 +17,16 @@ struct Solution<GradRecord> {
   static __device__ __forceinline__ float row(float) { return 1.f; }
   static __device__ __forceinline__ float column(float) { return 1.f; }
   static __device__ __forceinline__ float diagonal(float) { return 0.f; }
-  static __device__ __forceinline__ float size(float element, float beta) {
-    return fabsf(element * beta);
+  static __device__ __forceinline__ float size(float element, float minus_beta) {
+    return fabsf(element * minus_beta);
   }
   static __device__ __forceinline__ float diagonal_size(float) { return 1.f; }
-  static __device__ __forceinline__ void write_more(GradRecord& record, int row, float beta,
-                                                    float sum, float norm_q, float norm_k) {
-    record.beta[row] = beta;
-    record.sums[row] = sum;
-    record.norm_q[row] = norm_q;
-    record.norm_k[row] = norm_k;
+  static __device__ __forceinline__ void write_more(GradRecord& record, int first, float2 beta,
+                                                    float2 sums, float2 norm_q, float2 norm_k) {
+    put_pair(record.beta, first, beta);
+    put_pair(record.sums, first, sums);
+    put_pair(record.norm_q, first, norm_q);
+    put_pair(record.norm_k, first, norm_k);
   }
 };
 

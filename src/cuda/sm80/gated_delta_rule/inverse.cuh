@@ -11,10 +11,11 @@
 
 #include "core/dtype.cuh"
 #include "core/quad.cuh"
-#include "core/smem_layout.cuh"
 #include "gated_delta_rule/chunk.h"
+#include "gated_delta_rule/triangle.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
+#include "ptx/smem_address.cuh"
 #include "ptx/vectors.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -24,39 +25,58 @@ using namespace flashvar::gated_delta_rule;  // what all architectures share
 inline constexpr int kBlock = 16;  // rows and columns of a block
 inline constexpr int kBlocks = kChunk / kBlock;
 
-// N in shared memory, in the order in which lanes read it.
+// The lower triangle of N in shared memory.
 struct KeyProducts {
-  // Strides in floats between rows and between blocks, such that eight rows of a block, and one row
-  // of each of four blocks, lie in different banks.
-  static constexpr int kRow = kBlock + 4;
-  static constexpr int kStride = kBlock * kRow + 8;
-  static constexpr int kBelow = kBlocks * (kBlocks - 1) / 2;
+  // Stride in floats between blocks on the diagonal, such that the same row of each of them lies in
+  // different banks.
+  static constexpr int kStride = kBlock * kBlock + 8;
 
   float diagonal[kBlocks][kStride];
-  float4 below[kBelow][2][32];  // as accumulators, two tiles of 8 columns
-  uint4 operands[kBelow][32];   // the same in fp16, as operand B
+  // Blocks below the diagonal, in fp16, each as four 8 x 8 tiles in the order of operand B's
+  // registers.
+  uint32_t below[kBlocks * (kBlocks - 1) / 2][4][32];
 
-  // Index of block (i, j) below the diagonal, i > j.
+  // Offset in a block on the diagonal of four elements of a row. They are permuted so that four
+  // rows of eight elements, and eight rows of four, lie in different banks.
+  static __device__ __forceinline__ constexpr int offset(int row, int four) {
+    return kBlock * row + 4 * (four ^ (row / 2 % 2 * 2 + row / 4 % 2));
+  }
   static __device__ __forceinline__ constexpr int index(int i, int j) {
     return i * (i - 1) / 2 + j;
   }
 
-  // Stores the lane's two elements, row g of the 8 x 8 tile (m, n). N is a triangle of a symmetric
-  // matrix: tiles above the diagonal are the transposes that operand B needs.
-  __device__ __forceinline__ void put(int m, int n, float first, float second) {
+  // Loads block (i, j), i > j, as operand B.
+  __device__ __forceinline__ void load(uint32_t (&b)[4], int i, int j, int lane) const {
+    ptx::ldmatrix_x4_trans(b, ptx::smem_address(&below[index(i, j)][0][4 * lane]));
+  }
+};
+
+// Where a lane stores its elements, those of row g, of the 8 x 8 tiles (m, n) of N, n <= m.
+class TileRowPlaces {
+  int of_diagonal;     // first of the tiles in the block on the diagonal
+  uint32_t* below;     // tile (m, 0)
+  float* diagonal[2];  // its two tiles
+
+ public:
+  __device__ __forceinline__ TileRowPlaces(KeyProducts& products, int m, const Lane& at)
+      : of_diagonal(m / 2 * 2),
+        below(&products.below[KeyProducts::index(m / 2, 0)][m % 2][4 * at.g + at.t]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      diagonal[n] = products.diagonal[m / 2] +
+                    KeyProducts::offset(m % 2 * 8 + at.g, 2 * n + at.t / 2) + at.t % 2 * 2;
+    }
+  }
+
+  __device__ __forceinline__ void put(int n, float first, float second) const {
     using fp16 = dtype::fp16;
-    Lane const at;
-    int const i = m / 2, j = n / 2, lane = 4 * at.g + at.t;
     uint32_t const word = fp16::pack(first, second);
-    float2 const rounded = {fp16::unpack(static_cast<uint16_t>(word)),
-                            fp16::unpack(static_cast<uint16_t>(word >> 16))};
-    if (i > j) {
-      reinterpret_cast<float2*>(&below[index(i, j)][n % 2][lane])[m % 2] = rounded;
-    } else if (i < j) {
-      reinterpret_cast<uint32_t*>(&operands[index(j, i)][lane])[m % 2 * 2 + n % 2] = word;
+    if (n < of_diagonal) {
+      below[2 * 32 * n] = word;
     } else {
-      float* const row = diagonal[i] + (m % 2 * 8 + at.g) * kRow;
-      *reinterpret_cast<float2*>(row + n % 2 * 8 + 2 * at.t) = rounded;
+      *reinterpret_cast<float2*>(diagonal[n % 2]) = {
+          fp16::unpack(static_cast<uint16_t>(word)),
+          fp16::unpack(static_cast<uint16_t>(word >> 16))};
     }
   }
 };
@@ -86,97 +106,171 @@ struct DiagonalRows {
   float upper[kBlock / 2], lower[kBlock];
 
   // Solves X = N - X diag(beta) N by substitution, last column first.
-  __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* betas,
+  __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* minus_betas,
                                           int lane) {
     int const block = lane / 8, row = lane % 8;
     const float* const n = products.diagonal[block];
-    float beta[kBlock];
-    load_floats(beta, betas + kBlock * block);
-    load_floats(upper, n + row * KeyProducts::kRow);
-    load_floats(lower, n + (row + 8) * KeyProducts::kRow);
+    float minus_beta[kBlock];
+    load_floats(minus_beta, minus_betas + kBlock * block);
+    load_row(upper, n, row);
+    load_row(lower, n, row + 8);
 #pragma unroll
     for (int column = 0; column < 8; ++column) {
       if (column >= row) upper[column] = lower[column + 8] = 0.f;
     }
 #pragma unroll
-    for (int known = kBlock - 1; known > 0; --known) {
-      float const of_upper = known < 8 ? -beta[known] * upper[known % 8] : 0.f;
-      float const of_lower = -beta[known] * lower[known];
+    for (int known = kBlock - 2; known > 0; --known) {  // the last column is 0
+      bool const of_both = known < kBlock / 2 - 1;      // likewise of the upper row
+      float const of_upper = of_both ? minus_beta[known] * upper[known % 8] : 0.f;
+      float const of_lower = minus_beta[known] * lower[known];
 #pragma unroll
       for (int first = 0; first < known; first += 4) {
         float four[4];
-        load_floats(four, n + known * KeyProducts::kRow + first);
+        load_floats(four, n + KeyProducts::offset(known, first / 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           int const column = first + i;
           if (column >= known) break;
           lower[column] = fmaf(of_lower, four[i], lower[column]);
-          if (known < 8) upper[column % 8] = fmaf(of_upper, four[i], upper[column % 8]);
+          if (of_both) upper[column % 8] = fmaf(of_upper, four[i], upper[column % 8]);
         }
       }
     }
   }
+
+ private:
+  template <int kCount>
+  static __device__ __forceinline__ void load_row(float (&to)[kCount], const float* block,
+                                                  int row) {
+#pragma unroll
+    for (int first = 0; first < kCount; first += 4) {
+      float four[4];
+      load_floats(four, block + KeyProducts::offset(row, first / 4));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[first + i] = four[i];
+    }
+  }
 };
 
-// The result matrix in shared memory. Parts of it that are not written yet hold the diagonal blocks
-// of X as mma operands: above the diagonal, where the result is 0 (readers substitute the zeros),
-// and in the last row of blocks.
+// The result matrix in shared memory: a Triangle, followed by the quarter that a Triangle leaves
+// out. That quarter, blocks above the diagonal and, until the result is written there, the last row
+// of blocks hold the diagonal blocks of X as mma operands: I - X_ii diag(beta), i > 0, as operand
+// A, split into a high part (left) and a low part (left_rest); X_jj, j < 3, as operand B (right).
 struct SolutionMatrix {
-  using Layout = SmemLayout<kChunk, kChunk>;
+  static constexpr int kBytes = 2 * kChunk * kChunk;
   uint32_t smem;
 
-  // The lane's ldmatrix addresses of block (i, i) times -diag(beta), i > 0, as operand A, and of
-  // its low part; and its ldmatrix.trans address of block (j, j), j < 3, as operand B.
-  __device__ __forceinline__ uint32_t left(int i, int lane) const {
-    return i < 3 ? fragment(i - 1, i + 1, lane) : fragment(0, 3, lane);
-  }
-  __device__ __forceinline__ uint32_t left_rest(int i, int lane) const {
-    return fragment(3, i - 1, lane);
-  }
-  __device__ __forceinline__ uint32_t right(int j, int lane) const {
-    return fragment(j, j + 1, lane);
+  // Byte offset of a chunk.
+  static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
+    uint32_t const of_half = row < kChunk / 2 ? Triangle::kBytes : Triangle::kColBlockBytes;
+    return Triangle::chunk_offset(row, chunk % 4) + chunk / 4 * of_half;
   }
 
-  // Stores eight elements of a row of block (i, i) as operands.
-  __device__ __forceinline__ void put_operands(int i, int row, int column, const float (&x)[8],
-                                               const float (&beta)[8]) const {
-    using fp16 = dtype::fp16;
-    auto store = [&](int of_rows, int of_columns, uint4 words) {
-      ptx::shared_store(
-          smem + Layout::chunk_offset(kBlock * of_rows + row, 2 * of_columns + column / 8), words);
+  // Blocks of operands.
+  struct Block {
+    int i, j;
+  };
+  static __device__ __forceinline__ constexpr Block left(int i) { return {0, i}; }
+  static __device__ __forceinline__ constexpr Block left_rest(int i) {
+    return {i < 3 ? 1 : 2, i < 3 ? i + 1 : 3};
+  }
+  static __device__ __forceinline__ constexpr Block right(int j) { return {3, j}; }
+
+  // The lane's ldmatrix address of a block.
+  __device__ __forceinline__ uint32_t fragment(const Block& block, int lane) const {
+    return smem + chunk_offset(kBlock * block.i + lane % 16, 2 * block.j + lane / 16);
+  }
+
+  // Writes the zeros of a Triangle over the operands above the diagonal.
+  __device__ __forceinline__ void clear_operands(int lane) const {
+    ptx::shared_store(fragment({0, 1}, lane), uint4{});
+    ptx::shared_store(fragment({2, 3}, lane), uint4{});
+  }
+};
+
+// Where a lane stores its rows of diagonal block lane / 8: addresses of the first eight elements of
+// the upper row, in the result and in the operands.
+class DiagonalPlaces {
+  uint32_t result, right, left, left_rest;
+  int row;
+  bool has_right, has_left;
+
+ public:
+  __device__ __forceinline__ DiagonalPlaces(const SolutionMatrix& matrix, int lane)
+      : row(lane % 8), has_right(lane / 8 < kBlocks - 1), has_left(lane / 8 > 0) {
+    int const block = lane / 8;
+    auto place = [&](const SolutionMatrix::Block& of) {
+      return matrix.smem + SolutionMatrix::chunk_offset(kBlock * of.i + row, 2 * of.j);
     };
-    if (i < 3) {
-      store(i, i + 1,
-            {fp16::pack(x[0], x[1]), fp16::pack(x[2], x[3]), fp16::pack(x[4], x[5]),
-             fp16::pack(x[6], x[7])});
-    }
-    if (i == 0) return;
+    result = place({block, block});
+    right = place(SolutionMatrix::right(block));
+    left = place(SolutionMatrix::left(block));
+    left_rest = place(SolutionMatrix::left_rest(block));
+  }
+
+  // Stores eight elements as operands: columns 8 * chunk to 8 * chunk + 7 of the upper or the lower
+  // row. `minus_beta`: of these columns.
+  __device__ __forceinline__ void put_operands(bool lower, int chunk, const float (&x)[8],
+                                               const float (&minus_beta)[8]) const {
+    using fp16 = dtype::fp16;
     float scaled[8];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) scaled[e] = -beta[e] * x[e];
-    store(i < 3 ? i - 1 : 0, i < 3 ? i + 1 : 3,
+    for (int e = 0; e < 8; ++e) {
+      bool const on_diagonal = lower == (chunk != 0) && e == row;
+      scaled[e] = on_diagonal ? 1.f : minus_beta[e] * x[e];
+    }
+    if (has_right) {
+      put(right, lower, chunk,
+          {fp16::pack(x[0], x[1]), fp16::pack(x[2], x[3]), fp16::pack(x[4], x[5]),
+           fp16::pack(x[6], x[7])});
+    }
+    if (has_left) {
+      put(left, lower, chunk,
           {fp16::pack(scaled[0], scaled[1]), fp16::pack(scaled[2], scaled[3]),
            fp16::pack(scaled[4], scaled[5]), fp16::pack(scaled[6], scaled[7])});
-    store(3, i - 1,
+      put(left_rest, lower, chunk,
           {pack_rest(scaled[0], scaled[1]), pack_rest(scaled[2], scaled[3]),
            pack_rest(scaled[4], scaled[5]), pack_rest(scaled[6], scaled[7])});
+    }
+  }
+
+  // Likewise zeros.
+  __device__ __forceinline__ void put_zeros(bool lower, int chunk) const {
+    put(result, lower, chunk, uint4{});
+    if (has_right) put(right, lower, chunk, uint4{});
+    if (has_left) {
+      put(left, lower, chunk, uint4{});
+      put(left_rest, lower, chunk, uint4{});
+    }
+  }
+
+  __device__ __forceinline__ void put_result(bool lower, int chunk, uint4 words) const {
+    put(result, lower, chunk, words);
+  }
+  // Stores the result's element on the diagonal.
+  __device__ __forceinline__ void put_diagonal(bool lower, uint16_t word) const {
+    ptx::shared_store(address(result, lower, lower ? 1 : 0) + 2 * row, word);
   }
 
  private:
-  __device__ __forceinline__ uint32_t fragment(int i, int j, int lane) const {
-    return smem + Layout::chunk_offset(kBlock * i + lane % 16, 2 * j + lane / 16);
+  static __device__ __forceinline__ uint32_t address(uint32_t place, bool lower, int chunk) {
+    return (place ^ chunk * kChunkBytes) + (lower ? 8 * Triangle::kRowBytes : 0);
+  }
+  static __device__ __forceinline__ void put(uint32_t place, bool lower, int chunk, uint4 words) {
+    ptx::shared_store(address(place, lower, chunk), words);
   }
 };
 
-// Packs a block's accumulators times -diag(beta) as operand A, and its low part. `beta`: of the
-// lane's columns.
+// Packs a block's accumulators times -diag(beta) as operand A, and its low part. `minus_beta`: of
+// the lane's columns.
 __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][4],
-                                          const float2 (&beta)[2], uint32_t* rest = nullptr) {
+                                          const float2 (&minus_beta)[2], uint32_t* rest = nullptr) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const first = -beta[n].x * x[n][2 * half], second = -beta[n].y * x[n][2 * half + 1];
+      float const first = minus_beta[n].x * x[n][2 * half];
+      float const second = minus_beta[n].y * x[n][2 * half + 1];
       a[2 * n + half] = dtype::fp16::pack(first, second);
       if (rest != nullptr) rest[2 * n + half] = pack_rest(first, second);
     }
@@ -189,45 +283,38 @@ __device__ __forceinline__ void multiply_block(float (&x)[2][4], const uint32_t 
   ptx::mma_m16n8k16<dtype::fp16>(x[1], left, right[2], right[3]);
 }
 
-// Computes the blocks of X below the diagonal and passes their accumulators to finish(i, j, x), one
-// row of blocks after the other. Precondition: `matrix` holds the operands.
-//   X_ij = Y - Y diag(beta) X_jj,  Y = N_ij - sum over k in (j, i] of X_ik diag(beta) N_kj
-template <class Finish>
+// Computes the blocks of X below the diagonal, one column of blocks after the other, last column
+// first, and passes their accumulators to finish(i, j, x, column). `column` is load_column(j),
+// whose member `minus_betas` is of the lane's columns. Precondition: `matrix` holds the operands.
+//   X_ij = Y - Y diag(beta) X_jj,
+//   Y = (I - X_ii diag(beta)) N_ij - sum over k in (j, i) of X_ik diag(beta) N_kj
+template <class LoadColumn, class Finish>
 __device__ __forceinline__ void solve_below(const KeyProducts& products,
-                                            const SolutionMatrix& matrix, const float* beta,
-                                            int lane, Finish&& finish) {
+                                            const SolutionMatrix& matrix, int lane,
+                                            LoadColumn&& load_column, Finish&& finish) {
+  uint32_t left[kBlocks][kBlocks][4], left_rest[kBlocks][4];
 #pragma unroll
-  for (int i = 1; i < kBlocks; ++i) {
-    uint32_t left[kBlocks][4], left_rest[4];
-    ptx::ldmatrix_x4(left[i], matrix.left(i, lane));
-    ptx::ldmatrix_x4(left_rest, matrix.left_rest(i, lane));
-    __syncwarp();  // all lanes have read the operands in the last row of blocks
+  for (int j = kBlocks - 2; j >= 0; --j) {
+    auto const column = load_column(j);
+    uint32_t right[kBlocks][4];
+    ptx::ldmatrix_x4_trans(right[j], matrix.fragment(SolutionMatrix::right(j), lane));
+    // Used from now on.
+    ptx::ldmatrix_x4(left[j + 1][j + 1], matrix.fragment(SolutionMatrix::left(j + 1), lane));
+    ptx::ldmatrix_x4(left_rest[j + 1], matrix.fragment(SolutionMatrix::left_rest(j + 1), lane));
+    __syncwarp();  // all lanes have read X_jj, which block (3, j) of the result overwrites
 #pragma unroll
-    for (int j = i - 1; j >= 0; --j) {
-      float x[2][4];
-      float2 betas[2];
-      uint32_t right[kBlocks][4];
+    for (int i = j + 1; i < kBlocks; ++i) {
+      products.load(right[i], i, j, lane);
+      float x[2][4] = {};
+      multiply_block(x, left_rest[i], right[i]);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float4 const of = products.below[KeyProducts::index(i, j)][n][lane];
-        x[n][0] = of.x, x[n][1] = of.y, x[n][2] = of.z, x[n][3] = of.w;
-        betas[n] = *reinterpret_cast<const float2*>(beta + kBlock * j + 8 * n + lane % 4 * 2);
-      }
-#pragma unroll
-      for (int k = i; k > j; --k) {
-        uint4 const of = products.operands[KeyProducts::index(k, j)][lane];
-        right[k][0] = of.x, right[k][1] = of.y, right[k][2] = of.z, right[k][3] = of.w;
-      }
-      ptx::ldmatrix_x4_trans(right[j], matrix.right(j, lane));
-      multiply_block(x, left_rest, right[i]);
-#pragma unroll
-      for (int k = i; k > j; --k) multiply_block(x, left[k], right[k]);
+      for (int k = i; k > j; --k) multiply_block(x, left[i][k], right[k]);
       uint32_t rest[4];
-      pack_left(left[j], x, betas, rest);
+      pack_left(left[i][j], x, column.minus_betas, rest);
       multiply_block(x, rest, right[j]);
-      multiply_block(x, left[j], right[j]);
-      finish(i, j, x);
-      if (j > 0) pack_left(left[j], x, betas);
+      multiply_block(x, left[i][j], right[j]);
+      finish(i, j, x, column);
+      if (j > 0) pack_left(left[i][j], x, column.minus_betas);
     }
   }
 }

@@ -7,9 +7,12 @@
 #include <cstdint>
 
 #include "core/quad.cuh"
+#include "core/warp_copy.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/problem.h"
+#include "gated_delta_rule/triangle.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/kept.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 #include "sm80/gated_delta_rule/solution.cuh"
@@ -35,7 +38,7 @@ struct PrepareConfig {
   static constexpr int kThreads = 128;
   // Q and K; later overwritten with a matrix per warp.
   static constexpr int kTiles = 2 * Layout::kBytes;
-  static constexpr int kMatrices = kThreads / 32 * kMatrixBytes;
+  static constexpr int kMatrices = kThreads / 32 * SolutionMatrix::kBytes;
   static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
   static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(ChunkRows));
 };
@@ -55,98 +58,182 @@ __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
 
 using SquareRows = Accumulator<16, kChunk>;
 
-// Writes the normalisation factors of the warp's 16 rows of a tile, 1 / sqrt(sum of squares +
-// 1e-6).
-template <class Config>
-__device__ __forceinline__ void find_norms(uint32_t tile, float* norms) {
-  using Layout = typename Config::Layout;
-  auto const rows = rows_address<Layout>(tile);
-  float products[2][4] = {};
+// The warp's 16 rows of products of Q and K, before they are normalised.
+struct RowProducts {
+  SquareRows qk, kk;
+  Accumulator<16, 16> qq;  // of its own rows only: the squares are on the diagonal
+
+  // `q`, `k`: the tiles' addresses. One loop, so that each operand is loaded once.
+  template <class Config>
+  __device__ __forceinline__ void multiply(uint32_t q, uint32_t k) {
+    using Dtype = typename Config::Dtype;
+    using Layout = typename Config::Layout;
+    auto const rows_q = rows_address<Layout>(q), rows_k = rows_address<Layout>(k);
+    FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
+    int const last = 7 - __shfl_sync(0xffffffffu, Lane().warp, 0);  // tile on the diagonal
+    qk.clear();
+    kk.clear();
+    qq.clear();
 #pragma unroll
-  for (int kk = 0; kk < Config::kDim / 16; ++kk) {
-    uint32_t a[4];
-    ptx::ldmatrix_x4(a, rows.chunk(2 * kk));
+    for (int step = 0; step < Config::kDim / 16; ++step) {
+      uint32_t of_q[4], of_k[4];
+      ptx::ldmatrix_x4(of_q, rows_q.chunk(2 * step));
+      ptx::ldmatrix_x4(of_k, rows_k.chunk(2 * step));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B: A A^T
-      ptx::mma_m16n8k16<typename Config::Dtype>(products[half], a, a[half], a[half + 2]);
+      for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B
+        ptx::mma_m16n8k16<Dtype>(qq.tile[0][half], of_q, of_q[half], of_q[half + 2]);
+      }
+#pragma unroll
+      for (int n = 0; n < kChunk / 8; n += 2) {
+        if (n >= 6 && n > last) break;  // above the diagonal
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, columns.chunk(2 * step) + n * 8 * Layout::kRowBytes);
+        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n], of_q, b[0], b[1]);
+        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n + 1], of_q, b[2], b[3]);
+        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n], of_k, b[0], b[1]);
+        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n + 1], of_k, b[2], b[3]);
+      }
     }
   }
+};
+
+// Writes the normalisation factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
+__device__ __forceinline__ void find_norms(const RowProducts& products, ChunkRows& rows) {
   Lane const at;
   if (at.t != at.g / 2) return;  // not a lane that holds diagonal elements
+  bool const odd = at.g % 2 != 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float const even = products[half][2 * half], odd = products[half][2 * half + 1];
-    norms[8 * tile_row_of(at, half) + at.g] = rsqrtf((at.g % 2 == 0 ? even : odd) + 1e-6f);
+    int const m = tile_row_of(at, half), row = 8 * m + at.g;
+    const float (&squares_q)[4] = products.qq.tile[0][half];
+    float square_k = 0.f;
+#pragma unroll
+    for (int n = 4 * half; n < 4 * half + 4; ++n) {
+      const float (&tile)[4] = products.kk.tile[0][n];
+      if (n == m) square_k = odd ? tile[2 * half + 1] : tile[2 * half];
+    }
+    rows.norm_q[row] = rsqrtf((odd ? squares_q[2 * half + 1] : squares_q[2 * half]) + 1e-6f);
+    rows.norm_k[row] = rsqrtf(square_k + 1e-6f);
   }
 }
 
 // Stores the warp's 16 rows of N: K K^T, of normalised rows.
 __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& rows) {
   Lane const at;
+  float2 norms[kChunk / 8];
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) norms[n] = pair_of(rows.norm_k, 8 * n + 2 * at.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
+    TileRowPlaces const places(rows.products, m, at);
     float const factor = rows.norm_k[8 * m + at.g];
 #pragma unroll
-    for (int n = 0; n < kChunk / 8; ++n) {
-      float2 const norm = pair_of(rows.norm_k, 8 * n + 2 * at.t);
+    for (int n = 0; n < 4 * half + 4; ++n) {
+      if (n > m) break;
       const float (&tile)[4] = kk.tile[0][n];
-      // The two factors are multiplied first, so that N_ij and N_ji round to the same value.
-      rows.products.put(m, n, tile[2 * half] * (factor * norm.x),
-                        tile[2 * half + 1] * (factor * norm.y));
+      places.put(n, tile[2 * half] * (factor * norms[n].x),
+                 tile[2 * half + 1] * (factor * norms[n].y));
     }
   }
 }
 
-// Writes the warp's 16 rows of P of a head. `scratch`: 2 KB of shared memory for the warp.
-template <class Dtype, bool kWide>
-__device__ __forceinline__ void write_scores(const SquareRows& qk, float scale,
-                                             const ChunkRows& rows, const HeadRows& head,
-                                             unsigned char* scratch, uint16_t* scores) {
-  Lane const at;
-  float factors[2], row_sums[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int const i = 8 * tile_row_of(at, half) + at.g;
-    factors[half] = scale * rows.norm_q[i] * head.decay[i];
-    row_sums[half] = head.sums[i];
-  }
-  float2 columns[kChunk / 8];
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
-  }
-#pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
-    if (n > tile_row_of(at, 1)) break;
-    float2 const column = columns[n];
-    float2 const sums = kWide ? pair_of(head.sums, 8 * n + 2 * at.t) : float2{};
+// Masks of the lane's packed words of P where a tile may lie on the diagonal or above it: tiles 0
+// to 3 of the warp's rows from the top, 4 to 7 of those from the bottom.
+struct ScoreMasks {
+  uint32_t words[2][4];
+
+  __device__ __forceinline__ ScoreMasks() {
+    Lane const at;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const m = tile_row_of(at, half);
-      if (n > m) continue;
-      float first = factors[half] * column.x, second = factors[half] * column.y;
-      if constexpr (kWide) {
-        first *= exp2_approx(row_sums[half] - sums.x);
-        second *= exp2_approx(row_sums[half] - sums.y);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const n = 4 * half + i, below = 8 * (tile_row_of(at, half) - n) + at.g - 2 * at.t;
+        words[half][i] = below > 0 ? 0xffffffffu : below == 0 ? 0xffffu : 0u;
       }
-      first *= qk.tile[0][n][2 * half];
-      second *= qk.tile[0][n][2 * half + 1];
-      put_word(scratch + 1024 * half, at, n, Dtype::pack(first, second));
     }
   }
-  // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
+};
+
+// Writes the warp's 16 rows of P of a head.
+template <class Dtype, bool kWide>
+__device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMasks& masks,
+                                             const HeadRows& head, uint16_t* scores) {
+  Lane const at;
+  float2 columns[kChunk / 8] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    unsigned char* const word = place_of(scratch + 1024 * half, at, tile_row_of(at, half));
-    if (2 * at.t > at.g) *reinterpret_cast<uint32_t*>(word) = 0;
-    if (2 * at.t == at.g) ptx::shared_store(ptx::smem_address(word) + 2, uint16_t{0});
+  for (int n = 0; n < kChunk / 8; ++n) {
+    if (n < 5 || n <= tile_row_of(at, 1))
+      columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
   }
-  __syncwarp();  // all lanes have written the rows
+  unsigned char* const to =
+      reinterpret_cast<unsigned char*>(scores) + Triangle::chunk_offset(at.g, at.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
-    copy_triangle_rows(scores, scratch + 1024 * half, m, m + 1);
+    float const factor = head.score_rows[8 * m + at.g];
+    float const row_sum = kWide ? head.sums[8 * m + at.g] : 0.f;
+#pragma unroll
+    for (int block = 0; block <= half; ++block) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const n = 4 * block + i;
+        float first = factor * columns[n].x, second = factor * columns[n].y;
+        if constexpr (kWide) {
+          float2 const sums = pair_of(head.sums, 8 * n + 2 * at.t);
+          first *= exp2_approx(row_sum - sums.x);
+          second *= exp2_approx(row_sum - sums.y);
+        }
+        words[i] =
+            Dtype::pack(first * qk.tile[0][n][2 * half], second * qk.tile[0][n][2 * half + 1]);
+        // 0 is selected, not multiplied by: the factors may be inf above the diagonal.
+        if (block == half) words[i] &= masks.words[half][i];
+      }
+      *reinterpret_cast<uint4*>(to + 8 * m * Triangle::kRowBytes +
+                                block * Triangle::kColBlockBytes) = transpose_quad(words);
+    }
+  }
+}
+
+// Computes the first matrix of the warp's head in shared memory. Returns its growth.
+template <class Config, bool kRare>
+__device__ __forceinline__ float solve(unsigned char* shared, bool low = false) {
+  int const warp = static_cast<int>(threadIdx.x / 32);
+  auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
+  return SolutionWriter<typename Config::Record, kRare>(rows.products, rows.heads[warp],
+                                                        rows.totals[warp],
+                                                        shared + warp * SolutionMatrix::kBytes, low)
+      .write();
+}
+
+// The same of a wide chunk, or the low part. A call: such chunks are few, and the code is long.
+template <class Config>
+__device__ __noinline__ float call_solve(bool low) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  return solve<Config, true>(shared, low);
+}
+
+// Writes the first matrix of the warp's head and its growth to its record; in careful chunks the
+// low part too. `shared`: the block's shared memory.
+template <class Config>
+__device__ __forceinline__ void write_solution(unsigned char* shared, bool wide,
+                                               typename Config::Record* records, uint32_t index) {
+  using Of = Solution<typename Config::Record>;
+  unsigned char* const matrix = shared + threadIdx.x / 32 * SolutionMatrix::kBytes;
+  float const growth = wide ? call_solve<Config>(false) : solve<Config, false>(shared);
+  // Computed only now, the address takes no registers until here.
+  typename Config::Record& record = records[ptx::kept(index)];
+  start_warp_copy<Triangle::kBytes>(Of::matrix(record), matrix);
+  if (threadIdx.x % 32 == 0) record.growth = growth;
+  finish_warp_copies();
+  if constexpr (Of::kCareful < __builtin_huge_valf()) {
+    if (growth > Of::kCareful) {
+      call_solve<Config>(true);
+      start_warp_copy<Triangle::kBytes>(Of::low(record), matrix);
+      finish_warp_copies();
+    }
   }
 }
 
@@ -176,7 +263,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   int32_t const first_of_group = static_cast<int32_t>(part) * kHeadsAtOnce;
   int32_t const first_head = head_qk * problem.group + first_of_group;
   int32_t const heads = min(problem.group - first_of_group, kHeadsAtOnce);
-  LaneGates const gates(problem, {batch, row, first_head + min(warp, heads - 1)}, count);
+  ThreadGates gates(problem, {batch, row, first_head}, heads, count);
   auto load = [&](const Tensor& from, unsigned char* tile) {
     load_tile<Layout, Config::kThreads, true>(
         tile,
@@ -187,42 +274,37 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
   auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  find_gates(problem, gates, rows.heads[warp]);  // while Q and K are loaded
+  gates.store(problem, rows.heads);  // while Q and K are loaded
   ptx::cp_async_wait<0>();
-  __syncthreads();  // Q and K are loaded
+  __syncthreads();  // Q and K are loaded, and all gates are written
 
-  SquareRows qk, kk;
-  uint32_t const q = ptx::smem_address(shared), k = q + Layout::kBytes;
+  RowProducts products;
+  uint32_t const q = ptx::smem_address(shared);
+  products.template multiply<Config>(q, q + Layout::kBytes);
   if (problem.qk_l2norm) {
-    find_norms<Config>(q, rows.norm_q);
-    find_norms<Config>(k, rows.norm_k);
+    find_norms(products, rows);
   } else if (threadIdx.x < kChunk) {
     rows.norm_q[threadIdx.x] = rows.norm_k[threadIdx.x] = 1.f;
   }
-  FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
-  gemm_nt<Dtype, Config::kDim>(qk, rows_address<Layout>(q), columns);
-  gemm_nt<Dtype, Config::kDim>(kk, rows_address<Layout>(k), columns);
   __syncthreads();  // all norms are written; all warps have read Q and K
-  store_products(kk, rows);
-  typename Config::Record* const records =
-      args.records + int64_t{slot} * problem.heads + first_head;
+  store_products(products.kk, rows);
+  uint32_t const first_record = slot * problem.heads + first_head;
+  typename Config::Record* const records = args.records + first_record;
   if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
-  unsigned char* const matrix = shared + warp * kMatrixBytes;
+  uint32_t const wide = find_wide(rows, heads);
+  ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
-    if (is_wide(head)) {
-      write_scores<Dtype, true>(qk, problem.scale, rows, head, matrix + 2048 * i,
-                                records[i].scores);
+    if ((wide >> i & 1) == 0) {
+      write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
     } else {
-      write_scores<Dtype, false>(qk, problem.scale, rows, head, matrix + 2048 * i,
-                                 records[i].scores);
+      write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
     }
   }
-  __syncwarp();  // all lanes have read the scores, whose scratch is reused
   if (warp < heads)
-    write_solution(rows.products, rows.heads[warp], rows.totals[warp], matrix, records[warp]);
+    write_solution<Config>(shared, (wide >> warp & 1) != 0, args.records, first_record + warp);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

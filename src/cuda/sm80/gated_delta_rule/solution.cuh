@@ -5,167 +5,173 @@
 #include "core/quad.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/triangle.cuh"
-#include "ptx/cp_async.cuh"
+#include "ptx/smem_address.cuh"
 #include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// Shared memory of a warp: the matrix that it computes, and scratch until then.
-inline constexpr int kMatrixBytes = kChunk * kChunk * 2;
+// Vectors of the lane's columns in a column of blocks: `first` and the next, and the same eight
+// columns further on.
+struct BlockColumn {
+  float2 minus_betas[2], factors[2];
 
-// Address of the lane's word of tile n in a row of 8 x 8 tiles of a matrix with rows of 128 bytes,
-// swizzled as by SWIZZLE_128B.
-__device__ __forceinline__ unsigned char* place_of(unsigned char* tiles, const Lane& at, int n) {
-  return tiles + ((128 * at.g + 16 * at.g + 4 * at.t) ^ (16 * n));
-}
-__device__ __forceinline__ void put_word(unsigned char* tiles, const Lane& at, int n,
-                                         uint32_t word) {
-  *reinterpret_cast<uint32_t*>(place_of(tiles, at, n)) = word;
-}
+  __device__ __forceinline__ BlockColumn(const HeadRows& head, int first) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      minus_betas[n] = pair_of(head.minus_beta, first + 8 * n);
+      factors[n] = pair_of(head.columns, first + 8 * n);
+    }
+  }
+};
 
-// Computes the first matrix of a head's record in the warp's shared memory. kLow: its low part
-// instead.
-template <class Record, bool kLow>
+// Computes the first matrix of a head's record in the warp's shared memory. kRare: also of a wide
+// chunk, and the low part instead if `low` is set.
+template <class Record, bool kRare>
 class SolutionWriter {
   using Of = Solution<Record>;
   const KeyProducts& products;
   const HeadRows& head;
   float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
-  unsigned char* const matrix;
-  Lane const at;
+  SolutionMatrix const matrix;
+  unsigned char* const bytes;  // of the matrix
   int const lane;
-  bool const wide;
-  uint32_t growth = 0;  // bits of a float: integer order is that of positive floats, NaN last
-  float largest = 0.f;
+  Lane const at;
+  uint32_t const word;  // offset of the lane's elements in a tile of the matrix
+  bool const wide, low;
+  bool too_large = false;  // an element is
 
  public:
   __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadRows& head,
-                                            float* row_totals, unsigned char* matrix)
+                                            float* row_totals, unsigned char* matrix,
+                                            bool low = false)
       : products(products),
         head(head),
         row_totals(row_totals),
-        matrix(matrix),
-        at(ptx::thread_index()),
-        lane(4 * at.g + at.t),
-        wide(is_wide(head)) {}
+        matrix{ptx::smem_address(matrix)},
+        bytes(matrix),
+        lane(static_cast<int>(ptx::thread_index() % 32)),
+        at(lane),
+        word(Triangle::chunk_offset(at.g, 0) + 4 * at.t),
+        wide(kRare && head.wide != 0),
+        low(kRare && low) {}
 
   // Writes the matrix, and returns its growth.
-  __device__ __forceinline__ float write(uint16_t* to) {
-    DiagonalRows const x(products, head.beta, lane);
-    put_row(x.upper, 0);
-    put_row(x.lower, 8);
+  __device__ __forceinline__ float write() {
+    put_diagonal(DiagonalRows(products, head.minus_beta, lane));
     __syncwarp();  // all lanes have written operands and totals of the diagonal blocks
-    float totals[kBlocks][2];
+    float totals[kBlocks][2] = {};
+    float factors[kBlocks][2];
+    auto load_column = [&](int j) {
 #pragma unroll
-    for (int i = 1; i < kBlocks; ++i) {
+      for (int half = 0; half < 2; ++half) {  // of the row of blocks that is used from now on
+        factors[j + 1][half] = head.rows[kBlock * (j + 1) + 8 * half + at.g];
+      }
+      return BlockColumn(head, kBlock * j + 2 * at.t);
+    };
+    auto finish = [&](int i, int j, const float (&block)[2][4], const BlockColumn& column) {
+      put_block(i, j, block, column, factors[i], totals[i]);
+    };
+    solve_below(products, matrix, lane, load_column, finish);
+    uint32_t growth = 0;  // bits of a float: integer order is that of positive floats, NaN last
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        totals[i][half] = at.t == 0 ? row_totals[kBlock * i + 8 * half + at.g] : 0.f;
+        float const total =
+            row_totals[kBlock * i + 8 * half + at.g] + (i > 0 ? quad_sum(totals[i][half]) : 0.f);
+        growth = max(growth, __float_as_uint(total));
       }
     }
-    solve_below(
-        products, operands(), head.beta, lane,
-        [&](int i, int j, const float (&block)[2][4]) { put_block(i, j, block, totals[i]); });
-#pragma unroll
-    for (int i = 1; i < kBlocks; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) add_total(quad_sum(totals[i][half]));
-    }
-    __syncwarp();  // all lanes have written the matrix
-#pragma unroll
-    for (int m = 0; m < kChunk / 8; ++m) {
-      copy_triangle_rows(to, matrix + 1024 * m, m, m / 2 * 2 + 2);
-    }
-    __syncwarp();  // all lanes have read the matrix; its memory may be reused
-    if (largest > Of::kLargest) growth = __float_as_uint(infinity());
+    __syncwarp();  // all lanes have read the operands
+    matrix.clear_operands(lane);
+    if (too_large) growth = __float_as_uint(infinity());
     growth = __reduce_max_sync(0xffffffffu, growth);
     return growth > __float_as_uint(infinity()) ? infinity() : __uint_as_float(growth);
   }
 
  private:
   __device__ __forceinline__ uint32_t pack(float first, float second) {
-    return kLow ? pack_rest(first, second) : dtype::fp16::pack(first, second);
+    return low ? pack_rest(first, second) : dtype::fp16::pack(first, second);
   }
-  __device__ __forceinline__ SolutionMatrix operands() const { return {ptx::smem_address(matrix)}; }
-  __device__ __forceinline__ void add_total(float total) {
-    growth = max(growth, __float_as_uint(total));
-  }
-  __device__ __forceinline__ float add(float element, float beta) {
-    if constexpr (Of::kLargest < __builtin_huge_valf()) largest = fmaxf(largest, fabsf(element));
-    return Of::size(element, beta);
+  __device__ __forceinline__ float add(float element, float minus_beta) {
+    too_large |= fabsf(element) > Of::kLargest;
+    return Of::size(element, minus_beta);
   }
 
-  // Stores a row of a diagonal block of X. Its columns from kCount on are 0.
-  template <int kCount>
-  __device__ __forceinline__ void put_row(const float (&x)[kCount], int below) {
-    int const row = below + lane % 8, block = lane / 8, i = kBlock * block + row;
-    float const beta = head.beta[i], factor = Of::row(beta) * head.decay[i], sum = head.sums[i];
-    float total = Of::diagonal_size(beta);
-    unsigned char* const to = matrix + 128 * i;
+  // Stores the lane's two rows of a diagonal block of X.
+  __device__ __forceinline__ void put_diagonal(const DiagonalRows& x) {
+    DiagonalPlaces const places(matrix, lane);
+    int const block = kBlock * (lane / 8), row = lane % 8;
+    float beta[2], factors[2], totals[2];
 #pragma unroll
-    for (int first = 0; first < kBlock; first += 8) {
-      float eight[8] = {}, elements[8] = {}, of[8] = {};
-      if (first < kCount) {
-        int const column = kBlock * block + first;
-        load_floats(elements, head.columns + column);
+    for (int lower = 0; lower < 2; ++lower) {
+      int const i = block + 8 * lower + row;
+      beta[lower] = -head.minus_beta[i];
+      factors[lower] = head.rows[i];
+      totals[lower] = Of::diagonal_size(beta[lower]);
+    }
 #pragma unroll
-        for (int e = 0; e < 8; ++e) elements[e] *= factor;
-        if (wide) {
-          load_floats(of, head.sums + column);
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      int const column = block + 8 * chunk;
+      float columns[8], minus_betas[8];
+      load_floats(columns, head.columns + column);
+      load_floats(minus_betas, head.minus_beta + column);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            elements[e] *= first + e < row ? exp2_approx(sum - of[e]) : 0.f;
-          }
-        }
-        load_floats(of, head.beta + column);
+      for (int lower = chunk; lower < 2; ++lower) {
+        float eight[8], elements[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          eight[e] = x[(first + e) % kCount];
-          elements[e] *= eight[e];
-          total += add(elements[e], of[e]);
+          eight[e] = lower != 0 ? x.lower[8 * chunk + e] : x.upper[e];
+          elements[e] = factors[lower] * columns[e];
         }
+        if (wide) {
+          float const sum = head.sums[block + 8 * lower + row];
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            bool const below = lower > chunk || e < row;
+            elements[e] *= below ? exp2_approx(sum - head.sums[column + e]) : 0.f;
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          elements[e] *= eight[e];
+          totals[lower] += add(elements[e], minus_betas[e]);
+        }
+        places.put_operands(lower, chunk, eight, minus_betas);
+        places.put_result(lower, chunk,
+                          {pack(elements[0], elements[1]), pack(elements[2], elements[3]),
+                           pack(elements[4], elements[5]), pack(elements[6], elements[7])});
       }
-      operands().put_operands(block, row, first, eight, of);
-      *reinterpret_cast<uint4*>(to + (((2 * block + first / 8) ^ (i & 7)) * 16)) = {
-          pack(elements[0], elements[1]), pack(elements[2], elements[3]),
-          pack(elements[4], elements[5]), pack(elements[6], elements[7])};
     }
-    add_total(total);
-    row_totals[i] = total;
-    unsigned char* const diagonal = to + (((i / 8) ^ (i & 7)) * 16) + i % 8 * 2;
-    ptx::shared_store(ptx::smem_address(diagonal),
-                      static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta), 0.f)));
+    places.put_zeros(false, 1);
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      row_totals[block + 8 * lower + row] = totals[lower];
+      places.put_diagonal(lower,
+                          static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta[lower]), 0.f)));
+    }
   }
 
   // Stores the lane's elements of a block of X below the diagonal.
   __device__ __forceinline__ void put_block(int i, int j, const float (&x)[2][4],
+                                            const BlockColumn& column, const float (&factors)[2],
                                             float (&totals)[2]) {
-    float2 columns[2], betas[2], sums[2];
-    float factors[2], row_sums[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      int const column = kBlock * j + 8 * n + 2 * at.t, row = kBlock * i + 8 * n + at.g;
-      columns[n] = pair_of(head.columns, column);
-      betas[n] = pair_of(head.beta, column);
-      factors[n] = Of::row(head.beta[row]) * head.decay[row];
-      if (wide) {
-        sums[n] = pair_of(head.sums, column);
-        row_sums[n] = head.sums[row];
-      }
-    }
     float elements[2][4];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       int const n = e / 4, half = e / 2 % 2;
-      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? columns[n].x : columns[n].y);
+      float2 const of = column.factors[n];
+      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? of.x : of.y);
     }
     if (wide) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         int const n = e / 4, half = e / 2 % 2;
-        elements[n][e % 4] *= exp2_approx(row_sums[half] - (e % 2 == 0 ? sums[n].x : sums[n].y));
+        float const of_row = head.sums[kBlock * i + 8 * half + at.g];
+        float const of_column = head.sums[kBlock * j + 8 * n + 2 * at.t + e % 2];
+        elements[n][e % 4] *= exp2_approx(of_row - of_column);
       }
     }
 #pragma unroll
@@ -174,28 +180,14 @@ class SolutionWriter {
       for (int half = 0; half < 2; ++half) {
         float const first = elements[n][2 * half] * x[n][2 * half];
         float const second = elements[n][2 * half + 1] * x[n][2 * half + 1];
-        totals[half] += add(first, betas[n].x) + add(second, betas[n].y);
-        put_word(matrix + 1024 * (2 * i + half), at, 2 * j + n, pack(first, second));
+        totals[half] += add(first, column.minus_betas[n].x) + add(second, column.minus_betas[n].y);
+        uint32_t const offset = Triangle::advance(word, (2 * j + n) % 4) +
+                                (2 * i + half) * 8 * Triangle::kRowBytes +
+                                j / 2 * Triangle::kColBlockBytes;
+        *reinterpret_cast<uint32_t*>(bytes + offset) = pack(first, second);
       }
     }
   }
 };
-
-// Writes a head's first matrix and its growth to the record; in careful chunks the low part too. By
-// one warp.
-template <class Record>
-__device__ __forceinline__ void write_solution(const KeyProducts& products, const HeadRows& head,
-                                               float* row_totals, unsigned char* matrix,
-                                               Record& record) {
-  using Of = Solution<Record>;
-  float const growth =
-      SolutionWriter<Record, false>(products, head, row_totals, matrix).write(Of::matrix(record));
-  if (threadIdx.x % 32 == 0) record.growth = growth;
-  if constexpr (Of::kCareful < __builtin_huge_valf()) {
-    if (growth > Of::kCareful) {
-      SolutionWriter<Record, true>(products, head, row_totals, matrix).write(Of::low(record));
-    }
-  }
-}
 
 }  // namespace flashvar::sm80::gated_delta_rule
