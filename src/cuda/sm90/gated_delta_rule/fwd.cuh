@@ -10,6 +10,7 @@
 
 #include "gated_delta_rule/chain.cuh"
 #include "gated_delta_rule/segment_work.cuh"
+#include "ptx/global_store.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -51,12 +52,17 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
       ptx::stmatrix_x4(put ^ (step * 32), words);
     }
     __syncwarp();  // all lanes have written the warp's rows of the tile
+    uint4 rows[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const token = first + 4 * i;
-      uint4 const words = ptx::shared_load_words(tile + token * 128 + ((chunk ^ (token & 7)) * 16));
-      if (row + token < work.span.count && column + 64 * block < problem.head_dim_v) {
-        *reinterpret_cast<uint4*>(to + 4 * i * problem.out.seq_stride + 64 * block) = words;
+      rows[i] = ptx::shared_load_words(tile + token * 128 + ((chunk ^ (token & 7)) * 16));
+    }
+    bool const exists = column + 64 * block < problem.head_dim_v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (exists && row + first + 4 * i < work.span.count) {
+        ptx::global_store(to + 4 * i * problem.out.seq_stride + 64 * block, rows[i]);
       }
     }
     __syncwarp();  // all lanes have read them; the next columns overwrite them
