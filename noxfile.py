@@ -109,7 +109,9 @@ def tests(session: nox.Session) -> None:
     # A file is one worker's, for its tests share what they build; the files that take minutes, of
     # tests/packaging, come first, lest one worker be left with them.
     dist = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run("python", "-m", "pytest", *dist, *session.posargs)
+    # pytest keeps the test modules as it compiled them, else each worker compiles all of them.
+    env = {"PYTHONDONTWRITEBYTECODE": None}
+    session.run("python", "-m", "pytest", *dist, *session.posargs, env=env)
 
 
 @nox.session(name="every-wheel", reuse_venv=True)

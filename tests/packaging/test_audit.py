@@ -209,7 +209,7 @@ COMPILED = {
     "extra symbol": (
         EXTRA_SYMBOL,
         {"exports"},
-        "expected no symbol but the ABI's, found flashvar_extra",
+        "expected no exported symbols but the ABI's, found flashvar_extra",
     ),
     "libtorch": (
         NEEDS_TORCH,
@@ -263,8 +263,8 @@ def test_kernel_that_is_not_there(built: Built, factory: Factory, tmp_path: Path
     files = {**built.plain, MANIFEST: json.dumps(document).encode()}
     code, checks, said = failing(factory, pack(built, files, tmp_path))
     assert (code, checks) == (6, {"derived", "kernels"})
-    assert "expected attention_fwd_bf16_hdim64, as the manifest says, found no such kernels" in said
-    assert "expected device code of attention_fwd_bf16_hdim64, found none of _Zghost" in said
+    assert "expected attention_fwd_bf16_hdim64 in the library, as the manifest says" in said
+    assert "expected the device functions of attention_fwd_bf16_hdim64, found no _Zghost" in said
 
 
 def test_over_budget(built: Built, factory: Factory) -> None:
@@ -285,7 +285,7 @@ def test_zip_that_leaves_its_folder(built: Built, factory: Factory, tmp_path: Pa
     path = pack(built, {**built.plain, "../outside": b""}, tmp_path)
     code, checks, said = failing(factory, path)
     assert (code, checks) == (6, {"archive"})
-    assert "expected a file under the folder it is unpacked to, found a path with '..'" in said
+    assert "expected a file with a portable path and mode, found a path with '..'" in said
     assert not (tmp_path / "outside").exists()
 
 

@@ -233,5 +233,5 @@ def test_the_pure_wheel_holds_no_factory_and_no_binary(dist: Path, config: Confi
     assert [name for name in names if name.endswith(".so")] == []
     extras = re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)
     architectures = {kind.extra for target in config.targets.values() for kind in target.kinds}
-    assert architectures | {"sm-89", "8-9", "all", "cuda", "cli"} <= set(extras)
+    assert architectures | {"sm-89", "all", "cuda", "cli"} <= set(extras)
     assert len(extras) == len(set(extras))

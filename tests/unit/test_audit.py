@@ -62,7 +62,7 @@ FAULTS = {
     ),
     "default architecture of a device link": (
         with_device_code(*OWN, Image("75", fabricated.cubin({}, 75))),
-        "found 1 images without a kernel for sm_75: the default of a device link",
+        "found 1 images without kernels for sm_75, the default of nvcc's device link",
     ),
     "architecture that its entry hides": (
         with_device_code(*(replace(i, code="80") for i in fabricated.images("86", PAPER))),
@@ -126,11 +126,11 @@ FAULTS = {
     ),
     "an extra symbol": (
         Wheel(library=replace(PLAIN, exported=(*PLAIN.exported, "flashvar_backdoor"))),
-        "expected no symbol but the ABI's, found flashvar_backdoor",
+        "expected no exported symbols but the ABI's, found flashvar_backdoor",
     ),
     "a missing symbol": (
         Wheel(library=replace(PLAIN, exported=PLAIN.exported[:3])),
-        "expected the ABI's flashvar_attention_fwd, found none",
+        "expected the ABI's symbol flashvar_attention_fwd, found none",
     ),
     "libtorch": (
         Wheel(library=replace(PLAIN, needed=("libc.so.6", "libtorch_cuda.so"))),
@@ -170,17 +170,17 @@ FAULTS = {
     ),
     "run path": (
         Wheel(library=replace(PLAIN, run_path="/opt/build/lib")),
-        "expected no run path, found /opt/build/lib",
+        "expected no RPATH or RUNPATH, found /opt/build/lib",
     ),
     "another processor": (
         Wheel(library=replace(PLAIN, machine=183)),
-        "expected a tag for aarch64, found manylinux_2_28_x86_64",
+        "expected a platform tag for aarch64, found manylinux_2_28_x86_64",
     ),
     "plain linux tag": (
         Wheel(platform="linux_x86_64"),
-        "expected a manylinux tag, found linux_x86_64: no index takes it",
+        "expected a manylinux tag, found linux_x86_64, which PyPI or auditwheel does not accept",
     ),
-    "pure tag": (Wheel(platform="any"), "expected a tag for x86_64, found any"),
+    "pure tag": (Wheel(platform="any"), "expected a platform tag for x86_64, found any"),
     "manifest of another version": (
         Wheel(more={"flashvar_sm80/manifest.json": described(version="9.9").to_json().encode()}),
         "expected version 0.1.0, found 9.9",
@@ -207,15 +207,15 @@ FAULTS = {
     ),
     "kernel that is nowhere": (
         Wheel(library=replace(PLAIN, kernels=PLAIN.kernels[1:])),
-        f"expected {KERNEL.name}, as the manifest says, found no such kernels",
+        f"expected {KERNEL.name} in the library, as the manifest says, found no such kernels",
     ),
     "kernel that no manifest names": (
         Wheel(library=replace(PLAIN, kernels=(*PLAIN.kernels, "attention_fwd_bf16_hdim128"))),
-        "expected attention_fwd_bf16_hdim128 in the manifest, found them missing",
+        "expected attention_fwd_bf16_hdim128 in the manifest, found no such kernels",
     ),
     "kernel without device code": (
         with_device_code(*OWN[1:]),
-        f"expected device code of {KERNEL.name}, found none of {', '.join(KERNEL.functions)}",
+        f"expected the device functions of {KERNEL.name}, found no {', '.join(KERNEL.functions)}",
     ),
     "kernel without functions": (
         Wheel(described(kernels=(replace(KERNEL, functions=()), *PAPER.kernels[1:]))),
@@ -226,15 +226,15 @@ FAULTS = {
             SHARING,
             fabricated.library(SHARING, fabricated.images("80", SHARING)[0]),
         ),
-        "expected _Z1 to be one kernel's, or in an image of each that launches it, found 2 kernels",
+        "expected _Z1 in one image for each kernel that launches it, found 2 such kernels",
     ),
     "device code of a stranger": (
         with_device_code(*OWN, Image("80", fabricated.cubin({"_Zminer": 10}))),
-        "expected no device code but the manifest's kernels, found _Zminer",
+        "expected device functions of the manifest's kernels alone, found _Zminer",
     ),
     "device code that stays closed": (
         with_device_code(*OWN, Image("80", b"?", compression="lz4")),
-        "expected device code plain or compressed by zstd, found 1 images that are not",
+        "expected device code that is not compressed, or by zstd, found 1 images",
     ),
     "no cubin": (with_device_code(Image("80", b"x")), "expected a 64-bit little-endian ELF file"),
 }
@@ -258,7 +258,7 @@ def test_config_knows_what_a_distribution_holds(tmp_path: Path) -> None:
 def test_config_knows_the_ops(tmp_path: Path) -> None:
     expected = Expectations(ops=frozenset({"attention_fwd", "attention_bwd"}))
     (fault,) = faults(Wheel().write(tmp_path), expected)
-    assert "expected the ABI's flashvar_attention_bwd, found none" in fault
+    assert "expected the ABI's symbol flashvar_attention_bwd, found none" in fault
 
 
 @pytest.mark.parametrize("op", ["attention_bwd", "attention_wbd"])
@@ -287,7 +287,7 @@ def test_emptied_wheel_of_the_factory(tmp_path: Path) -> None:
     [
         (Policy("manylinux_2_34_x86_64", ()), "by auditwheel: dlopen of GLIBC_2.34;"),
         (Policy("linux_x86_64", ("libtorch.so",)), "by auditwheel: dlopen of GLIBC_2.34;"),
-        ("it broke", "expected an answer of auditwheel, found: it broke"),
+        ("it broke", "expected auditwheel to name a platform tag, found: it broke"),
     ],
     ids=["younger glibc", "no policy", "no answer"],
 )

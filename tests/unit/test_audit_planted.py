@@ -125,11 +125,11 @@ MEMBERS: Mapping[str, Fault] = {
     "licence in a folder": (added(f"{INFO}/licenses/a/b"), "found this file too"),
     "licence that METADATA does not list": (
         added(f"{INFO}/licenses/OTHER"),
-        "expected the licence files that are there, ['LICENSE', 'OTHER'], found ['LICENSE']",
+        "expected a License-File for each of ['LICENSE', 'OTHER'], found ['LICENSE']",
     ),
     "no licence": (
         without(f"{INFO}/licenses/LICENSE"),
-        "expected the licence files that are there, [], found ['LICENSE']",
+        "expected a License-File for each of [], found ['LICENSE']",
     ),
     "no METADATA": (without(METADATA), "expected METADATA, found none"),
     "no WHEEL": (without(WHEEL), "expected a file WHEEL, found none"),
@@ -158,7 +158,7 @@ ARCHIVE: Mapping[str, Fault] = {
     "dot at the end": (member("a./b"), "a name that systems read differently"),
     "accent apart": (member("e\u0301.py"), "a name that systems read differently"),
     "another case": (member(MANIFEST.upper()), "expected one file of this name, found 2"),
-    "file and folder": (member(STEM), "expected a file or a folder, found both"),
+    "file and folder": (member(STEM), "expected either a file or a folder, found both"),
     "symbolic link": (member("a", stat.S_IFLNK | 0o777), "found a symbolic link"),
     "device": (member("a", stat.S_IFCHR | 0o600), "neither a file nor a folder"),
     "named pipe": (member("a", stat.S_IFIFO | 0o600), "neither a file nor a folder"),
@@ -201,7 +201,7 @@ RECORDS: Mapping[str, Fault] = {
     ),
     "NUL": (record(lambda lines: [*lines, "x\0,,"]), "x\\x00: expected a file, as RECORD says"),
     "open quote": (record(lambda lines: [*lines, '"x']), "unexpected end of data"),
-    "two fields": (record(lambda lines: [*lines, "x,"]), "expected three fields a row, found 2"),
+    "two fields": (record(lambda lines: [*lines, "x,"]), "expected three fields in a row, found 2"),
     "weak hash": (
         record(lambda lines: [line.replace("sha256=", "md5=") for line in lines]),
         "expected its SHA-256 in RECORD, found 'md5=",
@@ -280,7 +280,7 @@ OF_METADATA: Mapping[str, Fault] = {
     ),
     "file name of a Python": (
         called("flashvar_sm80-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"),
-        "expected the tag py3-none-<platform> of a wheel that holds no extension of Python",
+        "expected the tag py3-none-<platform> of a wheel without Python extension modules",
     ),
     "number of a build": (
         called("flashvar_sm80-0.1.0-1evil-py3-none-manylinux_2_28_x86_64.whl"),
@@ -290,14 +290,14 @@ OF_METADATA: Mapping[str, Fault] = {
         edited(WHEEL, "Tag: ", "Tag: py3-none-any\nTag: "),
         "expected tags ['py3-none-manylinux_2_28_x86_64']",
     ),
-    "no tag": (edited(WHEEL, "Tag: ", "Tog: "), "expected lines"),
+    "no tag": (edited(WHEEL, "Tag: ", "Tog: "), "expected fields"),
     "purelib": (edited(WHEEL, "Purelib: false", "Purelib: true"), "('Root-Is-Purelib', 'true')"),
     "version of WHEEL": (
         edited(WHEEL, "Wheel-Version: 1.0", "Wheel-Version: 2.0"),
-        "expected lines",
+        "expected fields",
     ),
-    "build": (edited(WHEEL, "\n\n", "\nBuild: 1\n\n"), "expected lines"),
-    "two generators": (edited(WHEEL, "\n\n", "\nGenerator: a 1\n\n"), "expected one generator"),
+    "build": (edited(WHEEL, "\n\n", "\nBuild: 1\n\n"), "expected fields"),
+    "two generators": (edited(WHEEL, "\n\n", "\nGenerator: a 1\n\n"), "expected one Generator"),
     "line that is none": (edited(WHEEL, "\n\n", "\nevil\n\n"), "('', 'evil')"),
     "entry point of another group": (
         edited(ENTRIES, "flashvar.binaries", "flashvar.others"),
@@ -349,9 +349,12 @@ OF_SBOM: Mapping[str, Fault] = {
     "other cudart": (of_part("cudart-static", version="12.0"), "expected cudart-static '13.0'"),
     "hash that is none": (
         of_part("cudart-static", hashes=[{"alg": "SHA-256", "content": "z"}]),
-        "expected one SHA-256 of cudart-static",
+        "expected hashes of cudart-static 'one SHA-256'",
     ),
-    "no hash": (of_part("cudart-static", hashes=[]), "expected one SHA-256 of cudart-static"),
+    "no hash": (
+        of_part("cudart-static", hashes=[]),
+        "expected hashes of cudart-static 'one SHA-256'",
+    ),
     "component of nobody": (
         sbom(lambda one: one["components"].append({"name": "openssl", "version": "1"})),
         "expected components",
@@ -359,7 +362,7 @@ OF_SBOM: Mapping[str, Fault] = {
     "component less": (sbom(lambda one: one["components"].pop()), "as this factory writes it"),
     "component twice": (
         sbom(lambda one: one["components"].append(one["components"][0])),
-        "expected each component once",
+        "expected components, each once,",
     ),
     "dependency": (
         sbom(lambda one: one["dependencies"].append({"ref": "x"})),
@@ -386,11 +389,11 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "machine code of a newer CUDA than the driver": (
         OLDER_WITH_NEWER,
-        "expected device code in the format of CUDA 12 {True}, found {False}",
+        "expected format of the device code to be that of ['CUDA 12'], found ['CUDA 13']",
     ),
     "compression that the driver does not know": (
         older(compression="zstd"),
-        "expected device code that the minimum driver can uncompress True",
+        "expected CUDA version of the minimum driver 12.4 or newer",
     ),
     "ptxas of nobody": (
         older(toolkit=Toolkit("nvcc", "13.0.88", "12.8.93")),
@@ -398,11 +401,11 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "a claim to have run": (
         manifest(ran="own"),
-        "expected where its kernels have run, of variants.toml, ptx, found own",
+        "expected ran (where its kernels have run, by variants.toml) ptx, found own",
     ),
     "other toolkit": (
         manifest(toolkit=Toolkit("nvcc", "13.1.0")),
-        "expected toolkit, as the device code states it, {'13.0.88'}, found {'13.1.0'}",
+        "expected toolkit, as the device code states it, ['13.0.88'], found ['13.1.0']",
     ),
     "toolkit that is none": (
         manifest(toolkit=Toolkit("nvcc", "x")),
@@ -410,7 +413,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "old toolkit": (
         manifest(toolkit=Toolkit("nvcc", "11.0.0")),
-        "expected toolkit (12, 0) or newer",
+        "expected toolkit 12.0 or newer",
     ),
     "other compiler": (manifest(toolkit=Toolkit("clang", "13.0.88")), "expected compiler nvcc"),
     "other architecture within": (
@@ -427,15 +430,15 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "revision that is none": (
         Wheel(replace(described(), source=Source("main", False, "0" * 64))),
-        "expected revision to be a commit True",
+        "expected revision to be the hash of a commit",
     ),
     "dirtiness of nothing": (
         Wheel(replace(described(), source=Source(None, True, "0" * 64))),
-        "expected dirty to be known where the revision is",
+        "expected dirty to be null, found True",
     ),
     "no dirtiness": (
         Wheel(replace(described(), source=Source("0" * 40, None, "0" * 64))),
-        "expected dirty to be known where the revision is",
+        "expected dirty to be true or false, found None",
     ),
     "dirty that the SBOM denies": (
         with_files(**{SBOM: json.dumps(fabricated.bill(described()))}),
@@ -443,14 +446,14 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "subset without a label": (
         Wheel(replace(described(), kernels=KERNELS[:4])),
-        "expected version, whose label says which kernels are there, 0.1.0+attention.fwd",
+        "expected version with the label of its kernels 0.1.0+attention.fwd",
     ),
     "label of a subset on everything": (
         Wheel(replace(described(), version="0.1.0+hdim64")),
-        "whose label says which kernels are there, 0.1.0, found 0.1.0+hdim64",
+        "version with the label of its kernels 0.1.0, found 0.1.0+hdim64",
     ),
     "other project": (manifest(project="evil"), "expected project flashvar, found evil"),
-    "other family": (row(family="sm90"), "expected family {'sm80'}"),
+    "other family": (row(family="sm90"), "expected family ['sm80']"),
     "platform of no wheel": (
         Wheel(replace(described(), platform="linux_aarch64"), fabricated.library(described())),
         "expected platform linux_x86_64, found linux_aarch64",
@@ -501,7 +504,7 @@ OF_KERNELS: Mapping[str, Fault] = {
     ),
     "function in two rows": (
         row(functions=(*KERNELS[0].functions, *KERNELS[1].functions)),
-        "expected an image of attention_fwd_bf16_hdim32's functions alone, found them in others",
+        "expected an image with the functions of attention_fwd_bf16_hdim32 alone, found other",
     ),
     "more shared memory than a block has": (
         Wheel(
@@ -525,25 +528,28 @@ OF_LIBRARY: Mapping[str, Fault] = {
         library(segments=tuple(s for s in fabricated.LOADED if s.kind != 0x6474E551)),
         "a stack that is not executable",
     ),
-    "code that is written to": (library(segments=WRITABLE), "code that cannot be written to"),
+    "code that is written to": (
+        library(segments=WRITABLE),
+        "expected no writable and executable segment",
+    ),
     "no RELRO": (
         library(segments=tuple(s for s in fabricated.LOADED if s.kind != 0x6474E552)),
-        "RELRO and BIND_NOW",
+        "expected full RELRO",
     ),
-    "lazy": (library(tags=()), "RELRO and BIND_NOW"),
+    "lazy": (library(tags=()), "expected full RELRO"),
     "interpreter": (
         library(segments=(*fabricated.LOADED, Segment(3, 4, ".rodata"))),
         "it names an interpreter",
     ),
-    "auxiliary": (library(tags=((30, 8), (0x7FFFFFFD, 1))), "found 0x7ffffffd"),
-    "filter": (library(tags=((30, 8), (0x7FFFFFFF, 1))), "found 0x7fffffff"),
-    "audit": (library(tags=((30, 8), (0x6FFFFEFC, 1))), "found 0x6ffffefc"),
-    "relocated code": (library(tags=((30, 8), (22, 1))), "found 0x16"),
+    "auxiliary": (library(tags=((30, 8), (0x7FFFFFFD, 1))), "found the tag 0x7ffffffd"),
+    "filter": (library(tags=((30, 8), (0x7FFFFFFF, 1))), "found the tag 0x7fffffff"),
+    "audit": (library(tags=((30, 8), (0x6FFFFEFC, 1))), "found the tag 0x6ffffefc"),
+    "relocated code": (library(tags=((30, 8), (22, 1))), "found the tag 0x16"),
     "other SONAME": (library(soname="libc.so.6"), "expected the SONAME libflashvar_sm80.so"),
     "no SONAME": (library(soname=""), "expected the SONAME libflashvar_sm80.so, found None"),
     "no dynamic segment": (
         library(segments=tuple(s for s in fabricated.LOADED if s.kind != 2)),
-        "expected one dynamic section where its segment is",
+        "expected one dynamic section, at the place of its segment",
     ),
     "dynamic segment elsewhere": (
         library(
@@ -551,7 +557,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
                 s._replace(section=".rodata") if s.kind == 2 else s for s in fabricated.LOADED
             )
         ),
-        "expected one dynamic section where its segment is",
+        "expected one dynamic section, at the place of its segment",
     ),
     "section twice": (
         library(more=(Section(".dynamic", 1, b""),)),
@@ -571,15 +577,15 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "second section of device code": (
         library(more=(Section("__nv_relfatbin", 1, OTHER),)),
-        "1 images without a kernel for sm_86",
+        "1 images without kernels for sm_86",
     ),
     "bytes behind": (
         with_files(**{LIBRARY: Wheel(described()).files()[LIBRARY] + b"x"}),
-        "and 1 bytes from there on",
+        "expected zeros outside of sections and headers, found data at byte",
     ),
     "exported data": (
         library(exported_kind=0x11),
-        "to be a function in code, found something else",
+        "to be a global function, found another symbol",
     ),
     "program": (elf(16, "<H", 2), "expected a shared library, found an ELF file of type 2"),
     "sections behind the file": (elf(40, "<Q", 1 << 40), "its tables end behind it"),
@@ -596,7 +602,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
     "entry of another kind": (fatbin(16, "<H", 7), "found an image of kind 7"),
     "entry of another architecture": (
         fatbin(16 + 28, "<I", 86),
-        "expected an entry for 80, as its machine code states, found one for 86",
+        "expected a fatbin entry for 80, as its machine code states, found one for 86",
     ),
     "entry that grows": (
         fatbin(16 + 56, "<Q", 1 << 40),

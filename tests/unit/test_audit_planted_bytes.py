@@ -150,15 +150,15 @@ RECORDS: Mapping[str, Fault] = {
     ),
     "blank line": (
         lines(lambda rows: [rows[0], "", *rows[1:]]),
-        "expected three fields a row, found 0",
+        "expected three fields in a row, found 0",
     ),
     "lines that end in a vertical tab": (
         lines(lambda rows: "\x0b".join(rows)),
-        "expected lines that end with a line feed, found others",
+        "expected lines that end with a line feed, found other",
     ),
     "lines that end in a carriage return": (
         lines(lambda rows: "\r".join(rows)),
-        "expected lines that end with a line feed, found others",
+        "expected lines that end with a line feed, found other",
     ),
     "hash of another kind": (
         lines(lambda rows: [rows[0].replace("sha256", "sha512"), *rows[1:]]),
@@ -191,11 +191,11 @@ OF_METADATA: Mapping[str, Fault] = {
             sentence,
         )
         for tag, sentence in {
-            "win_amd64": "expected a manylinux tag, found win_amd64: no index takes it",
-            "linux_x86_64": "expected a manylinux tag, found linux_x86_64: no index takes it",
-            "any": "expected a manylinux tag, found any: no index takes it",
+            "win_amd64": "expected a manylinux tag, found win_amd64, which PyPI",
+            "linux_x86_64": "expected a manylinux tag, found linux_x86_64, which PyPI",
+            "any": "expected a manylinux tag, found any, which PyPI",
             "musllinux_1_2_x86_64": "expected a manylinux tag, found musllinux_1_2_x86_64",
-            "manylinux_2_28_aarch64": "expected a tag for x86_64, found manylinux_2_28_aarch64",
+            "manylinux_2_28_aarch64": "expected a platform tag for x86_64, found manylinux_2_28",
         }.items()
     },
 }
@@ -217,7 +217,7 @@ CUDART = next(
     for index, one in enumerate(fabricated.bill(described())["components"])
     if one["name"] == "cudart-static"
 )
-STRANGE = "expected fields that nobody checks [], found "
+STRANGE = "expected unknown fields [], found "
 OF_SBOM: Mapping[str, Fault] = {
     "service": (planted.field("services", [{"name": "x"}]), f"{STRANGE}['services']"),
     "vulnerability": (
@@ -247,7 +247,7 @@ OF_SBOM: Mapping[str, Fault] = {
             f"components.{CUDART}.hashes",
             [{"alg": "SHA-256", "content": "e" * 64}, {"alg": "MD5", "content": "0" * 32}],
         ),
-        "expected one SHA-256 of cudart-static",
+        "expected hashes of cudart-static 'one SHA-256'",
     ),
     "second hash of the library": (
         planted.field(
@@ -270,14 +270,17 @@ OF_SBOM: Mapping[str, Fault] = {
     ),
     "reference": (
         planted.field("metadata.component.bom-ref", "x"),
-        "expected reference to flashvar-sm80",
+        "expected bom-ref of flashvar-sm80",
     ),
     "version of the document": (
         planted.field("version", "x"),
         "expected version of the document '1'",
     ),
-    "property twice": (again("metadata", "component", "properties"), "expected each property once"),
-    "dependency twice": (again("dependencies"), "expected each dependency once"),
+    "property twice": (
+        again("metadata", "component", "properties"),
+        "expected number of properties 2",
+    ),
+    "dependency twice": (again("dependencies"), "expected number of dependencies"),
 }
 
 OF_DEVICE: Mapping[str, Fault] = {
@@ -291,7 +294,7 @@ OF_DEVICE: Mapping[str, Fault] = {
     ),
     "no note of the toolkit": (
         planted.device(planted.first(toolkit=None), *planted.own()[1:]),
-        "expected the note of ptxas in machine code of CUDA 13, found none",
+        "expected the note of ptxas (.note.nv.tkinfo) in machine code of CUDA 13, found none",
     ),
     "no registers": (
         planted.device(planted.first(registers=None), *planted.own()[1:]),
@@ -308,17 +311,20 @@ OF_DEVICE: Mapping[str, Fault] = {
     "name of an entry": (planted.fatbin(16 + 36, "<I", 1 << 30), "or a name beyond it"),
     "format of an entry": (
         planted.fatbin(16 + 26, "<H", 9),
-        "expected an entry for version (1, 8), as its machine code states, found one for (9, 8)",
+        "expected a fatbin entry of version 1.8, as its machine code states, found one of 9.8",
     ),
     "PTX of another architecture": (
         with_ptx(replace(fabricated.ptx("90"), code="80")),
-        "expected an entry for 90, as its PTX states, found one for 80",
+        "expected a fatbin entry for 90, as its PTX states, found one for 80",
     ),
     "PTX for another architecture": (
         with_ptx(fabricated.ptx("90")),
         "expected PTX for sm_80 alone, found some for sm_90",
     ),
-    "PTX in machine code": (planted.device(debugged(), *planted.own()[1:]), "without PTX in it"),
+    "PTX in machine code": (
+        planted.device(debugged(), *planted.own()[1:]),
+        "expected no PTX embedded in machine code",
+    ),
     "PTX that is no text": (with_ptx(ptx("80", b"\0\1\2" * 9)), "expected PTX that begins with"),
     "cubin as PTX": (
         with_ptx(ptx("80", planted.own()[0].content)),
@@ -326,18 +332,18 @@ OF_DEVICE: Mapping[str, Fault] = {
     ),
     "stack that is stated, and spills that are not": (
         kernel(stack_bytes=68),
-        "for the 0 bytes that it spills, found 68 bytes: it spills more than is stated",
+        "for the 0 bytes that it spills, found 68 bytes: it spills more than the manifest says",
     ),
 }
 
 OF_LIBRARY: Mapping[str, Fault] = {
     "function outside": (
         planted.inside(".dynsym", "<Q", 24 * 2 + 8, 0xDEADBEEF),
-        "to be a function in code, found something else",
+        "to be a global function, found another symbol",
     ),
     "function at zero": (
         planted.inside(".dynsym", "<Q", 24 * 2 + 8, 0),
-        "to be a function in code, found something else",
+        "to be a global function, found another symbol",
     ),
     "function twice": (
         planted.library(
@@ -347,82 +353,94 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "function with a version that is hidden": (
         planted.inside(".gnu.version", "<H", 2 * 2, 0x8001),
-        "without a version, found one: not every loader finds it",
+        "without a symbol version, found one",
     ),
     "code that is not executable": (
         planted.library(segments=planted.segments(elf.LOAD, flags=4)),
-        "to be a function in code, found something else",
+        "to be a global function, found another symbol",
     ),
-    "facts for debuggers": (
+    "debug information": (
         planted.library(more=(Section(".debug_info", 1, b"/home/somebody"),)),
-        "expected no facts for debuggers, found .debug_info",
+        "expected no debug information, found .debug_info",
     ),
-    "another file for debuggers": (
+    "debug information in another file": (
         planted.library(more=(Section(".gnu_debuglink", 1, b"evil"),)),
-        "expected no facts for debuggers, found .gnu_debuglink",
+        "expected no debug information, found .gnu_debuglink",
     ),
     "segment of nobody": (
         planted.library(segments=(*fabricated.LOADED, Segment(0x60000005, 4, ".rodata"))),
-        "expected the usual segments, found one of kind 0x60000005",
+        "expected known segments, found one of type 0x60000005",
     ),
     "relocations of another kind": (
         tags((17, 64), (18, 16), (19, 16)),
-        "expected the usual entries in its dynamic section, found 0x11",
+        "expected known entries in the dynamic section, found the tag 0x11",
     ),
     "relocated code by a flag": (
         planted.library(tags=((30, 8 | 4),)),
-        "flags 0x8 in the entry 0x1e",
+        "flags 0x8 in dynamic entry 0x1e",
     ),
-    "symbolic": (planted.library(tags=((30, 8 | 2),)), "flags 0x8 in the entry 0x1e"),
-    "never opened": (tags((0x6FFFFFFB, 0x41)), "flags 0x1 in the entry 0x6ffffffb, found 0x41"),
-    "interposes": (tags((0x6FFFFFFB, 0x401)), "flags 0x1 in the entry 0x6ffffffb, found 0x401"),
-    "program by a flag": (tags((0x6FFFFFFB, 0x8000001)), "in the entry 0x6ffffffb"),
-    "flags twice": (planted.library(tags=((30, 4), (30, 4))), "expected one entry 0x1e"),
-    "size of a symbol": (tags((11, 8)), "expected 24 in the entry 0xb, found 8"),
+    "symbolic": (planted.library(tags=((30, 8 | 2),)), "flags 0x8 in dynamic entry 0x1e"),
+    "never opened": (tags((0x6FFFFFFB, 0x41)), "flags 0x1 in dynamic entry 0x6ffffffb, found 0x41"),
+    "interposes": (tags((0x6FFFFFFB, 0x401)), "flags 0x1 in dynamic entry 0x6ffffffb, found 0x401"),
+    "program by a flag": (tags((0x6FFFFFFB, 0x8000001)), "in dynamic entry 0x6ffffffb"),
+    "flags twice": (planted.library(tags=((30, 4), (30, 4))), "expected one dynamic entry 0x1e"),
+    "size of a symbol": (tags((11, 8)), "expected 24 in dynamic entry 0xb, found 8"),
     "versions that are needed, elsewhere": (
         tags((0x6FFFFFFE, 64)),
-        "expected one entry 0x6ffffffe in its dynamic section, found 2",
+        "expected one dynamic entry 0x6ffffffe, found 2",
     ),
     "hash table elsewhere": (
         tags((0x6FFFFEF5, 64)),
-        "expected one table for the entry 0x6ffffef5 at its address, found it elsewhere",
+        "expected dynamic entry 0x6ffffef5 to be the address of its section",
     ),
     "relocations elsewhere": (
         tags((7, 64), (8, 24)),
-        "expected relocations where the loader looks",
+        "expected relocation sections at DT_RELA and DT_JMPREL",
     ),
-    "start elsewhere": (tags((12, 1 << 40)), "expected the entry 0xc to be code"),
+    "start elsewhere": (
+        tags((12, 1 << 40)),
+        "expected dynamic entry 0xc to be the address of code",
+    ),
     "functions of the start elsewhere": (
         tags((25, 64), (27, 8)),
-        "expected the entry 0x1b as long as its section",
+        "expected dynamic entry 0x1b to be the size of its section",
     ),
     "needed twice": (
         planted.library(needed=("libc.so.6", "libc.so.6")),
-        "expected to need each library once",
+        "expected each needed library once",
     ),
     "versions of what it does not need": (
         planted.inside(".gnu.version_r", "<I", 4, 1),
-        "expected versions of symbols of what it needs, found",
+        "expected symbol versions of needed libraries alone, found",
     ),
-    "another system": (planted.number("<B", 7, 9), "expected the header of a library of Linux"),
-    "another ABI": (planted.number("<B", 8, 9), "expected the header of a library of Linux"),
-    "another version": (planted.number("<I", 20, 7), "expected the header of a library of Linux"),
+    "another system": (
+        planted.number("<B", 7, 9),
+        "expected the ELF header of a shared library for Linux",
+    ),
+    "another ABI": (
+        planted.number("<B", 8, 9),
+        "expected the ELF header of a shared library for Linux",
+    ),
+    "another version": (
+        planted.number("<I", 20, 7),
+        "expected the ELF header of a shared library for Linux",
+    ),
     "another version of the header": (
         planted.number("<B", 6, 7),
         "expected a 64-bit little-endian ELF",
     ),
-    "flags": (planted.number("<I", 48, 1), "expected the header of a library of Linux"),
+    "flags": (planted.number("<I", 48, 1), "expected the ELF header of a shared library for Linux"),
     "relocations that stay writable": (
         planted.library(segments=planted.segments(elf.GNU_RELRO, section=".rodata")),
-        "RELRO and BIND_NOW",
+        "expected full RELRO",
     ),
     "segment within a segment": (
         planted.library(segments=(*fabricated.LOADED, Segment(elf.LOAD, 5, ".text"))),
-        "expected segments one behind the other",
+        "expected no segments that overlap",
     ),
     "segment beside its pages": (
         planted.number("<Q", 64 + 16, 16),
-        "expected the segment at 0x10 in its pages, found it beside them",
+        "expected p_vaddr = p_offset modulo 4096, found a segment at 0x10",
     ),
     "65,520 sections": (planted.built(many_sections), "expected"),
 }

@@ -81,7 +81,10 @@ def renamed(distribution: str) -> planted.Plant:
 
 NAMES: Mapping[str, Fault] = {
     "binary under a variant's name": (labelled, "'evil.pth': expected flashvar_sm80's library"),
-    "label of a binary": (labelled, "expected a label in the name of the project's own wheel"),
+    "label of a binary": (
+        labelled,
+        "expected a variant label in the name of the project's own wheel",
+    ),
     "name with a dot": (renamed("flashvar.sm80"), "'evil.py': expected flashvar.sm80's library"),
     "name in capitals": (renamed("FlashVar_SM80"), "'evil.py': expected FlashVar_SM80's library"),
 }
@@ -98,7 +101,7 @@ OF_METADATA: Mapping[str, Fault] = {
     "form feed": (edited(METADATA, "Summary: ", "Summary: \x0c"), "'summary' must be a single"),
     "line of an envelope": (
         edited(METADATA, "Metadata-V", "From x\nMetadata-V"),
-        "expected fields [], found ['From x']",
+        "expected repeated or unknown fields [], found ['From x']",
     ),
     "older version": (
         edited(METADATA, "Metadata-Version: 2.4", "Metadata-Version: 2.3"),
@@ -114,8 +117,14 @@ OF_METADATA: Mapping[str, Fault] = {
         "found ['LICENSE', 'X']",
     ),
     "home page": (header("Home-page: https://example.org"), "found ['Home-page']"),
-    "maintainer": (header("Maintainer: E"), "expected fields [], found ['Maintainer']"),
-    "platform": (header("Platform: any"), "expected fields [], found ['Platform']"),
+    "maintainer": (
+        header("Maintainer: E"),
+        "expected repeated or unknown fields [], found ['Maintainer']",
+    ),
+    "platform": (
+        header("Platform: any"),
+        "expected repeated or unknown fields [], found ['Platform']",
+    ),
     "zero byte": (edited(METADATA, "# flash", "# \0flash"), "expected description"),
     "80,000 Pythons": (
         edited(METADATA, ">=3.10", ",".join([">=3.10"] * 80_000)),
@@ -134,8 +143,8 @@ OF_METADATA: Mapping[str, Fault] = {
     ),
     "tag in small letters": (edited(WHEEL, "Tag:", "tag:"), "('tag', 'py3-none-manylinux"),
     "end of a line": (edited(WHEEL, "1.0\n", "1.0\r\n"), r"('Wheel-Version', '1.0\r')"),
-    "folded tag": (edited(WHEEL, "Tag: ", "Tag:\n "), "expected lines"),
-    "next line in WHEEL": (edited(WHEEL, "1.1.2", "1.1.2\x85Build: 1"), "one generator True"),
+    "folded tag": (edited(WHEEL, "Tag: ", "Tag:\n "), "expected fields"),
+    "next line in WHEEL": (edited(WHEEL, "1.1.2", "1.1.2\x85Build: 1"), "expected one Generator"),
     "two spaces": (edited(WHEEL, "lib: false", "lib:  false"), "('Root-Is-Purelib', ' false')"),
     "mark of byte order": (edited(WHEEL, "Wheel-V", "\ufeffWheel-V"), r"'\ufeffWheel-Version'"),
     **{
@@ -164,22 +173,22 @@ OF_SBOM: Mapping[str, Fault] = {
     "kind of the wheel": (field(f"{ROOT}.type", "application"), "expected kinds ('library'"),
     "kind of the library": (field(f"{ROOT}.components.0.type", "library"), "expected kinds"),
     "schema": (field("$schema", "https://example.org"), "expected schema 'http://cyclonedx.org"),
-    "serial number": (field("serialNumber", "x"), "expected the usual form of serialNumber"),
-    "time": (field("metadata.timestamp", "x"), "expected the usual form of timestamp"),
+    "serial number": (field("serialNumber", "x"), "expected serialNumber 'urn:uuid: and a UUID'"),
+    "time": (field("metadata.timestamp", "x"), "expected timestamp 'a time in UTC"),
     "time that is a number": (field("metadata.timestamp", 7), "as this factory writes it"),
     "scope": (field(f"{COMPILER}.scope", "required"), "expected description and scope of GNU-c++"),
     "description": (
         field(f"{CUDART}.description", "Buy now"),
         "expected description and scope of cudart-static ('libcudart_static.a, linked",
     ),
-    "reference to a part": (field(f"{CUDART}.bom-ref", "x"), "expected reference to cudart-static"),
+    "reference to a part": (field(f"{CUDART}.bom-ref", "x"), "expected bom-ref of cudart-static"),
     "compiler without a version": (
         field(f"{COMPILER}.version", "x\x1b[2J"),
-        "expected version of GNU-c++ in numbers",
+        "expected version of GNU-c++ 'numbers and dots'",
     ),
     "compiler that the library denies": (
         planted.library(more=(Section(".comment", 1, b"GCC: (GNU) 11.1.0\0"),)),
-        "expected GNU-c++ of the library's .comment True, found False",
+        "expected version of GNU-c++, as the library's .comment says,",
     ),
     "half a letter as a name": (field(f"{CUDART}.name", "\ud800"), "as this factory writes it"),
     "half a letter as a tool": (
@@ -188,11 +197,11 @@ OF_SBOM: Mapping[str, Fault] = {
     ),
     "hash in capitals": (
         field(f"{CUDART}.hashes", [{"alg": "SHA-256", "content": "E" * 64}]),
-        "expected one SHA-256 of cudart-static",
+        "expected hashes of cudart-static 'one SHA-256'",
     ),
     "kind of hash in small letters": (
         field(f"{CUDART}.hashes", [{"alg": "sha-256", "content": "e" * 64}]),
-        "expected one SHA-256 of cudart-static",
+        "expected hashes of cudart-static 'one SHA-256'",
     ),
     "other version in the purl": (
         field(f"{ROOT}.purl", "pkg:pypi/flashvar-sm80@0.1.1"),
@@ -271,7 +280,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "claim to have run, for older drivers": (
         planted.older(ran="own"),
-        "expected where its kernels have run, of variants.toml, never, found own",
+        "expected ran (where its kernels have run, by variants.toml) never, found own",
     ),
 }
 

@@ -249,7 +249,7 @@ ARCHIVE: Mapping[str, Fault] = {
     "socket": (planted.member("a", 0o140644), "neither a file nor a folder"),
     "file beside a folder of its name": (
         planted.member(f"{LIBRARY}/"),
-        "expected a file or a folder, found both",
+        "expected either a file or a folder, found both",
     ),
     "very many folders": (planted.zipped(deep), "expected flashvar_sm80's library"),
 }
@@ -257,7 +257,7 @@ ARCHIVE: Mapping[str, Fault] = {
 RECORDS: Mapping[str, Fault] = {
     "row of a folder": (
         listed(f"{STEM}/,sha256=AAAA,9\n", f"{STEM}/"),
-        "expected files in RECORD, found a folder",
+        "expected files alone in RECORD, found a folder",
     ),
     "padded hash": (
         planted.record(lambda rows: [rows[0].replace(",", "=,").replace("=,", ",", 1), *rows[1:]]),
@@ -288,19 +288,19 @@ RECORDS: Mapping[str, Fault] = {
 OF_LIBRARY: Mapping[str, Fault] = {
     "second dynamic section": (
         changed(other_dynamic, Section(".copy", 6, bytes(section(".dynamic").size), 1)),
-        "expected one dynamic section where its segment is",
+        "expected one dynamic section, at the place of its segment",
     ),
     "other names of what is needed": (
         other_names(".dynamic", b"libc.so.6", b"evil.so.6"),
-        "expected the names of .dynamic in .dynstr, found them in another section",
+        "expected .dynamic to have .dynstr as its string table, found another section",
     ),
     "other names of symbols": (
         other_names(".dynsym", b"malloc", b"system"),
-        "expected the names of .dynsym in .dynstr, found them in another section",
+        "expected .dynsym to have .dynstr as its string table, found another section",
     ),
     "other names of versions": (
         other_names(".gnu.version_r", b"GLIBC_2.2.5", b"GLIBC_9.9.9"),
-        "expected the names of .gnu.version_r in .dynstr, found them in another section",
+        "expected .gnu.version_r to have .dynstr as its string table, found another section",
     ),
     "hidden function": (
         planted.inside(".dynsym", "<B", 24 * 2 + 5, 2),
@@ -309,7 +309,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
     "no hash table": (planted.library(hashed=False), "expected a GNU hash table of its symbols"),
     "hash table of fewer symbols": (
         planted.inside(".gnu.hash", "<I", 24, 3),
-        "expected a hash table of the exported symbols, found it to differ in",
+        "expected the exported symbols in the GNU hash table, found to differ:",
     ),
     "hash table of more symbols": (
         of_header(".gnu.hash", 32, "<Q", section(".gnu.hash").size + 4),
@@ -317,11 +317,11 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "hash of another name": (
         planted.inside(".gnu.hash", "<I", 28, 0x123456),
-        "expected a hash table of the exported symbols, found it to differ in",
+        "expected the exported symbols in the GNU hash table, found to differ:",
     ),
     "filter of the hash table": (
         planted.inside(".gnu.hash", "<Q", 16, 0),
-        "expected a hash table of the exported symbols, found it to differ in",
+        "expected the exported symbols in the GNU hash table, found to differ:",
     ),
     "no buckets": (
         planted.inside(".gnu.hash", "<I", 0, 0),
@@ -329,20 +329,23 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "relocation of no symbol": (
         relocations((64, 999)),
-        "expected .rela.dyn to take symbols that are there",
+        "expected relocations of known symbols in .rela.dyn",
     ),
-    "relocation of code": (relocations((1 << 40, 0)), "expected .rela.dyn to write to data"),
+    "relocation of code": (
+        relocations((1 << 40, 0)),
+        "expected relocations of writable data in .rela.dyn",
+    ),
     "fewer versions than symbols": (
         of_header(".gnu.version", 32, "<Q", 2),
-        "expected its sections, its tables and zeros between them",
+        "expected zeros outside of sections and headers",
     ),
     "device code that is not loaded": (
         of_header(".nv_fatbin", 8, "<Q", 0),
-        "expected .nv_fatbin to be loaded, found it in no segment",
+        "expected .nv_fatbin in a loaded segment, found it in none",
     ),
     "device code without bytes": (
         of_header(".nv_fatbin", 4, "<I", 8),
-        "found none of",
+        "expected the device functions of",
     ),
     "PTX with a comment": (
         planted.library(more=(Section(".x", 1, b".version 9.0 // x\n.target sm_80\n"),)),
@@ -352,19 +355,19 @@ OF_LIBRARY: Mapping[str, Fault] = {
         planted.library(more=(Section(".x", 1, b".version 9.0\n.target /* x */ sm_80\n"),)),
         "expected PTX in .nv_fatbin",
     ),
-    "start": (planted.number("<Q", 24, 0x1000), "start 0x1000"),
+    "start": (planted.number("<Q", 24, 0x1000), "entry point 0x1000"),
     "bytes in its identification": (planted.number("<B", 12, 7), "padding 00000007"),
     "room of 64 TB": (
         planted.number("<Q", 64 + 40, 1 << 46),
-        "expected room for .bss alone behind the segment",
+        "expected memory for .bss alone behind the segment",
     ),
     "indirect function": (
         planted.library(exported_kind=0x1A),
-        "to be a function in code, found something else",
+        "to be a global function, found another symbol",
     ),
     "function of a thread": (
         planted.library(exported_kind=0x16),
-        "to be a function in code, found something else",
+        "to be a global function, found another symbol",
     ),
     "weak symbol of nobody": (
         planted.library(undefined=(("malloc", "GLIBC_2.2.5"), ("evil", None))),
@@ -376,20 +379,20 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "run path to torch": (
         planted.library(run_path="$ORIGIN/../torch/lib"),
-        "expected no run path, found $ORIGIN/../torch/lib",
+        "expected no RPATH or RUNPATH, found $ORIGIN/../torch/lib",
     ),
-    "empty run path": (planted.library(tags=(BIND_NOW, (15, 0))), "expected no run path"),
+    "empty run path": (planted.library(tags=(BIND_NOW, (15, 0))), "expected no RPATH or RUNPATH"),
     "function before all others": (
         planted.library(tags=(BIND_NOW, (32, 64), (33, 8))),
-        "expected the usual entries in its dynamic section, found 0x20",
+        "expected known entries in the dynamic section, found the tag 0x20",
     ),
     "versions of its own": (
         planted.library(tags=(BIND_NOW, (0x6FFFFFFC, 64))),
-        "expected the usual entries in its dynamic section, found 0x6ffffffc",
+        "expected known entries in the dynamic section, found the tag 0x6ffffffc",
     ),
     "configuration of the loader": (
         planted.library(tags=(BIND_NOW, (0x6FFFFEFA, 1))),
-        "expected the usual entries in its dynamic section, found 0x6ffffefa",
+        "expected known entries in the dynamic section, found the tag 0x6ffffefa",
     ),
     "second stack": (
         planted.library(segments=(*fabricated.LOADED, Segment(elf.GNU_STACK, 6))),
@@ -458,11 +461,11 @@ OF_DEVICE: Mapping[str, Fault] = {
             *planted.own(),
             Image("80", fabricated.cubin({"_Zx": 8}, 80, code="80", toolkit="13.0.88")),
         ),
-        "expected no device code but the manifest's kernels, found _Zx",
+        "expected device functions of the manifest's kernels alone, found _Zx",
     ),
     "image that the audit cannot open": (
         planted.older(compression="lz4"),
-        "expected device code plain or compressed by zstd",
+        "expected device code that is not compressed, or by zstd",
     ),
     "200,000 images": (many_images(200_000), "expected at most 4,096 images of device code"),
     "1,100,000 facts": (longer(".nv.info", FRAME * 1_100_000), "expected at most 1,048,576"),

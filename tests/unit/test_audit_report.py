@@ -77,7 +77,7 @@ def test_kernels_that_spill_are_named(tmp_path: Path) -> None:
     assert json.loads(report.to_json())["spilling"] == [
         {"kernel": rows[1].name, "registers": 168, "spill_bytes": 8, "stack_bytes": 16}
     ]
-    sentence = f"{rows[1].name} spills: 8 bytes, and has 16 bytes of local memory, per thread"
+    sentence = f"{rows[1].name} spills 8 bytes of registers and has a stack of 16 bytes, per thread"
     assert sentence in report.text()
     assert rows[0].name not in report.text()
 

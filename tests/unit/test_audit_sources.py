@@ -138,26 +138,29 @@ def remove(name: str) -> Callable[[Files], None]:
 
 METADATA = f"{INFO}/METADATA"
 FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
-    "path file": (add("flashvar.pth"), "found beside them 'flashvar.pth'"),
-    "sitecustomize": (add("sitecustomize.py"), "found beside them 'sitecustomize.py'"),
-    "foreign package": (add("torch/__init__.py"), "found beside them 'torch/__init__.py'"),
-    "module of nobody": (add("flashvar/evil.py"), "found beside them 'flashvar/evil.py'"),
-    "data": (add(f"{STEM}.data/scripts/pip"), "found beside them 'flashvar-1.0.data/scripts/pip'"),
+    "path file": (add("flashvar.pth"), "found others too: 'flashvar.pth'"),
+    "sitecustomize": (add("sitecustomize.py"), "found others too: 'sitecustomize.py'"),
+    "foreign package": (add("torch/__init__.py"), "found others too: 'torch/__init__.py'"),
+    "module of nobody": (add("flashvar/evil.py"), "found others too: 'flashvar/evil.py'"),
+    "data": (add(f"{STEM}.data/scripts/pip"), "found others too: 'flashvar-1.0.data/scripts/pip'"),
     "library": (add("flashvar/evil.so", b"\x7fELF" + bytes(60)), "expected a 64-bit little-endian"),
-    "module less": (remove("flashvar/cli.py"), "found none of 'flashvar/cli.py'"),
+    "module less": (remove("flashvar/cli.py"), "found these missing: 'flashvar/cli.py'"),
     "no licence": (remove(f"{INFO}/licenses/LICENSE"), "licenses/LICENSE"),
-    "other licence": (edit(f"{INFO}/licenses/LICENSE", "Apache", "MIT"), "found others in"),
-    "other bytes": (edit("flashvar/cli.py", "None", "1   "), "found others in 'flashvar/cli.py'"),
+    "other licence": (edit(f"{INFO}/licenses/LICENSE", "Apache", "MIT"), "found other content in"),
+    "other bytes": (
+        edit("flashvar/cli.py", "None", "1   "),
+        "found other content in 'flashvar/cli.py'",
+    ),
     "no module": (edit("flashvar/cli.py", "=", "("), "expected a module that compiles"),
     "NUL in a module": (add("flashvar/cli.py", b"\0"), "expected a module that compiles"),
     "version": (edit(METADATA, "Version: 1.0\nS", "Version: 1.1\nS"), "expected version '1.0'"),
     "requirement": (
         edit(METADATA, "Requires-Dist: torch", "Requires-Dist: evil\nRequires-Dist: torch"),
-        "expected requirements ('', ''), found ('', 'evil')",
+        "expected requirements '', found 'evil'",
     ),
     "no requirement": (
         edit(METADATA, "Requires-Dist: torch>=2.8\n", ""),
-        "found ('torch>=2.8', '')",
+        "expected requirements 'torch>=2.8', found ''",
     ),
     "extra of another version": (edit(METADATA, "sm80==1.0", "sm80==0.9"), "flashvar-sm80==0.9"),
     "extra of another distribution": (edit(METADATA, "flashvar-sm80=", "evil="), "evil==1.0"),
@@ -196,15 +199,15 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     ),
     "module that is compiled already": (
         add("flashvar/__pycache__/cli.cpython-311.pyc"),
-        "found beside them 'flashvar/__pycache__",
+        "found others too: 'flashvar/__pycache__",
     ),
     "requirement twice": (
         edit(METADATA, "Requires-Dist: torch", "Requires-Dist: torch>=2.8\nRequires-Dist: torch"),
-        "found ('', 'torch>=2.8')",
+        "expected requirements '', found 'torch>=2.8'",
     ),
     "requirement of some systems": (
         edit(METADATA, "torch>=2.8\n", 'torch>=2.8; sys_platform == "linux"\n'),
-        "expected requirements ('', ''), found ('torch>=2.8', 'torch>=2.8; sys_platform",
+        "expected requirements 'torch>=2.8', found 'torch>=2.8; sys_platform",
     ),
     "script of an extra": (
         edit(f"{INFO}/entry_points.txt", "cli:main", "cli:main [evil]"),
@@ -227,7 +230,7 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
         add("flashvar/cli.py", b"-" * 100_000 + b"1"),
         "expected a module that compiles",
     ),
-    "not pure": (edit(f"{INFO}/WHEEL", "true", "false"), "expected lines"),
+    "not pure": (edit(f"{INFO}/WHEEL", "true", "false"), "expected fields"),
     "tag": (edit(f"{INFO}/WHEEL", "py3-none-any", "py3-none-linux_x86_64"), "expected tags"),
 }
 
@@ -267,15 +270,18 @@ def of_the_factory() -> Files:
 
 
 OF_THE_FACTORY: dict[str, tuple[Callable[[Files], None], str]] = {
-    "path file": (add("factory.pth"), "found beside them 'factory.pth'"),
-    "module of nobody": (add("wheel_factory/evil.py"), "beside them 'wheel_factory/evil.py'"),
-    "other bytes": (add("wheel_factory/__init__.py"), "others in 'wheel_factory/__init__.py'"),
-    "other file": (add("wheel_factory/home/variants.toml"), "found others in"),
-    "file less": (remove("wheel_factory/home/flashvar/cli.py"), "found none of"),
+    "path file": (add("factory.pth"), "found others too: 'factory.pth'"),
+    "module of nobody": (add("wheel_factory/evil.py"), "others too: 'wheel_factory/evil.py'"),
+    "other bytes": (
+        add("wheel_factory/__init__.py"),
+        "other content in 'wheel_factory/__init__.py'",
+    ),
+    "other file": (add("wheel_factory/home/variants.toml"), "found other content in"),
+    "file less": (remove("wheel_factory/home/flashvar/cli.py"), "found these missing:"),
     "no module": (add("wheel_factory/__init__.py", b"("), "expected a module that compiles"),
     "requirement": (
         edit("flashvar_factory-1.0.dist-info/METADATA", "packaging", "evil"),
-        "expected requirements ('', ''), found ('packaging', 'evil')",
+        "expected requirements 'packaging', found 'evil'",
     ),
     "script": (
         edit("flashvar_factory-1.0.dist-info/entry_points.txt", "wheel-f", "pip = x:y\nwheel-f"),
@@ -324,16 +330,16 @@ def packed(root: Path, folder: Path, plant: Callable[[Files], None]) -> Path:
 
 
 SDISTS: dict[str, tuple[Callable[[Files], None], str]] = {
-    "file of nobody": (add("setup.py"), "found beside them 'setup.py'"),
-    "other bytes": (edit("CMakeLists.txt", "x", "y"), "found others in 'CMakeLists.txt'"),
-    "file less": (remove("CMakeLists.txt"), "found none of 'CMakeLists.txt'"),
-    "module less": (remove("src/python/flashvar/cli.py"), "found none of 'src/python"),
+    "file of nobody": (add("setup.py"), "found others too: 'setup.py'"),
+    "other bytes": (edit("CMakeLists.txt", "x", "y"), "found other content in 'CMakeLists.txt'"),
+    "file less": (remove("CMakeLists.txt"), "found these missing: 'CMakeLists.txt'"),
+    "module less": (remove("src/python/flashvar/cli.py"), "found these missing: 'src/python"),
     "no PKG-INFO": (remove("PKG-INFO"), "expected valid core metadata"),
     "other name": (edit("PKG-INFO", "Name: flashvar", "Name: evil"), "found evil 1.0"),
     "other version": (edit("PKG-INFO", "Version: 1.0", "Version: 1.1"), "found flashvar 1.1"),
     "requirement": (
         edit("PKG-INFO", "Requires-Dist: torch", "Requires-Dist: evil\nRequires-Dist: torch"),
-        "expected requirements ('', ''), found ('', 'evil')",
+        "expected requirements '', found 'evil'",
     ),
     "extra": (edit("PKG-INFO", "Provides-Extra: cuda\n", ""), "expected extras"),
     "summary": (edit("PKG-INFO", "kernels", "miners"), "expected summary 'Attention kernels'"),

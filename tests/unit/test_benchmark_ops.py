@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 SMALL: dict[Any, Any] = {
     convolution: lambda cell: replace(cell, batch=min(cell.batch, 2), seqlen=6, dim=4, work=192.0),
     rule: lambda cell: replace(cell, heads=(1, 2), batch=1, seqlen=3),
-    update: lambda cell: replace(cell, sequences=2),
-    merging: lambda cell: replace(cell, seqlen=3),
+    update: lambda cell: replace(cell, sequences=2, work=192.0),
+    merging: lambda cell: replace(cell, seqlen=3, work=192.0),
 }
 
 

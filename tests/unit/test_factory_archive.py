@@ -88,5 +88,14 @@ def test_truncated(tmp_path: Path) -> None:
     path = tmp_path / "flashvar-1.0-py3-none-any.whl"
     archive.write(path, FILES, INFO)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(PackagingError, match="expected a whole wheel"):
+    with pytest.raises(PackagingError) as caught:
         archive.read(path)
+    assert str(caught.value) == (
+        f"{path}: expected a whole zip archive, found no end record at its end: it is cut short, "
+        "or has data behind it; build or fetch it again"
+    )
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(PackagingError, match=r"^[^:]*a\.whl: expected a wheel, found no file"):
+        archive.read(tmp_path / "a.whl")

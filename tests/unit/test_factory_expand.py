@@ -128,6 +128,13 @@ def test_a_word_of_another_op_is_refused() -> None:
         parse(["op=add", "dtype=bf16"], schema.parse(text))
 
 
+def test_a_value_that_sources_round_up_is_not_built() -> None:
+    """Its functions would be those of another kernel, which the audit does not accept."""
+    (build,) = released(SHIPPED, "sm80 hdim=32")
+    ops = {kernel.op for kernel in build.kernels if kernel.op.startswith("gated_delta_rule")}
+    assert ops == {"gated_delta_rule_update"}
+
+
 def test_version_without_its_line_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="__version__"):
         version.read(CONFIG, tmp_path)

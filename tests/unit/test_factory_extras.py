@@ -6,6 +6,7 @@ import re
 
 import pytest
 from matrix import CONFIG
+from packaging.specifiers import InvalidSpecifier, Specifier
 
 from flashvar_factory.config import extras
 
@@ -19,12 +20,12 @@ def asked(typed: str) -> list[str]:
     return [requirement.partition(";")[0] for requirement in found]
 
 
-@pytest.mark.parametrize("typed", ["sm89", "sm_89", "sm-89", "SM_89", "89", "8.9", "8_9"])
+@pytest.mark.parametrize("typed", ["sm89", "sm_89", "sm-89", "SM_89"])
 def test_one_architecture(typed: str) -> None:
     assert asked(typed) == ["flashvar-sm89==1.2.3"]
 
 
-@pytest.mark.parametrize("typed", ["sm90", "sm_90", "9.0", "90a", "sm90a", "sm_90a"])
+@pytest.mark.parametrize("typed", ["sm90", "sm_90", "sm90a", "sm_90a"])
 def test_an_architecture_whose_code_has_a_letter(typed: str) -> None:
     assert asked(typed) == ["flashvar-sm90==1.2.3"]
 
@@ -32,6 +33,13 @@ def test_an_architecture_whose_code_has_a_letter(typed: str) -> None:
 @pytest.mark.parametrize("typed", ["all", "cuda", "CUDA", "gpu"])
 def test_all_of_them(typed: str) -> None:
     assert asked(typed) == EVERY
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_no_name_can_be_compared_as_a_version(name: str) -> None:
+    """As most pips before 26 do with a name that can, which is an error of theirs."""
+    with pytest.raises(InvalidSpecifier):
+        Specifier(f"=={name}")
 
 
 def test_names_are_as_metadata_has_them() -> None:

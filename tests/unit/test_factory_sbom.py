@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from flashvar.binaries.manifest import Source
 from flashvar_factory.build import sbom, wheel
 from flashvar_factory.build.sbom import Link, Part
 from flashvar_factory.cli import main
-from flashvar_factory.errors import PackagingError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -120,10 +120,26 @@ def test_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "inside    libstdc++      12.2.0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["{}", "no JSON", '{"bomFormat": "CycloneDX"}'])
-def test_invalid_document(text: str, tmp_path: Path) -> None:
-    with pytest.raises(PackagingError, match=r"expected CycloneDX 1\.6"):
-        sbom.read(put(tmp_path, {PLACE: text.encode()}))
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", r"expected CycloneDX 1\.6, found: 'bomFormat' is a required property.*"),
+        ('{"bomFormat": "CycloneDX"}', r"expected CycloneDX 1\.6, found: 'specVersion' is .*"),
+        ("no JSON", "expected JSON, found: Expecting value.*"),
+        (" " * sbom.LIMIT + "{}", "expected at most 65,536 bytes, found 65,538"),
+    ],
+    ids=["nothing", "half", "no JSON", "long"],
+)
+def test_invalid_document(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the file once, and the document in it once."""
+    path = put(tmp_path, {PLACE: text.encode()})
+    assert main(["sbom", str(path)]) != 0
+    where = re.escape(f"sbom: {path}: flashvar-sm90.cdx.json: ")
+    assert re.fullmatch(
+        f"{where}{words}; build it again with nox -s wheels\n", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("files", [{}, {PLACE.replace("sboms", "other"): b"{}"}])

@@ -124,11 +124,20 @@ def test_overrides(backend: str, environ: dict[str, str], expected: Overrides) -
 @pytest.mark.parametrize(
     ("backend", "environ", "words"),
     [
-        ("cudnn", {}, ["backend:", "auto, cuda, triton, reference", "'cudnn'"]),
-        ("auto", {"FLASHVAR_BACKEND": "gpu"}, ["FLASHVAR_BACKEND:", "'gpu'"]),
-        ("auto", {"FLASHVAR_FORCE_ARCH": "hopper"}, ["FLASHVAR_FORCE_ARCH:", "'hopper'"]),
+        ("cudnn", {}, ["backend:", "auto, cuda, triton, reference", "'cudnn'", "leave it out"]),
+        ("auto", {"FLASHVAR_BACKEND": "gpu"}, ["FLASHVAR_BACKEND:", "'gpu'", "leave it out"]),
+        (
+            "auto",
+            {"FLASHVAR_FORCE_ARCH": "hopper"},
+            ["FLASHVAR_FORCE_ARCH: expected", "'hopper'", "unset it", "`flashvar doctor`"],
+        ),
+        (
+            "auto",
+            {"FLASHVAR_STRICT": "yes"},
+            ["FLASHVAR_STRICT: expected 0 or 1", "'yes'", "set it to 1", "or unset it"],
+        ),
     ],
-    ids=["argument", "backend variable", "architecture variable"],
+    ids=["argument", "backend variable", "architecture variable", "strict variable"],
 )
 def test_bad_override_is_named(backend: str, environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import simulated as sim
 from simulated import chosen, result_of
@@ -12,6 +14,11 @@ from flashvar.binaries.variant import pair_text
 from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Request
 from flashvar.selection.rules import select
+from flashvar_factory.config import schema
+from flashvar_factory.config.expand import expand, select_dev
+from flashvar_factory.config.selection_arguments import parse
+
+CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
 
 
 def asking(head_dim: int | tuple[int, int]) -> Request:
@@ -64,6 +71,21 @@ def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str |
     )
     decision = select(asking(asked), sim.system(sim.A100), Inventory((subset,)))
     assert result_of(decision, "cuda sm_80").fix == fix
+
+
+@pytest.mark.parametrize(("asked", "head_dims"), [(20, "64"), (64, "64"), (96, "64,128")])
+def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head_dims: str) -> None:
+    function = "gated_delta_rule_fwd"
+    held = sim.kernel("attention_fwd", dtype="bf16", head_dim=64)
+    subset = sim.binary("80", kernels=(held,), version="0.1.0+hdim64")
+    request = Request.of(function, "bf16", 0, head_dim=asked)
+    decision = select(request, sim.system(sim.A100), Inventory((subset,)))
+    command = f"nox -s build-dev -- arch=sm_80 hdim={head_dims}"
+    assert result_of(decision, "cuda sm_80").fix == command
+    words = parse(command.partition(" -- ")[2].split(), CONFIG)
+    (build,) = expand(CONFIG, select_dev(words, CONFIG, ()))
+    rows = [kernel.axis("head_dim") for kernel in build.kernels if kernel.op == function]
+    assert max(map(int, rows)) >= asked
 
 
 def test_a_release_is_not_built_again_for_a_head_dim() -> None:

@@ -121,7 +121,7 @@ def test_a_bool_mask_is_joined_to_other_masks(form: str) -> None:
     found = []
     for implementation in ("sdpa", "flashvar"):
         model = joining(implementation)
-        if form.endswith("compiled"):
+        if form.endswith("compiled") and implementation == "flashvar":
             model = torch.compile(model, backend="eager")
         given = {"input_ids": ids, "decoder_input_ids": ids, "decoder_attention_mask": mask}
         with torch.no_grad():

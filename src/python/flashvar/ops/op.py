@@ -27,6 +27,7 @@ class Axis:
     at_least: bool = False  # kernels of larger values serve too; else only the exact value
     pairs: bool = False  # a value is two integers; a single number stands for two equal ones
     step: int = 1  # kernels serve only multiples of it
+    multiple: int = 1  # every function's kernels can be compiled for multiples of it
     maximum: int | None = None  # the largest value that any kernel serves
     # Kernels up to this value serve any smaller value; larger kernels serve values down to half
     # their own. 0: no limit.
@@ -63,6 +64,12 @@ class Axis:
             return False
         # Of a pair the larger integer counts: the kernel's tiles have room for both.
         return max(held) > self.cheap > 0 and max(held) > 2 * max(asked)
+
+    def compiled_for(self, asked: Value) -> Value:
+        """The smallest value that kernels for calls with the value `asked` can be compiled for."""
+        if isinstance(asked, str):
+            return asked
+        return tuple(-(-one // self.multiple) * self.multiple for one in asked)
 
     @property
     def limits(self) -> str:

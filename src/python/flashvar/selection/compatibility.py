@@ -146,9 +146,10 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
     if not is_subset(binary) or any(axis.too_large(asked) for axis, asked in request.by_axis):
         return None
     values: dict[str, set[Value]] = {}
+    added = tuple(axis.compiled_for(asked) for axis, asked in request.by_axis)
     for spec in specs():
         rows = (row for row in binary.manifest.kernels if row.op in spec.functions)
-        kinds = {*_kinds(spec, rows), *([request.axes] if spec is request.spec else [])}
+        kinds = {*_kinds(spec, rows), *([added] if spec is request.spec else [])}
         for place, axis in enumerate(spec.axes):
             values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
     words = [f"arch={binary.kind.name}"]

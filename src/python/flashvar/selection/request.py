@@ -131,8 +131,14 @@ class Overrides:
             try:
                 forced = BinaryKind.parse(forced).name
             except ValueError as error:
-                raise ConfigurationError(f"FLASHVAR_FORCE_ARCH: {error}") from None
+                raise ConfigurationError(
+                    f"FLASHVAR_FORCE_ARCH: {error}: unset it for the binary that fits each device; "
+                    "`flashvar doctor` then lists the installed ones"
+                ) from None
         strict = environ.get("FLASHVAR_STRICT", "")
         if strict not in ("", "0", "1"):
-            raise ConfigurationError(f"FLASHVAR_STRICT: expected 0 or 1, found {strict!r}")
+            raise ConfigurationError(
+                f"FLASHVAR_STRICT: expected 0 or 1, found {strict!r}: set it to 1 to make other "
+                "versions of binaries and fallbacks errors, or unset it"
+            )
         return cls(backend, forced, strict == "1")

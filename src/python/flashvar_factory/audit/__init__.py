@@ -43,7 +43,8 @@ def budget(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "budget",
             wheel.path.name,
-            f"expected at most {limit:,} bytes, found {wheel.size:,}; the ledger says what for",
+            f"expected at most {limit:,} bytes, found {wheel.size:,}; the report lists the bytes "
+            "of each kernel",
         )
 
 
@@ -104,7 +105,7 @@ def require(reports: Iterable[Report]) -> None:
     if failed:
         count = sum(len(report.findings) for report in failed)
         names = ", ".join(report.wheel.path.name for report in failed)
-        raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
+        raise AuditError(f"expected {names} without faults, found faults: {count}, listed above")
 
 
 def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
@@ -116,7 +117,7 @@ def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
     if failed:
         count = sum(map(len, findings.values()))
         names = ", ".join(failed)
-        raise AuditError(f"expected nothing against {names}, found faults: {count}, see above")
+        raise AuditError(f"expected {names} without faults, found faults: {count}, listed above")
 
 
 def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> Iterator[Finding]:

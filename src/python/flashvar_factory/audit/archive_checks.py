@@ -30,21 +30,22 @@ def archive(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "archive",
                 repr(entry.name),
-                f"expected a file under the folder it is unpacked to, found {entry.escape}; "
-                "leave it",
+                f"expected a file with a portable path and mode, found {entry.escape}; do not "
+                "install this wheel",
             )
     for name, count in Counter(_installed(entry.name) for entry in wheel.entries).items():
         if count > 1:
             yield Finding(
                 "archive",
                 name,
-                f"expected one file of this name, found {count}: readers differ in which they take",
+                f"expected one file of this name, found {count}: installers differ in which one "
+                "they extract",
             )
     ordered = sorted(_installed(entry.name) for entry in wheel.entries)
     for name in ordered:
         first = bisect_left(ordered, f"{name}/")
         if first < len(ordered) and ordered[first].startswith(f"{name}/"):
-            yield Finding("archive", name, "expected a file or a folder, found both")
+            yield Finding("archive", name, "expected either a file or a folder, found both")
 
 
 def _installed(name: str) -> str:
@@ -65,18 +66,19 @@ def record(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "record",
             where,
-            "expected lines that end with a line feed, found others: readers differ",
+            "expected lines that end with a line feed, found other line breaks: installers split "
+            "them differently",
         )
         return
     try:
         lines = list(csv.reader(plain, strict=True))
     except csv.Error as error:
-        yield Finding("record", where, f"expected rows of a file, a hash and a size, found {error}")
+        yield Finding("record", where, f"expected rows of path, hash and size, found {error}")
         return
     rows: dict[str, list[str]] = {}
     for line in lines:
         if len(line) != 3:  # installers fail at a row without any
-            yield Finding("record", where, f"expected three fields a row, found {len(line)}")
+            yield Finding("record", where, f"expected three fields in a row, found {len(line)}")
             return
         name, *row = line
         if name in rows:
@@ -92,7 +94,9 @@ def _entries(wheel: Wheel, rows: dict[str, list[str]]) -> Iterator[Finding]:
         listed = rows.pop(entry.name, None)
         if entry.name.endswith("/"):
             if listed is not None:
-                yield Finding("record", entry.name, "expected files in RECORD, found a folder")
+                yield Finding(
+                    "record", entry.name, "expected files alone in RECORD, found a folder"
+                )
             continue
         if entry.name == own or (entry.name in signatures and listed is not None):
             if listed != ["", ""]:

@@ -50,7 +50,7 @@ def differences(
     listed = sorted(map(str, read.requires_dist or []))
     wanted_ones, found_ones = Counter(requirements), Counter(listed)
     missing, strange = sorted(wanted_ones - found_ones), sorted(found_ones - wanted_ones)
-    yield "requirements", ("", ""), (some(missing), some(strange))
+    yield "requirements", some(missing), some(strange)
 
 
 def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.audit.finding import Finding, dotted, some
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import fatbin, json_text
@@ -68,8 +68,8 @@ def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
         yield Finding(
             "architecture",
             library.path,
-            f"expected machine code for sm_{code} alone, found {count} images without a kernel for "
-            f"sm_{found}: the default of a device link; give it the architecture's flags too",
+            f"expected machine code for sm_{code} alone, found {count} images without kernels for "
+            f"sm_{found}, the default of nvcc's device link; pass it the same -gencode flags",
         )
 
 
@@ -86,21 +86,22 @@ def _entries(library: Library) -> Iterator[Finding]:
             yield Finding(
                 "architecture",
                 library.path,
-                f"expected an entry for {image.code}, as its {_WORDS[image.kind]} states, found "
-                f"one for {image.entry_code}",
+                f"expected a fatbin entry for {image.code}, as its {_WORDS[image.kind]} states, "
+                f"found one for {image.entry_code}: drivers choose by the entry",
             )
         elif image.entry_form != image.form:
             yield Finding(
                 "architecture",
                 library.path,
-                f"expected an entry for version {image.form}, as its {_WORDS[image.kind]} states, "
-                f"found one for {image.entry_form}",
+                f"expected a fatbin entry of version {dotted(image.form)}, as its "
+                f"{_WORDS[image.kind]} states, found one of {dotted(image.entry_form)}",
             )
         elif image.functions and image.toolkit is None and not image.before_13:
             yield Finding(
                 "architecture",
                 library.path,
-                "expected the note of ptxas in machine code of CUDA 13, found none",
+                "expected the note of ptxas (.note.nv.tkinfo) in machine code of CUDA 13, found "
+                "none",
             )
 
 
@@ -143,7 +144,7 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "ptx",
                 library.path,
-                "expected machine code without PTX in it, found some; compile without -G and "
+                "expected no PTX embedded in machine code, found some; compile without -G and "
                 "--source-in-ptx",
             )
         if count and (is_release or "ptx" not in described.code_kinds):
@@ -151,8 +152,8 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "ptx",
                 library.path,
-                f"expected {wanted}, found {count} images of it: on other devices it would compile "
-                "at first use; leave ptx=1 and -virtual architectures out",
+                f"expected {wanted}, found {count} images of it, which drivers compile at first "
+                "use on other devices; build without ptx=1 and -virtual architectures",
             )
         if not count and "ptx" in described.code_kinds:
             yield Finding("ptx", library.path, "expected PTX, as the manifest says, found none")

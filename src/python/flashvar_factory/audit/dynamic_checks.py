@@ -73,21 +73,21 @@ def _entries(library: Library) -> Iterator[str]:
     if found.soname != name:
         yield f"expected the SONAME {name}, found {found.soname}"
     for tag in sorted(set(found.tags) - _TAGS - _REPORTED):
-        yield f"expected the usual entries in its dynamic section, found {tag:#x}"
+        yield f"expected known entries in the dynamic section, found the tag {tag:#x}"
     for tag, count in sorted(Counter(found.tags).items()):
         if count > 1 and tag not in (dynamic.NEEDED, *_REPORTED):
-            yield f"expected one entry {tag:#x} in its dynamic section, found {count}"
+            yield f"expected one dynamic entry {tag:#x}, found {count}"
     if len(set(found.needed)) < len(found.needed):
-        yield f"expected to need each library once, found {', '.join(found.needed)}"
+        yield f"expected each needed library once (DT_NEEDED), found {', '.join(found.needed)}"
     strange = sorted(set(found.asked) - set(found.needed))
     if strange:
-        yield f"expected versions of symbols of what it needs, found {', '.join(strange)}"
+        yield f"expected symbol versions of needed libraries alone, found {', '.join(strange)}"
     rows, _ = dynamic.tags(library.file)
     for tag, value in rows:
         if value & ~_FLAGS.get(tag, value):
-            yield f"expected the flags {_FLAGS[tag]:#x} in the entry {tag:#x}, found {value:#x}"
+            yield f"expected the flags {_FLAGS[tag]:#x} in dynamic entry {tag:#x}, found {value:#x}"
         if value != _CONSTANT.get(tag, value):
-            yield f"expected {_CONSTANT[tag]} in the entry {tag:#x}, found {value}"
+            yield f"expected {_CONSTANT[tag]} in dynamic entry {tag:#x}, found {value}"
 
 
 def _places(library: Library) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _places(library: Library) -> Iterator[str]:
     if [(one.offset, one.address, one.size) for one in sections] != [
         (one.offset, one.address, one.file_size) for one in segments
     ]:
-        yield "expected one dynamic section where its segment is, found them apart"
+        yield "expected one dynamic section, at the place of its segment, found them apart"
     rows, _ = dynamic.tags(file)
 
     def stated(wanted: int) -> list[int]:
@@ -106,18 +106,18 @@ def _places(library: Library) -> Iterator[str]:
 
     names = [(one.address, len(one.content)) for one in file.named(".dynstr")]
     if names != [*zip(stated(dynamic.STRTAB), stated(dynamic.STRSZ), strict=False)]:
-        yield "expected .dynstr where and as long as the loader takes it, found it elsewhere"
+        yield "expected .dynstr at DT_STRTAB, of DT_STRSZ bytes, found another place or size"
     for tag, kind in _TABLES.items():
         wanted = [one.address for one in file.sections if one.kind == kind]
         if stated(tag) != wanted:
-            yield f"expected one table for the entry {tag:#x} at its address, found it elsewhere"
+            yield f"expected dynamic entry {tag:#x} to be the address of its section, found another"
     for tag, kind in _SIZES.items():
         wanted = [one.size for one in file.sections if one.kind == kind]
         if stated(tag) != wanted:
-            yield f"expected the entry {tag:#x} as long as its section, found another length"
+            yield f"expected dynamic entry {tag:#x} to be the size of its section, found another"
     needed = [one.info for one in file.sections if one.kind == dynamic.VERNEED]
     if stated(_VERSIONS_NEEDED) != needed:
-        yield "expected as many versions of libraries as their section has, found another number"
+        yield "expected DT_VERNEEDNUM to be the libraries in .gnu.version_r, found another number"
     relocations = {
         (one.address, one.size)
         for one in file.sections
@@ -129,10 +129,10 @@ def _places(library: Library) -> Iterator[str]:
         for pair in zip(stated(place), stated(size), strict=False)
     }
     if found != relocations:
-        yield "expected relocations where the loader looks for them, found them elsewhere"
+        yield "expected relocation sections at DT_RELA and DT_JMPREL, found other places or sizes"
     for tag, value in rows:
         if tag in _RUN and not _is_code(file, value):
-            yield f"expected the entry {tag:#x} to be code, found {value:#x}"
+            yield f"expected dynamic entry {tag:#x} to be the address of code, found {value:#x}"
 
 
 def _names(library: Library) -> Iterator[str]:
@@ -141,7 +141,7 @@ def _names(library: Library) -> Iterator[str]:
     strings = [number for number, one in enumerate(file.sections) if one.name == ".dynstr"]
     for one in file.sections:
         if one.kind in _NAMED and [one.link] != strings:
-            yield f"expected the names of {one.name} in .dynstr, found them in another section"
+            yield f"expected {one.name} to have .dynstr as its string table, found another section"
 
 
 def _symbols(library: Library) -> Iterator[str]:
@@ -155,14 +155,14 @@ def _symbols(library: Library) -> Iterator[str]:
         )
         is_function = symbol.kind == _FUNCTION and symbol.binding in _GLOBAL
         if symbol.visibility not in _VISIBLE:
-            yield f"expected {symbol.name} to be visible, found it hidden: not all loaders find it"
+            yield f"expected {symbol.name} to be visible, found it hidden: some loaders ignore it"
         if not is_function or not inside or not _is_code(file, symbol.value):
-            yield f"expected {symbol.name} to be a function in code, found something else"
+            yield f"expected {symbol.name} to be a global function, found another symbol"
     for name, count in Counter(symbol.name for symbol in found.symbols).items():
         if count > 1:
             yield f"expected one symbol {name}, found {count}"
     for name in found.versioned:
-        yield f"expected {name} without a version, found one: not every loader finds it"
+        yield f"expected {name} without a symbol version, found one: some loaders ignore it"
 
 
 def _lookups(library: Library) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _lookups(library: Library) -> Iterator[str]:
     exported = library.dynamic.exported
     if tuple(sorted(found)) != exported:
         differing = some(sorted({*found} ^ {*exported})) or "one twice"
-        yield f"expected a hash table of the exported symbols, found it to differ in {differing}"
+        yield f"expected the exported symbols in the GNU hash table, found to differ: {differing}"
 
 
 def _relocated(library: Library) -> Iterator[str]:
@@ -200,10 +200,10 @@ def _relocated(library: Library) -> Iterator[str]:
         whole = len(section.content) // _RELOCATION.size * _RELOCATION.size
         for place, info, _ in _RELOCATION.iter_unpack(section.content[:whole]):
             if info >> 32 >= count:
-                yield f"expected {section.name} to take symbols that are there, found others"
+                yield f"expected relocations of known symbols in {section.name}, found others"
                 return
             if not any(start <= place < stop for start, stop in data):
-                yield f"expected {section.name} to write to data, found it to write to {place:#x}"
+                yield f"expected relocations of writable data in {section.name}, found {place:#x}"
                 return
 
 

@@ -37,3 +37,8 @@ def some(names: Sequence[str]) -> str:
     """The first few of them, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """A version as people write it."""
+    return ".".join(map(str, version))

@@ -45,9 +45,9 @@ def _on_host(library: Library, described: Manifest) -> Iterator[str]:
     named, held = {row.name for row in described.kernels}, set(library.launches)
     if named - held:
         missing = some(sorted(named - held))
-        yield f"expected {missing}, as the manifest says, found no such kernels"
+        yield f"expected {missing} in the library, as the manifest says, found no such kernels"
     if held - named:
-        yield f"expected {some(sorted(held - named))} in the manifest, found them missing"
+        yield f"expected {some(sorted(held - named))} in the manifest, found no such kernels"
     for row in described.kernels:
         launches = library.launches.get(row.name)
         if launches is None:
@@ -76,25 +76,25 @@ def _on_device(library: Library, described: Manifest) -> Iterator[str]:
     closed = sum(image.kind == SASS and image.functions is None for image in library.images)
     if closed:
         yield (
-            f"expected device code plain or compressed by zstd, found {closed} images that are "
-            "not; compile with --compress-mode=size"
+            "expected device code that is not compressed, or by zstd, found "
+            f"{closed} images compressed otherwise; compile with --compress-mode=size"
         )
     for row in described.kernels:
         missing = [name for name in row.functions if name not in held]
         if missing:
-            yield f"expected device code of {row.name}, found none of {some(missing)}"
+            yield f"expected the device functions of {row.name}, found no {some(missing)}"
         if not row.functions:
             yield f"expected the device functions of {row.name} in the manifest, found none"
     # What several kernels launch is compiled with each of them.
     shared = sorted(name for name, count in claims.items() if 0 < held[name] != count)
     if shared:
         yield (
-            f"expected {some(shared)} to be one kernel's, or in an image of each that launches it, "
-            f"found {claims[shared[0]]} kernels in the manifest and {held[shared[0]]} images"
+            f"expected {some(shared)} in one image for each kernel that launches it, found "
+            f"{claims[shared[0]]} such kernels in the manifest and {held[shared[0]]} images"
         )
     strange = sorted(set(held) - set(claims))
     if strange:
-        yield f"expected no device code but the manifest's kernels, found {some(strange)}"
+        yield f"expected device functions of the manifest's kernels alone, found {some(strange)}"
 
 
 def _figures(library: Library, described: Manifest, expected: Expectations) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
     for row in described.kernels:
         image = by_names.get(frozenset(row.functions))
         if image is None and held.issuperset(row.functions):
-            yield f"expected an image of {row.name}'s functions alone, found them in others"
+            yield f"expected an image with the functions of {row.name} alone, found other images"
         if image is not None:
             yield from _of_image(row, image.functions or (), image.stack)
         limit = target.shared_memory if target else None
@@ -129,12 +129,12 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
             )
         if released and row.stack_bytes >= row.spill_bytes + _SLOT:
             yield (
-                f"expected a stack of {row.name} for the {row.spill_bytes} bytes that it spills, "
-                f"found {row.stack_bytes} bytes: it spills more than is stated, or keeps arrays in "
-                "local memory, which no release does"
+                f"expected {row.name} to have a stack for the {row.spill_bytes} bytes that it "
+                f"spills, found {row.stack_bytes} bytes: it spills more than the manifest says, or "
+                "has arrays in local memory, which no release has"
             )
         if row.spill_bytes and not row.stack_bytes:
-            yield f"expected a stack for what {row.name} spills, found none"
+            yield f"expected {row.name}, which spills registers, to have a stack, found none"
 
 
 def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) -> Iterator[str]:

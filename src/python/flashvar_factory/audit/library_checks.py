@@ -52,14 +52,20 @@ _OPTIONAL: Final = frozenset(
 )
 # Whose a library or a symbol is, and what to do about it.
 _OWNERS: Final = (
-    (r"libpython|_?Py[A-Z_]", "Python: it would load in one version alone; leave Python out"),
+    (
+        r"libpython|_?Py[A-Z_]",
+        "Python: the wheel would work with one Python version alone; do not link Python",
+    ),
     (
         r"libtorch|libc10|libATen|_ZNK?(2at|3c10|5torch)|aoti_torch",
         "torch: leave its C++ out, or say `torch` in [project] and call its stable ABI",
     ),
     (r"libcuda\.so|cu[A-Z]\w+@", "the NVIDIA driver: ask for it at run time, so that it loads"),
     (r"libcudart|cuda[A-Z]", "the CUDA runtime: link cudart_static"),
-    (r"libstdc\+\+|_ZNK?S[tsabiod]|_ZS[tsabiod]|.*GLIBCXX|.*CXXABI", "libstdc++: link it static"),
+    (
+        r"libstdc\+\+|_ZNK?S[tsabiod]|_ZS[tsabiod]|.*GLIBCXX|.*CXXABI",
+        "libstdc++: link it statically",
+    ),
 )
 
 
@@ -74,11 +80,11 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "exports",
                 library.path,
-                f"expected no symbol but the ABI's, found {name}; hide it "
-                "(visibility hidden and the version script of cmake/)",
+                f"expected no exported symbols but the ABI's, found {name}; hide it "
+                "(-fvisibility=hidden and the version script of cmake/)",
             )
         for name in sorted(wanted - found):
-            yield Finding("exports", library.path, f"expected the ABI's {name}, found none")
+            yield Finding("exports", library.path, f"expected the ABI's symbol {name}, found none")
 
 
 def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -100,7 +106,9 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 )
         for path in library.dynamic.run_paths:
             yield Finding(
-                "dependencies", library.path, f"expected no run path, found {path}; strip it"
+                "dependencies",
+                library.path,
+                f"expected no RPATH or RUNPATH, found {path}; remove it",
             )
         yield from _undefined(library, calls_torch=calls_torch)
 

@@ -45,9 +45,9 @@ def _header(library: Library) -> Iterator[str]:
     found = (file.system in _SYSTEMS, file.abi_version, file.version, file.flags, file.entry)
     if found != (True, 0, 1, 0, 0) or any(file.padding):
         yield (
-            "expected the header of a library of Linux, found system "
-            f"{file.system}, ABI {file.abi_version}, version {file.version}, flags "
-            f"{file.flags:#x}, start {file.entry:#x}, padding {file.padding.hex()}"
+            "expected the ELF header of a shared library for Linux, found OS ABI "
+            f"{file.system}, ABI version {file.abi_version}, version {file.version}, flags "
+            f"{file.flags:#x}, entry point {file.entry:#x}, padding {file.padding.hex()}"
         )
 
 
@@ -55,21 +55,21 @@ def _segments(library: Library) -> Iterator[str]:
     file = library.file
     stacks = [one for one in file.segments if one.kind == elf.GNU_STACK]
     if len(stacks) != 1 or stacks[0].flags & elf.EXECUTE:
-        yield "expected a stack that is not executable, found another; link with -z noexecstack"
+        yield "expected a stack that is not executable, found none such; link with -z noexecstack"
     for one in file.segments:
         if one.kind == elf.LOAD and one.flags & elf.WRITE and one.flags & elf.EXECUTE:
-            yield f"expected code that cannot be written to, found a segment at {one.address:#x}"
+            yield f"expected no writable and executable segment, found one at {one.address:#x}"
         if one.kind == elf.LOAD and one.memory_size < one.file_size:
-            yield f"expected room for the segment at {one.address:#x}, found less than its bytes"
+            yield f"expected memory for all bytes of the segment at {one.address:#x}, found less"
         if one.kind == elf.LOAD and one.memory_size > one.file_size + _zeroed(file) + _PAGE:
             yield (
-                f"expected room for .bss alone behind the segment at {one.address:#x}, found "
+                f"expected memory for .bss alone behind the segment at {one.address:#x}, found "
                 f"{one.memory_size - one.file_size:,} bytes"
             )
         if one.kind not in _SEGMENTS:
-            yield f"expected the usual segments, found one of kind {one.kind:#x}"
+            yield f"expected known segments, found one of type {one.kind:#x}"
         if one.kind == _INTERPRETER:
-            yield "expected a library, found a program: it names an interpreter"
+            yield "expected a library, found a program: it names an interpreter (PT_INTERP)"
     dynamic_section = [(one.address, one.size) for one in file.named(".dynamic")]
     relocated = [
         one
@@ -81,8 +81,8 @@ def _segments(library: Library) -> Iterator[str]:
     ]
     if not relocated or not library.dynamic.bind_now:
         yield (
-            "expected relocations that are read-only once it is loaded (RELRO and BIND_NOW), found "
-            "others; link with -z relro -z now"
+            "expected full RELRO (PT_GNU_RELRO around .dynamic, and BIND_NOW), found less; link "
+            "with -z relro -z now"
         )
 
 
@@ -96,12 +96,12 @@ def _layout(library: Library) -> Iterator[str]:
     loaded = [one for one in library.file.segments if one.kind == elf.LOAD]
     for one in loaded:
         if (one.address - one.offset) % _PAGE:
-            yield f"expected the segment at {one.address:#x} in its pages, found it beside them"
+            yield f"expected p_vaddr = p_offset modulo {_PAGE}, found a segment at {one.address:#x}"
     for one, following in pairwise(loaded):
         end, start = one.address + one.memory_size, following.address
         shared = start // _PAGE * _PAGE < end
         if start < end or (shared and start - following.offset != one.address - one.offset):
-            yield f"expected segments one behind the other, found {start:#x} within the one before"
+            yield f"expected no segments that overlap, found {start:#x} within the one before"
 
 
 def _sections(library: Library) -> Iterator[str]:
@@ -109,11 +109,11 @@ def _sections(library: Library) -> Iterator[str]:
     file = library.file
     for one in file.sections:
         if one.allocated and one.size and file.offset_of(one.address, one.size) != one.offset:
-            yield f"expected the section {one.name} in a segment at its address, found it elsewhere"
+            yield f"expected {one.name} where the segment of its address is, found it elsewhere"
         if one.name.startswith(_DEBUGGING):
-            yield f"expected no facts for debuggers, found {one.name}; strip the library"
+            yield f"expected no debug information, found {one.name}; strip the library"
         if one.name in fatbin.SECTIONS and one.size and not one.allocated:
-            yield f"expected {one.name} to be loaded, found it in no segment"
+            yield f"expected {one.name} in a loaded segment, found it in none"
     counts = Counter(one.name for one in file.sections if one.name)
     for name in sorted(name for name, count in counts.items() if count > 1):
         yield f"expected one section {name}, found {counts[name]}"
@@ -124,8 +124,8 @@ def _hidden(library: Library) -> Iterator[str]:
     file = library.file
     if file.unclaimed is not None:
         yield (
-            "expected its sections, its tables and zeros between them, found data at byte "
-            f"{file.unclaimed}, and {len(file.data) - file.unclaimed} bytes from there on"
+            "expected zeros outside of sections and headers, found data at byte "
+            f"{file.unclaimed} of {len(file.data)}"
         )
     device = [
         (one.offset, one.offset + len(one.content))
@@ -140,4 +140,4 @@ def _hidden(library: Library) -> Iterator[str]:
         places = [match.start() for match in pattern.finditer(file.data)]
         outside = [at for at in places if not any(start <= at < stop for start, stop in device)]
         if outside:
-            yield f"expected {what} in {fatbin.SECTIONS[0]} alone, found some at byte {outside[0]}"
+            yield f"expected {what} in {fatbin.SECTIONS[0]} alone, found it at byte {outside[0]}"

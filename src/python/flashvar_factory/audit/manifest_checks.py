@@ -10,7 +10,7 @@ from flashvar.errors import FlashvarError, ManifestError
 from flashvar_factory.audit import library_facts
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.finding import Finding
+from flashvar_factory.audit.finding import Finding, dotted
 from flashvar_factory.audit.manifests import manifests, pairs
 from flashvar_factory.build import source
 from flashvar_factory.config import version
@@ -81,9 +81,9 @@ def _derived(
     stated = (described.architecture.name, described.version, described.source.hash)
     info = library_facts.build_info(library)
     yield "architecture, version and source hash, as the library states them,", info, stated
-    toolkits = {image.toolkit for image in library.images if image.toolkit is not None}
+    toolkits = sorted({image.toolkit for image in library.images if image.toolkit is not None})
     if toolkits:
-        yield "toolkit, as the device code states it,", toolkits, {described.toolkit.machine_code}
+        yield "toolkit, as the device code states it,", toolkits, [described.toolkit.machine_code]
     yield "compiler", "nvcc", described.toolkit.compiler
     toolkit, compiler = described.toolkit.machine_code, described.toolkit.version
     if _TOOLKIT.fullmatch(compiler) is None:
@@ -92,26 +92,32 @@ def _derived(
         yield "compiler's version", f"{toolkit} or newer", compiler
     if _TOOLKIT.fullmatch(toolkit):
         major, minor = _release(toolkit)
-        formats = {image.before_13 for image in library.images if image.before_13 is not None}
+        known = {image.before_13 for image in library.images} - {None}
+        formats = sorted("CUDA 12" if before_13 else "CUDA 13" for before_13 in known)
         if formats:
-            yield "device code in the format of CUDA 12", {major < 13}, formats
+            wanted = ["CUDA 12" if major < 13 else "CUDA 13"]
+            yield "format of the device code to be that of", wanted, formats
         if (major, minor) >= min(driver.BRANCHES):
             oldest = driver.minimum((major, minor), described.code_kinds)
             yield "minimum driver of that toolkit", oldest, described.minimum_driver
         else:
-            yield "toolkit", f"{min(driver.BRANCHES)} or newer", toolkit
+            yield "toolkit", f"{dotted(min(driver.BRANCHES))} or newer", toolkit
     else:
         yield "toolkit", "three numbers", toolkit
-    opened = all(
-        described.minimum_driver.cuda >= driver.OPENS.get(image.compression, (0, 0))
-        for image in library.images
-        if image.compression is not None
-    )
-    yield "device code that the minimum driver can uncompress", True, opened
+    for name in sorted({one.compression for one in library.images if one.compression is not None}):
+        opened_by = driver.OPENS.get(name, (0, 0))
+        if described.minimum_driver.cuda < opened_by:
+            wanted_cuda = f"{dotted(opened_by)} or newer, which decompresses {name}"
+            yield (
+                "CUDA version of the minimum driver",
+                wanted_cuda,
+                dotted(described.minimum_driver.cuda),
+            )
     revision, dirty = described.source.revision, described.source.dirty
-    if revision is not None:
-        yield "revision to be a commit", True, _REVISION.fullmatch(revision) is not None
-    yield "dirty to be known where the revision is", revision is None, dirty is None
+    if revision is not None and _REVISION.fullmatch(revision) is None:
+        yield "revision to be", "the hash of a commit", revision
+    if (revision is None) != (dirty is None):
+        yield "dirty to be", "null" if revision is None else "true or false", dirty
     if expected.revision is not None:
         yield "revision and dirty", (expected.revision, False), (revision, dirty)
     if expected.config is not None:
@@ -136,7 +142,7 @@ def _configured(
         return
     made_by = None if target.toolkit is None else target.toolkit.version
     yield "ptxas of variants.toml", made_by, described.toolkit.ptxas
-    yield "where its kernels have run, of variants.toml,", target.ran, described.ran
+    yield "ran (where its kernels have run, by variants.toml)", target.ran, described.ran
     yield "torch of variants.toml", config.project.torch, described.torch
     yield "distribution", target.distribution, described.distribution
     build = Build(
@@ -152,9 +158,13 @@ def _configured(
         target.ran,
         config.project.torch,
     )
-    yield "platform of variants.toml", True, build.platform in target.platforms
-    families = {row.family for row in described.kernels}
-    yield "family", {target.family}, families
+    if build.platform not in target.platforms:
+        yield (
+            "platform to be",
+            f"one of variants.toml's ({', '.join(target.platforms)})",
+            build.platform,
+        )
+    yield "family", [target.family], sorted({row.family for row in described.kernels})
     release = described.version.partition("+")[0]
     if expected.root is not None:
         release = version.read(config, expected.root)
@@ -162,7 +172,7 @@ def _configured(
         labelled = version.of_build(release, build, config)
     except FlashvarError as error:
         labelled = str(error)
-    yield "version, whose label says which kernels are there,", labelled, described.version
+    yield "version with the label of its kernels", labelled, described.version
     if expected.root is not None:
         yield from _sources(described, build, expected)
 

@@ -33,7 +33,7 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             "members",
             repr(name),
             f"expected {stem}'s library, manifest, metadata, licences and SBOM alone, found this "
-            "file too; remove it from what is installed",
+            "file too; leave it out of the wheel",
         )
     for name in sorted(wanted - found):
         yield Finding("members", name, "expected this file, found none; build the wheel again")
@@ -41,8 +41,8 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "members",
             wheel.path.name,
-            "expected a label in the name of the project's own wheel alone, found "
-            f"{wheel.name.label}; rename it",
+            "expected a variant label in the name of the project's own wheel alone, found "
+            f"{wheel.name.label}; rename the file",
         )
     if expected.config is not None and expected.architecture(wheel.name) is None:
         known = ", ".join(sorted(expected.architectures))
@@ -72,7 +72,7 @@ def licenses(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "licenses",
             f"{wheel.info}/METADATA",
-            f"expected the licence files that are there, {sorted(found)}, found {sorted(listed)}",
+            f"expected a License-File for each of {sorted(found)}, found {sorted(listed)}",
         )
     if expected.root is None:
         return
@@ -85,5 +85,5 @@ def licenses(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for name in sorted(names):
         if wanted.get(name) != found.get(name):
             yield Finding(
-                "licenses", prefix + name, "expected the text of the sources, found another or none"
+                "licenses", prefix + name, "expected the text in the sources, found another or none"
             )

@@ -72,7 +72,7 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
     fields = Counter(line.partition(":")[0] for line in head.splitlines())
     many = [name for name, count in fields.items() if count > 1 and name != "License-File"]
     strange = [name for name in fields if name not in _FIELDS]
-    yield "fields", [], sorted({*many, *strange})
+    yield "repeated or unknown fields", [], sorted({*many, *strange})
 
 
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
@@ -102,13 +102,15 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     rest = sorted((name, value) for name, value in rows if name not in ("Tag", "Generator"))
     wanted = [("Root-Is-Purelib", "true" if is_pure else "false"), ("Wheel-Version", "1.0")]
     for what, right, found in (
-        ("lines", wanted, rest),
+        ("fields", wanted, rest),
         ("tags", sorted(map(str, parse_tag(wheel.name.tag))), sorted(tags)),
-        ("one generator", True, len(generators) == 1 and bool(_GENERATOR.fullmatch(generators[0]))),
-        ("each tag once", len(tags), sum(name == "Tag" for name, _ in rows)),
+        ("number of tags", len(tags), sum(name == "Tag" for name, _ in rows)),
     ):
         if right != found:
             yield Finding("wheel", where, f"expected {what} {right}, found {found}")
+    if len(generators) != 1 or _GENERATOR.fullmatch(generators[0]) is None:
+        shown = ", ".join(generators) or "none"
+        yield Finding("wheel", where, f"expected one Generator, as 'name version', found {shown}")
     label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
     name = f"{wheel.name.distribution}-{wheel.name.version}-{wheel.name.tag}{label}.whl"
     if wheel.path.name != name:
@@ -118,8 +120,8 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "wheel",
             wheel.path.name,
-            f"expected the tag {tag}{'' if is_pure else '<platform>'} of a wheel that holds no "
-            f"extension of Python, found {wheel.name.tag}",
+            f"expected the tag {tag}{'' if is_pure else '<platform>'} of a wheel without Python "
+            f"extension modules, found {wheel.name.tag}",
         )
 
 

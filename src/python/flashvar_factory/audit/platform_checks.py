@@ -23,7 +23,9 @@ def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         machine = library.dynamic.machine
         if not all(tag.endswith(f"_{machine}") for tag in wheel.platforms):
             yield Finding(
-                "platform", library.path, f"expected a tag for {machine}, found {found}; rename it"
+                "platform",
+                library.path,
+                f"expected a platform tag for {machine}, found {found}; rename it",
             )
     promised = [platform_tag.glibc_of_tag(tag) for tag in wheel.platforms]
     floors = [version for version in promised if version is not None]
@@ -34,8 +36,8 @@ def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "platform",
             wheel.path.name,
-            f"expected a manylinux tag, found {strange}: no index takes it, or it promises what "
-            "nobody judged; link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
+            f"expected a manylinux tag, found {strange}, which PyPI or auditwheel does not accept; "
+            "link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
         )
         return
     calls_torch = any(described.torch is not None for _, described in pairs(wheel))
@@ -47,7 +49,9 @@ def _judge(wheel: Wheel, floor: Version, answer: Policy | str) -> Iterator[Findi
     tag = ".".join(wheel.platforms)
     if isinstance(answer, str):
         yield Finding(
-            "platform", wheel.path.name, f"expected an answer of auditwheel, found: {answer}"
+            "platform",
+            wheel.path.name,
+            f"expected auditwheel to name a platform tag, found: {answer}",
         )
         return
     found = platform_tag.glibc_of_tag(answer.tag)

@@ -90,7 +90,7 @@ class Report:
             lines.append(
                 f"  {plain(library.path)}: {library.size:,} bytes, {library.dynamic.machine}, "
                 f"{len(library.images)} images of device code"
-                f"{f' ({closed} not opened: lz4)' if closed else ''}, "
+                f"{f' ({closed} not decompressed: lz4)' if closed else ''}, "
                 f"{len(library.dynamic.exported)} symbols exported, "
                 f"needs {plain(', '.join(library.dynamic.needed)) or 'nothing'}"
             )
@@ -101,8 +101,8 @@ class Report:
                 for key, row in self.ledger.items()
             ]
         lines += [
-            f"  {row.name} spills: {row.spill_bytes} bytes, and has {row.stack_bytes} bytes of "
-            "local memory, per thread"
+            f"  {row.name} spills {row.spill_bytes} bytes of registers and has a stack of "
+            f"{row.stack_bytes} bytes, per thread"
             for row in self.spilling
         ]
         lines += [f"  FAULT {finding}" for finding in self.findings]

@@ -68,13 +68,13 @@ def _rows(
     yield "format", ("CycloneDX", "1.6"), (document["bomFormat"], document["specVersion"])
     yield "version of the document", "1", json.dumps(document["version"])
     yield "schema", _SCHEMA, document.get("$schema", _SCHEMA)
-    for field, place, form in (
-        ("serialNumber", document, _SERIAL),
-        ("timestamp", document["metadata"], _TIME),
+    for field, place, form, words in (
+        ("serialNumber", document, _SERIAL, "urn:uuid: and a UUID"),
+        ("timestamp", document["metadata"], _TIME, "a time in UTC, to the second"),
     ):
-        if field in place:
-            yield f"the usual form of {field}", True, form.fullmatch(place[field]) is not None
-    yield "fields that nobody checks", [], sorted(sbom_fields.strange(document))
+        if field in place and form.fullmatch(place[field]) is None:
+            yield field, words, place[field]
+    yield "unknown fields", [], sorted(sbom_fields.strange(document))
     root = document["metadata"]["component"]
     name, version = described.distribution, described.version
     yield "component", (name, version), (root["name"], root["version"])
@@ -91,7 +91,7 @@ def _rows(
         yield "licence", license, root["licenses"]
     commits = [{"uid": described.source.revision}] if described.source.revision else None
     yield "commits", commits, root.get("pedigree", {}).get("commits")
-    yield "each property once", 2, len(root["properties"])
+    yield "number of properties", 2, len(root["properties"])
     properties = {row["name"]: row["value"] for row in root["properties"]}
     wanted = {"source:dirty": _DIRTY[described.source.dirty], "source:hash": described.source.hash}
     yield "source", wanted, properties
@@ -99,11 +99,11 @@ def _rows(
     yield "library", [(described.library.file, version, [library.sha256])], files
     yield from _parts({one["name"]: one for one in document["components"]}, library, described)
     for one in (root, *root["components"], *document["components"]):
-        yield f"reference to {one['name']}", one["name"], one.get("bom-ref")
+        yield f"bom-ref of {one['name']}", one["name"], one.get("bom-ref")
     names = [one["name"] for one in document["components"]]
-    yield "each component once", sorted(set(names)), sorted(names)
+    yield "components, each once,", sorted(set(names)), sorted(names)
     inside = sorted({"cudart-static", "libstdc++"} & set(names))
-    yield "each dependency once", len(names) + 1, len(document["dependencies"])
+    yield "number of dependencies", len(names) + 1, len(document["dependencies"])
     references = {row["ref"]: row.get("dependsOn", []) for row in document["dependencies"]}
     yield "dependencies", {**{key: [] for key in names}, name: inside}, references
 
@@ -118,7 +118,7 @@ def _parts(
     wanted = {toolkit.compiler, "cudart-static", *compilers[:1], *ptxas}
     optional = {"libstdc++", "glibc-stubs"} & found.keys()
     yield "components", sorted(wanted | optional), sorted(found)
-    yield "one C++ compiler", 1, len(compilers)
+    yield "number of C++ compilers", 1, len(compilers)
     symbols = _SYMBOLS.format(platform=described.platform.removeprefix("linux_"))
     for name, one in found.items():
         yield f"kind, licence and purl of {name}", _fixed(one), _stated(one)
@@ -127,9 +127,11 @@ def _parts(
     made_by = _GCC.findall(b"\0".join(bytes(one.content) for one in library.file.named(".comment")))
     for name in compilers:
         version = found[name]["version"]
-        yield f"version of {name} in numbers", True, _VERSION.fullmatch(version) is not None
-        if made_by and name == _GNU:
-            yield f"{name} of the library's .comment", True, version.encode() in made_by
+        if _VERSION.fullmatch(version) is None:
+            yield f"version of {name}", "numbers and dots", version
+        if made_by and name == _GNU and version.encode() not in made_by:
+            found_in = ", ".join(sorted({one.decode() for one in made_by}))
+            yield f"version of {name}, as the library's .comment says,", found_in, version
     yield toolkit.compiler, toolkit.version, found[toolkit.compiler]["version"]
     for name, version in ptxas.items():
         if name in found:
@@ -138,7 +140,8 @@ def _parts(
     yield "cudart-static", release, found["cudart-static"]["version"]
     for name in sorted({"cudart-static", *optional}):
         hashes = _hashes(found[name])
-        yield f"one SHA-256 of {name}", True, [*map(_is_sha256, hashes)] == [True]
+        if [*map(_is_sha256, hashes)] != [True]:
+            yield f"hashes of {name}", "one SHA-256", hashes
     if "libstdc++" in found:
         compiler = found[compilers[0]]["version"] if compilers else None
         yield "libstdc++", compiler, found["libstdc++"]["version"]

@@ -69,9 +69,9 @@ def _compared(
 ) -> Iterator[Finding]:
     """What two sets of files differ in: a sentence for each kind of difference."""
     for wanted, found, names in (
-        ("the files of the sources alone", "beside them", strange),
-        ("every file of the sources", "none of", missing),
-        ("the bytes of the sources", "others in", differing),
+        ("the files of the sources alone", "others too:", strange),
+        ("every file of the sources", "these missing:", missing),
+        ("the content of the sources", "other content in", differing),
     ):
         if names:
             shown = some([repr(name) for name in names])

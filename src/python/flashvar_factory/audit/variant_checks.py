@@ -19,7 +19,9 @@ def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     label = wheel.name.label
     if label is None or text is None:
         if (label is None) != (text is None):
-            yield Finding("variant", where, "expected it in a wheel with a label alone, found else")
+            label_is, found = ("no", "one") if label is None else ("a", "none")
+            message = f"expected {label_is} variant.json, as the file name has {label_is} label"
+            yield Finding("variant", where, f"{message}, found {found}")
         return
     try:
         found = json_text.parse(text.encode(), where)

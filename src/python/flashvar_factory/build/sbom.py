@@ -34,6 +34,7 @@ DESCRIPTIONS: Final = MappingProxyType(
 # Bytes of a document; ours has 3,000. Validators take the square of the time for a longer one.
 LIMIT: Final = 1 << 16
 _SHOWN: Final = 300  # letters of an error
+_AGAIN: Final = "build it again with nox -s wheels"
 _FOLDER = re.compile(r"[^/]+\.dist-info/sboms/(?P<name>[^/]+\.cdx\.json)")
 
 
@@ -113,22 +114,22 @@ def read(wheel: Path) -> dict[str, str]:
     from cyclonedx.validation import make_schemabased_validator
 
     validator = make_schemabased_validator(OutputFormat.JSON, SchemaVersion.V1_6)
-    documents = _documents(archive.read(wheel))
+    documents = _documents(archive.read(wheel), wheel)
     if not documents and not archive.parse_name(wheel.name).tag.endswith("-any"):
-        raise PackagingError(
-            f"{wheel}: expected .dist-info/sboms/*.cdx.json, found none; build it again with "
-            "nox -s wheels"
-        )
+        raise PackagingError(f"{wheel}: expected .dist-info/sboms/*.cdx.json, found none; {_AGAIN}")
     for name, text in documents.items():
+        where = f"{wheel}: {name}"
         try:
-            json_text.parse(text.encode(), name)
+            json_text.parse(text.encode(), where)
             error: object = validator.validate_str(text)
-        except (PackagingError, ValueError, RecursionError) as broken:
+        except PackagingError as broken:
+            raise PackagingError(f"{broken}; {_AGAIN}") from None
+        except (ValueError, RecursionError) as broken:
             error = broken
         if error is not None:
             # The schema's error repeats the whole document.
             found = " ".join(str(error).split())[:_SHOWN]
-            raise PackagingError(f"{wheel}: {name}: expected CycloneDX 1.6, found: {found}")
+            raise PackagingError(f"{where}: expected CycloneDX 1.6, found: {found}; {_AGAIN}")
     return documents
 
 
@@ -145,14 +146,18 @@ def components(text: str) -> list[Listed]:
     ]
 
 
-def _documents(files: Mapping[str, bytes]) -> dict[str, str]:
+def _documents(files: Mapping[str, bytes], wheel: Path) -> dict[str, str]:
     found = {}
-    for name, data in files.items():
-        match = _FOLDER.fullmatch(name)
-        if match and len(data) > LIMIT:
-            raise PackagingError(f"{name}: expected at most {LIMIT:,} bytes, found {len(data):,}")
-        if match:
-            found[match["name"]] = archive.text(data, name)
+    for path, data in files.items():
+        match = _FOLDER.fullmatch(path)
+        if match is None:
+            continue
+        where = f"{wheel}: {match['name']}"
+        if len(data) > LIMIT:
+            raise PackagingError(
+                f"{where}: expected at most {LIMIT:,} bytes, found {len(data):,}; {_AGAIN}"
+            )
+        found[match["name"]] = archive.text(data, where)
     return found
 
 

@@ -1,8 +1,9 @@
 """The extras of the project: one per binary, `all` of these, and `cli`.
 
-An installer passes over an extra that it does not find, so each has every name that people give
-it, as installers spell it: `sm_89` and `8.9` are looked up as `sm-89` and `8-9` (PEP 685). A plugin
-of the build backend.
+An installer ignores an extra that it does not find, so each has the usual names of its binary, as
+installers look them up: `sm_89` as `sm-89` (PEP 685). `8.9` and `90a` are none of them: most pips
+before 26 compare a name that looks like a version with versions, and then cannot install the
+project at all. A plugin of the build backend.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from flashvar_factory.config import schema, version
 
@@ -30,8 +32,17 @@ def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
         for name in _ALL:
             every.setdefault(f"{name}{older}", []).append(requirement)
         for kind in target.kinds:
-            found |= {canonicalize_name(name): [requirement] for name in kind.spellings}
+            names = map(canonicalize_name, kind.spellings)
+            found |= {name: [requirement] for name in names if not _is_version(name)}
     return {**found, **every, **_CLI}
+
+
+def _is_version(name: str) -> bool:
+    try:
+        _ = Version(name)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def _marker(target: schema.Target) -> str:

@@ -27,6 +27,7 @@ EARLIEST: Final = 315532800
 _FILE: Final = 0o100644 << 16
 _PROGRAM: Final = 0o100755 << 16
 _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
+_AGAIN: Final = "build or fetch it again"
 _LABEL: Final = re.compile(r"[0-9a-z._]+", re.ASCII)
 
 
@@ -61,27 +62,33 @@ def parse_name(file: str) -> Name:
 
 def read(path: Path) -> dict[str, bytes]:
     """The files of a wheel by name; PackagingError when it is no plain zip archive."""
+    if not path.is_file():
+        raise PackagingError(f"{path}: expected a wheel, found no file; correct the path")
     try:
-        return _files(zip_file.members(path))
+        return _files(zip_file.members(path), path)
     except PackagingError as error:
-        raise PackagingError(f"{path}: expected a whole wheel, found: {error}") from None
+        raise PackagingError(f"{error}; {_AGAIN}") from None
 
 
 def parse(content: bytes, where: Path) -> dict[str, bytes]:
     """The same of the bytes of a wheel that came from `where`."""
     try:
-        return _files(zip_file.parse(content, where))
+        return _files(zip_file.parse(content, where), where)
     except PackagingError as error:
-        raise PackagingError(f"{where}: expected a whole wheel, found: {error}") from None
+        raise PackagingError(f"{error}; {_AGAIN}") from None
 
 
-def _files(members: list[zip_file.Member]) -> dict[str, bytes]:
+def _files(members: list[zip_file.Member], where: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for member in members:
         if member.name in files:
-            raise PackagingError(f"expected one {member.name!r}, found two")
-        if not member.is_folder:
+            raise PackagingError(f"{where}: expected one {member.name!r}, found two")
+        if member.is_folder:
+            continue
+        try:
             files[member.name] = member.read()
+        except PackagingError as error:
+            raise PackagingError(f"{where}: {error}") from None
     return files
 
 
