@@ -23,8 +23,8 @@ struct BwdLaunch {
   static constexpr int token_blocks(int elements) {
     return elements > 1 || Target::kArchitecture <= 90 ? 3 : 2;
   }
-  // Tiles of tokens that are loaded ahead: more with single elements, which are few bytes.
-  static constexpr int token_stages(int elements) { return elements > 1 ? 1 : 4; }
+  // Tiles of tokens that are loaded ahead, into shared memory; single elements into registers.
+  static constexpr int tokens_ahead(int elements) { return elements > 1 ? 3 : 4; }
   static constexpr int kTokenTiles = 64;  // of a block, at most
 
   static constexpr CausalConv1dBwdKernel row() {
@@ -95,7 +95,7 @@ struct BwdLaunch {
                                   cudaStream_t stream) {
     int64_t const others = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
-      return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens, token_stages(kOfTokens),
+      return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
                                              kTokenTiles, token_blocks(kOfTokens)>,
                            Target>(BwdTokensArgs{problem, chosen.tokens},
                                    chosen.tokens.blocks + others, device, stream);

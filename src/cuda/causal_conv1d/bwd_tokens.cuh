@@ -1,5 +1,5 @@
 // The backward of layout "bdt", tokens contiguous. A thread has some tokens of one channel in each
-// tile, and loads them and those before them. The gradients of the tokens after them come from
+// tile, and reads them and those before them. The gradients of the tokens after them come from
 // other lanes, and from the next tile: a block goes from its last tile to its first.
 #pragma once
 #include <cstdint>
@@ -87,18 +87,24 @@ __device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const Toke
   }
 }
 
-// kElements: per thread and tile. kStages: tiles that are loaded ahead. kTiles: per block, at most.
+// kElements: per thread and tile. kAhead: tiles that are loaded ahead. kTiles: per block, at most.
 // With one element, strides are arbitrary. Over 100 lines, because the steps of a tile share the
 // sums and what is loaded ahead, in registers.
-template <class Dtype, int kWidth, int kElements, int kStages, int kTiles, int kBlocksAtOnce>
+template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kBlocksAtOnce>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
   using C = Chunk<Dtype, kElements>;
   using Word = typename Dtype::Word;
   enum { kX, kGradY, kGradX, kTensors };
-  using Tiles = Strip<kPast, kElements, kPast, kTiles, kStages, kTensors, true>;
+  using Tiles = Strip<kPast, kElements, kPast, kTiles, kAhead, kTensors, true>;
+  using Reader = TokenReader<Dtype, kPast, kElements, kAhead, Tiles>;
+  using GradReader = TokenReader<Dtype, 0, kElements, kAhead, Tiles>;
+  constexpr int kStages = Reader::kStages;
+  static_assert(kTiles % kStages == 0);
   __shared__ typename Tiles::Shared shared;
+  __shared__ typename Reader::Shared shared_x;
+  __shared__ typename GradReader::Shared shared_grads;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
@@ -112,8 +118,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
                                ? Tiles::kAny
                                : Tiles::kAny - Tiles::kAtFirst - Tiles::kBehindLast;
   bool const has_grad_final = args.grad_final.data != nullptr;
-  Tiles strip(shared, args, args.tiles, at, careful, has_grad_final,
-              {&args.x, &args.grad_y, &args.grad_x});
   int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
   const Word* const x =
       ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
@@ -122,18 +126,26 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   Word* const grad_x =
       ptx::held(static_cast<Word*>(args.grad_x.data) + offset(args.grad_x, 0, first, at.channel));
 
-  TokenChunk<Dtype, kPast, kElements> chunks[kStages];
-  C grad_chunks[kStages];
-  uint32_t marks[kStages];
-  auto load = [&](int stage, int ahead) {
-    marks[stage] = strip.marks(ahead);
-    chunks[stage].template load<Tiles>(x + strip.offset(kX, ahead), args.x.strides[1],
-                                       marks[stage]);
-    grad_chunks[stage].template load<true>(grad_y + strip.offset(kGradY, ahead),
-                                           (marks[stage] & Tiles::kNone) == 0);
+  Reader reader(shared_x, at, args.x.strides[1]);
+  GradReader grad_reader(shared_grads, at, args.grad_y.strides[1]);
+  Tiles strip(
+      shared, args, args.tiles, at, careful, has_grad_final, {&args.x, &args.grad_y, &args.grad_x},
+      [&](int number, const TilePlace& tile, bool loads) {
+        if constexpr (kElements > 1) {
+          reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
+          grad_reader.copy(number, grad_y + offset(args.grad_y, tile.batch, tile.token, 0), loads);
+          ptx::cp_async_commit();
+        }
+      });
+  auto load = [&](int stage, int number, int ahead) {
+    uint32_t const marks = strip.marks(ahead);
+    reader.load(stage, number, x + strip.offset(kX, ahead), marks);
+    grad_reader.load(stage, number, grad_y + strip.offset(kGradY, ahead), marks);
   };
+  if constexpr (kElements == 1) {
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) load(stage, stage);
+    for (int stage = 0; stage < kStages; ++stage) load(stage, stage, stage);
+  }
   ChannelFilter<kWidth> const filter(args, at.channel, at.exists);
   float behind[kElements == 1 ? 1 : kPast];
   find_behind<kPast, kElements>(args, strip, at, behind);
@@ -150,15 +162,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
-      uint32_t const near = marks[stage];
+      int const number = done + stage;
+      uint32_t const near = strip.marks(stage);
       bool const exists = (near & Tiles::kNone) == 0;
       // Values before the thread's own, then its own; its gradients, and those after them.
       float values[kPast + kElements], grads[kElements], next[kPast], results[kElements];
-      chunks[stage].unpack(values);
-      grad_chunks[stage].unpack(grads);
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) grads[e] = ptx::kept(grads[e]);
-      load(stage, stage + kStages);
+      if constexpr (kElements > 1) {
+        ptx::cp_async_wait<Reader::kPending>();
+        __syncwarp();  // the tile and the one before it in tokens are loaded
+      }
+      reader.read(stage, number, near, values);
+      grad_reader.read(stage, number, near, grads);
+      load(stage, number + kAhead, stage + kAhead);
+      ptx::cp_async_commit();
       bool const plain = !__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0);
       if (plain && args.silu) {
 #pragma unroll
@@ -168,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
           add(grads[e], values + e, values[kPast + e]);
         }
       } else if (exists) {
-        each_token<kPast, kElements>(args, strip, at, done + stage, near, values,
+        each_token<kPast, kElements>(args, strip, at, number, near, values,
                                      [&](int e, const float (&past)[kPast], float newest) {
                                        grads[e] = grad_activated(
                                            grads[e], filter.convolved(past, newest), args.silu);
@@ -189,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
         });
       }
       if ((near & Tiles::kFlag) != 0) {
-        add_grad_final<kElements>(args, strip, at, done + stage, results);
+        add_grad_final<kElements>(args, strip, at, number, results);
       }
       C chunk;
       chunk.pack(results);

@@ -18,8 +18,8 @@ struct FwdLaunch {
   // Elements per thread: fewer of contiguous channels, of which it keeps more values in registers.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kChannelStages = kWordBytes == 2 ? 8 : 4;
-  // Tiles of tokens that are loaded ahead: more with single elements, which are few bytes.
-  static constexpr int token_stages(int elements) { return elements > 1 ? 1 : 4; }
+  // Tiles of tokens that are loaded ahead, into shared memory; single elements into registers.
+  static constexpr int tokens_ahead(int elements) { return elements > 1 ? 3 : 4; }
   // Blocks per SM. With three, kernels of channels spill on other architectures, and for fp16 and
   // fp32; with four, kernels of tokens spill on 10.0 and newer.
   static constexpr int kBlocksAtOnce =
@@ -64,7 +64,7 @@ struct FwdLaunch {
     int64_t const others = blocks_of(problem.final_elements());
     if (chosen.tokens_inner) {
       FwdTokensArgs const args{problem, TokenTiles::make(problem, kOfTokens, kTokenTiles)};
-      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, token_stages(kOfTokens),
+      return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
                                              kTokenTiles, kTokenBlocksAtOnce>,
                            Target>(args, args.tiles.blocks + others, device, stream);
     }

@@ -1,5 +1,5 @@
 // The forward of layout "bdt", tokens contiguous. A thread has some tokens of one channel in each
-// tile, and loads them and those before them. The next tiles are loaded meanwhile.
+// tile, and reads them and those before them. The next tiles are loaded meanwhile.
 #pragma once
 #include <cstdint>
 
@@ -14,17 +14,21 @@ struct FwdTokensArgs : FwdProblem {
   TokenTiles tiles;  // blocks after theirs write the final states
 };
 
-// kElements: per thread and tile. kStages: tiles that are loaded ahead. kTiles: per block, at most.
+// kElements: per thread and tile. kAhead: tiles that are loaded ahead. kTiles: per block, at most.
 // With one element, strides and the dtype of the residual are arbitrary.
-template <class Dtype, int kWidth, int kElements, int kStages, int kTiles, int kBlocksAtOnce>
+template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kBlocksAtOnce>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     fwd_tokens_kernel(const __grid_constant__ FwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
   using C = Chunk<Dtype, kElements>;
   using Word = typename Dtype::Word;
   enum { kX, kY, kResidual, kTensors };
-  using Tiles = Strip<kPast, kElements, 0, kTiles, kStages, kTensors, false>;
+  using Tiles = Strip<kPast, kElements, 0, kTiles, kAhead, kTensors, false>;
+  using Reader = TokenReader<Dtype, kPast, kElements, kAhead, Tiles>;
+  constexpr int kStages = Reader::kStages;
+  static_assert(kTiles % kStages == 0);
   __shared__ typename Tiles::Shared shared;
+  __shared__ typename Reader::Shared shared_x;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
@@ -39,32 +43,43 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
                            : kElements == 1           ? 0
                                                       : Tiles::kAny - Tiles::kAtFirst;
   bool const has_residual = args.residual.data != nullptr;
-  Tiles strip(shared, args, args.tiles, at, careful, has_residual,
-              {&args.x, &args.y, &args.residual});
   int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
   const Word* const x =
       ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
   Word* const y = ptx::held(static_cast<Word*>(args.y.data) + offset(args.y, 0, first, at.channel));
-  TokenChunk<Dtype, kPast, kElements> chunks[kStages];
-  uint32_t marks[kStages];
-  auto load = [&](int stage, int ahead) {
-    marks[stage] = strip.marks(ahead);
-    chunks[stage].template load<Tiles>(x + strip.offset(kX, ahead), args.x.strides[1],
-                                       marks[stage]);
+  Reader reader(shared_x, at, args.x.strides[1]);
+  Tiles strip(shared, args, args.tiles, at, careful, has_residual,
+              {&args.x, &args.y, &args.residual},
+              [&](int number, const TilePlace& tile, bool loads) {
+                if constexpr (kElements > 1) {
+                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
+                  if (number >= 0) ptx::cp_async_commit();
+                }
+              });
+  auto load = [&](int stage, int number, int ahead) {
+    reader.load(stage, number, x + strip.offset(kX, ahead), strip.marks(ahead));
   };
+  if constexpr (kElements == 1) {
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) load(stage, stage);
+    for (int stage = 0; stage < kStages; ++stage) load(stage, stage, stage);
+  }
   ChannelFilter<kWidth> const filter(args, at.channel, at.exists);
 
   for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       int const number = done + stage;
-      uint32_t const near = marks[stage];
+      uint32_t const near = strip.marks(stage);
       bool const exists = (near & Tiles::kNone) == 0, adds = (near & Tiles::kFlag) != 0;
       float values[kPast + kElements], y_values[kElements];
-      chunks[stage].unpack(values);
-      load(stage, stage + kStages);
+      if constexpr (kElements > 1) {
+        ptx::cp_async_wait<Reader::kPending>();
+        __syncwarp();  // the tile is loaded
+      }
+      reader.read(stage, number, near, values);
+      if constexpr (kElements > 1) __syncwarp();  // the slot of the tile before is read
+      load(stage, number + kAhead, stage + kAhead);
+      ptx::cp_async_commit();
 
       if (__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0)) {
         each_token<kPast, kElements>(args, strip, at, number, near, values,

@@ -1,10 +1,13 @@
 // Layout "bdt", tokens contiguous: a thread's channel, and its tokens in each tile of its block.
 #pragma once
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "causal_conv1d/sequences.cuh"
 #include "causal_conv1d/tiles.h"
 #include "core/chunk.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/kept.cuh"
 #include "ptx/shared_pointer.cuh"
 
@@ -43,22 +46,29 @@ struct TilePlace {
 
 // What is computed once for a block's tiles, for all channels: their offsets in kTensors tensors,
 // and marks of the elements near which sequences begin. Tiles are numbered in the order in which
-// threads process them, kAhead at a time; numbers past the last stand for tiles without elements.
+// threads process them, and loaded kAhead ahead; numbers past the last stand for tiles without
+// elements.
 //
 // Bit i of a thread's marks: a sequence begins at the thread's element i - kPast; elements up to
 // kPast before its own and kAfter after them count. Bit 0 is unused. kNone alone: the thread has no
 // elements in the tile.
 template <int kPast, int kElements, int kAfter, int kTiles, int kAhead, int kTensors,
-          bool kBackward>
+          bool kBackward_>
 class Strip {
   static constexpr int kBits = kPast + kElements + kAfter, kNumbers = kTiles + kAhead;
   static constexpr int kRow = 33;  // marks of a tile; the last one is for threads without a channel
-  static_assert(kBits <= 29 && kTiles % kAhead == 0);
+  static_assert(kBits <= 26);
 
  public:
+  static constexpr bool kBackward = kBackward_;
   static constexpr uint32_t kNone = 1u << 31;
-  static constexpr uint32_t kCareful = 1u << 30;  // a sequence begins at one of `careful`
-  static constexpr uint32_t kFlag = 1u << 29;     // the kernel's own, where the thread has elements
+  // A sequence begins at one of `careful`. Two bits, both set or none: one instruction tests them,
+  // as it does a sign, and no other bit alone.
+  static constexpr uint32_t kCareful = 3u << 29;
+  static constexpr uint32_t kFlag = 1u << 28;  // the kernel's own, where the thread has elements
+  // The thread loads: where it has elements; and if kBackward, where the last lane has those before
+  // the block's first. Two bits, as above.
+  static constexpr uint32_t kLoads = 3u << 26;
   static constexpr uint32_t kAtFirst = 1u << kPast;                   // of the thread's elements
   static constexpr uint32_t kBehindLast = 1u << (kPast + kElements);  // where kAfter > 0
   static constexpr uint32_t kAny = (1u << kBits) - 2;
@@ -71,9 +81,12 @@ class Strip {
   };
 
   // Called by all threads of the block. `careful`: marks that set kCareful. `flag`: value of kFlag.
+  // start(number, place, loads): called at once for each of the first kAhead tiles; `loads`: as
+  // kLoads. In the forward also for the tile before them, number -1.
+  template <class Start>
   __device__ __forceinline__ Strip(Shared& shared, const Problem& problem, const TokenTiles& tiles,
                                    const TokenPlace& at, uint32_t careful, bool flag,
-                                   const Tensor* const (&tensors)[kTensors])
+                                   const Tensor* const (&tensors)[kTensors], Start start)
       : marks_(shared.marks + (at.exists ? at.lane : kRow - 1)),
         offsets_(&shared.offsets[0][0]),
         shared_(shared),
@@ -82,17 +95,22 @@ class Strip {
         careful_(careful) {
     int64_t const batch = at.first / tiles.of_row;
     TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.of_row)};
+#pragma unroll
+    for (int number = kBackward ? 0 : -1; number < kAhead; ++number) {
+      TilePlace const tile = loaded_place(first, number);
+      start(number, tile, at.exists && loads(problem, first, number, at.lane, tile.token));
+    }
     int64_t const begin = place(first, kBackward ? at.count - 1 : 0).token;
     int const numbers = min(at.count + 2 * kAhead - 1, kNumbers);
     for (int i = threadIdx.x; i < numbers * kRow; i += kThreads) {
       int const number = i / kRow, lane = i % kRow;
-      int64_t const token = place(first, number).token + int64_t{lane} * kElements;
-      bool const exists = number < at.count && lane < at.lanes && token < problem.seqlen;
-      uint32_t const ends = mark(0, token) | mark(problem.seqlen, token);
-      shared.marks[i] = exists ? ends | (flag ? kFlag : 0) : kNone;
+      int64_t const tile = place(first, number).token, token = tile + int64_t{lane} * kElements;
+      bool const is_loaded = lane < at.lanes && loads(problem, first, number, lane, tile);
+      uint32_t const ends = mark(0, token) | mark(problem.seqlen, token) | (flag ? kFlag : 0);
+      shared.marks[i] = (number < at.count && is_loaded ? ends : kNone) | (is_loaded ? kLoads : 0);
     }
     for (int number = threadIdx.x; number < numbers; number += kThreads) {
-      TilePlace const tile = place(first, min(number, at.count - 1));
+      TilePlace const tile = loaded_place(first, number);
 #pragma unroll
       for (int i = 0; i < kTensors; ++i) {
         shared.offsets[i][number] =
@@ -142,6 +160,23 @@ class Strip {
   }
 
  private:
+  // Whether there is a tile before the block's, in the same batch entry.
+  __device__ __forceinline__ bool has_before(const TileNumber& first) const {
+    return first.tile > 0;
+  }
+  // The place of a tile, or of the nearest one of which lanes load.
+  __device__ __forceinline__ TilePlace loaded_place(const TileNumber& first, int number) const {
+    int const before = has_before(first) ? 1 : 0;
+    int const least = kBackward ? 0 : -before, most = at_.count - 1 + (kBackward ? before : 0);
+    return place(first, min(max(number, least), most));
+  }
+  // Whether a lane loads of a tile that begins at `token`: its elements, or of the tile before the
+  // block's the last ones.
+  __device__ __forceinline__ bool loads(const Problem& problem, const TileNumber& first, int number,
+                                        int lane, int64_t token) const {
+    if (number == (kBackward ? at_.count : -1)) return has_before(first) && lane == at_.lanes - 1;
+    return number < at_.count && token + int64_t{lane} * kElements < problem.seqlen;
+  }
   __device__ __forceinline__ TilePlace place(const TileNumber& first, int number) const {
     // A 32-bit division.
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
@@ -178,52 +213,114 @@ class Strip {
   uint32_t careful_;
 };
 
-// A thread's elements of a tile, and the kPast before them: 0 where those are of another sequence.
-template <class Dtype, int kPast, int kElements>
-class TokenChunk {
+// Reads a thread's elements of consecutive tiles, and the kPast before them: 0 where those are of
+// another sequence. Tiles are loaded kAhead ahead. Several elements at once are copied by cp.async
+// into slots of shared memory, from where lanes also read those before their own; the kernel
+// commits a group for each tile that it loads. Single elements are loaded into registers. Strip:
+// the type whose marks these are.
+template <class Dtype, int kPast, int kElements, int kAhead, class Strip>
+class TokenReader {
   using Word = typename Dtype::Word;
   static constexpr bool kSingle = kElements == 1;
-  // Those before are loaded with one access, rounded up to a size that an access can have; with
-  // single elements each is loaded by itself.
+  static constexpr int kSlots = kAhead + 1;
+  static_assert(kSingle || (kSlots & (kSlots - 1)) == 0, "numbers are taken modulo kSlots");
+  // Elements that are read before a thread's own, at once: a size that an access can have.
   static constexpr int kPower = kPast == 3 ? 4 : kPast, kLeast = 4 / sizeof(Word);
   static constexpr int kBefore = kSingle ? 1 : kPower > kLeast ? kPower : kLeast;
+  using Own = Chunk<Dtype, kElements>;
+  using Before = Chunk<Dtype, kBefore>;
+  static constexpr int kPerSlot = kSingle ? 1 : kThreads, kWords = kSingle ? 1 : 4;
 
  public:
-  // `stride`: of tokens, used with single elements. Strip: the type whose marks these are.
-  template <class Strip>
-  __device__ __forceinline__ void load(const Word* from, int64_t stride, uint32_t marks) {
-    bool const exists = (marks & Strip::kNone) == 0;
-    own_.template load<true>(from, exists);
+  // Tiles of an iteration of the kernel's loop.
+  static constexpr int kStages = kSingle ? kAhead : 1;
+  // Groups of copies that may be in flight when a tile is read. The elements before those of lane 0
+  // are in the next tile in the backward.
+  static constexpr int kPending = Strip::kBackward && kPast > 0 ? kAhead - 2 : kAhead - 1;
+  struct alignas(16) Shared {
+    uint32_t words[kSlots * kPerSlot * kWords];
+  };
+
+  // `stride`: of tokens, used with single elements.
+  __device__ __forceinline__ TokenReader(Shared& shared, const TokenPlace& at, int64_t stride)
+      : own_slots_(shared.words + (kSingle ? 0 : ptx::held(threadIdx.x) * kWords)),
+        before_slots_(shared.words + (kSingle
+                                          ? 0
+                                          : (threadIdx.x + (at.lane == 0 ? at.lanes : 0)) * kWords -
+                                                Before::kBytes / 4)),
+        before_slot_(at.lane > 0        ? slot(0)
+                     : Strip::kBackward ? slot(1)
+                                        : slot(-1)),
+        stride_(stride) {}
+
+  // Starts the load of the thread's elements of a tile; none if not `loads`.
+  __device__ __forceinline__ void copy(int number, const Word* from, bool loads) {
+    ptx::cp_async_16(own_slots_ + slot(number), from, loads);
+  }
+  // The same, by the tile's marks. `stage`: of the tile, in its iteration.
+  __device__ __forceinline__ void load(int stage, int number, const Word* from, uint32_t marks) {
     if constexpr (kSingle) {
+      bool const exists = (marks & Strip::kNone) == 0;
+      own_[stage].template load<true>(from, exists);
       uint32_t near = Strip::kAtFirst;
 #pragma unroll
       for (int back = 1; back <= kPast; ++back) {
-        before_[kPast - back].template load<true>(from - back * stride,
-                                                  exists && (marks & near) == 0);
+        before_[stage][kPast - back].template load<true>(from - back * stride_,
+                                                         exists && (marks & near) == 0);
         near |= near >> 1;
       }
     } else {
-      before_[0].template load<true>(from - kBefore,
-                                     (marks & (Strip::kNone | Strip::kAtFirst)) == 0);
+      copy(number, from, (marks & Strip::kLoads) != 0);
     }
   }
 
-  // The elements before the thread's own, then its own.
-  __device__ __forceinline__ void unpack(float (&values)[kPast + kElements]) const {
-    float own[kElements], before[kBefore];
-    own_.unpack(own);
+  // The elements before the thread's own, then its own. Called for each tile in turn, by whole
+  // warps, when all of their copies of it are complete.
+  __device__ __forceinline__ void read(int stage, int number, uint32_t marks,
+                                       float (&values)[kPast + kElements]) {
+    Own chunk;
+    float before[kBefore], own[kElements];
+    if constexpr (kSingle) {
+      chunk = own_[stage];
+    } else {
+      static_assert(sizeof(chunk.words) == sizeof(uint4));
+      uint4 const words = own_slots_[slot(number)];
+      memcpy(chunk.words, &words, sizeof(words));
+      if constexpr (kPast > 0) {
+        Before chunk_before{};
+        if ((marks & (Strip::kNone | Strip::kAtFirst)) == 0) {
+          BeforeBits const bits = before_slots_[before_slot_ * (16 / Before::kBytes)];
+          memcpy(chunk_before.words, &bits, sizeof(bits));
+        }
+        before_slot_ = (before_slot_ + kPerSlot) % (kSlots * kPerSlot);
+        chunk_before.unpack(before);
+      }
+    }
 #pragma unroll
     for (int k = 0; k < kPast; ++k) {
-      before_[kSingle ? k : 0].unpack(before);
+      if constexpr (kSingle) before_[stage][k].unpack(before);
       values[k] = ptx::kept(before[kSingle ? 0 : kBefore - kPast + k]);
     }
+    chunk.unpack(own);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) values[kPast + e] = ptx::kept(own[e]);
   }
 
  private:
-  Chunk<Dtype, kElements> own_;
-  Chunk<Dtype, kBefore> before_[kSingle ? kPast : 1];
+  using BeforeBits =
+      std::conditional_t<Before::kBytes == 16, uint4,
+                         std::conditional_t<Before::kBytes == 8, uint64_t, uint32_t>>;
+  // Index of a tile's slot, in chunks.
+  static __device__ __forceinline__ int slot(int number) {
+    return static_cast<uint32_t>(number) % kSlots * kPerSlot;
+  }
+
+  ptx::SharedPointer<uint4> own_slots_;          // the thread's chunk of the first slot
+  ptx::SharedPointer<BeforeBits> before_slots_;  // the elements before it, in that slot
+  uint32_t before_slot_;  // of the current tile; of lane 0: that of the tile before, in tokens
+  int64_t stride_;
+  Own own_[kSingle ? kStages : 1];
+  Before before_[kSingle ? kStages : 1][kPast > 0 ? kPast : 1];
 };
 
 // The values of the elements after a thread's own: from the next lane of this tile, or from the

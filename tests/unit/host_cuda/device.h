@@ -25,6 +25,15 @@ struct Barrier {
   int threads, arrived = 0, round = 0;
 };
 
+// An asynchronous copy that a thread has started; zeros are written where the source does not
+// exist.
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+  bool exists, ends_group;
+};
+
 struct Thread {
   static constexpr size_t kStackBytes = 256 << 10;
 
@@ -33,6 +42,7 @@ struct Thread {
   Barrier* barrier;  // the one it waits at
   int round;
   bool finished;
+  std::vector<Copy> copies;
 
   bool waits() const { return barrier != nullptr && barrier->round == round; }
 };
@@ -62,6 +72,7 @@ struct Block {
 inline Block* block = nullptr;
 
 inline void __syncthreads() { block->wait(block->all); }
+inline void __syncwarp() { block->wait(block->warps[threadIdx.x / 32]); }
 
 inline float __shfl_xor_sync(uint32_t, float value, int mask) {
   Barrier& warp = block->warps[threadIdx.x / 32];
@@ -151,6 +162,7 @@ inline void run_block(int threads, void (*run)(const void*), const void* what) {
     Thread& thread = pool[index];
     thread.barrier = nullptr;
     thread.finished = false;
+    thread.copies.clear();
     getcontext(&thread.context);
     thread.context.uc_stack = {thread.stack.get(), 0, Thread::kStackBytes};
     thread.context.uc_link = &one.scheduler;
