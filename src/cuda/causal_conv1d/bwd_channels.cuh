@@ -8,6 +8,7 @@
 #include "causal_conv1d/channels.cuh"
 #include "causal_conv1d/filter.cuh"
 #include "causal_conv1d/state.cuh"
+#include "causal_conv1d/sums.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace flashvar::causal_conv1d {
@@ -165,7 +166,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (at.group != 0 || channel >= args.dim) continue;
     float* const part = args.parts + (at.row_block * (kWidth + 1) + j) * args.dim + channel;
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) part[e] = sums[j][e];
+    for (int e = 0; e < kElements; ++e) {
+      if (args.tiles.is_whole()) {
+        store_sum<kWidth>(args.grad_weight, args.grad_bias, channel + e, j, sums[j][e]);
+      } else {
+        part[e] = sums[j][e];
+      }
+    }
   }
 }
 

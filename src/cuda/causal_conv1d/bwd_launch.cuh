@@ -1,4 +1,4 @@
-// Launches the backward, on every architecture: all gradients and parts of those of weights and
+// Launches the backward, on every architecture: all gradients; or parts of those of weights and
 // biases, then the sums of the parts.
 #pragma once
 #include "causal_conv1d/bwd_channels.cuh"
@@ -34,10 +34,10 @@ struct BwdLaunch {
   static constexpr KernelFactsList<3> facts(const char* row) {
     KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
     KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
-    KernelFactsMaker const every{row, "simt", "every call"};
+    KernelFactsMaker const sums{row, "simt", "calls with tokens of several blocks"};
     return {{channels.make("bwd_channels_kernel", kThreads, 0, 0),
              tokens.make("bwd_tokens_kernel", kThreads, 0, 0),
-             every.make("sums_kernel", kThreads, 0, 0)}};
+             sums.make("sums_kernel", kThreads, 0, 0)}};
   }
 
  private:
@@ -71,7 +71,8 @@ struct BwdLaunch {
   }
 
   static uint64_t workspace(const BwdProblem& problem) {
-    return plan(problem).parts * (problem.width + 1) * problem.dim * sizeof(float);
+    int64_t const parts = plan(problem).parts;
+    return parts == 1 ? 0 : parts * (problem.width + 1) * problem.dim * sizeof(float);
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
@@ -81,12 +82,9 @@ struct BwdLaunch {
           chosen.layout.chunks
               ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
               : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
-      if (error != cudaSuccess) return error;
-      SumsArgs const args{problem.parts, chosen.parts, problem.dim, problem.grad_weight,
-                          problem.grad_bias};
-      int64_t const columns = (width + 1) * problem.dim;
-      return launch_blocks<sums_kernel<width>, Target>(args, (columns + kSumLanes - 1) / kSumLanes,
-                                                       device, stream);
+      if (error != cudaSuccess || chosen.parts == 1) return error;
+      SumsArgs const args = SumsArgs::make(problem, chosen.parts);
+      return launch_blocks<sums_kernel<width>, Target>(args, args.blocks(width), device, stream);
     });
   }
 

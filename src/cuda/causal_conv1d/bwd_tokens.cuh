@@ -6,6 +6,7 @@
 
 #include "causal_conv1d/filter.cuh"
 #include "causal_conv1d/state.cuh"
+#include "causal_conv1d/sums.cuh"
 #include "causal_conv1d/tokens.cuh"
 #include "ptx/grid_dependency.cuh"
 
@@ -73,17 +74,21 @@ __device__ __forceinline__ void convolve_back(const ChannelFilter<kWidth>& filte
 }
 
 // Adds up the sums of a channel's lanes, in an order that depends on nothing but their number, and
-// stores them as the block's part.
-template <int kSums>
+// stores them: as gradients, or as the block's part.
+template <int kWidth>
 __device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const TokenPlace& at,
-                                           float (&sums)[kSums]) {
+                                           float (&sums)[kWidth + 1]) {
 #pragma unroll
-  for (int j = 0; j < kSums; ++j) {
+  for (int j = 0; j <= kWidth; ++j) {
     for (int step = 1; step < at.lanes; step *= 2) {
       sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
     }
     if (at.lane != 0 || !at.exists) continue;
-    args.parts[(at.chunk * kSums + j) * args.dim + at.channel] = sums[j];
+    if (args.tiles.is_whole()) {
+      store_sum<kWidth>(args.grad_weight, args.grad_bias, at.channel, j, sums[j]);
+    } else {
+      args.parts[(at.chunk * (kWidth + 1) + j) * args.dim + at.channel] = sums[j];
+    }
   }
 }
 
@@ -139,8 +144,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       });
   auto load = [&](int stage, int number, int ahead) {
     uint32_t const marks = strip.marks(ahead);
-    reader.load(stage, number, x + strip.offset(kX, ahead), marks);
-    grad_reader.load(stage, number, grad_y + strip.offset(kGradY, ahead), marks);
+    int64_t const of_x = strip.offset(kX, ahead), of_grad_y = strip.offset(kGradY, ahead);
+    reader.load(stage, number, x + of_x, marks);
+    grad_reader.load(stage, number, grad_y + of_grad_y, marks);
   };
   if constexpr (kElements == 1) {
 #pragma unroll
@@ -213,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     }
   }
 
-  store_sums(args, at, sums);
+  store_sums<kWidth>(args, at, sums);
 }
 
 }  // namespace flashvar::causal_conv1d

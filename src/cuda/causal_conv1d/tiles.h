@@ -34,6 +34,8 @@ struct ChannelTiles {
     return tiles;
   }
 
+  // Whether a block has all rows of its channels.
+  __host__ __device__ bool is_whole() const { return blocks == column_blocks; }
   int64_t row_blocks(const Problem& problem) const {
     int64_t const block_rows = int64_t{rows} * (kThreads >> lanes_log2);
     return (problem.batch * problem.seqlen + block_rows - 1) / block_rows;
@@ -70,6 +72,8 @@ struct TokenTiles {
     return tiles;
   }
 
+  // Whether a block has all tokens of its channels.
+  __host__ __device__ bool is_whole() const { return blocks == channel_blocks; }
   __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
   __host__ __device__ int64_t chunks() const { return (of_channel + tiles - 1) / tiles; }
 };
