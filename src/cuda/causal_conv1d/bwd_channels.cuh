@@ -108,6 +108,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       ptx::cp_async_wait<kStages - 1>();  // the rows are loaded
       from.read(stage, ahead - row, newest);
       grads.read(stage, ahead - row, grad);
+      from.start_next(stage, ahead - row);
+      grads.start_next(stage, ahead - row);
       ptx::cp_async_commit();
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {

@@ -105,8 +105,7 @@ class RowReader {
     if constexpr (kCopies) copy(stage, exists);
   }
 
-  // Reads the next row, number `stage` modulo kStages, and starts the load kStages rows ahead.
-  // `left`: rows from it on.
+  // Reads the next row, number `stage` modulo kStages. `left`: rows from it on.
   __device__ __forceinline__ void read(int stage, int left, float (&values)[kElements]) {
     C chunk;
     if constexpr (kCopies) {
@@ -122,6 +121,9 @@ class RowReader {
       chunk = chunks_[stage];
     }
     chunk.unpack(values);
+  }
+  // Starts the load kStages rows after the row that was read.
+  __device__ __forceinline__ void start_next(int stage, int left) {
     if constexpr (kCopies) copy(stage, left > kStages);
   }
 

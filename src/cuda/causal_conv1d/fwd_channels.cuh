@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
         float newest[kElements], y[kElements];
         ptx::cp_async_wait<kStages - 1>();  // the row is loaded
         reader.read(stage, rows - (row + stage), newest);
+        reader.start_next(stage, rows - (row + stage));
         ptx::cp_async_commit();
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
