@@ -17,17 +17,34 @@ struct BwdTokensArgs : BwdProblem {
 };
 
 // Computes the gradients with respect to the activation's input of the first tokens after a block's
-// last tile.
+// last tile. All loads are issued before the first is waited for.
 template <int kPast, int kElements, class Strip>
 __device__ __forceinline__ void find_behind(const BwdProblem& problem, const Strip& strip,
                                             const TokenPlace& at,
+                                            const ChannelFilter<kPast + 1>& filter,
                                             float (&behind)[kElements == 1 ? 1 : kPast]) {
   TilePlace const last = strip.place(0);
   int64_t const token = last.token + int64_t{at.lanes} * kElements + at.lane;
   float grad = 0.f;
   if (at.exists && at.lane < kPast && token < problem.seqlen) {
     Span const span = strip.span(problem, last.batch, token);
-    grad = grad_convolved(problem, span, at.channel, token - span.begin);
+    int64_t const place = token - span.begin;
+    uint32_t bits[kPast + 1] = {};
+#pragma unroll
+    for (int back = 0; back <= kPast; ++back) {
+      if (place < back) break;
+      bits[back] = load_bits(problem.x, offset(problem.x, last.batch, token - back, at.channel));
+    }
+    uint32_t const of_grad =
+        load_bits(problem.grad_y, offset(problem.grad_y, last.batch, token, at.channel));
+    float values[kPast + 1];
+#pragma unroll
+    for (int back = 0; back <= kPast; ++back) {
+      values[kPast - back] = place < back ? before(problem, span, at.channel, back - place)
+                                          : value_of(problem.x, bits[back]);
+    }
+    grad = grad_activated(value_of(problem.grad_y, of_grad),
+                          filter.convolved(values, values[kPast]), problem.silu);
   }
   if constexpr (kElements == 1) {
     behind[0] = grad;
@@ -131,6 +148,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   Word* const grad_x =
       ptx::held(static_cast<Word*>(args.grad_x.data) + offset(args.grad_x, 0, first, at.channel));
 
+  FilterBits<kWidth> const bits(args, at.channel, at.exists);
   Reader reader(shared_x, at, args.x.strides[1]);
   GradReader grad_reader(shared_grads, at, args.grad_y.strides[1]);
   Tiles strip(
@@ -152,9 +170,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) load(stage, stage, stage);
   }
-  ChannelFilter<kWidth> const filter(args, at.channel, at.exists);
+  ChannelFilter<kWidth> const filter(args, bits);
   float behind[kElements == 1 ? 1 : kPast];
-  find_behind<kPast, kElements>(args, strip, at, behind);
+  find_behind<kPast, kElements>(args, strip, at, filter, behind);
   int const lane_behind = ptx::held(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
                                     ((at.lane + 1) & (at.lanes - 1)));
   float sums[kWidth + 1] = {};  // the gradients of the weights, and that of the bias

@@ -18,27 +18,35 @@ __device__ __forceinline__ float bias(const Problem& problem, int64_t channel) {
                                       : load(problem.bias, offset(problem.bias, 0, 0, channel));
 }
 
-// The filter (weights and bias) of one channel; zeros if there is no such channel.
+// The filter of one channel as it is in memory; zeros if there is no such channel. Nothing waits
+// for the loads before the conversion.
+template <int kWidth>
+struct FilterBits {
+  uint32_t taps[kWidth] = {}, bias = 0;
+
+  __device__ __forceinline__ FilterBits(const Problem& problem, int64_t channel, bool exists) {
+    if (!exists) return;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      taps[j] = load_bits(problem.weight, offset(problem.weight, 0, channel, j));
+    }
+    if (problem.bias.data != nullptr) {
+      bias = load_bits(problem.bias, offset(problem.bias, 0, 0, channel));
+    }
+  }
+};
+
+// The filter (weights and bias) of one channel.
 template <int kWidth>
 struct ChannelFilter {
   static constexpr int kPast = kWidth - 1;
   float taps[kWidth];
   float bias;
 
-  __device__ __forceinline__ ChannelFilter(const Problem& problem, int64_t channel, bool exists) {
-    uint32_t bits[kWidth] = {}, of_bias = 0;
-    if (exists) {
+  __device__ __forceinline__ ChannelFilter(const Problem& problem, const FilterBits<kWidth>& bits) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        bits[j] = load_bits(problem.weight, offset(problem.weight, 0, channel, j));
-      }
-      if (problem.bias.data != nullptr) {
-        of_bias = load_bits(problem.bias, offset(problem.bias, 0, 0, channel));
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) taps[j] = value_of(problem.weight, bits[j]);
-    bias = value_of(problem.bias, of_bias);
+    for (int j = 0; j < kWidth; ++j) taps[j] = value_of(problem.weight, bits.taps[j]);
+    bias = value_of(problem.bias, bits.bias);
   }
 
   // The convolution's result for a token, before the activation.

@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   const Word* const x =
       ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
   Word* const y = ptx::held(static_cast<Word*>(args.y.data) + offset(args.y, 0, first, at.channel));
+  FilterBits<kWidth> const bits(args, at.channel, at.exists);
   Reader reader(shared_x, at, args.x.strides[1]);
   Tiles strip(shared, args, args.tiles, at, careful, has_residual,
               {&args.x, &args.y, &args.residual},
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) load(stage, stage, stage);
   }
-  ChannelFilter<kWidth> const filter(args, at.channel, at.exists);
+  ChannelFilter<kWidth> const filter(args, bits);
 
   for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
 #pragma unroll
