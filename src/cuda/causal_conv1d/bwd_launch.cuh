@@ -17,7 +17,7 @@ struct BwdLaunch {
   // Of channels a thread keeps much more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
-  static constexpr int kLeastRows = 32, kMostRows = 128;
+  static constexpr int kLeastRows = 32, kMostRows = 256;
   static constexpr int64_t kChannelBlocks = 256;  // more would go over more rows twice
   // Blocks per SM of tokens. With three of single elements, kernels spill on 10.0 and newer.
   static constexpr int token_blocks(int elements) {
