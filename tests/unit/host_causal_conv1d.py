@@ -17,6 +17,7 @@ from flashvar.selection.candidates import CandidateResult
 
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
+_TILES = "causal_conv1d/tiles.h"
 _PROGRAM = """
 #include "device.h"
 #include "abi/causal_conv1d_fwd.cc"
@@ -44,14 +45,18 @@ constexpr const CausalConv1d{Direction}Kernel* kCausalConv1d{Direction}Kernels[]
 class HostLibrary:
     """What `flashvar.backends.cuda` calls of a binary."""
 
-    def __init__(self, folder: Path) -> None:
-        tables = {
+    def __init__(self, folder: Path, blocks: int = 1024) -> None:
+        """`blocks`: how many a launch should have before threads get more work each."""
+        tiles = (host_program.SOURCES / _TILES).read_text(encoding="utf-8")
+        assert "kBlocks = 1024;" in tiles
+        headers = {_TILES: tiles.replace("kBlocks = 1024;", f"kBlocks = {blocks};")}
+        headers |= {
             f"causal_conv1d_{direction}_kernels.inc": _TABLE.format(
                 direction=direction, Direction=direction.capitalize()
             )
             for direction in ("fwd", "bwd", "update")
         }
-        self._library = host_program.library(_PROGRAM, folder, tables)
+        self._library = host_program.library(_PROGRAM, folder, headers)
         self._library.flashvar_last_error.restype = ctypes.c_char_p
 
     def function(self, name: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_SOURCES = Path(__file__).parents[2] / "src" / "cuda"
+SOURCES = Path(__file__).parents[2] / "src" / "cuda"
 _STAND_INS = Path(__file__).with_name("host_cuda")
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
 
@@ -25,7 +25,8 @@ def run(
 ) -> tuple[int, str]:
     """Compile a program against src/cuda, in `folder`; give its exit code and what it prints.
 
-    `headers` are files that sources of src/cuda include and a build generates.
+    `headers` are files that sources of src/cuda include: that a build generates, or instead of
+    their own.
     """
     made = _compile(program, folder, headers, "program", *options)
     done = subprocess.run([made], capture_output=True, text=True)
@@ -42,10 +43,11 @@ def _compile(
     program: str, folder: Path, headers: Mapping[str, str] | None, name: str, *options: str
 ) -> Path:
     for path, text in (headers or {}).items():
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     source, made = folder / "program.cc", folder / name
     source.write_text(program, encoding="utf-8")
-    includes = [f"-I{path}" for path in (_STAND_INS, folder, _SOURCES)]
+    includes = [f"-I{path}" for path in (_STAND_INS, folder, SOURCES)]
     # Most of the time goes into compilation, unless `options` say otherwise.
     command = [str(_COMPILER), "-std=c++17", "-O0", *includes, *options]
     subprocess.run([*command, source, "-o", made], check=True)

@@ -26,6 +26,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
     return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"))
 
 
+@pytest.fixture(scope="module")
+def few_blocks(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
+    return HostLibrary(tmp_path_factory.mktemp("few_blocks"), blocks=1)
+
+
 @pytest.fixture(autouse=True)
 def _on_the_host(library: HostLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -147,6 +152,17 @@ def test_widths_and_states(width: int, columns: int, kind: str) -> None:
 )
 def test_sizes(dim: int, seqlen: int, batch: int, kind: str) -> None:
     check(*made(dim, seqlen, 4, 4, torch.float32, kind, batch=batch), 4)
+
+
+@DTYPES
+@pytest.mark.parametrize("columns", [0, 3])
+@pytest.mark.parametrize("ends", [(), (0, 256, 700, 1024, 1030, 2400)], ids=["batch", "packed"])
+def test_blocks_of_many_tiles(
+    ends: tuple[int, ...], columns: int, dtype: torch.dtype, few_blocks: HostLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    few_blocks.install(monkeypatch)
+    check(*made(9, 2600, 4, columns, dtype, "padded tokens", ends), columns)
 
 
 @pytest.mark.parametrize("kind", ["channels", "tokens"])
