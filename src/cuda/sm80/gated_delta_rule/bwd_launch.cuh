@@ -19,7 +19,8 @@ template <class Target, class Dtype, int kHeadDim,
           template <class, class, int> class Chains_ = ChainsLaunch,
           template <class, class, int> class Rows_ = RowsLaunch>
 struct BwdLaunch {
-  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // rounded up to whole column blocks
+  static constexpr int kDim = kHeadDim;
+  static_assert(kDim % 64 == 0, "whole column blocks");
   using Prepare = PrepareConfig<Dtype, kDim, GradRecord>;
   using Chains = Chains_<Target, Dtype, kDim>;
   using Rows = Rows_<Target, Dtype, kDim>;

@@ -15,7 +15,8 @@ namespace flashvar::sm80::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
-  static constexpr int kDim = (kHeadDim + 63) / 64 * 64;  // rounded up to whole column blocks
+  static constexpr int kDim = kHeadDim;
+  static_assert(kDim % 64 == 0, "whole column blocks");
   using Prepare = PrepareConfig<Dtype, kDim>;
   using Config = FwdConfig<Target, Dtype, kDim>;
   using SegmentConfig = FwdConfig<Target, Dtype, kDim, false>;
