@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,19 +42,31 @@ def main() -> int:
         def start(part: int) -> subprocess.Popen[str]:
             return _start(Path(folder, str(part)), [str(_HERE), f"--shard={part}/{count}", *given])
 
-        running = [start(part) for part in range(1, count)]
-        codes = [process.wait() for process in running]
-        codes.append(start(count).wait())  # the tests marked large, alone on the device
+        running = {part: start(part) for part in range(1, count)}
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+        try:
+            codes = [process.wait() for process in running.values()]
+            running[count] = start(count)  # the tests marked large, alone on the device
+            codes.append(running[count].wait())
+        except KeyboardInterrupt:
+            for part, process in running.items():
+                process.kill()
+                if process.wait() < 0:  # by this signal, or one to the whole group
+                    print(f"process {part} had not ended:", *_log(folder, part)[-1:])
+            return 1
         for part, code in enumerate(codes, start=1):
             if code not in (0, _FAILED, _NO_TESTS):
-                log = Path(folder, f"{part}.log").read_text(encoding="utf-8")
-                print(f"--- process {part}: exit code {code}", *log.splitlines()[-40:], sep="\n")
+                print(f"--- process {part}: exit code {code}", *_log(folder, part)[-40:], sep="\n")
         target = options.results or Path(folder, "all.json")
         parts = sorted(Path(folder).glob("*.json"))
         merged = merge(target, parts) if parts else {"cases": [], "counts": {}}
     print(failures(merged["cases"]))
     print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - began:.0f} s")
     return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1
+
+
+def _log(folder: str, part: int) -> list[str]:
+    return Path(folder, f"{part}.log").read_text(encoding="utf-8").splitlines()
 
 
 def _start(stem: Path, words: list[str]) -> subprocess.Popen[str]:
