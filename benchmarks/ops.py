@@ -36,8 +36,13 @@ def run(options: Options) -> Report:
 _COLUMNS: Final = ("cell", "contender", "ms", "10^12 a second", "flashvar's to it")
 
 
+def current_device() -> torch.device:
+    """The CUDA device that is timed."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _cell(name: str, op: OpSpeed, cell: Cell, wanted: Sequence[str], seconds: float) -> list[Row]:
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = current_device()
     unit = op.TITLE.rpartition(", ")[2]
     row: Row = {"op": name, "unit": unit, "cell": cell.name}
     calls: dict[str, Call] = {}

@@ -3,7 +3,8 @@
 The card slows down as it warms up, so contenders that run one after the other are not compared on
 the same card. Here every round calls each contender once, in an order that rotates from round to
 round. Before each call the device writes memory for longer than the host takes to enqueue the call:
-a figure is time of the device, also where the host is slower (`host` measures that).
+a figure is time of the device, also where the host is slower (`host` measures that). A call that
+waits for the device itself is timed with that wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from benchmarks.environment import clocks
 
 _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
-_MOST_WRITES: Final = 32  # of the cache before a call: a call that waits for the device needs none
+# Of the cache before a call: several milliseconds. A host that takes longer waits for the device
+# anyway.
+_MOST_WRITES: Final = 256
+_TIMED_WRITES: Final = 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
     spent = [_warm_up(call) for call in contenders.values()]
     rounds = rounds_for([device for device, _ in spent], seconds)
-    writes = writes_for(max(host for _, host in spent), _warm_up(flush.zero_)[0])
+    writes = writes_for(max(host for _, host in spent), _write_ms(flush))
 
     names = list(contenders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
@@ -98,6 +102,16 @@ def writes_for(host: float, write: float) -> int:
         write: milliseconds of the device for a write.
     """
     return min(1 + ceil(host / max(write, 1e-3)), _MOST_WRITES)
+
+
+def _write_ms(flush: torch.Tensor) -> float:
+    """Milliseconds of the device for a write of the cache, of several behind one another."""
+
+    def write() -> None:
+        for _ in range(_TIMED_WRITES):
+            flush.zero_()
+
+    return _warm_up(write)[0] / _TIMED_WRITES
 
 
 def _warm_up(call: Callable[[], object]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Options, backends and the record of the GPU tests, which need pytest, torch and a device alone.
 
-    python -m pytest tests/gpu --require-device --results results.json --shard 1/2 --seed 7
+    python -m pytest tests/gpu --require-device --results results.json --shard 1/3 --seed 7
     python -m pytest tests/gpu --rehearse            # the tests themselves, on the CPU's reference
     python tests/gpu/shards.py -j 14 --results results.json
 
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shard",
         metavar="I/N",
         default="1/1",
-        help="run the I-th of N parts; the last has the tests marked large",
+        help="run the I-th of N parts: the last has the tests marked large, the others the rest",
     )
     group.addoption(
         "--require-device",

@@ -22,8 +22,8 @@ from pathlib import Path
 from record import failures, merge
 
 _HERE = Path(__file__).parent
-# Exit codes of pytest: some test failed, and nothing was selected.
-_FAILED, _NO_TESTS = 1, 5
+# Exit codes of pytest: some test failed, it was interrupted, and nothing was selected.
+_FAILED, _INTERRUPTED, _NO_TESTS = 1, 2, 5
 
 
 def main() -> int:
@@ -42,9 +42,11 @@ def main() -> int:
         def start(part: int) -> subprocess.Popen[str]:
             return _start(Path(folder, str(part)), [str(_HERE), f"--shard={part}/{count}", *given])
 
-        running = {part: start(part) for part in range(1, count)}
+        running: dict[int, subprocess.Popen[str]] = {}
+        codes: list[int] = []
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         try:
+            running |= {part: start(part) for part in range(1, count)}
             codes = [process.wait() for process in running.values()]
             running[count] = start(count)  # the tests marked large, alone on the device
             codes.append(running[count].wait())
@@ -53,11 +55,13 @@ def main() -> int:
                 process.kill()
                 if process.wait() < 0:  # by this signal, or one to the whole group
                     print(f"process {part} had not ended:", *_log(folder, part)[-1:])
-            return 1
+            codes = [_INTERRUPTED]
         for part, code in enumerate(codes, start=1):
-            if code not in (0, _FAILED, _NO_TESTS):
+            if code not in (0, _FAILED, _NO_TESTS, _INTERRUPTED):
                 print(f"--- process {part}: exit code {code}", *_log(folder, part)[-40:], sep="\n")
-        target = options.results or Path(folder, "all.json")
+        # What an interrupted run leaves is shown, and is no record.
+        whole = options.results is not None and _INTERRUPTED not in codes
+        target = options.results if whole else Path(folder, "all.json")
         parts = sorted(Path(folder).glob("*.json"))
         merged = merge(target, parts) if parts else {"cases": [], "counts": {}}
     print(failures(merged["cases"]))

@@ -70,7 +70,7 @@ typedef struct flashvar_gated_delta_rule_fwd_params {
 FLASHVAR_API flashvar_status
 flashvar_gated_delta_rule_fwd(const flashvar_gated_delta_rule_fwd_params* params);
 
-/* Writes to `size` the bytes of workspace that a call needs: about 17 KiB a chunk and head, and up
+/* Writes to `size` the bytes of workspace that a call needs: about 13 KiB a chunk and head, and up
  * to as much again for the segments of long sequences of few heads. */
 FLASHVAR_API flashvar_status flashvar_gated_delta_rule_fwd_workspace(
     const flashvar_gated_delta_rule_fwd_params* params, uint64_t* size);

@@ -18,7 +18,7 @@ struct BwdLaunch {
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   static constexpr int kLeastRows = 32, kMostRows = 256;
-  static constexpr int64_t kChannelBlocks = 256;  // more would go over more rows twice
+  static constexpr int64_t kChannelBlocks = 256;  // at the edges of blocks rows are read twice
   // Blocks per SM of tokens. With three of single elements, kernels spill on 10.0 and newer.
   static constexpr int token_blocks(int elements) {
     return elements > 1 || Target::kArchitecture <= 90 ? 3 : 2;
@@ -34,7 +34,7 @@ struct BwdLaunch {
   static constexpr KernelFactsList<3> facts(const char* row) {
     KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
     KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
-    KernelFactsMaker const sums{row, "simt", "calls with tokens of several blocks"};
+    KernelFactsMaker const sums{row, "simt", "calls whose tokens are divided among blocks"};
     return {{channels.make("bwd_channels_kernel", kThreads, 0, 0),
              tokens.make("bwd_tokens_kernel", kThreads, 0, 0),
              sums.make("sums_kernel", kThreads, 0, 0)}};

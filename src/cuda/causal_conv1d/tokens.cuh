@@ -46,12 +46,13 @@ struct TilePlace {
 
 // What is computed once for a block's tiles, for all channels: their offsets in kTensors tensors,
 // and marks of the elements near which sequences begin. Tiles are numbered in the order in which
-// threads process them, and loaded kAhead ahead; numbers past the last stand for tiles without
-// elements.
+// threads process them, and loaded kAhead ahead. Numbers past the last stand for tiles without
+// elements, except that in the backward the first of these is the tile before the block's, of which
+// the last lane loads the elements before the block's first.
 //
 // Bit i of a thread's marks: a sequence begins at the thread's element i - kPast; elements up to
-// kPast before its own and kAfter after them count. Bit 0 is unused. kNone alone: the thread has no
-// elements in the tile.
+// kPast before its own and kAfter after them count. Bit 0 is unused. With kNone the thread
+// has no elements of its own in the tile, and no other mark but kLoads.
 template <int kPast, int kElements, int kAfter, int kTiles, int kAhead, int kTensors,
           bool kBackward_>
 class Strip {
@@ -66,8 +67,7 @@ class Strip {
   // as it does a sign, and no other bit alone.
   static constexpr uint32_t kCareful = 3u << 29;
   static constexpr uint32_t kFlag = 1u << 28;  // the kernel's own, where the thread has elements
-  // The thread loads: where it has elements; and if kBackward, where the last lane has those before
-  // the block's first. Two bits, as above.
+  // The thread loads elements: its own, or those before the block's first. Two bits, as kCareful.
   static constexpr uint32_t kLoads = 3u << 26;
   static constexpr uint32_t kAtFirst = 1u << kPast;                   // of the thread's elements
   static constexpr uint32_t kBehindLast = 1u << (kPast + kElements);  // where kAfter > 0

@@ -12,7 +12,7 @@ class SharedPointer {
   static_assert(sizeof(Element) == 4 || sizeof(Element) == 8 || sizeof(Element) == 16);
 
  public:
-  // `generic`: an Element, or part of one, aligned to its size.
+  // `generic`: the address of an Element in shared memory, aligned to its size.
   __device__ __forceinline__ explicit SharedPointer(const void* generic)
       : address_(smem_address(generic)) {
     asm volatile("" : "+r"(address_));

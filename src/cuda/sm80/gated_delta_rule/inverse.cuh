@@ -5,7 +5,8 @@
 //
 // There the elements of X are small differences of large sums. Therefore N is rounded to fp16
 // before any use, so that every use sees the same values and the sums cancel; and two left operands
-// are split into a high and a low part. Values beyond fp16's range become inf, and so do X's rows.
+// are split into a high and a low part. Values beyond fp16's range become inf, and X's rows inf or
+// NaN.
 #pragma once
 #include <cstdint>
 

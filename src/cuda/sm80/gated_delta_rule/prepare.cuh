@@ -85,7 +85,7 @@ struct RowProducts {
       }
 #pragma unroll
       for (int n = 0; n < kChunk / 8; n += 2) {
-        if (n >= 6 && n > last) break;  // above the diagonal
+        if (n >= 6 && n > last) break;  // above the diagonal: `last` is 4 to 7
         uint32_t b[4];
         ptx::ldmatrix_x4(b, columns.chunk(2 * step) + n * 8 * Layout::kRowBytes);
         ptx::mma_m16n8k16<Dtype>(qk.tile[0][n], of_q, b[0], b[1]);

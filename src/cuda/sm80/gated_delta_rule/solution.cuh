@@ -40,7 +40,7 @@ class SolutionWriter {
   Lane const at;
   uint32_t const word;  // offset of the lane's elements in a tile of the matrix
   bool const wide, low;
-  bool too_large = false;  // an element is
+  bool too_large = false;  // whether an element is larger than Of::kLargest
 
  public:
   __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadRows& head,

@@ -12,6 +12,7 @@
 #include "gated_delta_rule/segment_work.cuh"
 #include "ptx/global_store.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/kept.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/vectors.cuh"
@@ -180,9 +181,17 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     Handover const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
+    // Registers of its own: those of an operand must not be accessed while a GEMM reads them.
+    uint32_t passed_state[kDim / 16][4];
+    if constexpr (kOutput) {
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        passed_state[i / 4][i % 4] = ptx::kept(packed_state[i / 4][i % 4]);
+      }
+    }
     auto const pass_state = [&] {
       if constexpr (kOutput) {
-        pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, packed_state,
+        pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, passed_state,
                              warpgroup);
       }
     };

@@ -121,7 +121,7 @@ def of_words(offers: Iterable[Offer]) -> str:
 
 
 def _architecture(text: str) -> Architecture | None:
-    """The architecture of an extra's name, as installers spell it: `sm89`, `sm-89`, `8-9`."""
+    """The architecture of an extra's name, as installers spell it: `sm89`, `sm-89`."""
     try:
         found = Architecture.parse(text.replace("sm-", "sm_").replace("-", "."))
     except ValueError:

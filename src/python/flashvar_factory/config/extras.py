@@ -33,13 +33,14 @@ def extras(config: schema.Config, release: str) -> dict[str, list[str]]:
             every.setdefault(f"{name}{older}", []).append(requirement)
         for kind in target.kinds:
             names = map(canonicalize_name, kind.spellings)
-            found |= {name: [requirement] for name in names if not _is_version(name)}
+            found |= {name: [requirement] for name in names if not _is_version(name, older)}
     return {**found, **every, **_CLI}
 
 
-def _is_version(name: str) -> bool:
+def _is_version(name: str, older: str) -> bool:
+    """Whether a name is a version, or one with the suffix of an older CUDA."""
     try:
-        _ = Version(name)
+        _ = Version(name.removesuffix(older))
     except InvalidVersion:
         return False
     return True
