@@ -108,11 +108,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _backend(item: pytest.Item) -> str:
-    """The backend that a test asks for: by its fixture, or by the mark `kernels_of`."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
+    """The backend that a test asks for: by the mark `kernels_of`, or by a parameter."""
     mark = item.get_closest_marker("kernels_of")
-    name = str(mark.args[0] if mark else params.get("backend", "other"))
-    return name if name in _BACKENDS else "other"
+    if mark:
+        return str(mark.args[0])
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    names = (value for value in params.values() if isinstance(value, str))
+    return next((name for name in names if name in _BACKENDS), "other")
 
 
 def _part(items: list[pytest.Item], part: int, count: int) -> set[pytest.Item]:
