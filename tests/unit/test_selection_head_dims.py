@@ -88,6 +88,21 @@ def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head
     assert max(map(int, rows)) >= asked
 
 
+@pytest.mark.parametrize(
+    ("function", "fix"),
+    [
+        ("gated_delta_rule_bwd", None),
+        ("gated_delta_rule_update", "nox -s build-dev -- arch=sm_80 hdim=64,192"),
+    ],
+)
+def test_a_head_dim_that_one_function_is_compiled_for(function: str, fix: str | None) -> None:
+    held = sim.kernel("attention_fwd", dtype="bf16", head_dim=64)
+    subset = sim.binary("80", kernels=(held,), version="0.1.0+hdim64")
+    request = Request.of(function, "bf16", 0, head_dim=136)
+    decision = select(request, sim.system(sim.A100), Inventory((subset,)))
+    assert result_of(decision, "cuda sm_80").fix == fix
+
+
 def test_a_release_is_not_built_again_for_a_head_dim() -> None:
     inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
     decision = select(asking(72), sim.system(sim.A100), inventory)

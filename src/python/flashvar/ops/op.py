@@ -27,8 +27,11 @@ class Axis:
     at_least: bool = False  # kernels of larger values serve too; else only the exact value
     pairs: bool = False  # a value is two integers; a single number stands for two equal ones
     step: int = 1  # kernels serve only multiples of it
-    multiple: int = 1  # every function's kernels can be compiled for multiples of it
+    multiple: int = 1  # every function's kernels are compiled for multiples of it
     maximum: int | None = None  # the largest value that any kernel serves
+    # The largest value that a function's kernels in binaries are compiled for, where Triton serves
+    # larger ones.
+    compiled_to: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     # Kernels up to this value serve any smaller value; larger kernels serve values down to half
     # their own. 0: no limit.
     cheap: int = 0
@@ -65,11 +68,16 @@ class Axis:
         # Of a pair the larger integer counts: the kernel's tiles have room for both.
         return max(held) > self.cheap > 0 and max(held) > 2 * max(asked)
 
-    def compiled_for(self, asked: Value) -> Value:
-        """The smallest value that kernels for calls with the value `asked` can be compiled for."""
+    def compiled_for(self, asked: Value, function: str) -> Value | None:
+        """The smallest value that a function's kernels can be compiled for to serve `asked`.
+
+        None where they can be compiled for no such value.
+        """
         if isinstance(asked, str):
             return asked
-        return tuple(-(-one // self.multiple) * self.multiple for one in asked)
+        found = tuple(-(-one // self.multiple) * self.multiple for one in asked)
+        largest = self.compiled_to.get(function, self.maximum)
+        return None if largest is not None and max(found) > largest else found
 
     @property
     def limits(self) -> str:

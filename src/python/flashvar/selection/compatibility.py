@@ -143,10 +143,14 @@ def _kinds(spec: OpSpec, rows: Iterable[KernelRow]) -> list[tuple[Value, ...]]:
 
 def _add_kernel(request: Request, binary: Binary) -> str | None:
     """The command that adds the requested kernel to a partial build and keeps the others."""
-    if not is_subset(binary) or any(axis.too_large(asked) for axis, asked in request.by_axis):
+    added = tuple(
+        value
+        for axis, asked in request.by_axis
+        if (value := axis.compiled_for(asked, request.function)) is not None
+    )
+    if not is_subset(binary) or len(added) < len(request.axes):
         return None
     values: dict[str, set[Value]] = {}
-    added = tuple(axis.compiled_for(asked) for axis, asked in request.by_axis)
     for spec in specs():
         rows = (row for row in binary.manifest.kernels if row.op in spec.functions)
         kinds = {*_kinds(spec, rows), *([added] if spec is request.spec else [])}

@@ -20,7 +20,14 @@ FEW_COMPILED: Final = 16
 STEP: Final = 8
 
 # That of q and k. Kernels of binaries serve any of v.
-HEAD_DIM: Final = Axis("head_dim", "head dim", at_least=True, multiple=64, usual=((64,), (128,)))
+HEAD_DIM: Final = Axis(
+    "head_dim",
+    "head dim",
+    at_least=True,
+    multiple=64,
+    compiled_to=MappingProxyType({FORWARD: 128, BACKWARD: 128, UPDATE: 256}),
+    usual=((64,), (128,)),
+)
 
 SPEC: Final = OpSpec(
     "gated_delta_rule",
