@@ -47,8 +47,8 @@ __device__ __forceinline__ void add_groups(const ChannelPlace& at, const Channel
 // kElements: channels per thread; with 1, strides may be any. kStages: rows that are prefetched.
 // Over 100 lines, because the step is a closure over the registers that a thread keeps from row to
 // row.
-template <class Dtype, int kWidth, int kElements, int kStages>
-__global__ void __launch_bounds__(kThreads, 2)
+template <class Dtype, int kWidth, int kElements, int kStages, int kBlocksAtOnce>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;

@@ -19,6 +19,9 @@ struct BwdLaunch {
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   static constexpr int kLeastRows = 32, kMostRows = 256;
   static constexpr int64_t kChannelBlocks = 256;  // at the edges of blocks rows are read twice
+  // Blocks per SM of channels. With two, kernels for fp32 spill on 10.0 and newer.
+  static constexpr int kChannelBlocksAtOnce =
+      kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
   // Blocks per SM of tokens. With three of single elements, kernels spill on 10.0 and newer.
   static constexpr int token_blocks(int elements) {
     return elements > 1 || Target::kArchitecture <= 90 ? 3 : 2;
@@ -98,7 +101,8 @@ struct BwdLaunch {
                            Target>(BwdTokensArgs{problem, chosen.tokens},
                                    chosen.tokens.blocks + others, device, stream);
     }
-    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages>, Target>(
+    return launch_blocks<
+        bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages, kChannelBlocksAtOnce>, Target>(
         BwdChannelsArgs{problem, chosen.channels}, chosen.channels.blocks + others, device, stream);
   }
 
