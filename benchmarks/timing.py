@@ -22,10 +22,10 @@ from benchmarks.environment import clocks
 
 _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
-# Of the cache before a call: several milliseconds. A host that takes longer waits for the device
-# anyway.
+# Most writes of the cache before a call, several milliseconds: a host that takes longer for a call
+# is waiting for the device.
 _MOST_WRITES: Final = 256
-_TIMED_WRITES: Final = 20
+_TIMED_WRITES: Final = 20  # one behind another, to time a write
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ struct BwdLaunch {
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   static constexpr int kLeastRows = 32, kMostRows = 256;
-  static constexpr int64_t kChannelBlocks = 256;  // at the edges of blocks rows are read twice
+  static constexpr int64_t kChannelBlocks = 256;  // each block reads rows of the next one too
   // Blocks per SM of channels. With two, kernels for fp32 spill on 10.0 and newer.
   static constexpr int kChannelBlocksAtOnce =
       kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;

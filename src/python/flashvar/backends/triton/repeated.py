@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-# Triton compiles pointers to multiples of this, in bytes, apart from others.
+# Triton compiles one kernel for pointers to multiples of so many bytes, and another for the rest.
 _ALIGNMENT: Final = 16
 
 
@@ -32,9 +32,10 @@ class RepeatedLaunch:
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current device, the same at each call, and its current stream."""
-        # For None, a constant of the compiled kernel, any pointer will do.
+        # For None, which is a constant of the compiled kernel, any pointer will do.
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
         dtypes = [None if x is None else x.dtype for x in tensors]
+        # All that Triton compiles apart on NVIDIA GPUs: the other arguments do not change.
         key = (*dtypes, *[at % _ALIGNMENT == 0 for at in pointers])
         run = self._compiled.get(key)
         if run is not None:
