@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
 import subprocess
 import sys
 import zlib
@@ -14,6 +17,28 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
+
+# Garbage is looked for after each file, and not in what was there before it: to look through torch
+# again and again took a tenth of all tests.
+gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End a worker of pytest-xdist once it is done: Python takes seconds to take modules apart."""
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)  # called last, as what is registered first
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of account what was imported and collected."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
