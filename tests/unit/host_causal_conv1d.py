@@ -18,6 +18,8 @@ from flashvar.selection.candidates import CandidateResult
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 _TILES = "causal_conv1d/tiles.h"
+_BLOCKS = "inline constexpr int64_t kBlocks = 1024;"
+_BLOCKS_THAT_VARY = 'extern "C" { inline int64_t kBlocks = 1024; }'
 _PROGRAM = """
 #include "device.h"
 #include "abi/causal_conv1d_fwd.cc"
@@ -45,11 +47,10 @@ constexpr const CausalConv1d{Direction}Kernel* kCausalConv1d{Direction}Kernels[]
 class HostLibrary:
     """What `flashvar.backends.cuda` calls of a binary."""
 
-    def __init__(self, folder: Path, blocks: int = 1024) -> None:
-        """`blocks`: how many a launch should have before threads get more work each."""
+    def __init__(self, folder: Path) -> None:
         tiles = (host_program.SOURCES / _TILES).read_text(encoding="utf-8")
-        assert "kBlocks = 1024;" in tiles
-        headers = {_TILES: tiles.replace("kBlocks = 1024;", f"kBlocks = {blocks};")}
+        assert _BLOCKS in tiles
+        headers = {_TILES: tiles.replace(_BLOCKS, _BLOCKS_THAT_VARY)}
         headers |= {
             f"causal_conv1d_{direction}_kernels.inc": _TABLE.format(
                 direction=direction, Direction=direction.capitalize()
@@ -78,8 +79,12 @@ class HostLibrary:
             launch=lambda packed: call("", packed), workspace=workspace, explain=explain
         )
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Serve CPU tensors that are handed to the cuda backend."""
+    def install(self, patch: pytest.MonkeyPatch, blocks: int = 1024) -> None:
+        """Serve CPU tensors that are handed to the cuda backend.
+
+        `blocks`: how many a launch should have before threads get more work each.
+        """
+        ctypes.c_int64.in_dll(self._library, "kBlocks").value = blocks
         patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))
         patch.setattr(cuda, "_workspace", _aligned)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)

@@ -26,11 +26,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
     return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"))
 
 
-@pytest.fixture(scope="module")
-def few_blocks(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
-    return HostLibrary(tmp_path_factory.mktemp("few_blocks"), blocks=1)
-
-
 @pytest.fixture(autouse=True)
 def _on_the_host(library: HostLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -158,10 +153,10 @@ def test_sizes(dim: int, seqlen: int, batch: int, kind: str) -> None:
 @pytest.mark.parametrize("columns", [0, 3])
 @pytest.mark.parametrize("ends", [(), (0, 256, 700, 1024, 1030, 2400)], ids=["batch", "packed"])
 def test_blocks_of_many_tiles(
-    ends: tuple[int, ...], columns: int, dtype: torch.dtype, few_blocks: HostLibrary,
+    ends: tuple[int, ...], columns: int, dtype: torch.dtype, library: HostLibrary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    few_blocks.install(monkeypatch)
+    library.install(monkeypatch, blocks=1)
     check(*made(9, 2600, 4, columns, dtype, "padded tokens", ends), columns)
 
 
