@@ -97,13 +97,41 @@ def _ratio(cells: Cells, peer: str) -> str:
     return f"{geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
+def to_the_fastest(root: Path) -> str:
+    """README.md's table: flashvar's rate relative to that of the fastest other kernel."""
+    (document,) = (one for _, one in _of_own_binaries(root) if _cells(one, "forward"))
+    of_call = {
+        f"{direction}, head dim {head_dim}": [
+            by[OURS]["tflops"] / best
+            for cell, by in _cells(document, direction).items()
+            if cell[0] == head_dim and (best := _fastest_other(by)) is not None
+        ]
+        for direction in ("forward", "backward")
+        for head_dim in sorted({cell[0] for cell in _cells(document, direction)})
+    }
+    rows = [
+        (
+            call,
+            f"{geometric_mean(found):#.3g}",
+            f"{min(found):#.3g} to {max(found):#.3g}",
+            f"{sum(ratio < 1 for ratio in found)} of {len(found)}",
+        )
+        for call, found in of_call.items()
+    ]
+    return table(("", "mean", "range", "flashvar is slower in"), rows)
+
+
+def _fastest_other(by: dict[str, dict[str, Any]]) -> float | None:
+    """The highest rate in a cell that is of another package."""
+    others = (row["tflops"] for name, row in by.items() if not name.startswith("flashvar-"))
+    return max(others, default=None)
+
+
 def _comparison(cells: Cells) -> str:
     peers = [name for name in dict.fromkeys(n for by in cells.values() for n in by) if name != OURS]
     rows = []
     for (head_dim, seqlen, causal), by in sorted(cells.items()):
-        others = [name for name in peers if name in by and not name.startswith("flashvar-")]
-        best = max((by[name]["tflops"] for name in others), default=None)
-        own = by[OURS]["tflops"]
+        best, own = _fastest_other(by), by[OURS]["tflops"]
         rows.append(
             (
                 head_dim,

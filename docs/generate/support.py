@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks import result_file
 from tables import table
@@ -30,6 +29,14 @@ _OF_AUTO: Final = ("test_decoding_in_a_graph", "test_compiled_training")
 _INTERPRETED: Final = "in its interpreter, on the CPU, with every change"
 
 
+class Passed(NamedTuple):
+    """A case that passed, the op whose own test it is, and the backend whose kernels it ran."""
+
+    case: str
+    op: str | None
+    backend: str | None
+
+
 @dataclass(frozen=True)
 class Record:
     """One run of tests/gpu on a device."""
@@ -38,8 +45,7 @@ class Record:
     device: str
     capability: tuple[int, int]
     forced: str | None  # the architecture whose binary had to serve
-    backends: Counter[str]  # cases that passed, by the backend they name
-    of_ops: Counter[tuple[str, str]]  # those of an op's own tests, by op and backend
+    cases: frozenset[Passed]
     passed: int
     failed: int
     skipped: int
@@ -59,6 +65,10 @@ class Record:
         kind = BinaryKind.parse(self.architectures[0])
         return kind.architecture.capability == self.capability
 
+    def of(self, backend: str, op: str | None = None) -> set[str]:
+        """The cases that ran a backend's kernels: of every test, or of an op's own."""
+        return {one.case for one in self.cases if one.backend == backend and op in (None, one.op)}
+
 
 def records(root: Path) -> Iterator[Record]:
     """Every record, by name."""
@@ -73,8 +83,7 @@ def records(root: Path) -> Iterator[Record]:
             device["name"].removeprefix("NVIDIA "),
             (device["capability"][0], device["capability"][1]),
             found.get("forced_architecture"),
-            _backends(found["cases"]),
-            _of_ops(found["cases"]),
+            frozenset(_passed_cases(found["cases"])),
             counts.get("passed", 0),
             counts.get("failed", 0),
             counts.get("skipped", 0),
@@ -90,23 +99,16 @@ def _toolkit(toolkit: dict[str, Any]) -> str:
     return f"{toolkit['version']}{f' with ptxas {ptxas}' if ptxas else ''}"
 
 
-def _backends(cases: list[dict[str, Any]]) -> Counter[str]:
-    named = (_NAMED_BACKEND.search(case["case"]) for case in cases if case["outcome"] == "passed")
-    return Counter(match[1] for match in named if match)
-
-
-def _of_ops(cases: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    """Cases of `test_<op>*` that passed, by the backend that the case or its file names."""
-    found: Counter[tuple[str, str]] = Counter()
-    for case in cases:
-        file = Path(case["case"].partition("::")[0]).stem
+def _passed_cases(cases: list[dict[str, Any]]) -> Iterator[Passed]:
+    """The backend is the one that the case names, or else its file."""
+    for one in cases:
+        file, _, test = one["case"].partition("::")
+        file = Path(file).stem
         op = next((op for op in ops.TABLE if file.startswith(f"test_{op}")), None)
-        named = _NAMED_BACKEND.search(case["case"])
-        test = case["case"].partition("::")[2].partition("[")[0]
-        backend = named[1] if named else None if test in _OF_AUTO else _BACKEND_OF.get(file)
-        if case["outcome"] == "passed" and op is not None and backend is not None:
-            found[op, backend] += 1
-    return found
+        named = _NAMED_BACKEND.search(test)
+        of_file = None if test.partition("[")[0] in _OF_AUTO else _BACKEND_OF.get(file)
+        if one["outcome"] == "passed":
+            yield Passed(one["case"], op, named[1] if named else of_file)
 
 
 def what_was_run(root: Path) -> str:
@@ -115,14 +117,14 @@ def what_was_run(root: Path) -> str:
     every = list(records(root))
     rows = []
     for name, target in config.targets.items():
-        runs = [one for one in every if name in one.architectures and one.backends["cuda"]]
+        runs = [one for one in every if name in one.architectures and one.of("cuda")]
         own = [one for one in runs if one.capability == target.architecture.capability]
         other = [one for one in runs if one not in own]
         translated = "; ".join(
-            f"its PTX, translated by the driver of an {one.device}: {one.passed} cases passed"
+            f"its PTX, translated by the driver of an {one.device}: {one.passed:,} cases passed"
             for one in other
         )
-        native = "; ".join(f"{one.device}: {one.passed} cases passed" for one in own)
+        native = "; ".join(f"{one.device}: {one.passed:,} cases passed" for one in own)
         rows.append((f"`{name}`", "with every change", native or "no", translated or "no"))
     rows.append(("Triton", "with every change", _triton(root, every) or "no", _INTERPRETED))
     heading = ("code", "compiled", "ran on a GPU that it is for", "ran otherwise")
@@ -132,45 +134,70 @@ def what_was_run(root: Path) -> str:
 def ops_that_ran(root: Path) -> str:
     """One row per op: the cases of its own tests that passed on a GPU."""
     every = list(records(root))
-    rows = []
-    for op in ops.TABLE:
-        binaries = [one for one in every if one.of_ops[op, "cuda"]]
-        own = [one for one in binaries if one.is_native]
-        other = [one for one in binaries if not one.is_native]
-        triton = [one for one in every if one.of_ops[op, "triton"]]
-        rows.append(
-            (
-                f"`{op}`",
-                *(_passed(runs, op, "cuda") for runs in (own, other)),
-                _passed(triton, op, "triton"),
-            )
+    rows = [
+        (
+            f"`{op}`",
+            *(_of_binaries(every, op, native=native) or "no record" for native in (True, False)),
+            _of_triton(every, op) or "no record",
         )
+        for op in ops.TABLE
+    ]
     return table(("op", "native code", "as PTX on another GPU", "Triton"), rows)
 
 
-def _passed(runs: list[Record], op: str, backend: str) -> str:
-    """The cases of an op in these runs, by code and GPU."""
-    said = (
-        f"{f'`{one.architectures[0]}` on ' if backend == 'cuda' else ''}{one.device}: "
-        f"{one.of_ops[op, backend]} cases"
-        for one in runs
+def _of_binaries(every: list[Record], op: str, *, native: bool) -> str:
+    """The cases of an op that ran a binary's kernels, by code and GPU."""
+    return "; ".join(
+        f"`{one.architectures[0]}` on {one.device}: {len(found):,} cases"
+        for one in every
+        if one.is_native == native and (found := one.of("cuda", op))
     )
-    return "; ".join(said) or "no record"
+
+
+def _of_triton(every: list[Record], op: str | None = None) -> str:
+    """The cases that ran Triton's kernels, by GPU; one that is in several records counts once."""
+    found: dict[str, set[str]] = {}
+    for one in every:
+        found.setdefault(one.device, set()).update(one.of("triton", op))
+    return "; ".join(f"{device}: {len(cases):,} cases" for device, cases in found.items() if cases)
+
+
+def in_words(root: Path) -> str:
+    """What README.md says of code that was translated, and of Triton's kernels."""
+    every = list(records(root))
+    devices = _listed(dict.fromkeys(one.device for one in every))
+    translated: dict[tuple[str, ...], list[str]] = {}
+    for op in ops.TABLE:
+        runs = (one for one in every if not one.is_native and one.of("cuda", op))
+        names = tuple(f"`{one.architectures[0].replace('_', '')}`" for one in runs)
+        translated.setdefault(names, []).append(f"`{op}`")
+    ran = "; ".join(
+        f"{'every op' if len(found) == len(ops.TABLE) else _listed(found)} "
+        f"for {_listed(names) if names else 'no architecture'}"
+        for names, found in translated.items()
+    )
+    triton = [f"`{op}`" for op in ops.TABLE if _of_triton(every, op)]
+    others = [name for name in (f"`{op}`" for op in ops.TABLE) if name not in triton]
+    without = f"; those for {_listed(others)} have no current record" if others else ""
+    return (
+        f"PTX was tested on an {devices}: {ran}. "
+        f"Triton's kernels for {_listed(triton)} have run on an {devices}{without}."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _triton(root: Path, every: list[Record]) -> str:
-    """Cases that named Triton, and models whose text says that it agreed."""
-    cases = [
-        f"{one.device}: {one.backends['triton']} cases passed"
-        for one in every
-        if one.backends["triton"]
-    ]
+    """Cases of Triton's kernels, and models whose text says that it agreed."""
     models = [
         f"a model (`{path.name}`)"
         for path in sorted((root / RESULTS).glob("*.txt"))
         if re.search(r"^triton .* ok$", path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    return "; ".join([*cases, *models])
+    return "; ".join([*filter(None, [_of_triton(every)]), *models])
 
 
 def versions(root: Path) -> str:
@@ -183,7 +210,7 @@ def versions(root: Path) -> str:
             f"Triton {one.system['triton']}, Python {one.system['python']}, "
             f"nvcc {', '.join(one.toolkits)}",
             ", ".join(one.commits),
-            f"{one.passed} / {one.failed} / {one.skipped}",
+            f"{one.passed:,} / {one.failed} / {one.skipped}",
         )
         for one in records(root)
     ]

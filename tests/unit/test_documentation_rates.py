@@ -92,3 +92,11 @@ def test_our_own_other_kernels_are_no_contenders(tmp_path: Path) -> None:
 
 def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
     assert ratios(tmp_path, *OURS, FLASHVAR_FORCE_ARCH="sm_80") == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [("rates", "to_the_fastest"), ("support", "in_words")]
+)
+def test_the_readme_says_what_the_records_say(module: str, function: str) -> None:
+    said = getattr(import_module(module), function)(ROOT)
+    assert " ".join(said.split()) in " ".join((ROOT / "README.md").read_text("utf-8").split())

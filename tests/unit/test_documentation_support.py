@@ -19,14 +19,14 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("case", "counted"),
     [
-        ("test_merge_states.py::test_values[triton-64]", {("merge_states", "triton"): 1}),
-        ("test_gated_delta_rule.py::test_values[64]", {("gated_delta_rule", "triton"): 1}),
-        ("test_gated_delta_rule.py::test_decoding_in_a_graph", {}),
-        ("test_gated_delta_rule_update.py::test_in_a_graph", {("gated_delta_rule", "cuda"): 1}),
+        ("test_merge_states.py::test_values[triton-64]", {("merge_states", "triton")}),
+        ("test_gated_delta_rule.py::test_values[64]", {("gated_delta_rule", "triton")}),
+        ("test_gated_delta_rule.py::test_decoding_in_a_graph", set()),
+        ("test_gated_delta_rule_update.py::test_in_a_graph", {("gated_delta_rule", "cuda")}),
     ],
 )
 def test_a_case_counts_for_the_backend_that_it_or_its_file_names(
-    case: str, counted: dict[tuple[str, str], int], tmp_path: Path
+    case: str, counted: set[tuple[str, str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "tests" / "gpu" / "results"
     folder.mkdir(parents=True)
@@ -38,7 +38,7 @@ def test_a_case_counts_for_the_backend_that_it_or_its_file_names(
     }
     result_file.write(folder / "made.json", record)
     (read,) = import_module("support").records(tmp_path)
-    assert read.of_ops == counted
+    assert {(one.op, one.backend) for one in read.cases if one.backend} == counted
 
 
 def test_an_op_without_an_axis_leaves_its_cell_empty() -> None:
