@@ -5,12 +5,14 @@
 Files of `attention` make rates by length in both directions, an overview of both under a causal
 mask, and heat maps of ratios; of `host` and `size`, one picture each, and of
 `ops` one for each op. Several files of one benchmark and one machine make one set, which says so;
-of a case that is in two, the later one counts. Needs matplotlib, no torch.
+of a case that is in two, the later one counts. A picture names its files and their hashes in its
+metadata (`Source`). Needs matplotlib, no torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +27,7 @@ else:
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from matplotlib import pyplot
+from matplotlib import pyplot, rcParams
 from matplotlib.figure import Figure
 
 from benchmarks import compare
@@ -48,23 +50,33 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/pictures"), metavar="FOLDER")
     parser.add_argument("--name", default="", help="what the pictures' names start with")
     options = parser.parse_args()
+    rcParams["svg.hashsalt"] = "flashvar"  # the same ids, so the same file, every time
     try:
-        pictures = dict(_pictures([compare.read(path) for path in options.files]))
+        pictures = list(_pictures([compare.read(path) for path in options.files]))
     except BenchmarkError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, figure in pictures.items():
-        for ending in ("png", "svg"):
+    for benchmark, name, figure in pictures:
+        source = {"Source": _source(benchmark, options.files)}
+        for ending, metadata in (("png", source), ("svg", source | {"Date": None})):
             target = options.out / f"{options.name}{name}.{ending}"
-            figure.savefig(target, dpi=_DPI, metadata={"Date": None} if ending == "svg" else None)
+            figure.savefig(target, dpi=_DPI, metadata=metadata)
             print(target)
         pyplot.close(figure)
     return 0
 
 
-def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure]]:
-    """Names and pictures of everything in the files.
+def _source(benchmark: str, files: Sequence[Path]) -> str:
+    """The files that a benchmark's pictures were drawn from, each with its hash."""
+    drawn = [path for path in files if compare.read(path)["benchmark"] == benchmark]
+    drawn += [_PEER_SIZES] if benchmark == "size" else []
+    hashes = (hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in drawn)
+    return ", ".join(f"{path.name} {hashed}" for path, hashed in zip(drawn, hashes, strict=True))
+
+
+def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, Figure]]:
+    """Benchmark, name and picture of everything in the files.
 
     Raises:
         BenchmarkError: nothing in them can be drawn, or one picture would have two machines.
@@ -75,9 +87,9 @@ def _pictures(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Figure
         of_it = [one for one in documents if one["benchmark"] == benchmark]
         if of_it:
             rows = [row for document in of_it for row in document["rows"]]
-            for picture in function(rows, _one_machine(of_it), len(of_it)):
+            for name, figure in function(rows, _one_machine(of_it), len(of_it)):
                 none = False
-                yield picture
+                yield benchmark, name, figure
     if none:
         raise BenchmarkError(
             "expected timed rows of `run.py attention`, `host`, `ops` or `size`, found none: "
@@ -101,7 +113,7 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
     machine = style.machine(environment) + _clock(rows)
     found = {direction: rates_of(rows, direction) for direction in _DIRECTIONS}
     measured = {direction: one for direction, one in found.items() if one}
-    what = "bf16, 16,384 tokens a batch, heads = 2048 / head dim; medians, cold L2, "
+    what = "bf16, 16,384 tokens per batch, heads = 2048 / head dim; medians, cold L2, "
     what += "all in one run" if runs == 1 else f"of {runs} runs"
     for direction, one in measured.items():
         title = f"Attention {direction}, TFLOP/s"
@@ -112,14 +124,14 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
         yield "causal", rates.draw(strips, title, machine, what)
     ours = [(direction, _to_best(one)) for direction, one in measured.items()]
     if any(maps for _, maps in ours):
-        title = "flashvar's rate over that of the fastest other kernel"
+        title = "flashvar's rate relative to that of the fastest other kernel"
         legend = (
             "head dim, mask and length; above 1 (blue): faster than every other kernel in this run"
         )
         yield "best-peer", heat.draw(ours, title, machine, legend)
     each = [(direction, _to_each(one)) for direction, one in measured.items()]
     if any(maps for _, maps in each):
-        title = "flashvar (CUDA) over each peer"
+        title = "flashvar's rate relative to that of each other kernel"
         legend = "head dim, mask and length; above 1 (blue): flashvar is faster"
         yield "each-peer", heat.draw(each, title, machine, legend)
 
@@ -174,7 +186,7 @@ def _size(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[
     mine = [row for row in rows if "x86_64" in row["platform"] or row["platform"] == "any"]
     peers = tomllib.loads(_PEER_SIZES.read_text("utf-8"))["peer"]
     if mine:
-        what = "Linux x86-64; flashvar has one wheel for all, and one for each GPU architecture"
+        what = "Linux x86-64; flashvar: one wheel of pure Python, and one for each GPU architecture"
         yield "sizes", sizes.draw(mine, peers, what)
 
 

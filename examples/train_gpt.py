@@ -82,6 +82,14 @@ ATTENTIONS: dict[str, Attention] = {
     "flashvar-triton": ours("triton"),
     "flashvar-reference": ours("reference"),
 }
+# Their names in the picture.
+LABELS = {
+    "sdpa-flash": "SDPA FlashAttention-2",
+    "sdpa-efficient": "SDPA memory-efficient",
+    "flashvar-cuda": "flashvar (CUDA)",
+    "flashvar-triton": "flashvar (Triton)",
+    "flashvar-reference": "flashvar (reference)",
+}
 
 
 class Block(nn.Module):
@@ -225,14 +233,15 @@ def plot(runs: dict[str, dict[str, Any]], target: Path) -> None:
     first = runs[names[0]]["losses"]
     for number, (name, run) in enumerate(runs.items()):
         style = {"color": colours[number % 5], "linewidth": 3.0 - 0.6 * number}
-        above.plot(run["losses"], label=f"{name}, held-out loss {run['held_out']:.4f}", **style)
+        label = f"{LABELS[name]}, held-out loss {run['held_out']:.4f}"
+        above.plot(run["losses"], label=label, **style)
         if number:
             differences = [abs(a - b) for a, b in zip(run["losses"], first, strict=True)]
             below.plot(differences, color=style["color"], linewidth=1.0)
-    above.set_ylabel("loss (nats a byte)")
+    above.set_ylabel("loss, nats per byte")
     above.legend(frameon=False)
     below.axhline(MEAN_DIFFERENCE, color="#999999", linewidth=0.8, linestyle="--")
-    below.set_ylabel(f"distance from\n{names[0]} (nats)")
+    below.set_ylabel(f"difference from\n{LABELS[names[0]]}, nats")
     below.set_xlabel("step")
     for panel in (above, below):
         panel.set_ylim(bottom=0)

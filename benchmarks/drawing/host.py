@@ -40,12 +40,12 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     )
     for panel, group in zip(panels[0], groups, strict=True):
         _draw_group(panel, group, found)
-    panels[0][0].set_ylabel("µs of host time a call")
+    panels[0][0].set_ylabel("CPU time per call, µs")
     known: dict[str, Artist] = {}
     for panel in panels[0]:
         bars, names = panel.get_legend_handles_labels()
         known |= dict(zip(names, bars, strict=True))
-    top = style.entitle(figure, "What one small attention call costs the host", *lines)
+    top = style.entitle(figure, "CPU time of one small attention call", *lines)
     figure.legend(
         list(known.values()), list(known), frameon=False, fontsize=9, ncols=len(known),
         loc="upper left", bbox_to_anchor=(0.04, top + 0.01),

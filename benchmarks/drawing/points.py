@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from benchmarks.drawing.style import STYLES, is_ours
 
-BEST: Final = "best peer"
+BEST: Final = "fastest other"
 MASKS: Final = {False: "no mask", True: "causal"}
 
 

@@ -50,6 +50,7 @@ GENERATED = {
     "builds": rates.builds,
     "models": rates.models,
     "sizes": rates.sizes,
+    "sizes of others": rates.sizes_of_others,
     **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
     "pictures": pictures.pictures,
     "integrations": pages.integrations,

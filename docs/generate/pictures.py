@@ -10,11 +10,11 @@ _SHOWN: Final = {
     "forward": "The forward: rates by length, for each head dim and mask.",
     "backward": "The backward: rates by length, for each head dim and mask.",
     "causal": "Forward and backward with a causal mask: rates by length.",
-    "best-peer": "Ratios of flashvar's rate to that of the fastest other kernel.",
-    "each-peer": "Ratios of flashvar's rate to that of each other kernel.",
+    "best-peer": "flashvar's rate relative to that of the fastest other kernel.",
+    "each-peer": "flashvar's rate relative to that of each other kernel.",
     "host": "CPU time of one small call.",
     "train-gpt": "The loss of `examples/train_gpt.py` with each attention.",
-    "sizes": "Bytes to download. These wheels of flashvar had the attention kernels only.",
+    "sizes": "Bytes to download, for the wheels of flashvar and of others.",
 }
 
 

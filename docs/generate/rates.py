@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final, TypeAlias
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from benchmarks import result_file
 from benchmarks.names import CONTENDERS, HOST_CALLERS, HOST_WAYS
@@ -258,8 +264,7 @@ def sizes(root: Path) -> str:
             (
                 f"`{row['distribution']}`",
                 row["platform"],
-                f"{row['bytes'] / 1e6:.2f}",
-                f"{row['installed_bytes'] / 1e6:.2f}",
+                *_megabytes(row),
             )
             for row in document["rows"]
         ]
@@ -267,6 +272,48 @@ def sizes(root: Path) -> str:
         origin = _origin(file, document["environment"])
         parts.append(f"Wheels of {origin}.\n\n{table(heading, rows)}")
     return "\n\n".join(["## Sizes", *parts]) if parts else ""
+
+
+def sizes_of_others(root: Path) -> str:
+    """Megabytes of flashvar's wheels for x86-64, and of other packages' wheels."""
+    ((file, document),) = documents(root, "size")
+    ours = [
+        (f"`{row['distribution']}`", *_megabytes(row), "")
+        for row in document["rows"]
+        if row["platform"].endswith(("any", "x86_64"))
+    ]
+    peers = tomllib.loads((root / "benchmarks" / "peer_sizes.toml").read_text("utf-8"))["peer"]
+    others = [
+        (f"{one['package']} {one['version']}", *_megabytes(one), one.get("note", ""))
+        for one in sorted(peers, key=lambda one: int(one["bytes"]))
+    ]
+    heading = ("wheel", "MB to download", "MB installed", "")
+    origin = _origin(file, document["environment"])
+    return (
+        f"flashvar's wheels of {origin}; those of others are in `benchmarks/peer_sizes.toml`. "
+        "You need `flashvar` and one more wheel. flash-attn has no wheel on PyPI.\n\n"
+        f"{table(heading, [*ours, *others])}"
+    )
+
+
+def size_in_words(root: Path) -> str:
+    """README.md's sentence about the binary wheels."""
+    ((_, document),) = documents(root, "size")
+    found = {
+        f"`{row['distribution'].removeprefix('flashvar-')}`": row["bytes"] / 1e6
+        for row in document["rows"]
+        if row["library_bytes"]
+    }
+    *most, last = found
+    return (
+        f"With every kernel, the wheels for {', '.join(most)} and {last} are "
+        f"{min(found.values()):.1f} to {max(found.values()):.1f} MB to download."
+    )
+
+
+def _megabytes(wheel: Mapping[str, Any]) -> tuple[str, str]:
+    """To download, and installed."""
+    return f"{wheel['bytes'] / 1e6:,.2f}", f"{wheel['installed_bytes'] / 1e6:,.2f}"
 
 
 def _time(microseconds: float | None) -> str:

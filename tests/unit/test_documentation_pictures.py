@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -32,6 +34,20 @@ def test_they_are_in_order_and_lead_to_their_outlines(tmp_path: Path) -> None:
         "pictures/sizes.png)](pictures/sizes.png)",
     ]
     assert found.startswith("The forward: rates by length")
+
+
+PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
+def test_a_picture_is_drawn_from_the_newest_record(picture: Path) -> None:
+    source = re.search(r"<dc:source>(.+)</dc:source>", picture.read_text(encoding="utf-8"))
+    assert source is not None
+    for name, drawn in (one.split() for one in source[1].split(", ")):
+        (file,) = (ROOT / "benchmarks").rglob(name)
+        assert hashlib.sha256(file.read_bytes()).hexdigest().startswith(drawn), (
+            f"{picture.name}: expected one of this {name}, found an older one: draw it again"
+        )
 
 
 def test_a_picture_without_words_is_an_error(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "function"), [("rates", "to_the_fastest"), ("support", "in_words")]
+    ("module", "function"),
+    [("rates", "to_the_fastest"), ("rates", "size_in_words"), ("support", "in_words")],
 )
 def test_the_readme_says_what_the_records_say(module: str, function: str) -> None:
     said = getattr(import_module(module), function)(ROOT)
