@@ -41,7 +41,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {**PACKED, "initial_state": torch.randn(1, 5, 3)}, flashvar.ShapeError, "must be [2, 5, 3"
     ),
     "packed batch": (
-        {**PACKED, "x": torch.randn(2, 9, 5)}, flashvar.ShapeError, "batch 1 beside cu_seqlens"
+        {**PACKED, "x": torch.randn(2, 9, 5)}, flashvar.ShapeError, "batch 1 with cu_seqlens"
     ),
     "cu_seqlens' rank": (
         {**PACKED, "cu_seqlens": torch.tensor([[0, 9]])}, flashvar.ShapeError, "got (1, 2)"
@@ -63,7 +63,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "integers": ({"x": torch.ones(2, 9, 5).int()}, flashvar.DtypeError, "got torch.int32: cast"),
     "float64 beside": (
-        {"bias": torch.randn(5).double()}, flashvar.DtypeError, "beside torch.float32 x"
+        {"bias": torch.randn(5).double()}, flashvar.DtypeError, "with torch.float32 x"
     ),
     "devices": ({"bias": torch.randn(5, device="meta")}, flashvar.DeviceError, "cpu, got meta"),
     "activation": ({"activation": "gelu"}, flashvar.InvalidInputError, "got 'gelu': apply"),

@@ -140,7 +140,7 @@ def test_linearized() -> None:
 STATE = torch.zeros(3, 6, 3, dtype=torch.float64)
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "kind": ({"seq_idx": [0]}, flashvar.InvalidInputError, "got list"),
-    "shape": ({"seq_idx": IDS[:2]}, flashvar.ShapeError, "got (2, 10) beside (3, 10, 6)"),
+    "shape": ({"seq_idx": IDS[:2]}, flashvar.ShapeError, "got (2, 10) with (3, 10, 6)"),
     "dtype": ({"seq_idx": IDS.float()}, flashvar.DtypeError, "got torch.float32"),
     "offsets": (
         {"cu_seqlens": torch.tensor([0, 10])}, flashvar.InvalidInputError, "got cu_seqlens too"

@@ -284,7 +284,7 @@ X = torch.randn(2, 5, 3)
     [
         ("unpad_input", (X, None), InvalidInputError, "attention_mask must be a torch.Tensor"),
         ("unpad_input", ([1], MASK), InvalidInputError, "hidden_states must be a torch.Tensor"),
-        ("unpad_input", (X, MASK[:, :4]), ShapeError, r"got \(2, 4\) beside \(2, 5, 3\)"),
+        ("unpad_input", (X, MASK[:, :4]), ShapeError, r"got \(2, 4\) with \(2, 5, 3\)"),
         ("unpad_input", (X, MASK[..., None]), ShapeError, r"must be \[batch, seqlen\]"),
         ("unpad_input", (X, MASK, MASK[:1]), ShapeError, "unused_mask must be"),
         ("unpad_input", (X, (1.0 - MASK) * -1e9), InvalidInputError, "pass mask == 0"),

@@ -444,7 +444,7 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] =
     "narrow lses": (
         lambda: bad(lses=[x.half() for x in good()["lses"]]),
         flashvar.DtypeError,
-        "must be float32 beside torch.float32 outs, got torch.float16",
+        "must be float32 with torch.float32 outs, got torch.float16",
     ),
     "devices": (
         lambda: bad(lses=[x.to("meta") for x in good()["lses"]]),

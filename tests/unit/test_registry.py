@@ -54,7 +54,7 @@ def remove_manifest(directory: Path) -> None:
     ("damage", "reason"),
     [
         (truncate_library, "to have 4 bytes, found 1"),
-        (remove_library, "beside its manifest, found: No such file"),
+        (remove_library, "next to its manifest, found: No such file"),
         (truncate_manifest, "expected JSON"),
         (remove_manifest, "found no file"),
     ],

@@ -208,7 +208,7 @@ def _rejection_reason(binary: Binary) -> str | None:
     try:
         found = binary.library.stat()
     except OSError as error:
-        return f"expected {manifest.library.file} beside its manifest, found: {error.strerror}"
+        return f"expected {manifest.library.file} next to its manifest, found: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):  # a named pipe would be waited for
         return f"expected {manifest.library.file} to be a regular file, found something else"
     size = found.st_size

@@ -120,7 +120,7 @@ def _doctor(parser: Parser, _op: str) -> None:
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="also time the ops, about ten seconds, beside torch's kernels and recorded rates",
+        help="also time the ops and torch's kernels, about ten seconds, and show recorded rates",
     )
     parser.add_argument(
         "--verify",

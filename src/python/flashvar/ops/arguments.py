@@ -15,7 +15,7 @@ from flashvar.selection.request import BACKENDS
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _DEVICES: Final = ("cpu", "cuda", "meta")
-_PACKED: Final = "a padded dense one, or pass its values packed, beside cu_seqlens"
+_PACKED: Final = "a padded dense one, or pass its values packed, with cu_seqlens"
 
 
 def check_tensor(name: str, tensor: object) -> None:

@@ -180,7 +180,7 @@ def are_dtensors(op: str, tensors: Mapping[str, Any]) -> bool:
     if len(set(found.values())) > 1:
         plain = ", ".join(name for name, is_dtensor in found.items() if not is_dtensor)
         raise InvalidInputError(
-            f"all tensors of {op} must be DTensors, or none, got DTensors beside plain {plain}: "
+            f"all tensors of {op} must be DTensors, or none, got DTensors with plain {plain}: "
             "distribute_tensor() them too, with Replicate() if every rank has the whole tensor"
         )
     return any(found.values())

@@ -35,7 +35,7 @@ def write(config: Config, build: Build, *, root: Path, output: Path) -> None:
     """Fill the folder `output`, which is empty, missing, or an earlier project of this kind."""
     if build.torch is not None:
         raise ConfigurationError(
-            "expected libraries that call no torch for a project that needs nothing beside itself, "
+            "expected libraries that call no torch for a self-contained project, "
             f"found torch = {build.torch!r} in {FILE_NAME}: make their wheels with `wheels`"
         )
     _clear(output)

@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publisher",
         metavar="OWNER/REPOSITORY:WORKFLOW.yml",
-        help="whose attestations must lie beside each file, as FILE.publish.attestation",
+        help="whose attestations must be next to each file, as FILE.publish.attestation",
     )
     parser.add_argument(
         "--require",

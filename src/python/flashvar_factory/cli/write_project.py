@@ -1,4 +1,4 @@
-"""Write a source project of one wheel that needs nothing beside itself."""
+"""Write a self-contained source project of one wheel."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
 
 def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     found = attestations.beside(file)
-    absent = f"no {file.name}.*.attestation or .provenance beside it"
+    absent = f"no {file.name}.*.attestation or .provenance next to it"
     if trusted.publisher is None:
         why_not = (
             "say whose it must be with --publisher OWNER/REPOSITORY:WORKFLOW.yml"

@@ -114,8 +114,8 @@ class Candidate:
 
 
 def sources(candidate: Candidate) -> str:
-    """The checkout is a commit, and nothing beside it."""
-    return f"commit {checkout.revision(candidate.root)}, and nothing beside it"
+    """The checkout is a commit without changes."""
+    return f"commit {checkout.revision(candidate.root)} without changes"
 
 
 def tagged(candidate: Candidate) -> str:
@@ -237,7 +237,7 @@ def prove(candidate: Candidate) -> dict[str, Any]:
     if faults:
         lines = "\n".join(f"{name}: {message}" for name, message in faults.items())
         raise ReleaseError(
-            f"expected a release with nothing against it, found faults by {len(faults)} of "
+            f"expected a release that passes every check, found faults in {len(faults)} of "
             f"{len(CHECKS) + len(LAST)} checks; publish nothing of it\n{lines}"
         )
     return {

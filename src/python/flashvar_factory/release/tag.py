@@ -14,8 +14,8 @@ def require(tag: str, root: Path, release: str, revision: str | None) -> None:
     """ReleaseError where `tag` is not the one of version `release` on commit `revision`."""
     if not _is_public(release):
         raise ReleaseError(
-            f"expected a version that an index takes, such as 1.2.3, found {release!r}; mend the "
-            "version file, commit, and tag that"
+            f"expected a version that an index takes, such as 1.2.3, found {release!r}; correct "
+            "the version file, commit, and tag that"
         )
     if tag != f"v{release}":
         raise ReleaseError(

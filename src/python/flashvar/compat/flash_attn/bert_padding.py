@@ -196,7 +196,7 @@ def _check_beside(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) ->
     if mask.dim() != 2 or mask.shape != hidden_states.shape[:2]:
         raise ShapeError(
             f"{name} must be [batch, seqlen] of hidden_states [batch, seqlen, ...], got "
-            f"{tuple(mask.shape)} beside {tuple(hidden_states.shape)}: pass one entry for each row"
+            f"{tuple(mask.shape)} with {tuple(hidden_states.shape)}: pass one entry for each row"
         )
     _check_device(name, mask, hidden_states)
 

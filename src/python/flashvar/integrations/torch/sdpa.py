@@ -263,7 +263,7 @@ def _why_not_mask(
     if causal:
         return "is_causal together with an attn_mask"
     if _dtype_after(cast, mask) not in (torch.bool, torch.float32, _dtype_after(cast, q)):
-        return f"attn_mask of {mask.dtype} beside {q.dtype}"
+        return f"attn_mask of {mask.dtype} with {q.dtype}"
     if mask.device != q.device:
         return "attn_mask is on another device"
     rows = 2 if layout == "bhsd" else 1

@@ -70,7 +70,7 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
         return "a sliding window"
     queries, keys = call.query.shape[2], call.key.shape[2]
     if layout.keys != keys or (layout.causal and queries != keys):
-        return f"{queries} queries beside {keys} keys of a cache"
+        return f"{queries} queries with {keys} keys of a cache"
     positions = others.get("position_ids")
     if (
         layout.causal

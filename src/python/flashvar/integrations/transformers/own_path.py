@@ -75,7 +75,7 @@ def own_path(
         forward = getattr(file, "eager_attention_forward", None)
         if forward is None:
             raise BackendUnavailableError(
-                f"{name} has no eager attention beside flashvar, got a call with "
+                f"{name} has no eager attention to use instead of flashvar, got a call with "
                 f"{' and '.join(only)}: leave that out, or load the model without flashvar "
                 f"({reason})"
             )

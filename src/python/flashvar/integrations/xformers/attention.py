@@ -219,7 +219,7 @@ def _check(query: Any, key: Any, value: Any) -> None:
         if tensor.dim() not in (3, 4, 5) or tensor.dim() != query.dim():
             raise ShapeError(
                 f"query, key and value must all have 3, 4 or 5 dimensions, got {name} of shape "
-                f"{tuple(tensor.shape)} beside query {tuple(query.shape)}: [batch, seqlen, heads, "
+                f"{tuple(tensor.shape)} with query {tuple(query.shape)}: [batch, seqlen, heads, "
                 "head_dim] is the common form"
             )
     if key.shape[1:-1] != value.shape[1:-1]:

@@ -121,6 +121,6 @@ def _check(
     batch = cu_seqlens_k.shape[0] - 1
     if k.dim() != 4 or table.dim() != 2 or table.shape[0] != batch:
         raise ShapeError(
-            f"block_table must be [batch, pages] of {batch} sequences beside k [pages, page_size, "
-            f"heads, head_dim], got {tuple(table.shape)} beside {tuple(k.shape)}: reshape them"
+            f"block_table must be [batch, pages] of {batch} sequences with k [pages, page_size, "
+            f"heads, head_dim], got {tuple(table.shape)} with {tuple(k.shape)}: reshape them"
         )

@@ -91,7 +91,7 @@ def check_bias(
     """
     if bias.dtype not in (q.dtype, torch.float32):
         raise DtypeError(
-            f"bias must have the dtype of q or float32, got {bias.dtype} beside {q.dtype}: "
+            f"bias must have the dtype of q or float32, got {bias.dtype} with {q.dtype}: "
             "cast it with .to(q.dtype)"
         )
     _check_device("bias", bias, q.device)

@@ -43,7 +43,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         batch, seqlen_q, heads_q, head_dim = dense_sizes("q", q, layout)
         if inputs.cu_seqlens_k is not None:
             raise InvalidInputError(
-                "cu_seqlens_k needs cu_seqlens_q, got a dense q beside packed k and v: "
+                "cu_seqlens_k needs cu_seqlens_q, got a dense q with packed k and v: "
                 "pack q too, cu_seqlens_q = arange(batch + 1) * seqlen_q"
             )
     else:

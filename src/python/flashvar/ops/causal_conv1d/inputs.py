@@ -93,7 +93,7 @@ def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -
     dim = channels(x, layout)
     if weight.dim() != 2 or weight.shape[0] != dim:
         raise ShapeError(
-            f"weight must be [dim, width] with dim {dim} beside x {tuple(x.shape)}, got "
+            f"weight must be [dim, width] with dim {dim} for x {tuple(x.shape)}, got "
             f"{tuple(weight.shape)}: squeeze the middle dimension of a Conv1d's weight, or check "
             f"that layout={layout!r} is the order of your dimensions"
         )
@@ -159,7 +159,7 @@ def _check_alike(x: Any, floats: dict[str, Any], indices: dict[str, Any]) -> Non
         if one.dtype not in DTYPES or (one.dtype == torch.float64) is not wide:
             wanted = "float64" if wide else "bfloat16, float16 or float32"
             raise DtypeError(
-                f"{name} must be {wanted} beside {x.dtype} x, got {one.dtype}: cast it with "
+                f"{name} must be {wanted} with {x.dtype} x, got {one.dtype}: cast it with "
                 ".to(x.dtype)"
             )
     for name, one in (*floats.items(), *indices.items()):

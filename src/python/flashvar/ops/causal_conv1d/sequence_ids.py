@@ -30,8 +30,8 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
     rows = tuple(x.shape[:2] if layout == "btd" else x.shape[::2])
     if x.dim() != 3 or tuple(seq_idx.shape) != rows:
         raise ShapeError(
-            f"seq_idx must be [batch, seqlen] beside x of three dimensions, got "
-            f"{tuple(seq_idx.shape)} beside {tuple(x.shape)}: name the sequence of each token"
+            f"seq_idx must be [batch, seqlen] with x of three dimensions, got "
+            f"{tuple(seq_idx.shape)} with {tuple(x.shape)}: name the sequence of each token"
         )
     if seq_idx.dtype not in (torch.int32, torch.int64):
         raise DtypeError(

@@ -115,7 +115,7 @@ def _convolution(contender: str, layout: Literal["btd", "bdt"], ends: torch.Tens
         )
     if contender == "fla":
         if layout == "bdt":
-            raise LayoutError("FLA takes channels beside each other, got tokens: transpose x first")
+            raise LayoutError("FLA takes adjacent channels, got adjacent tokens: transpose x first")
         of_fla = import_module("fla.modules.convolution").causal_conv1d
         return lambda x, weight: of_fla(x, weight, activation="silu", cu_seqlens=ends)[0]
     original = import_module("causal_conv1d").causal_conv1d_fn

@@ -133,19 +133,19 @@ def _check_gates(inputs: Inputs) -> None:
             continue
         if tuple(x.shape) != shape:
             raise ShapeError(
-                f"{_public(name)} must be {form}, that is {shape} beside v {tuple(v.shape)}, got "
+                f"{_public(name)} must be {form}, that is {shape} with v {tuple(v.shape)}, got "
                 f"{tuple(x.shape)}: check the order of its dimensions"
             )
         wide = torch.promote_types(q.dtype, torch.float32)
         if x.dtype not in (q.dtype, wide):
             kinds = " or ".join(dict.fromkeys((str(wide), str(q.dtype))))
             raise DtypeError(
-                f"{_public(name)} must be {kinds} beside {q.dtype} q, k and v, got {x.dtype}: "
+                f"{_public(name)} must be {kinds} with {q.dtype} q, k and v, got {x.dtype}: "
                 f"cast it with .to({wide})"
             )
     if inputs.a_log is not None and inputs.g is None:
         raise InvalidInputError(
-            "g must be given beside A_log, which makes a gate of it, got None: pass the raw gate, "
+            "g must be given with A_log, which makes a gate of it, got None: pass the raw gate, "
             "or leave A_log out for no gate"
         )
     if inputs.dt_bias is not None and inputs.a_log is None:
@@ -185,7 +185,7 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
     if state.dtype != wide:
         raise DtypeError(
-            f"initial_state must be {wide} beside {inputs.q.dtype} q, k and v, got {state.dtype}: "
+            f"initial_state must be {wide} with {inputs.q.dtype} q, k and v, got {state.dtype}: "
             f"cast it with .to({wide})"
         )
     _check_device("initial_state", state, inputs.q)

@@ -51,7 +51,7 @@ def check_kinds(outs: Sequence[Any], lses: Sequence[Any], layout: Any, backend: 
     """Refuse what the dispatcher could not hand on: no tensors, other kinds, unknown options."""
     if not outs:
         raise ShapeError(
-            "outs must hold at least one part, got none: pass the output and log-sum-exp of at "
+            "outs must have at least one part, got none: pass the output and log-sum-exp of at "
             "least one attention"
         )
     check_layout(layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
@@ -85,12 +85,12 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
         )
     if stacked and first.shape[0] == 0:
         raise ShapeError(
-            f"outs must hold at least one part, got {tuple(first.shape)}: pass the output and "
+            f"outs must have at least one part, got {tuple(first.shape)}: pass the output and "
             "log-sum-exp of at least one attention"
         )
     if len(outs) != len(lses):
         raise ShapeError(
-            f"outs and lses must be as many, got {len(outs)} and {len(lses)}: pass one "
+            f"outs and lses must have the same length, got {len(outs)} and {len(lses)}: pass one "
             "log-sum-exp for each output"
         )
     _check_alike("outs", outs)
@@ -102,7 +102,7 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
     if tuple(lses[0].shape) != expected:
         form = "[heads, total]" if packed else "[batch, heads, seqlen]"
         raise ShapeError(
-            f"lses must be {form} beside outs {tuple(first.shape)}, that is {expected}, got "
+            f"lses must be {form} with outs {tuple(first.shape)}, that is {expected}, got "
             f"{tuple(lses[0].shape)}: transpose it, or check that layout={layout!r} is the order "
             "of your dimensions"
         )
@@ -144,7 +144,7 @@ def _check_dtypes(out: Any, lse: Any) -> None:
     wide = out.dtype == torch.float64
     if lse.dtype != torch.float32 and not (wide and lse.dtype == torch.float64):
         raise DtypeError(
-            f"lses must be float32{' or float64' if wide else ''} beside {out.dtype} outs, got "
+            f"lses must be float32{' or float64' if wide else ''} with {out.dtype} outs, got "
             f"{lse.dtype}: take them from attention(return_lse=True), or cast them with .float()"
         )
 

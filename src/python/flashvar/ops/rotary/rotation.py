@@ -67,7 +67,7 @@ def checked(
         )
     form = "[batch, seqlen, heads, head_dim]"
     if cu_seqlens is not None:
-        form = "[total, heads, head_dim] beside cu_seqlens"
+        form = "[total, heads, head_dim] with cu_seqlens"
         _check_integers("cu_seqlens", cu_seqlens, x)
         if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
             raise ShapeError(
@@ -88,7 +88,7 @@ def checked(
     if longest is not None and offset + longest > cos.shape[0]:
         raise ShapeError(
             f"cos and sin must cover positions up to {offset + longest}, of sequences as long as "
-            f"{longest} from position {offset}, got {cos.shape[0]}: make longer tables"
+            f"{longest} from position {offset}, got {cos.shape[0]}: pass longer tables"
         )
     flags = as_bool("interleaved", interleaved), as_bool("conjugate", conjugate)
     return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)

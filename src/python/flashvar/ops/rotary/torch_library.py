@@ -89,7 +89,7 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
     if bool(outside.any()):
         raise ShapeError(
             f"cos and sin must have every position of the sequences, got {rotation.cos.shape[0]} "
-            f"positions and a row at {int(positions[outside][0])}: make longer tables, or correct "
+            f"positions and a row at {int(positions[outside][0])}: pass longer tables, or correct "
             "seqlen_offsets"
         )
 

@@ -79,8 +79,8 @@ def apply_rotary_emb_torch(
         fits = 2 * cos.shape[-1] <= x.shape[-1] and all(a in (b, 1) for a, b in tables)
     if not fits:
         raise ShapeError(
-            f"cos and sin must be [seqlen, pairs] or [batch, seqlen, pairs] beside x [batch, "
-            f"seqlen, heads, head_dim], got {tuple(cos.shape)} and {tuple(sin.shape)} beside "
+            f"cos and sin must be [seqlen, pairs] or [batch, seqlen, pairs] with x [batch, "
+            f"seqlen, heads, head_dim], got {tuple(cos.shape)} and {tuple(sin.shape)} with "
             f"{tuple(x.shape)}: pass one row for each of x, and one entry for each pair"
         )
     width = 2 * cos.shape[-1]
