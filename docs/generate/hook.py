@@ -26,6 +26,7 @@ import op_rates  # noqa: E402
 import pages  # noqa: E402
 import pictures  # noqa: E402
 import rates  # noqa: E402
+import sentences  # noqa: E402
 import support  # noqa: E402
 import variants  # noqa: E402
 from drawings import DRAWINGS  # noqa: E402
@@ -47,6 +48,8 @@ GENERATED = {
     "ratios": rates.ratios,
     "host time": rates.host,
     "host time of integrations": rates.integrations,
+    "cost in transformers": sentences.cost_in_transformers,
+    "tiles for 99 KiB": sentences.tiles_for_99_kib,
     "builds": rates.builds,
     "models": rates.models,
     "sizes": rates.sizes,

@@ -90,6 +90,22 @@ def test_our_own_other_kernels_are_no_contenders(tmp_path: Path) -> None:
     assert "Triton" not in ratios(tmp_path, *OURS, row("flashvar-triton", 1024, tflops=1))
 
 
+def test_what_an_integration_adds_is_said_of_its_record(tmp_path: Path) -> None:
+    added = {"no-gradient": 1.0, "gradient": 2.5, "one row, gradient": 3.25}
+    rows = [
+        {"way": f"transformers, {way}", "median_us": 9.0, "added_us": us}
+        for way, us in added.items()
+    ]
+    rows.append({"way": "register, transformers", "median_us": 70.0})
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    document = {"benchmark": "integrations", "environment": ENVIRONMENT, "rows": rows}
+    result_file.write(folder / "made.json", document)
+    said = import_module("sentences").cost_in_transformers(tmp_path)
+    assert "takes 1.0 µs more than `flashvar.attention`, 2.5 µs with gradients, and 3.2 µs" in said
+    assert "Registering takes 0.07 ms" in said
+
+
 def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
     assert ratios(tmp_path, *OURS, FLASHVAR_FORCE_ARCH="sm_80") == ""
 
