@@ -26,6 +26,7 @@ from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect import archive, symbol_hash
 
 X86_64, CUDA = 62, 190
+NOTES = 7  # a kind of section
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL_FUNCTION, WEAK, KERNEL = 0x12, 0x20, 0x10
 ALLOCATED, EXECUTABLE = 2, 4  # flags of sections
@@ -53,6 +54,7 @@ RELRO = Segment(0x6474E552, 4, ".dynamic")
 LOADED = (Segment(1, 5), Segment(2, 4, ".dynamic"), Segment(0x6474E551, 6), RELRO)
 REGISTERS = 168  # of a paper kernel
 HASH = "0" * 64  # of the sources
+PAGE = 4096
 
 
 def elf(
@@ -74,7 +76,7 @@ def elf(
             struct.pack(
                 "<2I4Q2I2Q",
                 *(name, section.kind, section.flags, address, at, size, section.link),
-                *(section.info, 1, 0),
+                *(section.info, 4 if section.kind == NOTES else 1, 0),
             )
         )
         body += section.content
@@ -85,7 +87,9 @@ def elf(
         at = places[one.section] if one.section else 0
         sizes = {section.name: len(section.content) for section in every}
         size = sizes[one.section] if one.section else table if one.kind == 1 else 0
-        loaded += struct.pack("<2I6Q", one.kind, one.flags, at, at, at, size, size, 1)
+        loaded += struct.pack(
+            "<2I6Q", one.kind, one.flags, at, at, at, size, size, PAGE if one.kind == 1 else 1
+        )
     header = struct.pack(
         "<16s2HI3QI6H",
         b"\x7fELF\x02\x01\x01" + bytes([0x41 if machine == CUDA else 0, abi]),
@@ -172,7 +176,7 @@ def fatbin(*images: Image) -> bytes:
     """One container."""
     entries = b""
     for image in images:
-        flags = {"zstd": 0x8000, "lz4": 0x2000, None: 0}[image.compression]
+        flags = 0x11 | {"zstd": 0x8000, "lz4": 0x2000, None: 0}[image.compression]
         flags |= {"a": 0x100000, "f": 0x200000}.get(image.code[-1], 0)
         stored = image.content
         if image.compression == "zstd":
@@ -226,7 +230,7 @@ class Library:
         at = dict(zip(texts, offsets, strict=False))
         needs = struct.pack("<HHIII", 1, len(versions), at.get("libc.so.6", 0), 16, 0)
         for i, version in enumerate(versions):
-            needs += struct.pack("<IHHII", 0, 0, i + 2, at[version], 16)
+            needs += struct.pack("<IHHII", symbol_hash.system_v(version), 0, i + 2, at[version], 16)
         tags = [(1, at[name]) for name in self.needed]
         tags += [(29, offsets[-2])] if self.run_path else []
         tags += [(14, offsets[-1])] if soname else []

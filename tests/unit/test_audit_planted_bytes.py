@@ -399,7 +399,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "start elsewhere": (
         tags((12, 1 << 40)),
-        "expected dynamic entry 0xc to be the address of code",
+        "expected dynamic entry 0xc at .init, found it at",
     ),
     "functions of the start elsewhere": (
         tags((25, 64), (27, 8)),

@@ -15,8 +15,11 @@ from flashvar_factory.audit.finding import Finding, dotted, some
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import fatbin, json_text
+from flashvar_factory.inspect import ptx as ptx_text
 
 _WORDS = {fatbin.SASS: "machine code", fatbin.PTX: "PTX"}
+# Bytes of the name of a source file, and of options; ours have 120.
+_ENTRY_WORDS = 1024
 _EXTRA = re.compile(r"(?:^|_)(sm[1-9]\d+(?:_cu[1-9]\d*)?)$")
 
 
@@ -95,6 +98,20 @@ def _entries(library: Library) -> Iterator[Finding]:
                 library.path,
                 f"expected a fatbin entry of version {dotted(image.form)}, as its "
                 f"{_WORDS[image.kind]} states, found one of {dotted(image.entry_form)}",
+            )
+        elif image.entry_flags & ~fatbin.KNOWN or fatbin.USUAL & ~image.entry_flags:
+            yield Finding(
+                "architecture",
+                library.path,
+                f"expected the flags of a fatbin entry for 64 bits and Linux, and no unknown ones, "
+                f"found {image.entry_flags:#x}",
+            )
+        elif len(image.entry_words) > _ENTRY_WORDS or ptx_text.ANYWHERE.search(image.entry_words):
+            yield Finding(
+                "architecture",
+                library.path,
+                "expected a name and options alone in the header of a fatbin entry, found PTX, or "
+                f"{len(image.entry_words):,} bytes",
             )
         elif image.functions and image.toolkit is None and not image.before_13:
             yield Finding(

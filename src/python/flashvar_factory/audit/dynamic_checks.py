@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import struct
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.errors import BuildError
-from flashvar_factory.inspect import dynamic, elf, symbol_hash
+from flashvar_factory.inspect import dynamic, elf, symbol_hash, unwinding
 
 # What a linker writes into a library of ours. Other entries make a loader look for other libraries
 # (auxiliary, filter, audit), write into code (TEXTREL), or are of other systems.
@@ -43,12 +43,13 @@ _SIZES = {27: 14, 28: 15, 35: 19}
 _RELOCATIONS, _RELOCATION_TABLES = 4, ((7, 8), (23, 2))  # RELA and RELASZ, JMPREL and PLTRELSZ
 # SYMENT, RELAENT, PLTREL, RELRENT.
 _CONSTANT = {11: 24, 9: 24, 20: 7, 37: 8}
-_RUN = (12, 13)  # INIT and FINI
-_RELOCATION = struct.Struct("<QQq")  # place, symbol and kind, what is added
-_DYNAMIC, _DYNSYM, _SYMBOL_BYTES = 6, 11, 24
+# The sections that INIT, FINI and PLTGOT are at.
+_NAMED_PLACES = {12: (".init",), 13: (".fini",), 3: (".got", ".got.plt")}
+_DYNAMIC, _DYNSYM = 6, 11
 _NAMED = (_DYNAMIC, _DYNSYM, dynamic.VERNEED)  # kinds of sections with names
 _VERSIONS_NEEDED = 0x6FFFFFFF
 _EXECUTABLE = 4  # of sh_flags
+_ASKED = (0, 1, 2, 6)  # kinds: of any, data, functions, variables of threads
 _FUNCTION, _GLOBAL, _VISIBLE = 2, (1, 2), (0, 3)  # default or protected
 
 
@@ -62,7 +63,6 @@ def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             *_names(library),
             *_symbols(library),
             *_lookups(library),
-            *_relocated(library),
         ):
             yield Finding("dynamic", library.path, message)
 
@@ -130,9 +130,11 @@ def _places(library: Library) -> Iterator[str]:
     }
     if found != relocations:
         yield "expected relocation sections at DT_RELA and DT_JMPREL, found other places or sizes"
-    for tag, value in rows:
-        if tag in _RUN and not _is_code(file, value):
-            yield f"expected dynamic entry {tag:#x} to be the address of code, found {value:#x}"
+    for tag, homes in _NAMED_PLACES.items():
+        addresses = [one.address for name in homes for one in file.named(name)]
+        for value in stated(tag):
+            if value not in addresses:
+                yield f"expected dynamic entry {tag:#x} at {homes[0]}, found it at {value:#x}"
 
 
 def _names(library: Library) -> Iterator[str]:
@@ -146,6 +148,12 @@ def _names(library: Library) -> Iterator[str]:
 
 def _symbols(library: Library) -> Iterator[str]:
     file, found = library.file, library.dynamic
+    yield from _unnamed(file)
+    try:
+        sizes = unwinding.functions(file)
+    except BuildError as error:
+        yield str(error).removeprefix(f"{library.path}: ")
+        sizes = {}
     for symbol in found.symbols:
         home = file.sections[symbol.section] if symbol.section < len(file.sections) else None
         inside = (
@@ -158,11 +166,46 @@ def _symbols(library: Library) -> Iterator[str]:
             yield f"expected {symbol.name} to be visible, found it hidden: some loaders ignore it"
         if not is_function or not inside or not _is_code(file, symbol.value):
             yield f"expected {symbol.name} to be a global function, found another symbol"
+        elif (within := _around(symbol.value, sizes)) not in (None, (symbol.value, symbol.size)):
+            yield (
+                f"expected {symbol.name} to be a whole function, found {symbol.size} bytes at "
+                f"{symbol.value:#x}: .eh_frame_hdr lists (address, bytes) {within}"
+            )
     for name, count in Counter(symbol.name for symbol in found.symbols).items():
         if count > 1:
             yield f"expected one symbol {name}, found {count}"
     for name in found.versioned:
         yield f"expected {name} without a symbol version, found one: some loaders ignore it"
+
+
+def _around(address: int, sizes: Mapping[int, int]) -> tuple[int, int] | None:
+    """The function that an address is of; None where no table says that it is of one."""
+    starts = list(sizes)
+    before = bisect_right(starts, address) - 1
+    if before < 0 or address >= starts[before] + max(sizes[starts[before]], 1):
+        return None
+    return starts[before], sizes[starts[before]]
+
+
+def _unnamed(file: elf.Elf) -> Iterator[str]:
+    """Symbols without a name, or of the library alone: no reader of names sees them."""
+    table = file.of_kind(_DYNSYM)
+    if table is None:
+        return
+    for index, symbol in enumerate(file.symbols(table)):
+        facts = (symbol.value, symbol.size)
+        if not index:
+            wrong = symbol.name or any((*facts, symbol.section, symbol.kind, symbol.other))
+        else:
+            wrong = (
+                not symbol.name
+                or symbol.binding not in _GLOBAL
+                or symbol.other != symbol.visibility
+                or (symbol.section == 0 and (any(facts) or symbol.kind not in _ASKED))
+            )
+        if wrong:
+            yield f"expected symbol {index} to be a name that is asked for or shown, found another"
+            return
 
 
 def _lookups(library: Library) -> Iterator[str]:
@@ -182,29 +225,6 @@ def _lookups(library: Library) -> Iterator[str]:
     if tuple(sorted(found)) != exported:
         differing = some(sorted({*found} ^ {*exported})) or "one twice"
         yield f"expected the exported symbols in the GNU hash table, found to differ: {differing}"
-
-
-def _relocated(library: Library) -> Iterator[str]:
-    """The loader writes to data alone, and takes the symbols that the table shows."""
-    file = library.file
-    table = file.of_kind(_DYNSYM)
-    count = len(table.content) // _SYMBOL_BYTES if table is not None else 0
-    data = [
-        (one.address, one.address + one.memory_size)
-        for one in file.segments
-        if one.kind == elf.LOAD and one.flags & elf.WRITE
-    ]
-    for section in file.sections:
-        if section.kind != _RELOCATIONS or not section.allocated:
-            continue
-        whole = len(section.content) // _RELOCATION.size * _RELOCATION.size
-        for place, info, _ in _RELOCATION.iter_unpack(section.content[:whole]):
-            if info >> 32 >= count:
-                yield f"expected relocations of known symbols in {section.name}, found others"
-                return
-            if not any(start <= place < stop for start, stop in data):
-                yield f"expected relocations of writable data in {section.name}, found {place:#x}"
-                return
 
 
 def _is_code(file: elf.Elf, address: int) -> bool:

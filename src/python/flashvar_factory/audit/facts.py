@@ -51,6 +51,8 @@ class Image:
     form: tuple[int, int]  # the same of its version: PTX's, or 1 and the ABI of a cubin
     entry_code: str  # what its entry in the container states
     entry_form: tuple[int, int]
+    entry_flags: int
+    entry_words: bytes  # a name and options, of no use to drivers
     compression: str | None
     stored_bytes: int
     opened_bytes: int
@@ -213,6 +215,8 @@ def _image(image: fatbin.Image, where: str) -> Image:
         form=image.form,
         entry_code=image.code,
         entry_form=image.form,
+        entry_flags=image.flags,
+        entry_words=image.words,
         compression=image.compression,
         stored_bytes=len(image.stored),
         opened_bytes=image.opened_bytes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flashvar_factory.errors import BuildError
-from flashvar_factory.inspect import elf
+from flashvar_factory.inspect import elf, symbol_hash
 
 MACHINES: Final = {62: "x86_64", 183: "aarch64"}
 SHARED_OBJECT: Final = 3  # e_type
@@ -100,12 +100,11 @@ def tags(file: elf.Elf) -> tuple[list[tuple[int, int]], bytes]:
     if len(table.content) % _TAG.size:
         raise _damaged(file.where)
     elf.limit(len(table.content) // _TAG.size, "entries in the dynamic section", file.where, _TAGS)
-    rows: list[tuple[int, int]] = []
-    for tag, value in _TAG.iter_unpack(table.content):
-        if tag == 0:  # a loader reads no further
-            break
-        rows.append((tag, value))
-    return rows, file.strings_of(table)
+    rows = list(_TAG.iter_unpack(table.content))
+    end = next((i for i, (tag, _) in enumerate(rows) if tag == 0), len(rows))
+    if any(tag or value for tag, value in rows[end:]):  # a loader reads no further
+        raise BuildError(f"{file.where}: expected zeros behind the last entry, found others")
+    return rows[:end], file.strings_of(table)
 
 
 def _symbols(
@@ -158,14 +157,21 @@ def _needed_versions(
     while step:
         if position + _NEED.size > len(table):
             raise _damaged(where)
-        _, count, library, first, step = _NEED.unpack_from(table, position)
+        version, count, library, first, step = _NEED.unpack_from(table, position)
+        if version != 1:
+            raise _damaged(where)
         asked.append(elf.text_at(strings, library, where))
         entry = position + first
         for left in range(count, 0, -1):
             if entry + _NEED_VERSION.size > len(table) or len(names) > 0x8000:
                 raise _damaged(where)
-            _, _, index, name, following = _NEED_VERSION.unpack_from(table, entry)
-            names[index] = elf.text_at(strings, name, where)
+            digest, _, index, name, following = _NEED_VERSION.unpack_from(table, entry)
+            text = elf.text_at(strings, name, where)
+            if index in names:
+                raise BuildError(f"{where}: expected one version of number {index}, found two")
+            if digest != symbol_hash.system_v(text):  # a loader compares it first
+                raise BuildError(f"{where}: expected the hash of {text}, found {digest:#x}")
+            names[index] = text
             if left > 1 and following < _NEED_VERSION.size:
                 raise _damaged(where)
             entry += following

@@ -48,6 +48,7 @@ class Section(NamedTuple):
     size: int  # in memory, where it has no bytes in the file
     link: int  # the index of the section that this one refers to
     info: int
+    alignment: int
     content: memoryview
 
     @property
@@ -65,6 +66,7 @@ class Segment(NamedTuple):
     address: int
     file_size: int
     memory_size: int
+    alignment: int
 
 
 class Symbol(NamedTuple):
@@ -186,15 +188,16 @@ def parse(data: bytes | memoryview, where: str | Path) -> Elf:
     strings = bytes(contents[names])
     sections = tuple(
         Section(
-            text_at(strings, name, where), kind, flags_, address, offset, size, link, info, held
+            text_at(strings, name, where),
+            *(kind, flags_, address, offset, size, link, info, alignment, held),
         )
-        for (name, kind, flags_, address, offset, size, link, info, _, _), held in zip(
+        for (name, kind, flags_, address, offset, size, link, info, alignment, _), held in zip(
             rows, contents, strict=True
         )
     )
     segments = []
     for row in _SEGMENT.iter_unpack(view[segment_table:segment_end] if segment_count else b""):
-        one = Segment(row[0], row[1], row[2], row[3], row[5], row[6])
+        one = Segment(row[0], row[1], row[2], row[3], *row[5:])
         if one.offset + one.file_size > len(view):
             raise _damaged(where, "a truncated one: a segment ends behind it")
         segments.append(one)

@@ -18,6 +18,9 @@ SASS: Final = "sass"
 PTX: Final = "ptx"
 # The first bytes of a container: magic, version 1, a header of 16 bytes.
 START: Final = b"\x50\xed\x55\xba\x01\x00\x10\x00"
+# What flags say: 64 bits, Linux; what follows; options of ptxas.
+USUAL: Final = 0x11
+KNOWN: Final = USUAL | 0x2000 | 0x8000 | 0x100000 | 0x200000 | 0x1000000
 # Bytes of one image, opened; the largest of ours has 0.6 MB.
 IMAGE_BYTES: Final = 1 << 28
 _PIECE: Final = 1024  # compressed bytes at a time: at most 32 MB, opened
@@ -47,6 +50,8 @@ class Image:
     stored: memoryview  # the payload as it is in the file
     opened_bytes: int
     form: tuple[int, int]  # of PTX, its version; of a cubin, 1 and the version of its ABI
+    flags: int
+    words: bytes  # behind the header: the name of a source file, options of ptxas
 
     def opened(self) -> memoryview | None:
         """The payload uncompressed; None for lz4, which no image of ours is.
@@ -63,7 +68,28 @@ class Image:
 def images(section: memoryview, where: str) -> list[Image]:
     """Every image of a section; BuildError when the section is cut short, or is something else."""
     found: list[Image] = []
-    position, opened = 0, 0
+    opened = 0
+    for start, end in _containers(section, where):
+        for image in _entries(section[start + _CONTAINER.size : end], where):
+            found.append(image)
+            opened += image.opened_bytes
+            if len(found) > IMAGES or opened > TOTAL_BYTES:
+                raise BuildError(
+                    f"{where}: expected at most {IMAGES:,} images of device code, of "
+                    f"{TOTAL_BYTES:,} bytes when they are opened, found {len(found):,} of "
+                    f"{opened:,} bytes or more"
+                )
+    return found
+
+
+def places(section: memoryview, where: str) -> list[int]:
+    """Where the containers of a section begin."""
+    return [start for start, _ in _containers(section, where)]
+
+
+def _containers(section: memoryview, where: str) -> Iterator[tuple[int, int]]:
+    """The beginning and the end of each container."""
+    position = 0
     while position < len(section):
         padding = bytes(section[position : position + 8])
         if not any(padding):
@@ -80,20 +106,11 @@ def images(section: memoryview, where: str) -> list[Image]:
         if position + _CONTAINER.size > len(section):
             raise _cut_short(where, position)
         _, size = _CONTAINER.unpack_from(section, position)
-        start = position + _CONTAINER.size
-        position = start + size
-        if position > len(section):
-            raise _cut_short(where, start)
-        for image in _entries(section[start:position], where):
-            found.append(image)
-            opened += image.opened_bytes
-            if len(found) > IMAGES or opened > TOTAL_BYTES:
-                raise BuildError(
-                    f"{where}: expected at most {IMAGES:,} images of device code, of "
-                    f"{TOTAL_BYTES:,} bytes when they are opened, found {len(found):,} of "
-                    f"{opened:,} bytes or more"
-                )
-    return found
+        end = position + _CONTAINER.size + size
+        if end > len(section):
+            raise _cut_short(where, position + _CONTAINER.size)
+        yield position, end
+        position = end
 
 
 def _entries(entries: memoryview, where: str) -> Iterator[Image]:
@@ -133,6 +150,8 @@ def _entries(entries: memoryview, where: str) -> Iterator[Image]:
             stored=entries[start : start + stored],
             opened_bytes=row[13] if squeezed else stored,
             form=(row[7], row[6]),
+            flags=flags,
+            words=bytes(entries[start - header + _ENTRY.size : start]),
         )
 
 

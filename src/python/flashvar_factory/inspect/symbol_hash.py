@@ -51,6 +51,15 @@ def found(section: elf.Section, names: Sequence[str], where: str) -> list[str]:
     return reached
 
 
+def system_v(name: str) -> int:
+    """The older hash, which names of versions have."""
+    number = 0
+    for byte in name.encode():
+        number = (number << 4) + byte
+        number = (number ^ (number & 0xF0000000) >> 24) & 0x0FFFFFFF
+    return number
+
+
 def gnu(name: str) -> int:
     """The hash of a name."""
     number = 5381

@@ -1,0 +1,153 @@
+"""Checks what a loader writes into a library before anything of it runs, and what runs first."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.facts import Library, Wheel
+from flashvar_factory.audit.finding import Finding
+from flashvar_factory.inspect import dynamic, elf, fatbin
+
+_RELOCATION = struct.Struct("<QIIq")  # place, kind, symbol, what is added
+_TABLES, _DYNSYM, _SYMBOL_BYTES = 4, 11, 24
+_WORD = 8
+_MOST = 1 << 18  # ours has 2,000
+# Kinds by processor: that of addresses within the library, and all. None runs code (IRELATIVE) or
+# copies data of another library (COPY).
+_RELATIVE = {"x86_64": 8, "aarch64": 1027}
+_KINDS = {"x86_64": (1, 6, 7, 8, 16, 17, 18), "aarch64": (257, *range(1025, 1032))}
+_BEGINNING, _END, _PACKED = 14, 15, 19  # kinds of sections: INIT_ARRAY, FINI_ARRAY, RELR
+_RELATIVES = 0x6FFFFFF9  # RELACOUNT
+# What host code hands to the CUDA runtime for each container: magic, version, where it is, unused.
+_WRAPPERS, _WRAPPER, _MAGIC = ".nvFatBinSegment", 24, b"\xb1\x43\x62\x46\1\0\0\0"
+
+
+class Relocation(NamedTuple):
+    """One word that a loader writes."""
+
+    place: int
+    kind: int
+    symbol: int
+    added: int
+
+
+def relocations(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """Each word is data that is written once; addresses are of the library, functions its code."""
+    del expected
+    for library in wheel.libraries:
+        for message in _found(library):
+            yield Finding("relocations", library.path, message)
+
+
+def _found(library: Library) -> Iterator[str]:
+    file = library.file
+    tables = [one for one in file.sections if one.kind == _TABLES and one.allocated]
+    for one in tables:
+        if len(one.content) % _RELOCATION.size:
+            yield f"expected whole relocations in {one.name}, found one cut short"
+            return
+        if len(one.content) > _MOST * _RELOCATION.size:
+            yield f"expected at most {_MOST:,} relocations in {one.name}, found more"
+            return
+    rows = [Relocation(*row) for one in tables for row in _RELOCATION.iter_unpack(one.content)]
+    relative = _RELATIVE.get(library.dynamic.machine, 0)
+    yield from _words(library, rows, relative)
+    at = {row.place: row for row in rows if row.kind == relative} | _packed(file)
+    yield from _functions(file, at)
+    yield from _wrappers(file, at)
+    stated = [value for tag, value in dynamic.tags(file)[0] if tag == _RELATIVES]
+    first = next((i for i, row in enumerate(rows) if row.kind != relative), len(rows))
+    if stated and stated != [first]:
+        yield (
+            f"expected DT_RELACOUNT to be {first}, the relative relocations at the beginning, "
+            f"found {stated[0]}: a loader takes as many for relative"
+        )
+
+
+def _packed(file: elf.Elf) -> dict[int, Relocation]:
+    """The relative relocations that a linker packed (RELR): what is added is in the data."""
+    places: list[int] = []
+    for section in (one for one in file.sections if one.kind == _PACKED and one.allocated):
+        whole = section.content[: len(section.content) // _WORD * _WORD]
+        following = 0
+        for (word,) in struct.iter_unpack("<Q", whole):
+            if word & 1:  # a bit for each of the following words
+                places += [following + _WORD * i for i in range(63) if word >> i + 1 & 1]
+                following += 63 * _WORD
+            else:
+                places.append(word)
+                following = word + _WORD
+    held = ((place, file.at_address(place, _WORD)) for place in places)
+    return {
+        place: Relocation(place, 0, 0, int.from_bytes(data, "little"))
+        for place, data in held
+        if data is not None
+    }
+
+
+def _words(library: Library, rows: list[Relocation], relative: int) -> Iterator[str]:
+    file, kinds = library.file, _KINDS.get(library.dynamic.machine, ())
+    table = file.of_kind(_DYNSYM)
+    count = len(table.content) // _SYMBOL_BYTES if table is not None else 0
+    parts = [one for one in file.segments if one.kind == elf.LOAD]
+    memory = [(one.address, one.address + one.memory_size) for one in parts]
+    data = [(one.address, one.address + one.memory_size) for one in parts if one.flags & elf.WRITE]
+    for row in rows:
+        if row.symbol >= count:
+            wanted = "known symbols"
+        elif not _inside(row.place, _WORD, data):
+            wanted = "writable data"
+        elif row.kind not in kinds:
+            wanted = "known kinds"
+        elif row.kind == relative and (row.symbol or not _inside(row.added, 0, memory)):
+            wanted = "addresses of the library"
+        else:
+            continue
+        yield f"expected relocations of {wanted}, found another at {row.place:#x}"
+        return
+    twice = [place for place, number in Counter(row.place for row in rows).items() if number > 1]
+    if twice:
+        yield f"expected each word to be relocated once, found two for {twice[0]:#x}"
+
+
+def _functions(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
+    """What runs when the library is opened and closed is its code."""
+    code = [(it.address, it.address + it.size) for it in file.sections if it.name == ".text"]
+    for section in (one for one in file.sections if one.kind in (_BEGINNING, _END)):
+        for place in range(section.address, section.address + section.size, _WORD):
+            found = at.get(place)
+            if found is None or not _inside(found.added, 1, code):
+                shown = "nothing" if found is None else f"{found.added:#x}"
+                yield f"expected functions of .text in {section.name}, found {shown}"
+                break
+
+
+def _wrappers(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
+    """Each container of device code is registered, and nothing else is."""
+    containers = [
+        one.address + place
+        for name in fatbin.SECTIONS
+        for one in file.named(name)
+        for place in fatbin.places(one.content, file.where)
+    ]
+    found = []
+    for section in file.named(_WRAPPERS):
+        for start in range(0, len(section.content), _WRAPPER):
+            row = at.get(section.address + start + _WORD)
+            found.append(-1 if row is None else row.added)
+            if bytes(section.content[start : start + _WORD]) != _MAGIC:
+                yield f"expected the wrapper of a container at {start} of {_WRAPPERS}, found none"
+                return
+    if sorted(found) != containers and file.named(_WRAPPERS):
+        yield (
+            f"expected one wrapper in {_WRAPPERS} for each of {len(containers)} containers of "
+            f"device code, found {len(found)}, or others"
+        )
+
+
+def _inside(start: int, size: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(first <= start and start + size <= end for first, end in ranges)

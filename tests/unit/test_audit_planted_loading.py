@@ -1,0 +1,232 @@
+"""What a loader does with a library that sections do not show: parts, relocations, functions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import fabricated
+import planted
+import pytest
+from audited import Fault, check_found_at_once, rows
+from fabricated import Section, Segment, Wheel
+
+from flashvar_factory.inspect import elf as elf_file
+
+pytestmark = pytest.mark.usefixtures("auditwheel")
+
+ROWS, ROW = 64, 56  # where the program headers begin, and the bytes of one
+FLAGS, OFFSET, MEMORY, ALIGNMENT = 4, 8, 40, 48  # of a program header
+LOADED, STACK = 0, 2  # parts of a fabricated library
+BIND_NOW = (30, 8)
+WRITTEN = 3  # flags of a section
+RELATIVE, RESOLVER = 8, 37
+NOTE = struct.Struct("<III4s")
+
+
+def part(number: int, field: int, form: str, value: int) -> Wheel:
+    """The wheel with another number in a program header."""
+    return planted.number(form, ROWS + ROW * number + field, value)
+
+
+def more_parts(*more: Segment) -> Wheel:
+    return planted.library(segments=(*fabricated.LOADED, *more))
+
+
+def note(name: str, kind: int, text: bytes, owner: bytes = b"GNU\0") -> Wheel:
+    """The wheel with a note that is loaded."""
+    content = NOTE.pack(len(owner), len(text), kind, owner) + text
+    return planted.library(more=(Section(name, fabricated.NOTES, content, 0, 2),))
+
+
+def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
+    """The wheel with relocations: what they add to which word, and their kind."""
+    content = b"".join(struct.pack("<QQq", *one) for one in table)
+    tags = (BIND_NOW, (7, 0), (8, len(content)), (9, 24))
+    tags += () if count is None else ((0x6FFFFFF9, count),)
+    parts = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated.LOADED)
+    table_section = Section(".rela.dyn", 4, content, 2, 2)
+    return planted.library(tags=tags, more=(table_section,), segments=parts)
+
+
+def symbol(row: int, offset: int, form: str, value: int) -> Wheel:
+    """The wheel with another number in a row of the table of symbols."""
+    return planted.inside(".dynsym", form, fabricated.SYMBOL.size * row + offset, value)
+
+
+def behind_the_end(data: bytearray) -> None:
+    """A run path behind the last entry of the dynamic section."""
+    (found,) = elf_file.parse(bytes(data), "library").named(".dynamic")
+    struct.pack_into("<q", data, found.offset + found.size - 16, 0)
+    struct.pack_into("<Q", data, found.offset + found.size - 8, 7)
+
+
+def zeroed(data: bytearray) -> None:
+    """A section of zeros that is longer than its part."""
+    file = elf_file.parse(bytes(data), "library")
+    (start,) = struct.unpack_from("<Q", data, 40)
+    number = [one.name for one in file.sections].index(".bss")
+    struct.pack_into("<Q", data, start + 64 * number + 32, 1 << 20)
+
+
+def with_bss() -> Wheel:
+    one = planted.Built(
+        **{
+            **vars(fabricated.library(planted.described())),
+            "more": (Section(".bss", 8, b"", 0, 3),),
+        }
+    )
+    object.__setattr__(one, "change", zeroed)
+    return Wheel(planted.described(), one)
+
+
+def with_words(words: bytes) -> Wheel:
+    """The wheel whose first entry has words behind its header."""
+    whole = bytearray(fabricated.library(planted.described()).fatbin)
+    (size,) = struct.unpack_from("<Q", whole, 8)
+    struct.pack_into("<Q", whole, 8, size + len(words))
+    struct.pack_into("<I", whole, 16 + 4, 64 + len(words))
+    whole[16 + 64 : 16 + 64] = words
+    return planted.library(fatbin=bytes(whole))
+
+
+PARTS: dict[str, Fault] = {
+    "that nobody reads": (part(LOADED, FLAGS, "<I", 0), "found the flags 0x0"),
+    "with unknown flags": (part(LOADED, FLAGS, "<I", 0x15), "found the flags 0x15"),
+    "aligned to nothing": (part(LOADED, ALIGNMENT, "<Q", 0), "to a power of two from 4096"),
+    "aligned to three pages": (part(LOADED, ALIGNMENT, "<Q", 12288), "to a power of two"),
+    "aligned to 4 EB": (part(LOADED, ALIGNMENT, "<Q", 1 << 62), "to a power of two from 4096"),
+    "too short for its zeros": (with_bss(), "expected .bss in a part that is loaded"),
+    "dynamic section that is longer in memory": (
+        part(1, MEMORY, "<Q", 1 << 40),
+        "expected the dynamic section as long in memory as in the file",
+    ),
+    "stack of 1 TB": (part(STACK, MEMORY, "<Q", 1 << 40), "expected a stack of the usual size"),
+    "notes elsewhere": (
+        more_parts(Segment(4, 4, ".rodata")),
+        "expected segment 0x4 at the place of a section of notes",
+    ),
+    "exceptions elsewhere": (
+        more_parts(Segment(0x6474E550, 4, ".rodata")),
+        "expected segment 0x6474e550 at the place of .eh_frame_hdr",
+    ),
+    "properties elsewhere": (
+        more_parts(Segment(0x6474E553, 4, ".rodata")),
+        "at the place of .note.gnu.property",
+    ),
+    "threads without variables": (
+        more_parts(Segment(7, 4, ".rodata")),
+        "expected a segment of threads' variables, found 1",
+    ),
+    "variables without a part": (
+        planted.library(more=(Section(".tdata", 1, b"x" * 8, 0, 0x403),)),
+        "expected a segment of threads' variables, found 0",
+    ),
+    "protected elsewhere": (
+        part(3, OFFSET, "<Q", 0),
+        "expected PT_GNU_RELRO within a part that is loaded",
+    ),
+    "data that is protected": (
+        planted.library(
+            more=(Section(".data", 1, bytes(3 * fabricated.PAGE), 0, WRITTEN),),
+            segments=planted.segments(0x6474E552, section=".data"),
+        ),
+        "expected .data outside of PT_GNU_RELRO, found it within",
+    ),
+    "addresses that stay writable": (
+        planted.library(more=(Section(".got", 1, bytes(8), 0, WRITTEN),)),
+        "expected .got within PT_GNU_RELRO, found it outside",
+    ),
+    "note of a newer system": (
+        note(".note.ABI-tag", 1, struct.pack("<4I", 0, 99, 0, 0)),
+        "expected a build's hash or properties in .note.ABI-tag, found kind 1",
+    ),
+    "note of somebody": (note(".note.x", 3, bytes(20), b"evil"), "expected notes of GNU"),
+    "note cut short": (
+        planted.library(more=(Section(".note.x", 7, NOTE.pack(4, 99, 3, b"GNU\0"), 0, 2),)),
+        "expected a build's hash or properties in .note.x",
+    ),
+    "instructions of newer processors": (
+        note(".note.gnu.property", 5, struct.pack("<4I", 0xC0008002, 4, 8, 0)),
+        "that every processor of the platform has, found 0xc0008002",
+    ),
+}
+
+WORDS: dict[str, Fault] = {
+    "that run code": (relocated((64, RESOLVER, 0)), "expected relocations of known kinds"),
+    "of another processor": (relocated((64, 1027, 0)), "expected relocations of known kinds"),
+    "twice": (
+        relocated((64, RELATIVE, 64), (64, RELATIVE, 64)),
+        "expected each word to be relocated once",
+    ),
+    "outside": (
+        relocated((64, RELATIVE, 1 << 40)),
+        "expected relocations of addresses of the library",
+    ),
+    "more relative ones than there are": (
+        relocated((64, RELATIVE, 64), count=2),
+        "expected DT_RELACOUNT to be 1",
+    ),
+    "cut short": (
+        planted.library(
+            tags=(BIND_NOW, (7, 0), (8, 25), (9, 24)),
+            more=(Section(".rela.dyn", 4, bytes(25), 2, 2),),
+        ),
+        "expected whole relocations in .rela.dyn",
+    ),
+    "function of the start that is none": (
+        planted.library(
+            tags=(BIND_NOW, (25, 0), (27, 8)),
+            more=(Section(".init_array", 14, bytes(8), 0, WRITTEN),),
+        ),
+        "expected functions of .text in .init_array, found nothing",
+    ),
+    "device code that nobody registers": (
+        planted.library(more=(Section(".nvFatBinSegment", 1, b"", 0, WRITTEN),)),
+        "expected one wrapper in .nvFatBinSegment for each of",
+    ),
+    "wrapper that is none": (
+        planted.library(more=(Section(".nvFatBinSegment", 1, bytes(24), 0, WRITTEN),)),
+        "expected the wrapper of a container at 0",
+    ),
+}
+
+NAMES: dict[str, Fault] = {
+    "hash of a version": (planted.inside(".gnu.version_r", "<I", 16, 7), "expected the hash of GL"),
+    "form of the versions": (
+        planted.inside(".gnu.version_r", "<H", 0, 2),
+        "expected whole entries, found one cut short",
+    ),
+    "first symbol": (symbol(0, 8, "<Q", 1), "expected symbol 0 to be a name that is asked for"),
+    "symbol without a name": (symbol(1, 0, "<I", 0), "expected symbol 1 to be a name"),
+    "symbol of the library alone": (symbol(1, 4, "<B", 2), "expected symbol 1 to be a name"),
+    "asked for, and at a place": (symbol(1, 8, "<Q", 64), "expected symbol 1 to be a name"),
+    "calling convention": (symbol(2, 5, "<B", 0x80), "expected symbol 2 to be a name"),
+    "behind the end": (planted.built(behind_the_end), "expected zeros behind the last entry"),
+    "addresses elsewhere": (
+        planted.library(tags=(BIND_NOW, (3, 64))),
+        "expected dynamic entry 0x3 at .got",
+    ),
+    "exceptions of nobody": (
+        planted.library(more=(Section(".eh_frame_hdr", 1, b"x" * 20, 0, 2),)),
+        "expected .eh_frame_hdr to list the functions",
+    ),
+}
+
+ENTRIES: dict[str, Fault] = {
+    "for Windows": (planted.fatbin(16 + 40, "<I", 0x8041), "for 64 bits and Linux"),
+    "with debug information": (planted.fatbin(16 + 40, "<I", 0x8013), "and no unknown ones"),
+    "with data in its header": (with_words(bytes(2048)), "expected a name and options alone"),
+    "with PTX in its header": (
+        with_words(b".version 9.0 .target sm_80 ".ljust(64, b"\0")),
+        "expected a name and options alone",
+    ),
+}
+
+FAULTS = rows(parts=PARTS, words=WORDS, names=NAMES, entries=ENTRIES)
+
+
+@pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
+    check_found_at_once(plant, sentence, tmp_path)
