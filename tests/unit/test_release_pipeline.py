@@ -147,3 +147,11 @@ def test_a_step_that_fails_now_loses_its_record(
     stages["two"].during = lambda: None
     pipeline.run(release, stages)
     assert calls(stages) == [1, 3, 1]
+
+
+def test_a_file_that_changes_after_it_was_judged_is_not_released(
+    release: Release, stages: dict[str, Writes]
+) -> None:
+    stages["three"].during = lambda: (release.folder / "one.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(ReleaseError, match="expected the files of one/file as they were made"):
+        pipeline.run(release, stages)

@@ -15,6 +15,7 @@ import simulated as sim
 from flashvar_factory.config import schema
 from flashvar_factory.config.expand import expand, select_all
 from flashvar_factory.config.selection_arguments import parse
+from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import members, page, publish, report
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.steps import Outcome
@@ -138,3 +139,11 @@ def test_published_are_the_files_and_the_reports(wheel: Path, tmp_path: Path) ->
     assert (dist / WHEEL).read_bytes() == wheel.read_bytes()
     assert [path.suffix for path in reports] == [".txt", ".json", ".html"]
     assert json.loads(reports[1].read_text(encoding="utf-8")) == found(wheel)
+
+
+def test_other_bytes_than_were_proved_are_not_published(wheel: Path, tmp_path: Path) -> None:
+    proved = found(wheel)
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+    with pytest.raises(ReleaseError, match="as it was proved, found"):
+        publish.publish(tmp_path / "dist", [wheel], proved)
+    assert not list((tmp_path / "dist").iterdir())

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
+from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import steps
 from flashvar_factory.release.members import Member
 from flashvar_factory.release.pythons import Python
@@ -50,8 +51,12 @@ class Stage(Protocol):
 
 
 def run(release: Release, stages: Mapping[str, Stage]) -> dict[str, Outcome]:
-    """Every step of every stage, in order; the first error ends the release."""
+    """Every step of every stage, in order; the first error ends the release.
+
+    ReleaseError where a file is not the one that its step made: what judged it saw another.
+    """
     done: dict[str, Outcome] = {}
+    made: list[Step] = []
     for number, (name, stage) in enumerate(stages.items(), start=1):
         print(f"[{number}/{len(stages)}] {name}", flush=True)
         for step in stage.steps(release, done):
@@ -64,6 +69,13 @@ def run(release: Release, stages: Mapping[str, Stage]) -> dict[str, Outcome]:
                 how = f"{time.monotonic() - began:.1f} s"
             print(f"  {step.name}: {outcome.summary} ({how})", flush=True)
             done[step.name] = outcome
+            made.append(step)
+    changed = [step.name for step in made if steps.recall(step, release.folder) is None]
+    if changed:
+        raise ReleaseError(
+            f"expected the files of {', '.join(changed)} as they were made, found others: "
+            "something changed them while they were judged; release again"
+        )
     return done
 
 

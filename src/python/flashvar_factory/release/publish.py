@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import members, page, report
 from flashvar_factory.release.members import Member
+from flashvar_factory.release.steps import digest
 
 REPORTS: Final = tuple(f"{report.NAME}.{ending}" for ending in ("txt", "json", "html"))
 _PARTIAL: Final = ".partial"
@@ -29,11 +31,22 @@ def prepare(dist: Path, expected: Sequence[Member]) -> None:
 
 
 def publish(dist: Path, files: Sequence[Path], document: Mapping[str, Any]) -> list[Path]:
-    """Copy the files into `dist`, and write the reports last; their paths."""
+    """Copy the files into `dist`, and write the reports last; their paths.
+
+    ReleaseError where one has other bytes than the document says; it does not get there.
+    """
     dist.mkdir(parents=True, exist_ok=True)
+    proved = {one["file"]: one["sha256"] for one in document["files"]}
     for file in files:
         partial = dist / f".{file.name}{_PARTIAL}"
         shutil.copyfile(file, partial)
+        found = digest(partial)
+        if found != proved[file.name]:
+            partial.unlink()
+            raise ReleaseError(
+                f"{file}: expected the SHA-256 {proved[file.name]}, as it was proved, found "
+                f"{found}; release again"
+            )
         partial.replace(dist / file.name)
     texts = (report.text(document), json.dumps(document, indent=1) + "\n", page.html(document))
     for name, text in zip(REPORTS, texts, strict=True):
