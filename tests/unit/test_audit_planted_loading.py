@@ -224,7 +224,61 @@ ENTRIES: dict[str, Fault] = {
     ),
 }
 
-FAULTS = rows(parts=PARTS, words=WORDS, names=NAMES, entries=ENTRIES)
+
+def of_code(*more: Section, info: bytes = b"", name: str = ".nv.info") -> Wheel:
+    """The wheel whose first image has more sections, or more attributes in one."""
+    whole = elf_file.parse(fabricated.device_code(FIRST, "80"), "cubin")
+    parts = [
+        Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
+        for one in whole.sections[1:-1]
+    ]
+    parts = [one._replace(content=one.content + info) if one.name == name else one for one in parts]
+    content = fabricated.elf(fabricated.CUDA, [*parts, *more], whole.flags, 8)
+    return planted.device(fabricated.Image("80", content), *planted.own()[1:])
+
+
+FIRST = planted.described().kernels[0]
+NAME = FIRST.functions[0]
+FRAME = struct.pack("<BBHII", 4, 0x11, 8, 1, 64)
+STACK_OF_NONE = struct.pack("<BBHII", 4, 0x12, 8, 1, 0)
+BLOCK = struct.pack("<BBHIII", 4, 0x10, 12, 64, 1, 1)
+
+CODE: dict[str, Fault] = {
+    "stack smaller than its functions have": (
+        of_code(info=FRAME + STACK_OF_NONE),
+        "expected a stack of 64 bytes or more in a cubin",
+    ),
+    "block of another size": (
+        of_code(info=BLOCK, name=f".nv.info.{NAME}"),
+        "in a cubin, found 2 that differ",
+    ),
+    "block of nobody": (
+        planted.device(planted.first(threads=0), *planted.own()[1:]),
+        "expected at least 128 threads in a block of each function",
+    ),
+    "attribute of an unknown format": (
+        of_code(info=struct.pack("<BBH", 9, 0x05, 0)),
+        "expected attributes of known formats in .nv.info, found 9",
+    ),
+    "parameters of two sizes": (
+        of_code(
+            Section(f".nv.constant0.{NAME}", 1, bytes(0x200)),
+            info=struct.pack("<BBHIIBBH", 4, 0x0A, 8, 0, 64 << 16 | 0x160, 3, 0x19, 32),
+            name=f".nv.info.{NAME}",
+        ),
+        "expected one number of bytes of",
+    ),
+    "kernel that is a part of its code": (
+        of_code(Section(f".text.{NAME}", 1, bytes(2000))),
+        "to be all of .text",
+    ),
+    "100 KB of its own": (
+        of_code(Section(f".nv.shared.{NAME}", 1, bytes(100_000))),
+        "expected at most 49,152 bytes in .nv.shared",
+    ),
+}
+
+FAULTS = rows(code=CODE, parts=PARTS, words=WORDS, names=NAMES, entries=ENTRIES)
 
 
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)

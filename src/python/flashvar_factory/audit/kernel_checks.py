@@ -148,6 +148,11 @@ def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) 
         yield from _differences(row.name, origin, stack_bytes=(stack, row.stack_bytes))
     blocks = [one.threads for one in functions if one.threads is not None]
     threads = [row.threads, *(one.threads for one in row.launches)]
+    if blocks and min(blocks) < min(threads):
+        yield (
+            f"expected at least {min(threads)} threads in a block of each function of {row.name}, "
+            f"as it is launched with, found {min(blocks)} in its device code"
+        )
     if len(blocks) == len(functions) and blocks and max(threads) > max(blocks):
         yield (
             f"expected at most {max(blocks)} threads in a block of {row.name} as its device code "

@@ -23,7 +23,11 @@ _ENTRY_POINT = 0x10  # of st_other: a kernel, not a function that kernels call
 # Attributes of .nv.info: a format, a kind, and a value or the size of what follows.
 _ATTRIBUTE = struct.Struct("<BBH")
 _SIZED = 4  # the format whose value is a size
-_MAX_THREADS, _FRAME, _REGISTERS = 0x05, 0x11, 0x2F
+_WORD, _BYTES = 3, 2  # the format whose value is a word
+_FORMATS = (1, 2, _WORD, _SIZED)  # nothing, a byte, a word, what follows
+_MAX_THREADS, _THREADS, _FRAME, _STACK, _REGISTERS = 0x05, 0x10, 0x11, 0x12, 0x2F
+_PARAMETERS, _PARAMETER_BYTES = 0x0A, 0x19  # their place and bytes in constant memory; bytes
+_OWN_SHARED_MEMORY = 49_152  # bytes: what code may have that a launch does not ask for
 _PAIR = struct.Struct("<2I")  # symbol, value
 _THREE = struct.Struct("<3I")
 # What ptxas writes of itself: its version, and how it was called.
@@ -105,8 +109,10 @@ def _kernels(file: elf.Elf, registers: Mapping[int, int]) -> Iterator[Function]:
         if one.name.startswith(".nv.info."):
             name, found = one.name.removeprefix(".nv.info."), _max_threads(one, file.where)
             _once({threads.setdefault(name, found), found}, "largest block", file.where)
+            _require_parameters(name, one, file)
     for index, symbol in enumerate(file.symbols(table)):
         if symbol.kind == _FUNCTION and symbol.other & _ENTRY_POINT:
+            _require_whole(symbol, file)
             yield Function(
                 symbol.name,
                 symbol.size,
@@ -115,24 +121,67 @@ def _kernels(file: elf.Elf, registers: Mapping[int, int]) -> Iterator[Function]:
             )
 
 
+def _require_whole(symbol: elf.Symbol, file: elf.Elf) -> None:
+    """BuildError where a kernel is not the whole of its section, or takes more memory than any."""
+    homes = file.named(f".text.{symbol.name}")
+    if [(0, one.size) for one in homes] not in ([], [(symbol.value, symbol.size)]):
+        raise BuildError(
+            f"{file.where}: expected {symbol.name} to be all of .text.{symbol.name}, found "
+            f"{symbol.size:,} bytes at {symbol.value:#x}"
+        )
+    for one in file.named(f".nv.shared.{symbol.name}"):
+        if one.size > _OWN_SHARED_MEMORY:
+            raise BuildError(
+                f"{file.where}: expected at most {_OWN_SHARED_MEMORY:,} bytes in {one.name}, found "
+                f"{one.size:,}"
+            )
+
+
+def _require_parameters(name: str, section: elf.Section, file: elf.Elf) -> None:
+    """BuildError where a kernel's parameters are not the end of its constant memory."""
+    stated = dict(_attributes(section, file.where))
+    place, size = stated.get(_PARAMETERS), stated.get(_PARAMETER_BYTES)
+    memory = [one.size for one in file.named(f".nv.constant0.{name}")]
+    if place is None or size is None or len(place) != _PAIR.size or not memory:
+        return
+    _, packed = _PAIR.unpack(place)
+    begin, length = packed & 0xFFFF, packed >> 16
+    found = int.from_bytes(size, "little")
+    if length != found or memory != [begin + length]:
+        raise BuildError(
+            f"{file.where}: expected one number of bytes of {name}'s parameters, at the end of its "
+            f"constant memory of {memory[0]}, found {length} at {begin}, and {found}"
+        )
+
+
 def _per_symbol(file: elf.Elf) -> tuple[dict[int, int], list[int]]:
     """Registers by the index of a kernel's symbol, and the bytes of stack of all functions."""
     registers: dict[int, int] = {}
     frames: list[int] = []
+    least: list[int] = []
     for section in file.named(".nv.info"):
         for kind, value in _attributes(section, file.where):
-            if kind in (_REGISTERS, _FRAME) and len(value) == _PAIR.size:
+            if kind in (_REGISTERS, _FRAME, _STACK) and len(value) == _PAIR.size:
                 symbol, amount = _PAIR.unpack(value)
                 if kind == _FRAME:
                     frames.append(amount)
+                elif kind == _STACK:
+                    least.append(amount)
                 else:
                     found = registers.setdefault(symbol, amount)
                     _once({found, amount}, "number of registers of a kernel", file.where)
+    if least and frames and max(least) < max(frames):  # a driver makes room for this
+        raise BuildError(
+            f"{file.where}: expected a stack of {max(frames)} bytes or more in a cubin, as its "
+            f"functions have, found one of {max(least)}"
+        )
     return registers, frames
 
 
 def _max_threads(section: elf.Section, where: str) -> int | None:
-    sizes = {bytes(v) for kind, v in _attributes(section, where) if kind == _MAX_THREADS}
+    sizes = {
+        bytes(v) for kind, v in _attributes(section, where) if kind in (_MAX_THREADS, _THREADS)
+    }
     size = _once(sizes, f"largest block in {section.name}", where)
     return math.prod(_THREE.unpack(size)) if size and len(size) == _THREE.size else None
 
@@ -154,6 +203,13 @@ def _attributes(section: elf.Section, where: str) -> Iterator[tuple[int, memoryv
         position += _ATTRIBUTE.size
         count += 1
         elf.limit(count, f"attributes in {section.name}", where)
+        if form not in _FORMATS:
+            raise BuildError(
+                f"{where}: expected attributes of known formats in {section.name}, found {form}; "
+                "it is damaged, or of a newer toolkit than this audit knows"
+            )
+        if form == _WORD:
+            yield kind, content[position - _BYTES : position]
         if form == _SIZED:
             if position + size > len(content):
                 raise BuildError(
