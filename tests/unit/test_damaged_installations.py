@@ -209,3 +209,20 @@ def test_what_the_user_names_wins_whatever_its_version(
     (binary,) = registry.installed().binaries
     assert binary.candidate.directory == named.candidate.directory
     assert binary.skew is not None
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA", "INSTALLER"])
+def test_a_pipe_among_metadata_is_not_waited_for(file: str, tmp_path: Path) -> None:
+    folder = put_distribution(tmp_path, "somebody")
+    (folder / "entry_points.txt").write_text("[flashvar.binaries]\nsm_80 = a\n", encoding="utf-8")
+    (folder / file).unlink(missing_ok=True)
+    os.mkfifo(folder / file)
+    found = list(registry.in_wheels([str(tmp_path)]))
+    assert len(found) == (file != "entry_points.txt")
+
+
+def test_an_entry_point_that_is_repeated_is_one(tmp_path: Path) -> None:
+    folder = put_distribution(tmp_path, "somebody")
+    text = "[flashvar.binaries]\n" + "sm_80 = a\n" * 1000
+    (folder / "entry_points.txt").write_text(text, encoding="utf-8")
+    assert len(list(registry.in_wheels([str(tmp_path)]))) == 1

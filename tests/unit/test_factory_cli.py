@@ -102,3 +102,11 @@ def test_as_a_module_outside_a_project(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "variants.toml: expected a readable file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_to_be_done_next_works_behind_a_space(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said, _ = run(capsys, "init", "mine", "--output", str(tmp_path / "a folder"))
+    assert code == 0
+    assert said.splitlines()[-1].startswith(f"cd '{tmp_path / 'a folder'}' && ")

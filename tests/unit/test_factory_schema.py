@@ -66,6 +66,11 @@ MISTAKES = {
     "unknown architecture for dev": ('"sm_80"\n', '"sm80"\n', ["'sm80'", "did you mean 'sm_80'"]),
     "code of another architecture": ('code = "89"', 'code = "86"', ["sm_89.code", "'86'"]),
     "not a code": ('code = "90a"', 'code = "hopper"', ["sm_90.code", "hopper"]),
+    "suffix of later codes": (
+        'code = "86"',
+        'code = "86a"',
+        ["sm_86.code", "no suffix, which begins with 9.0", "86a"],
+    ),
     "a distribution twice": ('"flashvar-sm86"', '"flashvar-sm80"', ["distribution", "sm80"]),
     "shared memory as text": ("166912", '"163 KB"', ["sm_80.shared_memory", "163 KB"]),
     "head dim of dev that is not built": (

@@ -256,6 +256,8 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[Candidate]:
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:
     """Name and version of a distribution for messages; also works with damaged METADATA."""
+    if _is_no_file(distribution, "METADATA"):
+        return "without a name", "of unknown version"
     try:
         fields = distribution.metadata
         return fields["Name"] or "without a name", fields["Version"] or "of unknown version"
@@ -273,15 +275,28 @@ def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
         elif section == f"[{ENTRY_POINT_GROUP}]" and "=" in line and line.isprintable():
             name, _, value = line.partition("=")
             entries.append((name.strip(), value.strip()))
-    return entries
+    return list(dict.fromkeys(entries))
 
 
 def _read(distribution: metadata.Distribution, file: str) -> str:
     """A file of a distribution's metadata; empty if it cannot be read."""
+    if _is_no_file(distribution, file):
+        return ""
     try:
         return distribution.read_text(file) or ""
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _is_no_file(distribution: metadata.Distribution, file: str) -> bool:
+    """Whether a name among metadata is no file: a named pipe would be waited for."""
+    folder = getattr(distribution, "_path", None)  # of what is no folder, such as an archive, none
+    if not isinstance(folder, Path):
+        return False
+    try:
+        return not stat.S_ISREG((folder / file).stat().st_mode)
+    except OSError:
+        return False
 
 
 def _embedded() -> Iterator[Candidate]:

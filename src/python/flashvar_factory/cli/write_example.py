@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from flashvar_factory.build import example
@@ -19,4 +20,4 @@ def run(arguments: argparse.Namespace) -> None:
     folder = (arguments.root / (arguments.output or arguments.project)).resolve()
     for path in example.write(arguments.project, folder):
         print(path)
-    print(f"cd {folder} && nox -s wheels && nox -s tests")
+    print(f"cd {shlex.quote(str(folder))} && nox -s wheels && nox -s tests")

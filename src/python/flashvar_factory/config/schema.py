@@ -35,6 +35,7 @@ LAUNCHER: Final = "src/cuda/{family}/{launcher}.cuh"
 # Bytes a block may have: less than any GPU's, more than any GPU's, and what the hardware counts in.
 _SHARED_MEMORY: Final = range(16 * 1024, 1024 * 1024 + 1, 128)
 
+_SUFFIXED: Final = 9  # the first major version that has code of one architecture alone: 90a
 _DISTRIBUTION = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 
@@ -255,6 +256,8 @@ def _targets(
         architecture = Architecture.parse(code)
         if architecture.name != name:
             raise table.wrong("code", f"the code of {name}", code)
+        if code.endswith("a") and architecture.major < _SUFFIXED:
+            raise table.wrong("code", f"no suffix, which begins with {_SUFFIXED}.0", code)
         target = Target(
             architecture,
             family=table.name("family"),
