@@ -177,3 +177,10 @@ def test_what_is_packed_is_what_was_judged(tree: Path) -> None:
         assert content == (tree / name).read_bytes()
         assert name in text
     assert f"{INFO}/INSTALLER" not in {*packed, *text.split(",")}
+
+
+def test_a_label_is_a_part_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
+    """uv finds no hash for a version with a label where the requirement has none."""
+    files = {f"{INFO.replace(VERSION, f'{VERSION}+hdim64')}/RECORD": b""}
+    requirement = repacked.write(files, OFFER, tmp_path)
+    assert requirement.startswith(f"flashvar-sm89=={VERSION}+hdim64 --hash=sha256:")

@@ -26,4 +26,7 @@ def write(files: Mapping[str, bytes], offer: Offer, folder: Path) -> str:
     with temporary.writing(folder):
         folder.mkdir(exist_ok=True)
         path.write_bytes(content.getvalue())
-    return f"{offer} --hash=sha256:{hashlib.sha256(content.getvalue()).hexdigest()}"
+    # With its label: uv looks for the hash of a whole version, not of the one that was asked for.
+    version = info.removesuffix(".dist-info").partition("-")[2]
+    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    return f"{offer.distribution}=={version} --hash=sha256:{digest}"
