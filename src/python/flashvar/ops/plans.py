@@ -7,7 +7,8 @@ calls with the same of these thousands of times.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, TypeVar
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
@@ -29,6 +30,15 @@ _STRIDED: Final = torch.strided
 _Made = TypeVar("_Made")
 
 
+# Recent calls with the same key, and arguments of the same types: what takes the tensors out of the
+# arguments, None if all are tensors; of each call the check of its tensors, the plan, and whether
+# autograd records it.
+_Recent: TypeAlias = tuple[
+    Callable[[tuple[Any, ...]], tuple[Any, ...]] | None,
+    tuple[tuple[Callable[..., bool], _Made, bool], ...],
+]
+
+
 class Plans(dict[Hashable, _Made]):
     """The plans of a function, by what they depend on; and those of recent calls.
 
@@ -41,7 +51,7 @@ class Plans(dict[Hashable, _Made]):
     def __init__(self) -> None:
         """Nothing was made yet."""
         super().__init__()
-        self._recent: dict[Hashable, tuple[tuple[Callable[..., bool], _Made, bool], ...]] = {}
+        self._recent: dict[Hashable, _Recent[_Made]] = {}
 
     def keep(self, key: Hashable, made: _Made) -> None:
         """Add a plan."""
@@ -49,11 +59,11 @@ class Plans(dict[Hashable, _Made]):
             self.clear()
         self[key] = made
 
-    def recent(self, key: Hashable, tensors: tuple[torch.Tensor, ...]) -> tuple[_Made, bool] | None:
+    def recent(self, key: Hashable, given: tuple[object, ...]) -> tuple[_Made, bool] | None:
         """The plan of a recent call like this one, and whether autograd records it.
 
-        `tensors` may be anything. None also where something in torch has to see the call. Not
-        meaningful while torch.compile traces.
+        `given`, tensors or None, may be anything. None also where something in torch has to see the
+        call. Not meaningful while torch.compile traces.
 
         Raises:
             TypeError: the key cannot be hashed.
@@ -61,17 +71,26 @@ class Plans(dict[Hashable, _Made]):
         # Neither these modes nor tangents change dispatch keys.
         if _dispatch_modes() or _function_modes() or forward_ad._current_level >= 0:
             return None
+        recent = self._recent.get((key, tuple(map(type, given)), _grad_enabled()))
+        if recent is None:
+            return None
+        pick, calls = recent
+        tensors: Any = given if pick is None else pick(given)
         # The check reads strides before anything else: without any, it would end the process.
         for x in tensors:
-            if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_nested:
+            if x.layout is not _STRIDED or x.is_nested:
                 return None
-        for check, made, records in self._recent.get((key, _grad_enabled()), ()):
+        for check, made, records in calls:
             if check(*tensors):
                 return made, records
         return None
 
-    def remember(self, key: Hashable, tensors: tuple[torch.Tensor, ...], made: _Made) -> None:
+    def remember(self, key: Hashable, given: tuple[torch.Tensor | None, ...], made: _Made) -> None:
         """Let `recent` find the plan of a call of plain tensors that nothing intercepts."""
+        places = [place for place, x in enumerate(given) if x is not None]
+        tensors = [x for x in given if x is not None]
+        if any(type(x) not in PLAIN for x in tensors):
+            return
         check = TensorGuards(
             *tensors,
             dynamic_dims_sizes=[list(x.shape) for x in tensors],
@@ -79,12 +98,21 @@ class Plans(dict[Hashable, _Made]):
         ).check
         if not check(*tensors):  # one tensor is passed twice
             return
-        key = (key, _grad_enabled())
+        key = (key, tuple(map(type, given)), _grad_enabled())
         records = _grad_enabled() and any(x.requires_grad for x in tensors)
         if len(self._recent) >= PLANS_KEPT:
             self._recent.clear()
-        others = self._recent.get(key, ())[: _RECENT_KEPT - 1]
-        self._recent[key] = ((check, made, records), *others)
+        before = self._recent.get(key)
+        others = () if before is None else before[1][: _RECENT_KEPT - 1]
+        pick = None if len(places) == len(given) else _picks(places)
+        self._recent[key] = pick, ((check, made, records), *others)
+
+
+def _picks(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What takes the entries at some places out of a tuple, as a tuple."""
+    if len(places) == 1:
+        return itemgetter(slice(places[0], places[0] + 1))
+    return itemgetter(*places)
 
 
 def prototype(tensor: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ def prepare_forward(
     packed = _pack_forward(device, conv, residual, y, final_state)
 
     def launch_forward(
-        conv: Convolution, residual: Optional, y: torch.Tensor, final_state: torch.Tensor
+        conv: Convolution, residual: Optional, y: torch.Tensor, final_state: Optional
     ) -> None:
         launch(packed(conv, residual, y, final_state))
 
@@ -85,17 +85,17 @@ def _pack_forward(
     residual: Optional,
     y: torch.Tensor,
     final_state: torch.Tensor,
-) -> Callable[[Convolution, Optional, torch.Tensor, torch.Tensor], bytes]:
+) -> Callable[[Convolution, Optional, torch.Tensor, Optional], bytes]:
     head, pack, problem = call_head(_FORWARD, device), _FORWARD.pack, _problem(conv)
     of_y, of_residual, of_final = _like(y), _like(residual), _like(final_state)
     columns = final_state.shape[-1]
     stream = torch._C._cuda_getCurrentRawStream
 
     def packed(
-        conv: Convolution, residual: Optional, y: torch.Tensor, final_state: torch.Tensor
+        conv: Convolution, residual: Optional, y: torch.Tensor, final_state: Optional
     ) -> bytes:
         results = (y.data_ptr(), of_y, _address(residual), of_residual)
-        states = (final_state.data_ptr(), of_final, columns, 0)
+        states = (_address(final_state), of_final, columns, 0)
         return pack(head, stream(device), 0, 0, *results, *states, *problem(conv))
 
     return packed

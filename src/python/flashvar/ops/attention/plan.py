@@ -134,7 +134,8 @@ def known(
     Arguments of any kind. None where a check has to see them, or something in torch the call.
     """
     try:
-        return _plans.recent(*_recent_call(q, k, v, optional, options))
+        given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
+        return _plans.recent((options, _kinds(options), q.shape), given)
     # What has no shape, or cannot be hashed, is invalid: the checks say why.
     except (AttributeError, RuntimeError, TypeError):
         return None
@@ -149,25 +150,8 @@ def remember(
     found: Plan,
 ) -> None:
     """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
-    _plans.remember(*_recent_call(q, k, v, optional, options), found)
-
-
-def _recent_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    optional: OptionalTensors,
-    options: tuple[Any, ...],
-) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
-    """What a call must have in common with a recent one, and the tensors that are compared."""
-    kinds = _kinds(options)
-    if optional is NO_TENSORS:
-        return (options, kinds, q.shape), (q, k, v)
-    present = tuple([x is not None for x in optional])
-    return (
-        (options, kinds, q.shape, present),
-        (q, k, v, *[x for x in optional if x is not None]),
-    )
+    given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
+    _plans.remember((options, _kinds(options), q.shape), given, found)
 
 
 def plan(
@@ -206,7 +190,8 @@ def known_backward(
     wants_bias: bool,
 ) -> BackwardPlan | None:
     """The plan of a recent backward like this one; `saved` is what a forward saved."""
-    found = _backward_plans.recent(*_recent_backward_call(grads, saved, options, wants_bias))
+    key = (options, _kinds(options), wants_bias, _are_deterministic())
+    found = _backward_plans.recent(key, grads + saved)
     return None if found is None else found[0]
 
 
@@ -222,22 +207,8 @@ def remember_backward(
     inputs, named = saved_inputs(saved), _deterministic_if_asked(Options._make(options))
     found = backward_plan(inputs, _optional(inputs), named, grads[0], wants_bias)
     if not found.pads:
-        call = _recent_backward_call(grads, saved, options, wants_bias)
-        _backward_plans.remember(*call, found)
-
-
-def _recent_backward_call(
-    grads: tuple[torch.Tensor | None, torch.Tensor | None],
-    saved: tuple[torch.Tensor | None, ...],
-    options: tuple[Any, ...],
-    wants_bias: bool,
-) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
-    """What a backward must have in common with a recent one, and the tensors that are compared."""
-    given = (*grads, *saved)
-    present = tuple([x is not None for x in given])
-    exact = _are_deterministic()
-    key = (options, _kinds(options), wants_bias, exact, present)
-    return key, tuple([x for x in given if x is not None])
+        key = (options, _kinds(options), wants_bias, _are_deterministic())
+        _backward_plans.remember(key, grads + saved, found)
 
 
 def saved_inputs(saved: tuple[torch.Tensor | None, ...]) -> Inputs:

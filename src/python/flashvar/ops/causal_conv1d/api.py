@@ -91,6 +91,13 @@ def causal_conv1d(
         BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
+    arguments = (x, weight, bias, residual, initial_state, cu_seqlens)
+    call = (activation, return_final_state, state_len, layout, backend)
+    if seq_idx is None and not is_compiling():
+        known = run.known(call, arguments)
+        if known is not None:
+            y, final_state = forward_of_plain(*known, arguments)
+            return (y, final_state) if return_final_state else y
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     others = {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
     plain = _are_plain(x, weight, *(bias, residual, initial_state, cu_seqlens))
@@ -121,9 +128,12 @@ def causal_conv1d(
             f"state_len is that of the final state, got {state_len!r} without it: pass "
             "return_final_state=True, or leave it out"
         )
-    given = (*tensors.values(), *others.values(), activation is not None, columns, layout, backend)
+    given = (*arguments, activation is not None, columns, layout, backend)
     if plain:
-        y, final_state = forward_of_plain(*given)
+        plan = run.plan(*given)
+        records = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        y, final_state = forward_of_plain(plan, records, arguments)
+        run.remember(call, arguments, plan)
     else:
         register_sharding_rules()
         if not is_compiling() and are_dtensors("causal_conv1d", {**tensors, **others}):
@@ -237,24 +247,23 @@ def causal_conv1d_update(
         BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
-    others = bias, residual, state_indices, state_positions
-    plain = _are_plain(x, state, weight, *others) and _is_activation(activation)
-    if plain and not (
-        torch.is_grad_enabled() and torch._C._any_requires_grad(x, state, weight, *others)
-    ):
-        arguments = (x, state, weight, *others, activation is not None, layout, backend)
-        return cast("torch.Tensor", recorded(UPDATE, run.update, *arguments))
-    tensors = {"x": x, "state": state, "weight": weight, "bias": bias, "residual": residual}
-    given = {
-        **tensors,
-        "state_indices": state_indices,
-        "state_positions": state_positions,
-    }
-    check_kinds(given, activation, layout, backend)
-    arguments = (*given.values(), activation is not None, layout, backend)
+    given = (x, state, weight, bias, residual, state_indices, state_positions)
+    call = (activation, layout, backend)
+    known = None if is_compiling() else run.known_update(call, given)
+    if known is not None and not known[1]:
+        return cast("torch.Tensor", recorded(UPDATE, known[0].run, *given))
+    arguments: tuple[Any, ...] = (*given, activation is not None, layout, backend)
+    plain = _are_plain(*given) and _is_activation(activation)
+    if plain and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
+        plan = run.update_plan(*arguments)
+        y = recorded(UPDATE, plan.run, *given)
+        run.remember_update(call, given, plan)
+        return cast("torch.Tensor", y)
+    named = dict(zip(run.UPDATE_NAMES, given, strict=True))
+    check_kinds(named, activation, layout, backend)
     register_sharding_rules()
-    if not is_compiling() and are_dtensors("causal_conv1d_update", given):
+    if not is_compiling() and are_dtensors("causal_conv1d_update", named):
         # So that errors are not those of DTensor.
-        check_update(*arguments[:7], layout)
+        check_update(*given, layout)
         check_written_shards(*arguments)
     return cast("torch.Tensor", dispatched(torch_library.causal_conv1d_update, *arguments))

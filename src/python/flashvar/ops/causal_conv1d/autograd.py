@@ -25,6 +25,7 @@ from flashvar.ops.derivatives import (
     plain_apply,
     skips_dispatcher,
 )
+from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.profiling import recorded
 
 
@@ -32,9 +33,9 @@ class _Plain(torch.autograd.Function):  # type: ignore[misc]
     """The forward of plain tensors, and its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, options: Any, *tensors: Any) -> Any:
-        _keep(ctx, options, *tensors)
-        return run.forward(*tensors, *options)
+    def forward(ctx: Any, plan: run.Plan, *tensors: Any) -> Any:
+        _keep(ctx, plan.options, *tensors)
+        return plan.run(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Any, grad_final: Any) -> Any:
@@ -70,11 +71,16 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any)
     of_residual = None
     if wanted[3] and grad_y is not None:
         of_residual = grad_y.to(ctx.residual)
-    if any((*wanted[:3], wanted[4])):
-        given = (grad_y, grad_final, *ctx.saved_tensors)
+    if wanted[0] or wanted[1] or wanted[2] or wanted[4]:
+        given, plan = (grad_y, grad_final, *ctx.saved_tensors), None
         options = (silu, layout, backend)
-        if skips_dispatcher(*given):
-            found = recorded(BACKWARD, run.backward, *given, *options)
+        if not is_compiling() and not torch.is_grad_enabled():
+            plan = run.known_backward(given, options)
+        found: Any
+        if plan is not None:
+            found = recorded(BACKWARD, plan.run, *given)
+        elif skips_dispatcher(*given):
+            found = recorded(BACKWARD, run.gradients, given, options)
         else:
             found = torch.ops.flashvar.causal_conv1d_bwd.default(*given, *options)
         of_x, of_weight, of_bias, of_state = found
@@ -100,13 +106,14 @@ class _Updated(Refused):
 _apply: Final = plain_apply(_Plain)
 
 
-def forward_of_plain(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A forward of plain tensors that nothing intercepts: without the dispatcher."""
-    tensors = arguments[:6]
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
-        y, final_state = recorded(FORWARD, _apply, arguments[6:], *tensors)
+def forward_of_plain(
+    plan: run.Plan, records: bool, tensors: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A forward of plain tensors that nothing intercepts; `records` is whether autograd does."""
+    if records:
+        y, final_state = recorded(FORWARD, _apply, plan, *tensors)
     else:
-        y, final_state = recorded(FORWARD, run.forward, *arguments)
+        y, final_state = recorded(FORWARD, plan.run, *tensors)
     return y, final_state
 
 

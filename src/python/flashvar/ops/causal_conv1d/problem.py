@@ -61,10 +61,8 @@ class Gradients(NamedTuple):
 
 
 # What writes the results of calls that differ in nothing but the addresses of their tensors.
-# conv, residual, y, final_state.
-ForwardLaunch: TypeAlias = Callable[
-    [Convolution, torch.Tensor | None, torch.Tensor, torch.Tensor], None
-]
+# conv, residual, y, final_state; binaries take None for one without columns.
+ForwardLaunch: TypeAlias = Callable[[Convolution, torch.Tensor | None, torch.Tensor, Any], None]
 # conv, grad_y, grad_final, grads.
 BackwardLaunch: TypeAlias = Callable[
     [Convolution, torch.Tensor, torch.Tensor | None, Gradients], None

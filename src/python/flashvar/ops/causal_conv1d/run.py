@@ -36,7 +36,7 @@ from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
 Optional: TypeAlias = torch.Tensor | None
-Four: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Four: TypeAlias = tuple[torch.Tensor, torch.Tensor, Optional, Optional]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,37 @@ class Plan:
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
     by_address: bool  # launch reads no shapes: views in the order of backends are not made
+    options: tuple[bool, int, str, str]  # silu, columns, layout, backend
     # Prototypes of the outputs, without memory.
     y_like: torch.Tensor = field(repr=False)
     final_like: torch.Tensor = field(repr=False)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional,
+        residual: Optional,
+        state: Optional,
+        cu_seqlens: Optional,
+    ) -> tuple[torch.Tensor, Optional]:
+        """The output, and the final state; None where that may be left out: it has no columns."""
+        silu, columns, layout, _ = self.options
+        if cu_seqlens is not None:
+            check_offsets(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
+        y = _empty_like(self.y_like)
+        if self.by_address and self.launch is not None:
+            final_state = _empty_like(self.final_like) if columns else None
+            ends = None if cu_seqlens is None else cu_seqlens.contiguous()
+            conv = make_convolution((x, weight, bias, state, ends, silu))
+            self.launch(conv, residual, y, final_state)
+            return y, final_state
+        final_state = _empty_like(self.final_like)
+        if self.launch is not None:
+            conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+            of_residual = None if residual is None else rows_first(residual, layout)
+            self.launch(conv, of_residual, rows_first(y, layout), final_state)
+        return y, final_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +83,38 @@ class BackwardPlan:
     """How backwards of one kind are made."""
 
     launch: BackwardLaunch | None  # None: there are no tokens and no states
-    likes: Four = field(repr=False)
+    alignment: int  # of x and the gradient of y
+    options: tuple[bool, str]  # silu, layout
+    likes: tuple[torch.Tensor, torch.Tensor, Optional, Optional] = field(repr=False)
+
+    def run(
+        self,
+        grad_y: torch.Tensor,
+        grad_final: Optional,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional,
+        state: Optional,
+        cu_seqlens: Optional,
+    ) -> Four:
+        """The gradients of x, weight, bias and state; None of what is absent."""
+        of_x, of_weight, of_bias, of_state = self.likes
+        found: Four = (
+            _empty_like(of_x),
+            _empty_like(of_weight),
+            None if of_bias is None else _empty_like(of_bias),
+            None if of_state is None else _empty_like(of_state),
+        )
+        if self.launch is None:
+            for one in found:
+                if one is not None:
+                    one.zero_()
+            return found
+        silu, layout = self.options
+        conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
+        grads = Gradients(rows_first(found[0], layout), *found[1:])
+        self.launch(conv, rows_first(grad_y, layout), grad_final, grads)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +123,38 @@ class UpdatePlan:
 
     launch: UpdateLaunch | None
     by_address: bool  # as Plan's
+    options: tuple[bool, str]  # silu, layout
     y_like: torch.Tensor = field(repr=False)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        state: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional,
+        residual: Optional,
+        state_indices: Optional,
+        state_positions: Optional,
+    ) -> torch.Tensor:
+        """The output; the state is written."""
+        if state_indices is not None:
+            state_indices = state_indices.contiguous()
+            check_state_indices(state_indices, state.shape[0])
+        y = _empty_like(self.y_like)
+        if self.launch is None:
+            return y
+        if not state.is_inference():  # so that a backward that kept the state refuses
+            _increment_version(state)
+        if state_positions is not None:
+            state_positions = state_positions.contiguous()
+        silu, layout = self.options
+        if self.by_address:
+            conv = make_convolution((x, weight, bias, state, None, silu))
+            self.launch(conv, residual, state_indices, state_positions, y)
+            return y
+        conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
+        self.launch(conv, of_residual, state_indices, state_positions, of_y)
+        return y
 
 
 _P = TypeVar("_P", Plan, BackwardPlan, UpdatePlan)
@@ -74,7 +164,7 @@ _update_plans: Plans[UpdatePlan] = Plans()
 _empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
 _NAMES: Final = ("x", "weight", "bias", "residual", "initial_state", "cu_seqlens")
-_UPDATE_NAMES: Final = (
+UPDATE_NAMES: Final = (
     *("x", "state", "weight", "bias", "residual", "state_indices", "state_positions"),
 )
 
@@ -106,33 +196,57 @@ def _plan(
     return found
 
 
-def forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional,
-    residual: Optional,
-    state: Optional,
-    cu_seqlens: Optional,
-    silu: bool,
-    columns: int,
-    layout: str,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the final state, which has `columns`."""
-    given = (x, weight, bias, residual, state, cu_seqlens)
-    plan = _plan(_plans, _make, _NAMES, given, silu, columns, layout, backend)
-    if cu_seqlens is not None:
-        check_offsets(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
-    y, final_state = _empty_like(plan.y_like), _empty_like(plan.final_like)
-    if plan.by_address and plan.launch is not None:
-        ends = None if cu_seqlens is None else cu_seqlens.contiguous()
-        conv = make_convolution((x, weight, bias, state, ends, silu))
-        plan.launch(conv, residual, y, final_state)
-    elif plan.launch is not None:
-        conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
-        of_residual = None if residual is None else rows_first(residual, layout)
-        plan.launch(conv, of_residual, rows_first(y, layout), final_state)
-    return y, final_state
+def known(
+    options: tuple[Any, ...], given: tuple[torch.Tensor | None, ...]
+) -> tuple[Plan, bool] | None:
+    """The plan of a recent forward like this one, and whether autograd records it.
+
+    Options and tensors are those of the public function, of any kind. None where a check has to see
+    them, or something in torch the call.
+    """
+    return _recent(_plans, options, given)
+
+
+def known_update(
+    options: tuple[Any, ...], given: tuple[torch.Tensor | None, ...]
+) -> tuple[UpdatePlan, bool] | None:
+    """The same of an update."""
+    return _recent(_update_plans, options, given)
+
+
+def _recent(plans: Plans[_P], options: tuple[Any, ...], given: Any) -> tuple[_P, bool] | None:
+    try:
+        return plans.recent((options, tuple(map(type, options)), given[0].shape), given)
+    # What has no shape, or cannot be hashed, is invalid: the checks say why.
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def remember(options: tuple[Any, ...], given: tuple[Any, ...], plan: Plan) -> None:
+    """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
+    _plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
+
+
+def remember_update(options: tuple[Any, ...], given: tuple[Any, ...], plan: UpdatePlan) -> None:
+    """The same of an update."""
+    _update_plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
+
+
+def plan(*arguments: Any) -> Plan:
+    """The plan of a forward, whose arguments come in the order of the schema."""
+    return _plan(_plans, _make, _NAMES, arguments[:6], *arguments[6:])
+
+
+def update_plan(*arguments: Any) -> UpdatePlan:
+    """The same of an update."""
+    return _plan(_update_plans, _make_update, UPDATE_NAMES, arguments[:7], *arguments[7:])
+
+
+def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the final state."""
+    found = plan(*arguments)
+    y, final_state = found.run(*arguments[:6])
+    return y, _empty_like(found.final_like) if final_state is None else final_state
 
 
 def _make(
@@ -159,39 +273,46 @@ def _make(
         of_y = rows_first(y, layout)
         launch = serves.prepare_forward(chosen, conv, of_residual, of_y, final_state)
         by_address = chosen.binary is not None
-    return Plan(launch, by_address, prototype(y), prototype(final_state))
+    options = (silu, columns, layout, backend)
+    return Plan(launch, by_address, options, prototype(y), prototype(final_state))
 
 
-def backward(
-    grad_y: Optional,
-    grad_final: Optional,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional,
-    state: Optional,
-    cu_seqlens: Optional,
-    silu: bool,
-    layout: str,
-    backend: str,
-) -> Four:
-    """The gradients of x, weight, bias and state. An absent gradient counts as zeros."""
+def backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """The gradients of x, weight, bias and state; empty of what is absent."""
+    found = gradients(arguments[:7], arguments[7:])
+    x: torch.Tensor = arguments[2]
+    return tuple(x.new_empty(0) if one is None else one for one in found)
+
+
+def gradients(given: tuple[Any, ...], options: tuple[Any, ...]) -> Four:
+    """As `backward`; None of what is absent. An absent gradient of a result counts as zeros."""
+    found = known_backward(given, options)
+    if found is not None:
+        return found.run(*given)
+    grad_y, grad_final, x, *others = given
     if grad_y is None:
         grad_y = torch.zeros_like(x)
-    given = (grad_y, grad_final, x, weight, bias, state, cu_seqlens)
+    tensors = (grad_y, grad_final, x, *others)
     names = ("grad_y", "grad_final", *_NAMES[:3], *_NAMES[4:])
-    # The workspace depends on it.
-    alignment = (x.data_ptr() | grad_y.data_ptr()) % 16
-    options = (silu, layout, backend)
-    plan = _plan(_backward_plans, _make_backward, names, given, *options, alignment=alignment)
-    found = cast("Four", tuple([_empty_like(one) for one in plan.likes]))
-    if plan.launch is None:
-        for one in found:
-            one.zero_()
-        return found
-    conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
-    grads = _gradients(found, bias, state, layout)
-    plan.launch(conv, rows_first(grad_y, layout), grad_final, grads)
-    return found
+    alignment = _alignment(x, grad_y)
+    found = _plan(_backward_plans, _make_backward, names, tensors, *options, alignment=alignment)
+    if given[0] is not None:
+        _backward_plans.remember(options, given, found)
+    return found.run(*tensors)
+
+
+def known_backward(given: tuple[Any, ...], options: tuple[Any, ...]) -> BackwardPlan | None:
+    """The plan of a recent backward like this one, which has a gradient of y."""
+    recent = _backward_plans.recent(options, given)
+    if recent is None or recent[0].alignment != _alignment(given[0], given[2]):
+        return None
+    return recent[0]
+
+
+def _alignment(x: torch.Tensor, grad_y: torch.Tensor) -> int:
+    """How far addresses are from multiples of 16 bytes: the workspace depends on it."""
+    bits: int = x.data_ptr() | grad_y.data_ptr()
+    return bits % 16
 
 
 def _make_backward(
@@ -207,60 +328,30 @@ def _make_backward(
     backend: str,
 ) -> BackwardPlan:
     check(x, weight, bias, None, state, cu_seqlens, layout)
-    found = like_backward(x, weight, bias, state)
+    of_x, of_weight, *others = like_backward(x, weight, bias, state)
+    of_bias, of_state = (
+        None if one is None else like for one, like in zip((bias, state), others, strict=True)
+    )
     launch = None
-    if (x.numel() or found[3].numel()) and not x.is_meta:
+    if (x.numel() or (of_state is not None and of_state.numel())) and not x.is_meta:
         chosen, serves = _serving(BACKWARD, x, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
-        grads = _gradients(found, bias, state, layout)
+        grads = Gradients(rows_first(of_x, layout), of_weight, of_bias, of_state)
         launch = serves.prepare_backward(
             chosen, conv, rows_first(grad_y, layout), grad_final, grads
         )
-    return BackwardPlan(launch, cast("Four", tuple(prototype(one) for one in found)))
-
-
-def _gradients(found: Four, bias: Optional, state: Optional, layout: str) -> Gradients:
-    of_x, of_weight, of_bias, of_state = found
-    return Gradients(
-        rows_first(of_x, layout),
-        of_weight,
-        None if bias is None else of_bias,
-        None if state is None else of_state,
+    likes = (
+        prototype(of_x),
+        prototype(of_weight),
+        None if of_bias is None else prototype(of_bias),
+        None if of_state is None else prototype(of_state),
     )
+    return BackwardPlan(launch, _alignment(x, grad_y), (silu, layout), likes)
 
 
-def update(
-    x: torch.Tensor,
-    state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional,
-    residual: Optional,
-    state_indices: Optional,
-    state_positions: Optional,
-    silu: bool,
-    layout: str,
-    backend: str,
-) -> torch.Tensor:
+def update(*arguments: Any) -> torch.Tensor:
     """The output; the state is written."""
-    given = (x, state, weight, bias, residual, state_indices, state_positions)
-    plan = _plan(_update_plans, _make_update, _UPDATE_NAMES, given, silu, layout, backend)
-    if state_indices is not None:
-        state_indices = state_indices.contiguous()
-        check_state_indices(state_indices, state.shape[0])
-    y = _empty_like(plan.y_like)
-    if plan.launch is None:
-        return y
-    if not state.is_inference():  # so that a backward that kept the state refuses
-        _increment_version(state)
-    if state_positions is not None:
-        state_positions = state_positions.contiguous()
-    if plan.by_address:
-        conv = make_convolution((x, weight, bias, state, None, silu))
-        plan.launch(conv, residual, state_indices, state_positions, y)
-        return y
-    conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
-    plan.launch(conv, of_residual, state_indices, state_positions, of_y)
-    return y
+    return update_plan(*arguments).run(*arguments[:7])
 
 
 def _make_update(
@@ -285,7 +376,7 @@ def _make_update(
             chosen, conv, of_residual, state_indices, state_positions, of_y
         )
         by_address = chosen.binary is not None
-    return UpdatePlan(launch, by_address, prototype(y))
+    return UpdatePlan(launch, by_address, (silu, layout), prototype(y))
 
 
 def _update_views(
@@ -319,7 +410,9 @@ def like_forward(
     return torch.empty_like(x), like.new_empty(sequences, channels(x, layout), columns)
 
 
-def like_backward(x: torch.Tensor, weight: torch.Tensor, bias: Optional, state: Optional) -> Four:
+def like_backward(
+    x: torch.Tensor, weight: torch.Tensor, bias: Optional, state: Optional
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a backward returns, not yet written; of what is absent an empty tensor."""
     return (
         torch.empty_like(x),

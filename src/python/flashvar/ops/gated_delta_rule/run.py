@@ -163,7 +163,7 @@ def gradients(
     plan = known_backward(tensors, options)
     if plan is None:
         plan = _backward_plan(tensors, options)
-        _backward_plans.remember(*_recent_call(tensors, options), plan)
+        _backward_plans.remember((options, _kinds(options)), tensors, plan)
     return plan.run(tensors)
 
 
@@ -197,12 +197,13 @@ def known(
 
     Arguments of any kind. None where a check has to see them, or something in torch the call.
     """
-    given = (states, indices, *arguments[:_TENSORS])
-    call, tensors = _recent_call(given, arguments[_TENSORS:])
+    given, options = (states, indices, *arguments[:_TENSORS]), arguments[_TENSORS:]
     try:
-        recent = _plans.recent(call, tensors)
+        call = (options, _kinds(options))
+        recent = _plans.recent(call, given)
         if recent is not None and recent[0].alignment == _alignment(*arguments[:3]):
             return recent
+        tensors = [x for x in given if x is not None]
         if not (no_dispatch_mode_active() and are_plain(*tensors)):
             return None
         found = _plans.get(_key(states, indices, arguments))
@@ -211,7 +212,7 @@ def known(
         return None
     if found is None:
         return None
-    _plans.remember(call, tensors, found)
+    _plans.remember(call, given, found)
     return found, torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
 
 
@@ -233,19 +234,11 @@ def _kinds(options: tuple[Any, ...]) -> tuple[type, ...] | None:
     return tuple(map(type, options))
 
 
-def _recent_call(
-    tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
-    """What a call must have in common with a recent one, and the tensors that are compared."""
-    call = options, _kinds(options), tuple([x is None for x in tensors])
-    return call, tuple([x for x in tensors if x is not None])
-
-
 def known_backward(
     tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
 ) -> BackwardPlan | None:
     """The plan of a recent backward like this one."""
-    recent = _backward_plans.recent(*_recent_call(tensors, options))
+    recent = _backward_plans.recent((options, _kinds(options)), tensors)
     if recent is None or recent[0].alignment != _alignment(tensors[0], *tensors[3:6]):
         return None
     return recent[0]
