@@ -1,41 +1,15 @@
-"""Times device calls: CUDA events, warm-up, a cold L2 cache, interleaved, median and spread.
-
-The card slows down as it warms up, so contenders that run one after the other are not compared on
-the same card. Here every round calls each contender once, in an order that rotates from round to
-round. Before each call the device writes memory for longer than the host takes to enqueue the call:
-a figure is time of the device, also where the host is slower (`host` measures that). A call that
-waits for the device itself is timed with that wait.
-"""
+"""Times contenders as `doctor --bench` does, and reads the card's clocks while they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil
-from statistics import median, quantiles
-from time import perf_counter
-from typing import Final
-
-import torch
 
 from benchmarks.environment import clocks
+from flashvar.cli import timing
+from flashvar.cli.timing import Timing
 
-_WARM_UP_CALLS: Final = 3
-_ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
-# Most writes of the cache before a call, several milliseconds: a host that takes longer for a call
-# is waiting for the device.
-_MOST_WRITES: Final = 256
-_TIMED_WRITES: Final = 20  # one behind another, to time a write
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one call: the median and the 20th and 80th percentile of `rounds` calls."""
-
-    median_ms: float
-    low_ms: float
-    high_ms: float
-    rounds: int
+__all__ = ["Measurement", "Timing", "measure"]
 
 
 @dataclass(frozen=True)
@@ -46,82 +20,8 @@ class Measurement:
     clocks: dict[str, float]
 
 
-def summarise(milliseconds: list[float]) -> Timing:
-    """Median and spread of at least two timings."""
-    fifths = quantiles(milliseconds, n=5, method="inclusive")
-    return Timing(median(milliseconds), fifths[0], fifths[-1], len(milliseconds))
-
-
 def measure(contenders: Mapping[str, Callable[[], object]], *, seconds: float) -> Measurement:
-    """Times every contender on the current device in interleaved rounds.
-
-    Args:
-        contenders: name to a call that enqueues work on the current stream.
-        seconds: device time to spend on the one of middling speed; the others run as often.
-    """
-    if not contenders:
-        return Measurement({}, {})
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    # Twice the cache: writing it leaves nothing of the inputs there.
-    flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
-    spent = [_warm_up(call) for call in contenders.values()]
-    rounds = rounds_for([device for device, _ in spent], seconds)
-    writes = writes_for(max(host for _, host in spent), _write_ms(flush))
-
-    names = list(contenders)
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
-    for index in range(rounds):
-        first = index % len(names)
-        for name in names[first:] + names[:first]:
-            for _ in range(writes):
-                flush.zero_()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            contenders[name]()
-            end.record()
-            events[name].append((start, end))
-    under_load = clocks()  # before the host waits: the card is still working through the queue
-    torch.cuda.synchronize()
-    return Measurement(
-        {n: summarise([start.elapsed_time(end) for start, end in e]) for n, e in events.items()},
-        under_load,
-    )
-
-
-def rounds_for(milliseconds: Sequence[float], seconds: float) -> int:
-    """How often to call each of some contenders; a very slow one does not thin out the others."""
-    wanted = int(1000 * seconds / max(median(milliseconds), 1e-3))
-    return min(max(wanted, _ROUNDS[0]), _ROUNDS[1])
-
-
-def writes_for(host: float, write: float) -> int:
-    """How many writes of the cache take the device longer than the host needs to enqueue a call.
-
-    Args:
-        host: milliseconds of the host for a call.
-        write: milliseconds of the device for a write.
-    """
-    return min(1 + ceil(host / max(write, 1e-3)), _MOST_WRITES)
-
-
-def _write_ms(flush: torch.Tensor) -> float:
-    """Milliseconds of the device for a write of the cache, of several behind one another."""
-
-    def write() -> None:
-        for _ in range(_TIMED_WRITES):
-            flush.zero_()
-
-    return _warm_up(write)[0] / _TIMED_WRITES
-
-
-def _warm_up(call: Callable[[], object]) -> tuple[float, float]:
-    """Runs the call a few times; milliseconds of the last one, of the device and of the host."""
-    for _ in range(_WARM_UP_CALLS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        began = perf_counter()
-        call()
-        host = 1000 * (perf_counter() - began)
-        end.record()
-        torch.cuda.synchronize()
-    return float(start.elapsed_time(end)), host
+    """Times every contender on the current device; see flashvar.cli.timing."""
+    found: dict[str, float] = {}
+    timings = timing.measure(contenders, seconds=seconds, enqueued=lambda: found.update(clocks()))
+    return Measurement(timings, found)

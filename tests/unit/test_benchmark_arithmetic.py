@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from flashvar.cli import timing
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -77,7 +79,7 @@ def test_forms_differ_in_their_form_alone() -> None:
     ids=["even", "one is slow", "short", "long"],
 )
 def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], rounds: int) -> None:
-    assert import_module("benchmarks.timing").rounds_for(milliseconds, seconds=0.25) == rounds
+    assert timing.rounds_for(milliseconds, seconds=0.25) == rounds
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], ro
     [(0.0, 0.04, 1), (0.03, 0.04, 2), (0.2, 0.04, 6), (5000.0, 0.04, 256), (0.1, 0.0, 101)],
 )
 def test_the_device_is_busy_while_the_host_enqueues(host: float, write: float, writes: int) -> None:
-    assert import_module("benchmarks.timing").writes_for(host, write) == writes
+    assert timing.writes_for(host, write) == writes
 
 
 def rates(direction: str, **tflops: list[float]) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ import pytest
 import simulated as sim
 import torch
 from benchmarks import cases, recorded, result_file
+from benchmarks import timing as benchmarks_timing
 
-from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch
+from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch, timing
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.cli.speed import RECORDED, Cell, Result, Speed
 from flashvar.ops.attention import speed as cells
@@ -107,6 +108,21 @@ def test_every_cell_is_timed_for_all_who_serve_it() -> None:
         assert one.rates["flashvar"] == one.rates["sdpa-flash"] == one.cell.work / 2e9
         assert "sdpa-cudnn" in one.failures  # the CPU has none
     assert found.record is not None
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_calls_are_timed_as_the_benchmarks_time_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = []
+
+    def measure(calls: dict[str, stopwatch.Call], *, seconds: float) -> dict[str, timing.Timing]:
+        spent.append(seconds * len(calls))
+        return {name: timing.Timing(2.0, 1.0, 9.0, 7) for name in calls}
+
+    assert benchmarks_timing.timing.measure is stopwatch.measure
+    monkeypatch.setattr(stopwatch, "measure", measure)
+    found = stopwatch.check(report(), 0, quiet=True)
+    assert sum(spent) == pytest.approx(speed.SECONDS)
+    assert {one.rates["flashvar"] * 2e9 for one in found.results} == {one.work for one in CELLS}
 
 
 @pytest.mark.usefixtures("on_the_cpu")

@@ -1,12 +1,8 @@
-"""Times calls of flashvar and its peers on a CUDA device, alternating between them.
-
-The L2 cache is overwritten between calls; rates are those of the median call.
-"""
+"""Times calls of flashvar and its peers on a CUDA device; rates are those of the median call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
 from typing import Final
 
 import torch
@@ -24,15 +20,13 @@ from flashvar.cli.speed import (
     record_of,
     timed_ops,
 )
+from flashvar.cli.timing import measure
 from flashvar.selection.rules import select
 
 # Returns milliseconds of each contender's median call; the second argument limits the seconds.
 Timer = Callable[[dict[str, Call], float], dict[str, float]]
 
 _NOTHING: Final = "nothing"
-_WARM_UP_CALLS: Final = 3
-_FEWEST_ROUNDS: Final = 5
-_MOST_ROUNDS: Final = 300
 
 
 def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = None) -> Speed:
@@ -46,7 +40,7 @@ def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = Non
         for name, op, cell in progress.follow(cells, lambda one: one[2].name, quiet=quiet):
             candidate = _candidate(report, number, cell)
             calls, failures = _calls(op, cell, candidate, torch.device("cuda", number))
-            times = (timer or time)(calls, SECONDS / len(cells)) if calls else {}
+            times = (timer or _median_ms)(calls, SECONDS / len(cells)) if calls else {}
             rates = {contender: cell.work / spent / 1e9 for contender, spent in times.items()}
             results.append(Result(name, cell, candidate, rates, failures))
     return Speed(number, device.name, tuple(results), record_of(device.name))
@@ -59,30 +53,9 @@ def _candidate(report: Report, number: int, cell: Cell) -> str:
     return _NOTHING if decision.chosen is None else decision.chosen.candidate
 
 
-def time(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Time calls on the current device, alternating, so that all run at the same temperature."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    # Twice the size of the L2 cache: writing it evicts the inputs.
-    flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
-    spent: dict[str, list[float]] = {name: [] for name in calls}
-    once = 0.0
-    for _ in range(_WARM_UP_CALLS):
-        once = sum(_event(call, flush) for call in calls.values())
-    rounds = int(1000 * seconds / max(once, 1e-3))
-    for _ in range(min(max(rounds, _FEWEST_ROUNDS), _MOST_ROUNDS)):
-        for name, call in calls.items():
-            spent[name].append(_event(call, flush))
-    return {name: float(median(times)) for name, times in spent.items()}
-
-
-def _event(call: Call, flush: torch.Tensor) -> float:
-    flush.zero_()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
+def _median_ms(calls: dict[str, Call], seconds: float) -> dict[str, float]:
+    found = measure(calls, seconds=seconds / len(calls))
+    return {name: one.median_ms for name, one in found.items()}
 
 
 def _calls(
