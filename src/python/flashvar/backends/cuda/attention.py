@@ -66,15 +66,16 @@ def explain_forward(
 
 
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
-    """As `prepare_forward`; the first call queries the size of the workspace."""
+    """As `prepare_forward`."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
-    return _backward(problem, device, function.launch, function.workspace)
+    workspace = _backward_workspace(problem, device, function)
+    return _backward(problem, device, function.launch, workspace)
 
 
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
     """As `explain_forward`; the function has the arguments of a BackwardLaunch."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
-    return _backward(problem, device, function.explain, lambda packed: 0)
+    return _backward(problem, device, function.explain, 0)
 
 
 def _forward(
@@ -134,7 +135,7 @@ def _backward(
     problem: BackwardProblem,
     device: int,
     run: Callable[[bytes], _Result],
-    workspace_of: Callable[[bytes], int],
+    workspace_size: int,
 ) -> Callable[..., _Result]:
     """As `_forward`, with the arguments of a BackwardLaunch."""
     forward = problem.forward
@@ -151,7 +152,6 @@ def _backward(
     )
     grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
     constant, tail = _tail(forward)
-    workspace_size: list[int] = []
 
     def launch(
         inputs: Inputs,
@@ -161,14 +161,17 @@ def _backward(
         grad_lse: torch.Tensor | None,
         grads: Gradients,
     ) -> _Result:
-        end = constant or tail(inputs)
-
-        def packed(workspace: int, size: int) -> bytes:
-            return pack(
+        workspace = (
+            torch.empty(workspace_size, dtype=torch.uint8, device=lse.device)
+            if workspace_size
+            else None
+        )
+        return run(
+            pack(
                 head,
                 stream_of(device),
-                workspace,
-                size,
+                0 if workspace is None else workspace.data_ptr(),
+                workspace_size,
                 inputs[0].data_ptr(),
                 q_strides,
                 inputs[1].data_ptr(),
@@ -188,19 +191,28 @@ def _backward(
                 _address(grads[3]),
                 grad_bias_strides,
                 lse.data_ptr(),
-                _address(grad_lse),
-                end,
+                0 if grad_lse is None else grad_lse.data_ptr(),
+                constant or tail(inputs),
             )
-
-        if not workspace_size:
-            workspace_size.append(workspace_of(packed(0, 0)))
-        size = workspace_size[0]
-        if size == 0:
-            return run(packed(0, 0))
-        workspace = torch.empty(size, dtype=torch.uint8, device=inputs.q.device)
-        return run(packed(workspace.data_ptr(), size))
+        )
 
     return launch
+
+
+def _backward_workspace(problem: BackwardProblem, device: int, function: Function) -> int:
+    """As `_forward_workspace`."""
+    strides = struct.pack("<qqq", *problem.forward.q)
+    bias = (0 if problem.grad_bias is None else _ALIGNED, strides)
+    packed = _BACKWARD.pack(
+        call_head(_BACKWARD, device),
+        *(0, 0, 0),
+        *((_ALIGNED, strides) * 8),
+        *bias,
+        _ALIGNED,
+        0,
+        _placeholder(problem.forward),
+    )
+    return function.workspace(packed)
 
 
 def _sizes(problem: Problem) -> bytes:

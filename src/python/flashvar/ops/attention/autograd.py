@@ -97,10 +97,11 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     saved = ctx.saved_tensors
     bias = needed[before + _BIAS] if len(needed) > before + _BIAS else False
     grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, bias)
-    results = (*(None,) * before, *grads, *(None,) * len(needed))
-    return tuple(
-        grad if is_needed else None for grad, is_needed in zip(results, needed, strict=False)
-    )
+    found: list[torch.Tensor | None] = [None] * len(needed)
+    for place, grad in enumerate(grads, before):
+        if grad is not None and needed[place]:
+            found[place] = grad
+    return tuple(found)
 
 
 def _gradients_of(

@@ -32,6 +32,7 @@ from flashvar.ops.attention.problem import (
     OptionalTensors,
     Options,
     Problem,
+    make_gradients,
     make_inputs,
 )
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
@@ -102,8 +103,8 @@ class BackwardPlan:
         """
         make = torch.zeros_like if self.launch is None else _empty_like
         like = self.like
-        bias = None if like.bias is None else torch.zeros_like(like.bias)
-        grads = Gradients(make(like.q), make(like.k), make(like.v), bias)
+        bias = None if like[3] is None else torch.zeros_like(like[3])
+        grads = make_gradients((make(like[0]), make(like[1]), make(like[2]), bias))
         if self.launch is not None:
             if self.copies_grad_out:
                 grad_out = grad_out.contiguous()

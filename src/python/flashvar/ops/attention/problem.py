@@ -113,6 +113,12 @@ class Gradients(NamedTuple):
     bias: torch.Tensor | None = None  # float32, zeros at the call; None: not wanted
 
 
+# `Gradients._make`, three times as fast.
+make_gradients: Final[Callable[[tuple[torch.Tensor | None, ...]], Gradients]] = partial(
+    tuple.__new__, Gradients
+)
+
+
 class Strides(NamedTuple):
     """Strides in elements; that of the head dim is 1. Packed tensors have batch stride 0."""
 
