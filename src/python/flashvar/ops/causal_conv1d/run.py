@@ -182,6 +182,7 @@ def _plan(
         key = (
             *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given],
             options,
+            tuple(map(type, options)),  # equal options of other types may be invalid
             alignment,
         )
         found = plans.get(key)

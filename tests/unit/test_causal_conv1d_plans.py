@@ -1,0 +1,155 @@
+"""Plans of causal_conv1d: calls that repeat are found by one check, with the same results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from flashvar import causal_conv1d, causal_conv1d_update
+from flashvar.errors import InvalidInputError
+from flashvar.ops.causal_conv1d import api, run
+from flashvar.ops.plans import Plans
+
+
+class Text(str):
+    """Equal to a str, with its hash."""
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """No plans yet; an entry for each call whose arguments were checked one by one."""
+    torch.manual_seed(0)
+    for name in ("_plans", "_backward_plans", "_update_plans"):
+        monkeypatch.setattr(run, name, Plans())
+    real, calls = api._are_plain, []
+
+    def counted(*tensors: Any) -> bool:
+        calls.append(len(tensors))
+        return real(*tensors)
+
+    monkeypatch.setattr(api, "_are_plain", counted)
+    return calls
+
+
+def made(**changes: Any) -> dict[str, Any]:
+    given = {
+        "x": torch.randn(2, 6, 8),
+        "weight": torch.randn(8, 4),
+        "bias": torch.randn(8),
+        "activation": "silu",
+        "initial_state": torch.randn(2, 8, 3),
+        "return_final_state": True,
+    }
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["with state", "without"])
+def test_a_forward_that_repeats(wanted: bool, checked: list[int]) -> None:
+    given = made(return_final_state=wanted)
+    first, second = (causal_conv1d(**given) for _ in range(2))
+    assert len(checked) == 1
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_an_update_that_repeats(checked: list[int]) -> None:
+    x, weight, states = torch.randn(2, 8), torch.randn(8, 4), torch.randn(2, 8, 3)
+    pools = [states.clone(), states.clone()]
+    first, second = (causal_conv1d_update(x, pool, weight) for pool in pools)
+    assert len(checked) == 1
+    assert torch.equal(first, second)
+    assert torch.equal(*pools)
+    assert not torch.equal(pools[0], states)
+
+
+def test_gradients_of_calls_that_repeat(checked: list[int]) -> None:
+    given, found = made(), []
+    for _ in range(3):
+        leaves = [given[name].clone().requires_grad_() for name in ("x", "weight", "bias")]
+        y, final = causal_conv1d(*leaves, **{n: given[n] for n in list(given)[3:]})
+        found.append(torch.autograd.grad(y.sin().sum() + final.cos().sum(), leaves))
+    assert len(checked) == 1
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
+
+
+def test_gradients_of_other_addresses() -> None:
+    """Rows that start elsewhere are another plan, as the workspace depends on them."""
+    x, weight = torch.randn(2, 6, 8), torch.randn(8, 4)
+    room = torch.empty(x.numel() + 1)
+    shifted = room[1:].view(x.shape).copy_(x)
+    grads = [run.gradients((one, None, x, weight, None, None, None), (True, "btd", "auto"))
+             for one in (x, x, shifted)]  # fmt: skip
+    assert len(run._backward_plans) == 2
+    for one in grads:
+        assert one[2] is one[3] is None
+        torch.testing.assert_close(one[:2], grads[0][:2])
+
+
+def test_what_is_refused_after_a_call_that_is_not() -> None:
+    given = made(state_len=3)
+    causal_conv1d(**given)
+    changes: list[dict[str, Any]] = [
+        {"return_final_state": 1},
+        {"return_final_state": numpy.True_},
+        {"state_len": 3.0},
+        {"activation": Text("silu")},
+        {"activation": ["silu"]},
+        {"layout": Text("btd")},
+        {"layout": "bdt"},
+        {"backend": Text("auto")},
+        {"bias": given["bias"].to_sparse()},
+        {"bias": given["bias"].tolist()},
+        {"x": given["x"][:, :, :4]},
+    ]
+    for change in changes:
+        for _ in range(2):
+            with pytest.raises(InvalidInputError):
+                causal_conv1d(**{**given, **change})
+
+
+def test_offsets_are_checked_at_every_call() -> None:
+    given = made(x=torch.randn(1, 6, 8), cu_seqlens=torch.tensor([0, 4, 6]))
+    causal_conv1d(**given)
+    given["cu_seqlens"] = torch.tensor([0, 7, 6])
+    with pytest.raises(InvalidInputError, match="rise"):
+        causal_conv1d(**given)
+
+
+def test_indices_are_checked_at_every_call() -> None:
+    given = (torch.randn(2, 8), torch.randn(4, 8, 3), torch.randn(8, 4))
+    causal_conv1d_update(*given, state_indices=torch.tensor([0, 3]))
+    for wrong in ([0, 4], [1, 1]):
+        with pytest.raises(InvalidInputError):
+            causal_conv1d_update(*given, state_indices=torch.tensor(wrong))
+
+
+def test_an_update_of_a_state_with_a_gradient_is_refused_after_one_without() -> None:
+    x, state, weight = torch.randn(2, 8), torch.randn(2, 8, 3), torch.randn(8, 4)
+    causal_conv1d_update(x, state, weight)
+    with pytest.raises(InvalidInputError, match="gradient"):
+        causal_conv1d_update(x, state.requires_grad_(), weight)
+
+
+def test_what_a_plan_depends_on() -> None:
+    given = made()
+    calls = [
+        given,
+        made(bias=None),
+        made(activation=None),
+        made(initial_state=None),
+        made(return_final_state=False),
+        made(state_len=3, initial_state=None),
+        made(x=torch.randn(2, 8, 6).mT),
+        made(x=torch.randn(2, 7, 8)),
+        made(residual=torch.randn(2, 6, 8)),
+    ]
+    plans = []
+    for call in calls:
+        results = [causal_conv1d(**call) for _ in range(2)]
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+        plans.append(len(run._plans))
+    # The number of columns by default is that of another call.
+    assert plans == [1, 2, 3, 4, 5, 5, 6, 7, 8]
