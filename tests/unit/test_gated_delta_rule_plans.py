@@ -104,6 +104,18 @@ def test_pools_of_calls_that_repeat(dispatched: list[str]) -> None:
     assert not torch.equal(pools[0], states)
 
 
+@pytest.mark.parametrize("seqlen", [1, 200])
+def test_rows_that_start_elsewhere(seqlen: int, dispatched: list[str]) -> None:
+    """Only the choice of what computes by chunks depends on that."""
+    given = made(seqlen=seqlen)
+    room = torch.empty(given["q"].numel() + 1, dtype=given["q"].dtype)
+    shifted = room[1:].view(given["q"].shape).copy_(given["q"])
+    usual = given["q"]
+    outs = [gated_delta_rule(**{**given, "q": q})[0] for q in (usual, usual, shifted)]
+    assert torch.equal(outs[0], outs[2])
+    assert len(dispatched) == (1 if seqlen == 1 else 2)
+
+
 def test_what_is_refused_after_a_call_that_is_not() -> None:
     given = made(seqlen=5, packed=(3, 2), dtype=torch.float32)
     gated_delta_rule(**given)

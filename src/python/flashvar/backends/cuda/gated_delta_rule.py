@@ -18,12 +18,12 @@ from flashvar.backends.cuda.call import (
     launch_of,
 )
 from flashvar.ops.dtypes import DTYPES as NAMES
-from flashvar.ops.gated_delta_rule.problem import Gradients
+from flashvar.ops.gated_delta_rule.problem import make_gradients
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import prototype
 
 if TYPE_CHECKING:
-    from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Inputs, Launch
+    from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Gradients, Inputs, Launch
     from flashvar.selection.candidates import CandidateResult
 
 # flashvar_gate: data, batch, sequence and head stride, dtype, reserved.
@@ -166,7 +166,7 @@ def prepare_backward(
         workspace = empty_like(workspace_like)
         results = (grad_out, grad_final_state, *grads)
         run(of_call(inputs, initial_state, results, workspace.data_ptr(), size))
-        return Gradients._make(grads)
+        return make_gradients(grads)
 
     return launch
 

@@ -16,7 +16,7 @@ Before that, where the options say so:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -83,6 +83,10 @@ class Gradients(NamedTuple):
     a_log: torch.Tensor | None
     dt_bias: torch.Tensor | None
     initial_state: torch.Tensor | None
+
+
+# `Gradients._make`, three times as fast.
+make_gradients: Final[Callable[[Sequence[Any]], Gradients]] = partial(tuple.__new__, Gradients)
 
 
 class Launch(Protocol):

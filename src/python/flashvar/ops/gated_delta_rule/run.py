@@ -51,7 +51,7 @@ class Plan:
     options: tuple[Any, ...]  # the fields of Inputs behind its tensors
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
-    alignment: int  # of the rows of q, k and v
+    alignment: int | None  # of the rows of q, k and v; None: calls of all alignments are alike
     make_out: Callable[[torch.Tensor], torch.Tensor]
     # Prototypes of the outputs, without memory.
     out_like: torch.Tensor = field(repr=False)
@@ -92,10 +92,10 @@ class BackwardPlan:
 
     def run(self, tensors: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
         """The gradients of tensors that come in the order of the schema."""
-        grad_out, grad_final, initial_state, *of_inputs = tensors
-        inputs = make_inputs((*of_inputs, *self.options))
-        states = [_k_first(state, self.state_layout) for state in (initial_state, grad_final)]
-        grads = self.launch(inputs, states[0], grad_out, states[1])
+        inputs = make_inputs(tensors[3:] + self.options)
+        layout = self.state_layout
+        states, grad_final = _k_first(tensors[2], layout), _k_first(tensors[1], layout)
+        grads = self.launch(inputs, states, tensors[0], grad_final)
         if grads.initial_state is None:
             return grads
         return *grads[:-1], _view(grads.initial_state, self.state_layout).contiguous()
@@ -201,8 +201,10 @@ def known(
     try:
         call = (options, _kinds(options))
         recent = _plans.recent(call, given)
-        if recent is not None and recent[0].alignment == _alignment(*arguments[:3]):
-            return recent
+        if recent is not None:
+            alignment = recent[0].alignment
+            if alignment is None or alignment == _alignment(*arguments[:3]):
+                return recent
         tensors = [x for x in given if x is not None]
         if not (no_dispatch_mode_active() and are_plain(*tensors)):
             return None
@@ -313,15 +315,17 @@ def _make(
     *_, layout, backend = arguments
     out, after = like_forward(inputs, layout)
     launch, optional = None, False
+    function = UPDATE if indices is not None or _few_tokens(inputs) else FORWARD
     if not out.is_meta and (out.numel() or (indices is None and after.numel())):
         final_state = after if indices is None else states
-        launch, optional = _prepare(inputs, layout, backend, states, indices, out, final_state)
+        given = (states, indices, out, final_state)
+        launch, optional = _prepare(function, inputs, layout, backend, *given)
     return Plan(
         launch,
         inputs[_TENSORS:],
         out.device.type == "cpu",
         optional,
-        _alignment(*inputs[:3]) if launch is not None else 0,
+        _alignment(*inputs[:3]) if launch is not None and function == FORWARD else None,
         _empty_like if inputs.cu_seqlens is None else torch.zeros_like,
         prototype(out),
         prototype(after),
@@ -329,6 +333,7 @@ def _make(
 
 
 def _prepare(
+    function: str,
     inputs: Inputs,
     layout: str,
     backend: str,
@@ -338,7 +343,6 @@ def _prepare(
     final_state: torch.Tensor | None,
 ) -> tuple[Launch, bool]:
     """What computes such calls, and whether it may be called without a final state."""
-    function = UPDATE if indices is not None or _few_tokens(inputs) else FORWARD
     chosen, serves = _serving(function, inputs, backend)
     if chosen.binary is not None:
         binary: Any = serves
