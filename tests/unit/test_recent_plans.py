@@ -133,6 +133,25 @@ def test_nothing_is_found_within(kept: Plans[str], transform: Callable[..., Any]
     assert kept.recent(KEY, tensors) is not None
 
 
+def test_a_call_without_a_tensor_is_another() -> None:
+    kept: Plans[str] = Plans()
+    first, second = call()
+    third = torch.ones(7)
+    for given in ((first, None, second), (None, first, second), (first, second, third)):
+        kept.remember(KEY, given, str([x is None for x in given]))
+    for given in ((first, None, second), (None, first, second), (first, second, third)):
+        assert kept.recent(KEY, given) == (str([x is None for x in given]), False)
+    assert kept.recent(KEY, (first, second, None)) is None
+    assert kept.recent(KEY, (first, None, third)) is None
+
+
+def test_a_call_of_another_type_is_not_remembered() -> None:
+    kept: Plans[str] = Plans()
+    given = (torch.ones(3), torch.ones(2).as_subclass(Subclass))
+    kept.remember(KEY, given, "made")
+    assert kept.recent(KEY, given) is None
+
+
 def test_it_says_whether_autograd_records() -> None:
     kept: Plans[str] = Plans()
     tensors = (torch.ones(2, requires_grad=True), torch.ones(2))

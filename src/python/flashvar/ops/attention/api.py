@@ -130,13 +130,15 @@ def attention(
         BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """
-    drops_none = is_number(dropout_p) and dropout_p == 0.0
+    # The usual types first: calls of functions take most of the time of these lines.
+    drops_none = (type(dropout_p) is float or is_number(dropout_p)) and dropout_p == 0.0
     if bias is None and alibi_slopes is None and rng_state is None and drops_none:
         tensors = NO_TENSORS
     else:
         rng_state = rng_state_of(q, dropout_p, rng_state)
         tensors = pack_tensors(bias, alibi_slopes, rng_state)
-    left, right = window_pair(window_size)
+    usual = type(window_size) is tuple and len(window_size) == 2
+    left, right = window_size if usual else window_pair(window_size)
     if return_lse is not False and return_lse is not True:
         return_lse = as_bool("return_lse", return_lse)
     options = pack_options(

@@ -98,9 +98,10 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     bias = needed[before + _BIAS] if len(needed) > before + _BIAS else False
     grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, bias)
     found: list[torch.Tensor | None] = [None] * len(needed)
-    for place, grad in enumerate(grads, before):
-        if grad is not None and needed[place]:
-            found[place] = grad
+    # A forward may have left out the bias, whose gradient is the last.
+    for place, wanted in enumerate(needed[before : before + len(grads)]):
+        if wanted:
+            found[before + place] = grads[place]
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
@@ -46,7 +46,8 @@ def call(
         return out, lse
     recent = known(q, k, v, optional, options)
     if recent is not None:
-        return run_plan(*recent, q, k, v, optional, options, with_lse)
+        found, records = recent
+        return run_plan(found, records, q, k, v, optional, options, with_lse)
     if not (
         are_plain(q, k, v)
         and no_dispatch_mode_active()
@@ -92,11 +93,13 @@ def run_plan(
     with_lse: bool,
 ) -> Outputs:
     """A call by its plan; `records` is whether autograd does."""
+    outputs: Outputs
     if records:
         arguments = (found, (q, k, v), optional, options, with_lse)
-        return cast("Outputs", recorded(FORWARD, differentiable, *arguments))
-    inputs = make_inputs((q, k, v, *optional))
-    return cast("Outputs", recorded(FORWARD, found.run, inputs, with_lse))
+        outputs = recorded(FORWARD, differentiable, *arguments)
+    else:
+        outputs = recorded(FORWARD, found.run, make_inputs((q, k, v, *optional)), with_lse)
+    return outputs
 
 
 def _dispatched(

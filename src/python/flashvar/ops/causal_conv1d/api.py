@@ -250,15 +250,17 @@ def causal_conv1d_update(
     given = (x, state, weight, bias, residual, state_indices, state_positions)
     call = (activation, layout, backend)
     known = None if is_compiling() else run.known_update(call, given)
+    y: torch.Tensor
     if known is not None and not known[1]:
-        return cast("torch.Tensor", recorded(UPDATE, known[0].run, *given))
+        y = recorded(UPDATE, known[0].run, *given)
+        return y
     arguments: tuple[Any, ...] = (*given, activation is not None, layout, backend)
     plain = _are_plain(*given) and _is_activation(activation)
     if plain and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
         plan = run.update_plan(*arguments)
         y = recorded(UPDATE, plan.run, *given)
         run.remember_update(call, given, plan)
-        return cast("torch.Tensor", y)
+        return y
     named = dict(zip(run.UPDATE_NAMES, given, strict=True))
     check_kinds(named, activation, layout, backend)
     register_sharding_rules()
@@ -266,4 +268,5 @@ def causal_conv1d_update(
         # So that errors are not those of DTensor.
         check_update(*given, layout)
         check_written_shards(*arguments)
-    return cast("torch.Tensor", dispatched(torch_library.causal_conv1d_update, *arguments))
+    y = dispatched(torch_library.causal_conv1d_update, *arguments)
+    return y
