@@ -252,6 +252,31 @@ def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) ->
         assert bool(found) == bool(value) if name in pointers else found == value
 
 
+@pytest.mark.parametrize("wants_bias", [True, False])
+def test_size_of_the_workspace_of_a_backward(wants_bias: bool, packed: list[bytes]) -> None:
+    """It is asked for once, before any call, with addresses where calls have some."""
+    given = inputs(bias=torch.empty(2, 1, 3, 5, dtype=torch.half))
+    out = torch.empty(2, 6, 3, 8, dtype=torch.half)
+    problem = inspect_backward(given, Options(layout="bhsd"), out, wants_bias)
+    problem = replace(problem, forward=on_device_3(problem.forward))
+    asked: list[bytes] = []
+    function = SimpleNamespace(launch=packed.append, workspace=lambda one: asked.append(one) or 0)
+    library = SimpleNamespace(function=lambda name: function)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "load", lambda binary: library)
+        launch = cuda.prepare_backward(problem, CHOSEN)
+    before = read(BWD, asked[0])
+    of_bias = torch.zeros(2, 1, 3, 5) if wants_bias else None
+    grads = Gradients(*(torch.empty_like(x) for x in given[:3] if x is not None), of_bias)
+    for _ in range(2):
+        launch(given, out, torch.empty(2, 6, 3), out, None, grads)
+    assert len(asked) == 1
+    after = read(BWD, packed[-1])
+    assert scalars(before.problem) == scalars(after.problem)
+    assert bool(before.problem.bias.data)
+    assert bool(before.grad_bias.data) is wants_bias is bool(after.grad_bias.data)
+
+
 def test_the_binary_explains_a_call(packed: list[bytes]) -> None:
     given = inputs()
     problem = on_device_3(inspect(given, Options(layout="bhsd")))
