@@ -54,6 +54,23 @@ def test_a_forward_that_repeats(wanted: bool, checked: list[int]) -> None:
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+def test_a_residual_that_is_x_itself(checked: list[int]) -> None:
+    given, x = made(), torch.randn(2, 6, 8)
+    given["x"] = x
+    calls = [{**given, "residual": one} for one in (x, x, x.clone(), None)]
+    (y, _), *others = (causal_conv1d(**call) for call in calls)
+    assert len(checked) == 3
+    assert torch.equal(others[0][0], y)
+    assert torch.equal(others[1][0], y)
+    torch.testing.assert_close(others[2][0] + x, y)
+    token, weight, states = x[:, 0], given["weight"], given["initial_state"]
+    first, second = (
+        causal_conv1d_update(token, states.clone(), weight, residual=token) for _ in range(2)
+    )
+    assert len(checked) == 4
+    assert torch.equal(first, second)
+
+
 def test_an_update_that_repeats(checked: list[int]) -> None:
     x, weight, states = torch.randn(2, 8), torch.randn(8, 4), torch.randn(2, 8, 3)
     pools = [states.clone(), states.clone()]

@@ -170,6 +170,7 @@ def test_one_tensor_twice_is_not_remembered(kept: Plans[str]) -> None:
 
 def test_the_most_recent_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_RECENT_KEPT", 2)
+    monkeypatch.setattr(plans, "_CALLS_A_PLACE", 1)
     monkeypatch.setattr(plans, "PLANS_KEPT", 3)
     kept: Plans[int] = Plans()
     for length in (1, 2, 3):
@@ -179,3 +180,17 @@ def test_the_most_recent_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
         kept.remember(key, (torch.ones(1),), key)
     assert kept.recent(6, (torch.ones(1),)) == (6, False)
     assert len(kept._recent) <= 3
+
+
+def test_one_of_many_calls_that_alternate_takes_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_RECENT_KEPT", 2)
+    monkeypatch.setattr(plans, "_CALLS_A_PLACE", 3)
+    kept: Plans[int] = Plans()
+    for length in (1, 2, 3, 4):
+        kept.remember(KEY, (torch.ones(length),), length)
+    assert [kept.recent(KEY, (torch.ones(n),)) for n in (1, 2, 3, 4)] == [
+        *((1, False), (2, False)),
+        *(None, None),
+    ]
+    kept.remember(KEY, (torch.ones(5),), 5)
+    assert [kept.recent(KEY, (torch.ones(n),)) for n in (1, 2, 5)] == [None, (2, False), (5, False)]

@@ -20,6 +20,9 @@ from flashvar.ops.dispatch_modes import PLAIN
 PLANS_KEPT: Final = 4096
 # Recent calls with the same key: of other shapes, strides or dtypes.
 _RECENT_KEPT: Final = 4
+# Where so many are kept, one of this many others takes a place: a check takes longer to make than
+# it saves once, and would be thrown away before its call repeats where many calls alternate.
+_CALLS_A_PLACE: Final = 8
 
 # Bound once: looking up a module's attribute takes as long as the call.
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
@@ -52,6 +55,7 @@ class Plans(dict[Hashable, _Made]):
         """Nothing was made yet."""
         super().__init__()
         self._recent: dict[Hashable, _Recent[_Made]] = {}
+        self._without_place = 0
 
     def keep(self, key: Hashable, made: _Made) -> None:
         """Add a plan."""
@@ -86,26 +90,31 @@ class Plans(dict[Hashable, _Made]):
         return None
 
     def remember(self, key: Hashable, given: tuple[torch.Tensor | None, ...], made: _Made) -> None:
-        """Let `recent` find the plan of a call of plain tensors that nothing intercepts."""
+        """Let `recent` find the plan of a call of plain tensors that nothing intercepts.
+
+        Not if one tensor is passed twice, which the check does not allow.
+        """
         places = [place for place, x in enumerate(given) if x is not None]
         tensors = [x for x in given if x is not None]
-        if any(type(x) not in PLAIN for x in tensors):
+        if len({*map(id, tensors)}) < len(tensors) or any(type(x) not in PLAIN for x in tensors):
             return
+        key = (key, tuple(map(type, given)), _grad_enabled())
+        before = self._recent.get(key)
+        others = () if before is None else before[1]
+        if len(others) >= _RECENT_KEPT:
+            self._without_place += 1
+            if self._without_place % _CALLS_A_PLACE:
+                return
         check = TensorGuards(
             *tensors,
             dynamic_dims_sizes=[list(x.shape) for x in tensors],
             dynamic_dims_strides=[list(x.stride()) for x in tensors],
         ).check
-        if not check(*tensors):  # one tensor is passed twice
-            return
-        key = (key, tuple(map(type, given)), _grad_enabled())
         records = _grad_enabled() and any(x.requires_grad for x in tensors)
         if len(self._recent) >= PLANS_KEPT:
             self._recent.clear()
-        before = self._recent.get(key)
-        others = () if before is None else before[1][: _RECENT_KEPT - 1]
         pick = None if len(places) == len(given) else _picks(places)
-        self._recent[key] = pick, ((check, made, records), *others)
+        self._recent[key] = pick, ((check, made, records), *others[: _RECENT_KEPT - 1])
 
 
 def _picks(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -197,22 +197,41 @@ def _plan(
     return found
 
 
-def known(
-    options: tuple[Any, ...], given: tuple[torch.Tensor | None, ...]
-) -> tuple[Plan, bool] | None:
+def known(options: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Plan, bool] | None:
     """The plan of a recent forward like this one, and whether autograd records it.
 
     Options and tensors are those of the public function, of any kind. None where a check has to see
     them, or something in torch the call.
     """
-    return _recent(_plans, options, given)
+    return _recent(_plans, *_call(options, given, 3))
 
 
 def known_update(
-    options: tuple[Any, ...], given: tuple[torch.Tensor | None, ...]
+    options: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[UpdatePlan, bool] | None:
     """The same of an update."""
-    return _recent(_update_plans, options, given)
+    return _recent(_update_plans, *_call(options, given, 4))
+
+
+def remember(options: tuple[Any, ...], given: tuple[Any, ...], plan: Plan) -> None:
+    """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
+    options, tensors = _call(options, given, 3)
+    _plans.remember((options, tuple(map(type, options)), given[0].shape), tensors, plan)
+
+
+def remember_update(options: tuple[Any, ...], given: tuple[Any, ...], plan: UpdatePlan) -> None:
+    """The same of an update."""
+    options, tensors = _call(options, given, 4)
+    _update_plans.remember((options, tuple(map(type, options)), given[0].shape), tensors, plan)
+
+
+def _call(
+    options: tuple[Any, ...], given: tuple[Any, ...], residual: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What a recent call had in common; `residual` is a place, where x itself is an option."""
+    if given[residual] is not given[0]:
+        return options, given
+    return (*options, True), (*given[:residual], None, *given[residual + 1 :])
 
 
 def _recent(plans: Plans[_P], options: tuple[Any, ...], given: Any) -> tuple[_P, bool] | None:
@@ -221,16 +240,6 @@ def _recent(plans: Plans[_P], options: tuple[Any, ...], given: Any) -> tuple[_P,
     # What has no shape, or cannot be hashed, is invalid: the checks say why.
     except (AttributeError, RuntimeError, TypeError):
         return None
-
-
-def remember(options: tuple[Any, ...], given: tuple[Any, ...], plan: Plan) -> None:
-    """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
-    _plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
-
-
-def remember_update(options: tuple[Any, ...], given: tuple[Any, ...], plan: UpdatePlan) -> None:
-    """The same of an update."""
-    _update_plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
 
 
 def plan(*arguments: Any) -> Plan:
